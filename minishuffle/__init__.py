@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from minishuffle.errors import CannotWrite as CannotWrite
     from minishuffle.errors import InvalidGraph as InvalidGraph
     from minishuffle.errors import LocalProtocolError as LocalProtocolError
+    from minishuffle.errors import MissingColumn as MissingColumn
     from minishuffle.errors import PartitionNotFound as PartitionNotFound
     from minishuffle.errors import PeerLost as PeerLost
     from minishuffle.errors import PeerSuspected as PeerSuspected
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from minishuffle.errors import UnknownName as UnknownName
     from minishuffle.errors import UnserializableRecord as UnserializableRecord
     from minishuffle.errors import UsageError as UsageError
+    from minishuffle.errors import WrongColumns as WrongColumns
     from minishuffle.errors import WrongResult as WrongResult
     from minishuffle.local import LocalCluster as LocalCluster
 
@@ -78,6 +80,7 @@ _MODULE_OF: Final = {
     "CannotWrite": "minishuffle.errors",
     "InvalidGraph": "minishuffle.errors",
     "LocalProtocolError": "minishuffle.errors",
+    "MissingColumn": "minishuffle.errors",
     "PartitionNotFound": "minishuffle.errors",
     "PeerLost": "minishuffle.errors",
     "PeerSuspected": "minishuffle.errors",
@@ -92,6 +95,7 @@ _MODULE_OF: Final = {
     "UnknownName": "minishuffle.errors",
     "UnserializableRecord": "minishuffle.errors",
     "UsageError": "minishuffle.errors",
+    "WrongColumns": "minishuffle.errors",
     "WrongResult": "minishuffle.errors",
     "LocalCluster": "minishuffle.local",
 }

@@ -5,10 +5,12 @@
     ShuffleError                    base; ``code`` crosses the wire, ``retriable`` steers the caller
     +-- UsageError                  the caller asked for something that cannot be (exit code 2)
     |   +-- UnknownName             no job, option, column, file or worker of that name
+    |   |   +-- MissingColumn       a batch lacks a column that a step reads: no restart
     |   +-- InvalidGraph            the dataflow does not make sense as written
     |   +-- UnserializableRecord    a record that the row format cannot carry
     |   +-- CannotWrite             a sink's directory cannot be made, by no attempt: no restart
     |   +-- WrongResult             a function gave what its step has no place for: no restart
+    |   +-- WrongColumns            a batch has columns or types that a step cannot take: no restart
     +-- ProtocolError               never raised itself
     |   +-- LocalProtocolError      we misused the machine: a bug here
     |   +-- RemoteProtocolError     the peer sent something that it must not
@@ -36,6 +38,7 @@ __all__ = [
     "CannotWrite",
     "InvalidGraph",
     "LocalProtocolError",
+    "MissingColumn",
     "PartitionNotFound",
     "PeerLost",
     "PeerSuspected",
@@ -50,6 +53,7 @@ __all__ = [
     "UnknownName",
     "UnserializableRecord",
     "UsageError",
+    "WrongColumns",
     "WrongResult",
     "clipped",
     "described",
@@ -84,6 +88,14 @@ class UnknownName(UsageError):
     code = 11
 
 
+class MissingColumn(UnknownName):
+    """A batch of columns that were not declared lacks one that a step reads: the job fails at once, since the
+    others will lack it too."""
+
+    code = 16
+    final = True
+
+
 class InvalidGraph(UsageError):
     """The dataflow does not make sense as written."""
 
@@ -107,6 +119,14 @@ class WrongResult(UsageError):
     """A function of the user gave what its step has no place for: the job fails at once."""
 
     code = 15
+    final = True
+
+
+class WrongColumns(UsageError):
+    """A batch of columns that were not declared has some, or types, that a step cannot take: the job fails at
+    once."""
+
+    code = 17
     final = True
 
 

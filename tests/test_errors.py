@@ -55,15 +55,22 @@ def test_the_callers_mistakes_are_usage_errors() -> None:
     assert mistakes == {
         UsageError,
         errors.UnknownName,
+        errors.MissingColumn,
         errors.InvalidGraph,
         errors.UnserializableRecord,
         errors.CannotWrite,
+        errors.WrongColumns,
         errors.WrongResult,
     }
 
 
 def test_what_no_other_attempt_can_change_is_final() -> None:
-    assert {cls for cls in CLASSES if cls.final} == {errors.CannotWrite, errors.WrongResult}
+    assert {cls for cls in CLASSES if cls.final} == {
+        errors.CannotWrite,
+        errors.MissingColumn,
+        errors.WrongColumns,
+        errors.WrongResult,
+    }
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from minishuffle.errors import UsageError
+from minishuffle.errors import WrongColumns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -14,10 +14,10 @@ __all__ = ["require_plain", "with_innermost", "without_dictionary", "without_vie
 
 
 def require_plain(field: pa.Field) -> None:
-    """Raises UsageError: the column holds runs or a union, at any depth. Hardly a function of Arrow takes
+    """Raises WrongColumns: the column holds runs or a union, at any depth. Hardly a function of Arrow takes
     them, and those that do count none of their nulls."""
     if not _is_plain(field.type):
-        raise UsageError(
+        raise WrongColumns(
             f"column {field.name!r} is of type {field.type}, which nothing can be made of: decode runs with "
             "pyarrow.compute.run_end_decode, and give each part of a union a column of its own"
         )

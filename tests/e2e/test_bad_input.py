@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import pytest
 
 from minishuffle import limits
@@ -98,6 +99,40 @@ def test_a_key_column_that_rows_turn_out_to_lack_is_named(endless: Any, goes_on:
 
 
 # --- functions and records ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("job", "told"),
+    [
+        (
+            lambda table: table.map_batches(lambda batch: batch.to_pydict()),
+            "the function of map_batches returned a dict: return a pyarrow.RecordBatch",
+        ),
+        (
+            lambda table: table.map_batches(lambda batch: batch).key_by("k").aggregate(n=("odd", "sum")),
+            "no column 'odd' (or several): the batch has k",
+        ),
+        (
+            lambda table: table.map_batches(lambda batch: batch).key_by("k").aggregate(n=("s", "sum")),
+            "sum of column 's' of type string is not supported: cast the column",
+        ),
+        (
+            lambda table: table.map_batches(lambda batch: batch, schema={"k": int}),
+            "column 's' is not in the declared schema (k): correct the schema",
+        ),
+        (lambda table: table.to_rows().flat_map(lambda row: row), "which is no list of rows: return [row]"),
+    ],
+    ids=["kind", "column", "type", "schema", "flat_map"],
+)
+def test_what_every_batch_would_do_wrong_fails_the_job_at_once(
+    endless: Any, goes_on: Callable[[], None], job: Callable[[Table], Any], told: str
+) -> None:
+    table = Table.from_arrow(pa.table({"k": range(10), "s": ["x"] * 10}))
+    with pytest.raises(TaskFailed) as caught:
+        endless.cluster.run(job(table).collect(), timeout=SECONDS_MAX)
+    assert told in str(caught.value)
+    assert "times within" not in str(caught.value)
+    goes_on()
 
 
 def test_a_column_that_no_row_turns_out_to_have_is_named(endless: Any, goes_on: Callable[[], None]) -> None:

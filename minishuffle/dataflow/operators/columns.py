@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minishuffle.dataflow.operators.widertype import DIGITS_MAX
-from minishuffle.errors import UsageError
+from minishuffle.errors import UsageError, WrongColumns
 from minishuffle.exchange.schemas import without_dictionary, without_view
 from minishuffle.kernels.machinecode import kernel
 
@@ -285,7 +285,7 @@ def result_type(function: str, name: str, kind: pa.DataType) -> pa.DataType:
     floats = pa.types.is_float32(kind) or pa.types.is_float64(kind)
     decimals = pa.types.is_decimal(kind) and kind.bit_width <= 128
     if not (floats or decimals or any(is_a(kind) for is_a in _INTEGERS)):
-        raise UsageError(
+        raise WrongColumns(
             f"{function} of column {name!r} of type {kind} is not supported: cast the column "
             "to int64, float64 or decimal128 first"
         )
@@ -303,7 +303,7 @@ def _plain_type(function: str, name: str, kind: pa.DataType) -> pa.DataType:
     """The type of what compares or orders values of the column."""
     kind = without_view(without_dictionary(kind))
     if pa.types.is_nested(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind):
-        raise UsageError(
+        raise WrongColumns(
             f"{function} of column {name!r} of type {kind} is not supported: lists and the like have no "
             "order; take their parts out first, as with explode() or map_batches()"
         )

@@ -20,7 +20,7 @@ from minishuffle.dataflow.operators.moments import event_times, without_times
 from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of, type_of
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.operators.widertype import wider
-from minishuffle.errors import UnknownName, UsageError
+from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns
 from minishuffle.exchange.schemas import require_plain, with_innermost
 from minishuffle.exchange.sizes import pieces
 
@@ -39,7 +39,8 @@ def rows_of(batch: Batch) -> list[Any]:
         return batch.rows
     names = batch.schema.names
     if len(set(names)) < len(names):
-        raise UsageError(f"dict rows cannot hold two columns of one name: rename some of {', '.join(names)}")
+        twice = ", ".join(names)
+        raise WrongColumns(f"dict rows cannot hold two columns of one name: rename some of {twice}")
     if not names:
         return [{} for _ in range(batch.num_rows)]
     columns = [_python_values(name, batch.column(i)) for i, name in enumerate(names)]
@@ -75,12 +76,12 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
     """A column by name.
 
     Raises:
-        UnknownName: there is none (or more than one) of that name; lists the columns.
+        MissingColumn: there is none (or more than one) of that name; lists the columns.
         UsageError: it holds runs or a union.
     """
     index = batch.schema.get_field_index(name)
     if index < 0:
-        raise UnknownName(f"no column {name!r} (or several): the batch has {', '.join(batch.schema.names)}")
+        raise MissingColumn(f"no column {name!r} (or several): the batch has {', '.join(batch.schema.names)}")
     require_plain(batch.schema.field(index))
     return batch.column(index)
 
@@ -147,7 +148,7 @@ class RowsToArrow:
                 "map the rows first"
             )
         if self.schema is None:
-            raise UsageError(
+            raise WrongColumns(
                 f"rows like {preview(rows[0])} have no column names: declare them with to_table(schema), "
                 "or map the rows to dicts"
             )
@@ -173,7 +174,7 @@ class RowsToArrow:
         known = [] if self.schema is None else self.schema.names
         names = list(dict.fromkeys([*known, *(name for row in rows for name in row), *self._named]))
         if not names or not all(isinstance(name, str) for name in names):
-            raise UsageError(f"rows like {preview(rows[0])} do not name their columns with strings")
+            raise WrongColumns(f"rows like {preview(rows[0])} do not name their columns with strings")
         return names
 
     def _extra_column(self, rows: list[Any]) -> UsageError:
@@ -398,7 +399,7 @@ class CheckSchema(ChainedOperator):
             batch = batch.drop_columns([HIDDEN_TIME])
         extra = [name for name in batch.schema.names if name not in self.schema.names]
         if extra:
-            raise UsageError(
+            raise WrongColumns(
                 f"column {extra[0]!r} is not in the declared schema ({', '.join(self.schema.names)}): "
                 "correct the schema, or drop the column first"
             )
@@ -406,7 +407,7 @@ class CheckSchema(ChainedOperator):
         for field in self.schema:
             array = column_of(batch, field.name)
             if array.type != field.type:
-                raise UsageError(
+                raise WrongColumns(
                     f"column {field.name!r} has the type {array.type}, but {field.type} is declared: "
                     "cast it first, or correct the schema"
                 )

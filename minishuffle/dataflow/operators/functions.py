@@ -8,7 +8,7 @@ StopIteration.) Under the other policies a plain loop drops the one record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from inspect import isgeneratorfunction
 from itertools import compress, groupby, islice
 from operator import is_, itemgetter, length_hint
@@ -18,11 +18,13 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
 from minishuffle.dataflow.operators.chained import (
+    NO_ROWS,
     ChainedOperator,
     OnError,
     RecordOperator,
     asides_of,
     preview,
+    refuse_as_rows,
 )
 from minishuffle.dataflow.operators.copies import copies_of
 from minishuffle.dataflow.operators.moments import without_times
@@ -92,7 +94,7 @@ class FilterRows(_PerRow):
     """Emits the rows for which ``fn(row)`` is true.
 
     Raises:
-        WrongResult: ``fn`` gave an Aside, which would count as true.
+        WrongResult: ``fn`` gave an Aside, a generator or a coroutine, which would count as true.
     """
 
     name = "filter"
@@ -104,6 +106,11 @@ class FilterRows(_PerRow):
             raise WrongResult(
                 f"{self.name}: its function gave Aside({aside[0].name!r:.80}, ...), and filter has no side "
                 "outputs of your own: write flat_map(fn, sides=[...]) with a function that returns a list"
+            )
+        if results and isinstance(results[0], Generator | Coroutine):
+            raise WrongResult(
+                f"{self.name}: its function gave a {type(results[0]).__name__}, which counts as true "
+                "whatever it would give: return True or False"
             )
         try:
             rows = list(compress(given, results))
@@ -131,6 +138,9 @@ class FlatMapRows(_PerRow):
 
     A record whose iterable raises half-way through is dropped whole. What a generator gives is copied before
     it goes on: it may give one object again and again, and change it in between.
+
+    Raises:
+        WrongResult: ``fn`` gave what is no list of rows: see :data:`~.chained.NO_ROWS`.
     """
 
     name = "flat_map"
@@ -160,7 +170,10 @@ class FlatMapRows(_PerRow):
         extend = rows.extend
         try:
             for row in left:
-                extend(fn(row))
+                found = fn(row)
+                if type(found) in NO_ROWS:
+                    refuse_as_rows(found)
+                extend(found)
                 if len(rows) >= room:
                     return True
         except Exception as error:
@@ -186,7 +199,12 @@ class FlatMapRows(_PerRow):
         for row in left:
             try:
                 items = self.fn(row)
+                if type(items) in NO_ROWS:
+                    refuse_as_rows(items)
                 out.rows += copies_of(items) if self._generates else list(items)
+            except WrongResult as error:
+                self.note_failure(error, row)
+                raise
             except Exception as error:
                 self.drop(error, row)
             if len(out.rows) >= out.room:
@@ -314,7 +332,7 @@ class MapBatches(RecordOperator):
     that batch twice.
 
     Raises:
-        UsageError: ``fn`` returned something else.
+        WrongResult: ``fn`` returned something else.
     """
 
     name = "map_batches"
@@ -361,7 +379,7 @@ class MapBatches(RecordOperator):
                 return [result]
             result = pa.Table.from_batches([result])
         if not isinstance(result, pa.Table):
-            raise UsageError(
+            raise WrongResult(
                 f"the function of map_batches returned a {type(result).__name__}: "
                 "return a pyarrow.RecordBatch, a pyarrow.Table, or None for no rows"
             )

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import TaskContext
-from minishuffle.errors import UsageError
+from minishuffle.errors import WrongColumns
 from minishuffle.exchange.keys import family
 from minishuffle.exchange.schemas import without_dictionary
 
@@ -17,14 +17,14 @@ __all__ = ["RowKinds", "check_key_kinds"]
 
 
 def check_key_kinds(method: str, left: Iterable[pa.Field], right: Iterable[pa.Field]) -> None:
-    """Raises UsageError if key columns that are compared, in order, have types whose values are never equal.
+    """Raises WrongColumns if key columns that are compared, in order, have types that are never equal.
 
     Numbers, texts, bytes, timestamps and dates are such kinds; a null is no key of a join.
     """
     for one, other in zip(left, right, strict=True):
         kinds = {family(without_dictionary(field.type)) for field in (one, other)} - {"null"}
         if len(kinds) > 1:
-            raise UsageError(
+            raise WrongColumns(
                 f"{method}: the keys in {one.name!r} of type {one.type} and in {other.name!r} of type "
                 f"{other.type} are never equal: cast one of them first{_way(one, other)}"
             )

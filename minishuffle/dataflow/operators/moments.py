@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from minishuffle.dataflow.operators.base import Batch, KeyedRows
 from minishuffle.dataflow.operators.chained import preview
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.errors import UnknownName, UsageError
+from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns
 
 __all__ = ["TIME_MAX", "TIME_MIN", "datetime_of", "event_times", "microseconds", "without_times"]
 
@@ -131,7 +131,7 @@ def _arrow_times(time: EventTime, batch: pa.RecordBatch) -> Vector:
     index = batch.schema.get_field_index(name)
     if index < 0:
         shown = "column" if time.is_hidden else f"column {name!r} (or several)"
-        raise UnknownName(
+        raise MissingColumn(
             f"no {shown} for the event time: the batch has {', '.join(batch.schema.names)}: keep it in "
             "map_batches(), or call event_time() again"
         )
@@ -163,7 +163,7 @@ def _column_times(name: str, column: pa.Array) -> Vector:
         elif pa.types.is_integer(kind):
             column = column.cast(pa.int64())
         else:
-            raise UsageError(
+            raise WrongColumns(
                 f"column {name!r} of type {kind} holds no times: cast it to a timestamp, a date, or int64 "
                 "microseconds since 1970"
             )

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minishuffle.errors import UsageError
+from minishuffle.errors import WrongColumns
 from minishuffle.exchange.schemas import without_dictionary, without_view
 
 __all__ = ["check_order", "has_order", "row_order"]
@@ -25,9 +25,9 @@ def has_order(kind: pa.DataType) -> bool:
 
 
 def check_order(method: str, name: str, kind: pa.DataType) -> None:
-    """Raises UsageError if the column ``name`` has values that have no order."""
+    """Raises WrongColumns if the column ``name`` has values that have no order."""
     if not has_order(kind) and not pa.types.is_null(kind):
-        raise UsageError(
+        raise WrongColumns(
             f"{method} by column {name!r} of type {kind}, which has no order: first take out of it what to "
             "order by, as with explode() or with_columns()"
         )

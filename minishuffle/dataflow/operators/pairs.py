@@ -10,6 +10,7 @@ from inspect import isgeneratorfunction
 from typing import Any, TypeAlias
 
 from minishuffle.dataflow.operators.base import Aside
+from minishuffle.dataflow.operators.chained import NO_ROWS, refuse_as_rows
 
 __all__ = ["awaited_pair", "flat_pairs", "mapped_pair", "of_row", "stamped"]
 
@@ -50,7 +51,9 @@ def flat_pairs(fn: Callable[[Any], Iterable[Any]]) -> Callable[[Pair], Iterable[
 
     def mapped(pair: Pair) -> list[Any]:
         time, row = pair
-        return [stamped(time, made) for made in fn(row)]
+        if type(rows := fn(row)) in NO_ROWS:
+            refuse_as_rows(rows)
+        return [stamped(time, made) for made in rows]
 
     return mapped
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
+    Aside,
     Batch,
     Emit,
     KeyedRows,
@@ -20,7 +21,7 @@ from minishuffle.dataflow.operators.base import (
     TaskContext,
     Watermark,
 )
-from minishuffle.dataflow.operators.chained import OnError, RecordOperator
+from minishuffle.dataflow.operators.chained import OnError, RecordOperator, refuse_as_rows
 from minishuffle.dataflow.operators.copies import copied
 from minishuffle.dataflow.operators.keyedstate import (
     StatePart,
@@ -249,8 +250,8 @@ class ProcessRows(RecordOperator):
         entry.touched = now
         try:
             rows = fn(what, given)
-            if isinstance(rows, dict | str | bytes):
-                raise UsageError(f"process takes a list of rows or None from a function, not {rows!r:.80}")
+            if isinstance(rows, dict | str | bytes | Aside):
+                refuse_as_rows(rows)
             if rows is not None:
                 # Copies: of the state, say, which goes on from here.
                 made = [row if type(row) in SCALARS else copied(row) for row in rows]

@@ -24,7 +24,7 @@ from minishuffle.dataflow.operators.functions import MapBatches
 from minishuffle.dataflow.operators.hiddentime import gives_time
 from minishuffle.dataflow.operators.times import HIDDEN_TIME
 from minishuffle.dataflow.operators.widertype import in_schema
-from minishuffle.errors import UnknownName, UsageError
+from minishuffle.errors import MissingColumn, UsageError, WrongColumns
 from minishuffle.exchange.gather import take, taken
 from minishuffle.limits import BATCH_ROWS_MAX
 
@@ -59,7 +59,7 @@ class Projection(ChainedOperator):
         dropped: columns that are left out, with ``outputs`` None.
 
     Raises:
-        UnknownName: a batch lacks a column.
+        MissingColumn: a batch lacks a column.
         UsageError: an expression fails, by an overflow for example.
     """
 
@@ -102,10 +102,10 @@ class Projection(ChainedOperator):
             return {name: value for name, value in self._outputs.items() if has_time or name != HIDDEN_TIME}
         for name in (*self._dropped, *self._renamed):
             if name not in given:
-                raise UnknownName(f"{self.name}: no column {name!r}: the batch has {', '.join(given)}")
+                raise MissingColumn(f"{self.name}: no column {name!r}: the batch has {', '.join(given)}")
         kept = {self._renamed.get(name, name): name for name in given if name not in self._dropped}
         if len(kept) < len(given) - len(self._dropped):
-            raise UsageError(f"{self.name} would give two columns one name: {', '.join(given)}")
+            raise WrongColumns(f"{self.name} would give two columns one name: {', '.join(given)}")
         return {**kept, **self._added}
 
 
@@ -113,8 +113,9 @@ def evaluated(batch: pa.RecordBatch, expressions: list[pc.Expression], where: st
     """What each expression gives on the rows of the batch.
 
     Raises:
-        UnknownName: one reads a column that the batch does not have.
-        UsageError: one does not fit the columns, or a value.
+        MissingColumn: one reads a column that the batch does not have.
+        WrongColumns: one does not fit the columns.
+        UsageError: one does not fit a value.
     """
     if not expressions:
         return []
@@ -126,11 +127,12 @@ def evaluated(batch: pa.RecordBatch, expressions: list[pc.Expression], where: st
             table = _computed_of_nulls(table, expressions, error)
     except pa.ArrowException as error:
         if (missing := missing_column(error)) is not None:
-            raise UnknownName(
+            raise MissingColumn(
                 f"{where}: no column {missing!r}: the batch has {', '.join(batch.schema.names)}"
             ) from error
         shown = "; ".join(map(str, expressions))
-        raise UsageError(f"{where}: {shown:.200}: {error!s:.400}") from error
+        kind = WrongColumns if isinstance(error, pa.ArrowNotImplementedError) else UsageError
+        raise kind(f"{where}: {shown:.200}: {error!s:.400}") from error
     return [_one_array(column) for column in table.columns]
 
 
@@ -190,7 +192,7 @@ class Filter(ChainedOperator):
         if pa.types.is_null(mask.type):
             return
         if not pa.types.is_boolean(mask.type):
-            raise UsageError(f"filter: {self._condition!s:.200} gives {mask.type}: write a condition")
+            raise WrongColumns(f"filter: {self._condition!s:.200} gives {mask.type}: write a condition")
         rows = pc.indices_nonzero(mask).to_numpy().view(np.int64)
         if len(rows) == batch.num_rows:
             emit(batch)
@@ -217,7 +219,7 @@ class Explode(ChainedOperator):
         if pa.types.is_null(lists.type):  # of rows that all lack it
             return
         if not is_list(lists.type):
-            raise UsageError(f"explode: column {self._column!r} has the type {lists.type}, which is no list")
+            raise WrongColumns(f"explode: column {self._column!r} is of type {lists.type}, which is no list")
         values, lengths = pc.list_flatten(lists), pc.fill_null(pc.list_value_length(lists), 0)
         # Not list_parent_indices: it counts values under a null list, which list_flatten leaves out.
         rows = np.repeat(np.arange(len(lists)), lengths.to_numpy(zero_copy_only=False))

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.dataflow.operators.base import Aside, Batch, KeyedRows, Operator, Side, TaskContext
+from minishuffle.dataflow.operators.chained import OnError
 from minishuffle.dataflow.operators.functions import (
     FilterRows,
     FlatMapRows,
@@ -24,6 +25,7 @@ from minishuffle.dataflow.operators.functions import (
     MapBatches,
     MapRows,
 )
+from minishuffle.dataflow.operators.pairs import flat_pairs
 from minishuffle.errors import UnknownName, UsageError, WrongResult
 from minishuffle.limits import BATCH_ROWS_MAX, ROW_PREVIEW_CHARS
 
@@ -180,8 +182,37 @@ def test_map_batches_takes_batches_tables_and_nothing() -> None:
 
 @pytest.mark.parametrize("on_error", ["fail", "skip"])
 def test_map_batches_refuses_any_other_result(on_error: Any) -> None:
-    with pytest.raises(UsageError, match=r"returned a dict: return a pyarrow\.RecordBatch"):
+    with pytest.raises(WrongResult, match=r"returned a dict: return a pyarrow\.RecordBatch"):
         run(MapBatches(lambda batch: {}, on_error), batch_of(1))
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip", "dead_letter"])
+@pytest.mark.parametrize("pairs", [False, True], ids=["rows", "pairs"])
+@pytest.mark.parametrize(
+    ("gave", "way"),
+    [
+        ({"a": 1}, "[row] for one, or [] for none"),
+        (Aside("odd", 1), "[row] for one, or [] for none"),
+        ("word", "[text] for one row, or list(text) for its letters"),
+        (b"word", "[text] for one row, or list(text) for its letters"),
+    ],
+    ids=["dict", "aside", "text", "bytes"],
+)
+def test_flat_map_takes_no_single_row_for_several(
+    gave: Any, way: str, pairs: bool, on_error: OnError
+) -> None:
+    operator = FlatMapRows(lambda row: gave, on_error)
+    if pairs:
+        operator.take_pairs(flat_pairs)
+    wanted = f"the function gave {gave!r}, which is no list of rows: return {way}"
+    with pytest.raises(WrongResult, match=re.escape(wanted)) as caught:
+        run(operator, [(7, "r")] if pairs else ["r"])
+    assert caught.value.__notes__ == ["raised in operator 'flat_map' by the record 'r'"]
+
+
+def test_filter_takes_no_generator_for_true() -> None:
+    with pytest.raises(WrongResult, match="filter: its function gave a generator, which counts as true"):
+        run(FilterRows(lambda n: (n > each for each in [1])), [1])
 
 
 def refuse_three(batch: pa.RecordBatch) -> pa.RecordBatch:

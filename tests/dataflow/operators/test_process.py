@@ -396,7 +396,11 @@ def test_a_timer_whose_function_raises_is_dropped_alone() -> None:
         (timer_in(1, "sun"), fired, "clock is 'sun': write 'event' or 'wall'"),
         (lambda row, context: context.set_timer("noon"), fired, "takes a datetime or whole .* not 'noon'"),
         (lambda row, context: context.set_timer(10**18), fired, "outside the years 1 to 9999"),
-        (lambda row, context: row, None, "process takes a list of rows or None from a function, not {'k'"),
+        (
+            lambda row, context: row,
+            None,
+            r"the function gave {'k': .*}, which is no list of rows: return \[row\] for one",
+        ),
     ],
     ids=["no function", "clock", "time", "range", "result"],
 )
