@@ -56,6 +56,8 @@ def expression_type(schema: pa.Schema, expression: pc.Expression, where: str) ->
     except pa.ArrowException as error:
         if (missing := missing_column(error)) is not None:
             check_columns([missing], schema.names, where)
+        if "MetaFunction" in str(error):
+            raise _of_many_rows(expression, where) from error
         raise UsageError(f"{where}: {expression!s:.200}: {error!s:.400}") from error
 
 
@@ -70,10 +72,13 @@ def _check_one_row(schema: pa.Schema, expression: pc.Expression, where: str) -> 
         computed(row, [expression])
     except pa.ArrowException as error:
         if "non-scalar expression" in str(error):
-            raise UsageError(
-                f"{where}: {expression!s:.200} is no function of one row: use aggregate() on a key, or "
-                "map_batches()"
-            ) from error
+            raise _of_many_rows(expression, where) from error
+
+
+def _of_many_rows(expression: pc.Expression, where: str) -> UsageError:
+    return UsageError(
+        f"{where}: {expression!s:.200} is no function of one row: use aggregate() on a key, or map_batches()"
+    )
 
 
 def columns_read(expressions: Iterable[pc.Expression]) -> frozenset[str]:

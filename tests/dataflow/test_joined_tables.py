@@ -287,6 +287,19 @@ def test_no_key_becomes_another_where_a_right_row_has_no_partner(
         run(keyed[0].join(keyed[1], how=how).collect())
 
 
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64(), pa.decimal128(5, 2)], ids=str)
+def test_whole_numbers_are_not_made_to_stand_for_fractions(kind: pa.DataType) -> None:
+    whole = Table.from_arrow(pa.table({"k": [1]})).key_by("k")
+    other = Table.from_arrow(pa.table({"n": pa.array([1], kind)})).key_by("n")
+    for how in ("right", "full"):
+        with pytest.raises(
+            UsageError, match=rf"join with how='{how}' .* left's column 'k' of type int64, and"
+        ):
+            whole.join(other, how=how)  # type: ignore[arg-type]
+    assert run(whole.join(other, how="left").collect()).rows == [{"k": 1}]
+    assert run(other.join(whole, how="full").collect()).rows == [{"n": 1}]
+
+
 def test_keys_that_are_the_same_in_the_type_of_the_left_stand_for_right_rows() -> None:
     left = Table.from_arrow(pa.table({"k": pa.array([0.5], pa.float32())})).key_by("k")
     right = Table.from_arrow(pa.table({"k": [0.25, float("inf"), None]})).key_by("k")

@@ -80,7 +80,7 @@ def test_expressions_make_columns_of_those_before() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["sum", "cumulative_sum", "unique"])
+@pytest.mark.parametrize("name", ["sum", "cumulative_sum", "unique", "rank", "sort_indices", "drop_null"])
 def test_expressions_that_are_no_function_of_one_row_are_refused(name: str) -> None:
     expression = pc.Expression._call(name, [n])
     with pytest.raises(UsageError, match=rf"with_columns\(x=...\): {name}.* is no function of one row"):

@@ -15,7 +15,7 @@ from minishuffle.dataflow.operators.joins import LEFT, RIGHT, How
 from minishuffle.dataflow.operators.keykinds import check_key_kinds
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.operators.widertype import as_type, in_schema, wider_schema
-from minishuffle.errors import UsageError
+from minishuffle.errors import UsageError, WrongColumns
 from minishuffle.exchange.schemas import with_innermost, without_dictionary, without_view
 from minishuffle.exchange.sizes import pieces
 from minishuffle.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
@@ -175,9 +175,20 @@ class JoinColumns:
         return plain_schema(schema)
 
     def check_keys(self, left: pa.Schema, right: pa.Schema) -> None:
-        """Raises UsageError if no key of one side can be equal to any of the other."""
-        own, others = (map(schema.field, keys) for schema, keys in zip((left, right), self.keys, strict=True))
+        """Raises WrongColumns if no key of one side is ever equal to one of the other, or the left's is whole
+        and has to stand for one of the right that may be a fraction."""
+        own, others = (
+            [schema.field(key) for key in keys] for schema, keys in zip((left, right), self.keys, strict=True)
+        )
         check_key_kinds(self.method, own, others)
+        for one, other in zip(own, others, strict=True) if self.how in ("full", "right") else ():
+            fractions = pa.types.is_floating(other.type) or getattr(other.type, "scale", 0) > 0
+            if pa.types.is_integer(one.type) and fractions:
+                raise WrongColumns(
+                    f"{self.method} with how={self.how!r} has the key of a right record without a partner in "
+                    f"the left's column {one.name!r} of type {one.type}, and {other.name!r} is of type "
+                    f"{other.type}: cast one of both first"
+                )
 
     def names(self, left: Sequence[str], right: Sequence[str]) -> list[str]:
         """The names of the result, from those of both sides."""
