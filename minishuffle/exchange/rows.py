@@ -25,7 +25,7 @@ from uuid import UUID
 import msgpack
 import numpy as np
 
-from minishuffle.errors import RemoteProtocolError, UnserializableRecord
+from minishuffle.errors import RemoteProtocolError, UnserializableRecord, WrongResult
 from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import ROW_PREVIEW_CHARS
 
@@ -297,13 +297,13 @@ def pack_result(result: Any) -> bytes:
     """What a sink's ``close()`` gave.
 
     Raises:
-        UnserializableRecord: names the type at fault, and the fix.
+        WrongResult: names the type at fault, and the fix.
     """
     try:
         return _pack_marked([result]) if _form_of([result]) else _pack(result)
     except _MISFITS as error:
         reason = f"it holds a {error}" if type(error) is TypeError else f"{error}"
-        raise UnserializableRecord(
+        raise WrongResult(
             f"what close() of the sink gave cannot be sent: {preview(result)} ({type(result).__name__}): "
             f"{reason}; give {_TAKEN}"
         ) from error

@@ -40,6 +40,7 @@ from minishuffle.errors import (
     TaskCancelled,
     TaskFailed,
     UnserializableRecord,
+    WrongResult,
     clipped,
     clipped_inside,
     described,
@@ -474,7 +475,7 @@ def _packed_result(results: list[Any]) -> bytes:
     found = [result for result in results if result is not None]
     packed = pack_result(found[-1]) if found else b""
     if len(packed) > MESSAGE_BYTES_MAX:
-        raise ResourceExhausted(
+        raise WrongResult(
             f"the sink's result has {len(packed)} bytes and at most {MESSAGE_BYTES_MAX} fit: "
             "write large results to a file in the sink, and return its name"
         )

@@ -10,7 +10,7 @@ import pytest
 
 from minishuffle.dataflow.operators.base import Batch, TaskContext
 from minishuffle.dataflow.stream import Stream
-from minishuffle.errors import ResourceExhausted
+from minishuffle.errors import ResourceExhausted, WrongResult
 from minishuffle.exchange.rows import unpack_result
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker import task as task_module
@@ -114,6 +114,7 @@ async def test_a_result_that_cannot_be_told_is_refused_with_the_mend(site: Site)
     assert "what close() of the sink gave cannot be sent: {1, 2} (set): it holds a set; give None," in (
         error_of(outcome).text
     )
+    assert error_of(outcome).code == WrongResult.code
 
 
 async def test_results_and_rows_that_no_message_takes_are_refused(
@@ -124,7 +125,7 @@ async def test_results_and_rows_that_no_message_takes_are_refused(
     assert error_of(outcome).code == ResourceExhausted.code
     assert "write such rows with to_files" in error_of(outcome).text
     (outcome,) = await site.run(Stream.items([1]).to(RecordingSink("a long name")), "j2")
-    assert error_of(outcome).code == ResourceExhausted.code
+    assert error_of(outcome).code == WrongResult.code
     assert "write large results to a file" in error_of(outcome).text
 
 
