@@ -322,7 +322,8 @@ def cancel(context: click.Context, job: str, give_up_results: bool, as_json: boo
         print_json({"job": info.job, "name": info.name, "state": info.state, "results": results})
     else:
         _show_sinks(info)
-        click.echo(f"job {info.job} ({info.name}) is {info.state}")
+        freed = "; what it kept for readers is given up" if give_up_results else ""
+        click.echo(f"job {info.job} ({info.name}) is {info.state}{freed}")
 
 
 @jobs.command("end-stream")

@@ -230,6 +230,12 @@ class Results:
             self._drop(job.id)
         return True
 
+    def ended_already(self, job: Job) -> UsageError:
+        """For a job that has ended and is to be cancelled."""
+        hint = f"; 'jobs cancel {job.id} --give-up-results' frees what it keeps"
+        kept = "" if self._is_dropped(job.id) else hint
+        return UsageError(f"job {job.id} ({job.name}) cannot be cancelled: it is {job.state} already{kept}")
+
     def _is_dropped(self, name: str) -> bool:
         """Whether a job keeps nothing, or nothing any more."""
         return all(result.dropped for result in self._results.get(name, {}).values())

@@ -510,7 +510,7 @@ class CoordinatorState:
     def _cancel(self, job: Job, now: float, unwanted: bool = False) -> Accepted:
         given_up = (unwanted or self.write_ahead.problem) and self._results.give_up(job)
         if job.terminal and not given_up:
-            raise UsageError(f"job {job.id} ({job.name}) cannot be cancelled: it is {job.state} already")
+            raise self._results.ended_already(job)
         job.cancel(self._wall(now), "cancelled by a client")
         self._touch(job)
         return Accepted(job=job.id, warning=GIVEN_UP if given_up and not unwanted else "")

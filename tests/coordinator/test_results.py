@@ -312,7 +312,9 @@ def test_a_job_that_ended_before_gives_up_its_rows_if_it_is_cancelled_for_want_o
     for job, state in (("j1", "finished"), ("j2", "failed")):
         cluster.submit(graph("result").model_copy(update={"settings": settings}))
         cluster.report_all(job, state)
-    assert "it is failed already" in cluster.refusal(CancelJob(job="j2"))[1]
+    assert cluster.refusal(CancelJob(job="j2"))[1].endswith(
+        "it is failed already; 'jobs cancel j2 --give-up-results' frees what it keeps"
+    )
     cluster.journal_error = ResourceExhausted(FULL)
     cluster.add()
     assert cluster.request(CancelJob(job="j2")).warning.endswith(GIVEN_UP)
