@@ -45,6 +45,10 @@ SPARK_START_SECONDS = 120.0
 STOP_SECONDS = 20.0
 ENDING_SECONDS = 5.0
 """For a coordinator that lives and does not answer: another command may have asked it to stop."""
+LAUNCHER = "'cluster up'"
+"""The command that has started the others, and looks after them unless it has detached them."""
+LAUNCHER_SECONDS = 30.0
+"""For that to end what it has started: it asks a coordinator that may not answer, and then gives it time."""
 POLL_SECONDS = 0.1
 NOTE_SECONDS = 2.0
 """After which 'cluster down' says whom it waits for."""
@@ -126,7 +130,7 @@ def up(
     keep = False
     with Client(processes.address, secret, cluster=session.cluster) as client:
         try:
-            _write_record(session, processes, host)
+            _write_record(session, processes, host, detached=detach)
             with _supplied(on_spark, spark_python, workers, session, processes, settings) as supplier:
                 if detach:  # Only now that a record says where they are.
                     for child in processes.children:
@@ -178,6 +182,8 @@ def _refuse_second(session: Session) -> None:
         return
     coordinator, left = record["processes"]["coordinator"], _alive(record)
     process = f"pid {coordinator['pid']}" if "coordinator" in left else ""
+    if not process and LAUNCHER in left:  # It starts a coordinator again, or is about to end.
+        process = f"{LAUNCHER}, pid {left[LAUNCHER]}"
     if left and not process and _accepts(address := session.address()):  # "coordinator start" took it back.
         process = doctor.port_holder(address.port)
     if process:
@@ -194,7 +200,7 @@ def _refuse_second(session: Session) -> None:
     session.record_path().unlink()
 
 
-def _write_record(session: Session, processes: LocalProcesses, host: str) -> None:
+def _write_record(session: Session, processes: LocalProcesses, host: str, *, detached: bool = False) -> None:
     """Say where the cluster is and which processes it has, for other commands."""
     entries: dict[str, dict[str, Any]] = {}
     for child in processes.children:
@@ -207,6 +213,7 @@ def _write_record(session: Session, processes: LocalProcesses, host: str) -> Non
         "coordinator": str(processes.address),
         "web": web,
         "processes": entries,
+        "launcher": None if detached else {"pid": os.getpid(), "started": psutil.Process().create_time()},
     }
     path = session.record_path()
     new = path.with_suffix(".new")
@@ -349,8 +356,9 @@ def down(context: click.Context) -> None:
             raise
     if record is not None:
         silent = ENDING_SECONDS if "coordinator" in _alive(record) else 0.0
-        _end_recorded(record, STOP_SECONDS if asked else silent)
-        session.record_path().unlink(missing_ok=True)
+        _end_recorded(session, record, STOP_SECONDS if asked else silent)
+        if (last := session.record()) is not None and not _alive(last):  # Else it is a new cluster's.
+            session.record_path().unlink(missing_ok=True)
     if not asked and _accepts(address):  # "coordinator start" took the cluster back, and is not on record.
         raise PeerLost(
             f"what 'cluster up' started of cluster {session.cluster!r} has ended, but at {address} listens, "
@@ -368,27 +376,56 @@ def _accepts(address: Address) -> bool:
         return False
 
 
-def _end_recorded(record: dict[str, Any], grace_seconds: float) -> None:
-    """Wait for the recorded processes to end, then end those that do not."""
-    note_at: float | None = time.monotonic() + NOTE_SECONDS
-    for seconds, number in ((grace_seconds, signal.SIGTERM), (5.0, signal.SIGKILL), (5.0, None)):
-        deadline = time.monotonic() + seconds
-        while (left := _alive(record)) and time.monotonic() < deadline:
-            if note_at is not None and time.monotonic() >= note_at:
-                names = ", ".join(f"{name} (pid {pid})" for name, pid in left.items())
-                click.echo(f"waiting for {names} to end", err=True)
-                note_at = None
-            time.sleep(POLL_SECONDS)
-        for name, pid in left.items():
-            if number is None:
-                raise ShuffleError(f"{name} (pid {pid}) does not end; look at it with 'ps -fp {pid}'")
+def _end_recorded(session: Session, record: dict[str, Any], grace_seconds: float) -> None:
+    """Wait for the recorded processes to end, then end those that do not.
+
+    First the command that looks after them: it would start others in place of those that are killed.
+    """
+    left = _wait(record, grace_seconds, note_seconds=NOTE_SECONDS)
+    if LAUNCHER in left:
+        click.echo(f"ending {LAUNCHER} (pid {left[LAUNCHER]}), which looks after the others", err=True)
+        _end({"processes": {}, "launcher": record["launcher"]}, LAUNCHER_SECONDS)
+        record = session.record() or record  # It may have started others meanwhile.
+        _wait(record, ENDING_SECONDS)  # They end with it, also if it was killed.
+    _end(record, 5.0)
+
+
+def _wait(record: dict[str, Any], seconds: float, *, note_seconds: float | None = None) -> dict[str, int]:
+    """Wait for the recorded processes to end, and say so after a while; gives those that have not."""
+    now = time.monotonic()
+    deadline, note_at = now + seconds, None if note_seconds is None else now + note_seconds
+    while (left := _alive(record)) and (now := time.monotonic()) < deadline:
+        if note_at is not None and now >= note_at:
+            names = ", ".join(f"{name} (pid {pid})" for name, pid in left.items())
+            click.echo(f"waiting for {names} to end", err=True)
+            note_at = None
+        time.sleep(POLL_SECONDS)
+    return left
+
+
+def _end(record: dict[str, Any], term_seconds: float) -> None:
+    """SIGTERM to the recorded processes, and SIGKILL to those that have not ended after so long.
+
+    Raises:
+        ShuffleError: one does not end even so.
+    """
+    for number, seconds in ((signal.SIGTERM, term_seconds), (signal.SIGKILL, 5.0)):
+        for pid in _alive(record).values():
             with contextlib.suppress(ProcessLookupError):  # It ended just now, as it should.
                 os.kill(pid, number)
+        left = _wait(record, seconds)
+        if not left:
+            return
+    for name, pid in left.items():
+        raise ShuffleError(f"{name} (pid {pid}) does not end; look at it with 'ps -fp {pid}'")
 
 
 def _alive(record: dict[str, Any]) -> dict[str, int]:
+    """Those recorded processes that run, by name."""
+    launcher = record.get("launcher")
+    entries = record["processes"] | ({LAUNCHER: launcher} if launcher else {})
     return {
         name: entry["pid"]
-        for name, entry in record["processes"].items()
+        for name, entry in entries.items()
         if doctor.is_minishuffle(entry["pid"], entry["started"])
     }

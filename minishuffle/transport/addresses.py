@@ -58,7 +58,7 @@ def port_holder(port: int) -> str:
             except psutil.Error:
                 break
             return f"'{command}' (pid {connection.pid})"
-    return "a process of another user"
+    return "a process that cannot be seen from here (of another user, or about to end)"
 
 
 def refused_at(address: Address, refusal: HandshakeRefused) -> HandshakeRefused:

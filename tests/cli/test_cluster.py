@@ -143,6 +143,40 @@ def test_a_cluster_whose_record_cannot_be_written_runs_on(
     assert cluster._record_again(record, Mock(), "127.0.0.1", warns=False)
 
 
+def test_down_ends_first_what_would_start_others_and_then_what_that_has_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = {
+        "processes": {"coordinator": {"pid": 1, "started": 0.0}},
+        "launcher": {"pid": 2, "started": 0.0},
+    }
+    later = {**record, "processes": {"coordinator": {"pid": 3, "started": 0.0}}}
+    running, sent = {1, 2, 3}, list[int]()
+
+    def kill(pid: int, number: int) -> None:
+        sent.append(pid)
+        running.discard(pid)
+
+    monkeypatch.setattr(cluster.doctor, "is_minishuffle", lambda pid, started: pid in running)
+    monkeypatch.setattr(cluster.os, "kill", kill)
+    monkeypatch.setattr(cluster, "ENDING_SECONDS", 0.0)
+    cluster._end_recorded(Mock(record=lambda: later), record, 0.0)
+    assert sent == [2, 3]
+    assert capsys.readouterr().err == "ending 'cluster up' (pid 2), which looks after the others\n"
+
+
+def test_a_second_up_sees_a_first_one_that_starts_its_coordinator_again(
+    run: Run, own_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_record(own_state, os.getpid())
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "launcher": {"pid": 4711, "started": 0.0}}))
+    monkeypatch.setattr(cluster.doctor, "is_minishuffle", lambda pid, started: pid == 4711)
+    result = run("cluster", "up")
+    assert result.exit_code == 1
+    assert "cluster 'default' is already up at 127.0.0.1:1 ('cluster up', pid 4711)" in result.stderr
+
+
 def test_a_process_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     monkeypatch.setattr(cluster.doctor, "is_minishuffle", lambda pid, started: True)
@@ -150,7 +184,7 @@ def test_a_process_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(cluster.time, "monotonic", iter(range(0, 1000, 10)).__next__)
     record = {"processes": {"worker-1": {"pid": 1, "started": 0.0}}}
     with pytest.raises(ShuffleError, match=r"worker-1 \(pid 1\) does not end"):
-        cluster._end_recorded(record, 5.0)
+        cluster._end_recorded(Mock(), record, 5.0)
     assert sent == [15, 9]
 
 

@@ -312,6 +312,26 @@ def test_a_foreground_cluster_leaves_nothing_behind(shell: Shell, number: int, c
 
 
 @pytest.mark.timeout(120)
+def test_down_ends_a_cluster_whose_coordinator_is_stopped(shell: Shell) -> None:
+    """And the command that would start it again."""
+    process = shell.start("cluster", "up", "--workers", "1", "--port", "0")
+    assert process.stdout is not None
+    assert any("Ctrl-C" in line for line in process.stdout)
+    record = json.loads((shell.state / "cluster.json").read_text())
+    os.kill(record["processes"]["coordinator"]["pid"], signal.SIGSTOP)
+    out, errors = shell.run("cluster", "down", seconds=75.0)
+    assert out == "cluster 'default' is down\n"
+    assert f"ending 'cluster up' (pid {process.pid}), which looks after the others" in errors
+    _, said = process.communicate(timeout=1.0)  # Nothing of it runs any more.
+    assert process.returncode == 143
+    assert "is started again" not in said
+    assert not any(_runs(entry["pid"]) for entry in record["processes"].values())
+    assert not (shell.state / "cluster.json").exists()
+    _, ended = shell.run("cluster", "status", code=1)
+    assert "cannot connect to" in ended
+
+
+@pytest.mark.timeout(120)
 def test_workers_end_when_the_process_that_started_them_is_killed(shell: Shell) -> None:
     port, web_port = free_ports()
     process = shell.start("cluster", "up", "--workers", "1", "--port", str(port), "--web-port", str(web_port))
