@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Protocol
 from pydantic import ValidationError
 
 from minishuffle.config import ClusterSettings, load_settings
-from minishuffle.errors import ResourceExhausted, ShuffleError, UnknownName, UsageError
+from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UnknownName, UsageError
 from minishuffle.ids import Address
 
 __all__ = [
@@ -74,10 +74,17 @@ class Child:
         return self.ready
 
     def detach(self) -> None:
-        """Let the process outlive this one."""
+        """Let the process outlive this one.
+
+        Raises:
+            PeerLost: it has ended.
+        """
         assert self.process.stdin is not None
-        self.process.stdin.write(DETACH)
-        self.process.stdin.flush()
+        try:
+            os.write(self.process.stdin.fileno(), DETACH)  # No buffer, which close() would have to write out.
+        except BrokenPipeError:
+            text = f"{self.name} (pid {self.pid}) has ended already; look at {self.log}\n{self.tail()}"
+            raise PeerLost(text.rstrip()) from None
 
     def tail(self) -> str:
         """The last lines that the process wrote to its standard error, or why there may be none."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from minishuffle.config import ClusterSettings
-from minishuffle.errors import ResourceExhausted, ShuffleError, UnknownName, UsageError
+from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UnknownName, UsageError
 from minishuffle.launch import (
     Child,
     _pins,
@@ -62,6 +62,14 @@ def test_a_child_ends_when_its_input_does(tmp_path: Path) -> None:
     wait_until_ready(child, time.monotonic() + 30)
     stop_children([child], 30.0)
     assert child.process.returncode == 0
+
+
+def test_a_child_that_has_ended_cannot_be_detached_and_is_quoted(tmp_path: Path) -> None:
+    child = python(tmp_path, "import sys; sys.exit('cannot go on')")
+    child.process.wait()
+    with pytest.raises(PeerLost, match=r"child \(pid \d+\) has ended already; look at .*\ncannot go on"):
+        child.detach()
+    stop_children([child], 0.0)  # Not held up by what could not be written.
 
 
 def test_a_child_that_ignores_everything_is_killed(tmp_path: Path) -> None:

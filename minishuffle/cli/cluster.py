@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -53,6 +54,8 @@ POLL_SECONDS = 0.1
 NOTE_SECONDS = 2.0
 """After which 'cluster down' says whom it waits for."""
 CONNECT_SECONDS = 2.0
+LOCK_FILE = "starting.lock"
+"""Locked by the 'cluster up' that is starting processes, whose process id it holds."""
 
 
 @click.group()
@@ -107,30 +110,23 @@ def up(
         raise UsageError("Spark's driver runs in this command: leave out --detach, or end it with '&'")
     if on_spark and standby:
         raise UsageError("lost workers on Spark's executors are ordered anew: leave out --standby")
-    _refuse_second(session)
     web_port = web_port if web_port is not None else (port + 1 if 0 < port < 65535 else 0)
-    doctor.require_free_ports(host, port, web_port)
-    remove_abandoned_state()
+    if not session.directory().exists():  # What is refused leaves none behind.
+        doctor.require_free_ports(host, port, web_port)
     session.make_directory()
-    if not session.secret_path().exists():
-        create_secret(session.secret_path())
-    secret = session.secret()
-    processes = start_processes(
-        cluster=session.cluster,
-        state_dir=session.directory(),
-        secret_file=session.secret_path(),
-        workers=0 if on_spark else workers,
-        standby=standby,
-        settings=settings,
-        host=host,
-        port=port,
-        web_port=web_port,
-        timeout=START_SECONDS,
-    )
-    keep = False
-    with Client(processes.address, secret, cluster=session.cluster) as client:
+    with _starting_alone(session):
+        _refuse_second(session)
+        doctor.require_free_ports(host, port, web_port)
+        count = 0 if on_spark else workers
+        processes = _start(session, settings, (count, standby), Address(host, port), web_port)
         try:
             _write_record(session, processes, host, detached=detach)
+        except BaseException:
+            stop_children(processes.children, grace_seconds=2.0)
+            raise
+    keep = False
+    with Client(processes.address, session.secret(), cluster=session.cluster) as client:
+        try:
             with _supplied(on_spark, spark_python, workers, session, processes, settings) as supplier:
                 if detach:  # Only now that a record says where they are.
                     for child in processes.children:
@@ -145,6 +141,52 @@ def up(
             if not keep:
                 _stop(client, processes)
                 session.record_path().unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _starting_alone(session: Session) -> Iterator[None]:
+    """Have nobody else start a cluster in this state directory for the length of the block, at the end of
+    which a record says that there is one. Two coordinators of one directory take it from each other.
+
+    Raises:
+        ResourceExhausted: somebody else is starting one.
+    """
+    path = session.directory() / LOCK_FILE
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Gone with this process, however it ends.
+        except BlockingIOError:
+            holder = f" (pid {number})" if (number := file.read().strip()) else ""
+            raise ResourceExhausted(
+                f"another {LAUNCHER}{holder} is starting a cluster in {session.directory()}: "
+                f"wait until it is up, or start another with --cluster NAME or --state-dir"
+            ) from None
+        file.truncate()
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def _start(
+    session: Session, settings: ClusterSettings, workers: tuple[int, int], place: Address, web_port: int
+) -> LocalProcesses:
+    """Start a coordinator at that place, and so many workers and standby workers."""
+    remove_abandoned_state()
+    if not session.secret_path().exists():
+        create_secret(session.secret_path())
+    session.secret()  # One that cannot be used is an error before anything is started.
+    return start_processes(
+        cluster=session.cluster,
+        state_dir=session.directory(),
+        secret_file=session.secret_path(),
+        workers=workers[0],
+        standby=workers[1],
+        settings=settings,
+        host=place.host,
+        port=place.port,
+        web_port=web_port,
+        timeout=START_SECONDS,
+    )
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import json
 import os
 import socket
@@ -69,6 +70,30 @@ def test_a_second_up_says_that_it_is_up(run: Run, own_state: Path, monkeypatch: 
     result = run("cluster", "up")
     assert result.exit_code == 1
     assert f"cluster 'default' is already up at 127.0.0.1:1 (pid {os.getpid()})" in result.stderr
+
+
+def test_up_while_another_one_starts_names_it_and_starts_nothing(run: Run, own_state: Path) -> None:
+    own_state.mkdir(parents=True)
+    lock = own_state / "starting.lock"
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write("4711\n")
+        file.flush()
+        result = run("cluster", "up", "--detach", "--port", "0")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"minishuffle: another 'cluster up' (pid 4711) is starting a cluster in {own_state}: "
+        "wait until it is up, or start another with --cluster NAME or --state-dir\n"
+    )
+    assert [*own_state.iterdir()] == [lock]
+
+
+def test_the_lock_of_a_start_that_was_killed_is_free(own_state: Path) -> None:
+    own_state.mkdir(parents=True)
+    lock = own_state / "starting.lock"
+    lock.write_text("1234567890\n")
+    with cluster._starting_alone(cluster.Session()):
+        assert lock.read_text() == f"{os.getpid()}\n"
 
 
 def test_a_coordinator_that_took_a_cluster_back_is_seen_by_up_and_named_by_down(

@@ -1,7 +1,9 @@
-"""``cluster up --detach`` that is killed: what it started ends by itself, or is found by ``cluster down``."""
+"""``cluster up --detach`` that is killed: what it started ends by itself, or is found by ``cluster down``;
+and one that another one comes in the way of."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +18,9 @@ from support.waiting import until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 
 SECONDS_MAX = 60.0
-UP = (sys.executable, "-m", "minishuffle", "cluster", "up", "--detach", "--port", "0", "--workers", "2")
+MINISHUFFLE = (sys.executable, "-m", "minishuffle")
+UP = (*MINISHUFFLE, "cluster", "up", "--detach", "--port", "0", "--workers", "2")
+DOWN = (*MINISHUFFLE, "cluster", "down")
 
 
 @contextmanager
@@ -54,3 +58,20 @@ def test_what_a_killed_start_has_started_ends_by_itself(
         _, alive = psutil.wait_procs(found, SECONDS_MAX)
         assert not alive
         assert not (own_state / "cluster.json").exists()
+
+
+def test_of_two_starts_one_wins_and_the_other_says_why_not(tmp_path: Path, own_state: Path) -> None:
+    with starting(tmp_path, 1) as (up, found):
+        up.send_signal(signal.SIGSTOP)  # So that it is still starting.
+        other = subprocess.run(UP, capture_output=True, text=True, timeout=SECONDS_MAX)
+        up.send_signal(signal.SIGCONT)
+        assert (other.returncode, other.stdout, other.stderr.count("\n")) == (1, "", 1)
+        assert f"another 'cluster up' (pid {up.pid}) is starting a cluster in {own_state}" in other.stderr
+        try:
+            assert up.wait(SECONDS_MAX) == 0
+            assert all(process.is_running() for process in found)
+        finally:
+            down = subprocess.run(DOWN, capture_output=True, text=True, timeout=SECONDS_MAX)
+        assert (down.returncode, down.stdout) == (0, "cluster 'default' is down\n")
+        _, alive = psutil.wait_procs(found, SECONDS_MAX)
+        assert not alive
