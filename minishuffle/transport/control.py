@@ -32,6 +32,7 @@ from minishuffle.transport.addresses import (
     refused_at,
 )
 from minishuffle.transport.admission import UnprovenConnections
+from minishuffle.transport.forks import close_in_forks
 from minishuffle.wire.control import MessageDecoder, encode_message
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import NONCE_BYTES, Handshake, HandshakeRefused, Identity
@@ -151,6 +152,7 @@ class ControlLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._connected = transport  # type: ignore[assignment]
+        close_in_forks(transport.get_extra_info("socket"))
         self.local = host_port(transport.get_extra_info("sockname"))
         self.remote = host_port(transport.get_extra_info("peername"))
         self._opened(self)
@@ -354,13 +356,13 @@ class ControlServer:
             shake = Handshake(identity, secret, nonce, dialer=False, authorize=authorize)
             return ControlLink(shake, opened, proven, failed, limits.MESSAGE_VALUES_MAX)
 
-        loop = asyncio.get_running_loop()
-        late = PeerLost(f"no handshake within {handshake_seconds:g} s")
+        loop, late = asyncio.get_running_loop(), PeerLost(f"no handshake within {handshake_seconds:g} s")
         self._unproven = UnprovenConnections(unproven_max, attrgetter("greeted"))
         try:
             self._server = await loop.create_server(new_link, host, port, backlog=limits.LISTEN_BACKLOG)
         except OSError as error:
             raise cannot_listen(host, port, error) from error
+        close_in_forks(*self._server.sockets)
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:

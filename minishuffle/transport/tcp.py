@@ -38,6 +38,7 @@ from minishuffle.protocol.connection import (
 )
 from minishuffle.transport.addresses import cannot_listen, host_port, unreachable
 from minishuffle.transport.admission import UnprovenConnections
+from minishuffle.transport.forks import close_in_forks
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
 
@@ -150,6 +151,7 @@ class DataLink(asyncio.BufferedProtocol):
         self._connected = transport  # type: ignore[assignment]
         self._transport.set_write_buffer_limits(high=0)
         sock = transport.get_extra_info("socket")
+        close_in_forks(sock)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.local = host_port(transport.get_extra_info("sockname"))
         self.remote = host_port(transport.get_extra_info("peername"))
@@ -434,6 +436,7 @@ class DataEndpoint:
             self._server = await loop.create_server(self._accept, host, port, backlog=limits.LISTEN_BACKLOG)
         except OSError as error:
             raise cannot_listen(host, port, error) from error
+        close_in_forks(*self._server.sockets)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def dial(self, address: Address, worker: int, epoch: int | None) -> DataLink:

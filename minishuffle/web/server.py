@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
 
 from minishuffle import limits
 from minishuffle.counters import CoordinatorSnapshot, WorkerEntry, WorkerSnapshot
@@ -25,6 +26,7 @@ from minishuffle.observe.exposition import Exposition
 from minishuffle.observe.metrics import coordinator_exposition, worker_exposition
 from minishuffle.observe.prometheus import SD_REFRESH_SECONDS
 from minishuffle.transport.addresses import cannot_listen
+from minishuffle.transport.forks import close_in_forks
 from minishuffle.web.guard import check_host, check_reader, reached_at
 from minishuffle.web.pages import PageFile, page_files
 from minishuffle.web.pools import BUFFERS_PATH, worker_buffers
@@ -130,8 +132,17 @@ async def serve_coordinator_web(
     return await _serve(app, host, port, http)
 
 
+@web.middleware
+async def _not_for_forks(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """With a request, as a connection of aiohttp says nothing when it is made."""
+    if request.transport is not None:
+        close_in_forks(request.transport.get_extra_info("socket"))
+    return await handler(request)
+
+
 def _application(bound: str, token: str, exposition: Exposition) -> web.Application:
-    app = web.Application(middlewares=[answer_failures, check_host(bound), check_reader(token)])
+    guards = [answer_failures, check_host(bound), check_reader(token)]
+    app = web.Application(middlewares=[_not_for_forks, *guards])
 
     async def metrics(request: web.Request) -> web.Response:
         body, kind = exposition.answer(request.headers.get("Accept", ""))
@@ -158,6 +169,7 @@ async def _serve(app: web.Application, host: str, port: int, http: HttpLimits) -
     except OSError as error:
         await runner.cleanup()
         raise cannot_listen(host, port, error, "--web-port") from error
+    close_in_forks(*listener.sockets)
     return WebServer(runner, listener)
 
 

@@ -23,6 +23,10 @@ HIGH_WATER_BYTES = 65_536
 
 
 class _Socket:
+    def fileno(self) -> int:
+        """None: there is nothing that a fork could copy."""
+        return -1
+
     def setsockopt(self, *options: int) -> None:
         """Of no effect."""
 
@@ -258,6 +262,10 @@ class _Server:
         self._network = network
         self._port = port
         self.sockets = [self]
+
+    def fileno(self) -> int:
+        """None, as of a connection's."""
+        return -1
 
     def getsockname(self) -> tuple[str, int]:
         return "127.0.0.1", self._port
