@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import click
@@ -42,6 +42,8 @@ PR_SET_PDEATHSIG = 1
 EXIT_INTERRUPTED = 130
 PROCESSOR_MAX = 65_535
 """More than Linux numbers."""
+ENDING = (signal.SIGINT, signal.SIGTERM)
+"""The signals that end a process in order."""
 SIGNALS = ("KILL", "TERM", "STOP", "CONT")
 
 Ready = Callable[[dict[str, Any]], None]
@@ -216,8 +218,9 @@ def run_process(
             interrupted = number == signal.SIGINT
             stop.set()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ENDING:
             loop.add_signal_handler(number, on_signal, number)
+        _leave_forks_their_signals()
         if exit_with_parent:
             _watch_parent(loop, stop)
         await body(partial(say_ready, kind), stop)
@@ -225,6 +228,31 @@ def run_process(
     with asyncio.Runner(loop_factory=_loop_factory(settings)) as runner:
         runner.run(run())
     return EXIT_INTERRUPTED if interrupted else 0
+
+
+@cache  # Two pairs of hooks would save and restore what the other has set.
+def _leave_forks_their_signals() -> None:
+    """Have signals to what a user's function forks be its own.
+
+    The handler of a loop only writes to a descriptor that the loop reads, and a copy of it would write to the
+    same one: this process would stop in the copy's place, which ``multiprocessing`` ends by SIGTERM. Signals
+    that come before the copy has put that right wait.
+    """
+    masks = threading.local()
+
+    def before() -> None:
+        masks.saved = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+
+    def in_parent() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.saved)
+
+    def in_child() -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.saved)
+
+    os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
 
 
 def _loop_factory(settings: ClusterSettings) -> Callable[[], asyncio.AbstractEventLoop] | None:

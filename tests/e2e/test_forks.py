@@ -1,8 +1,10 @@
-"""Functions that fork: the copy of a worker's process keeps nothing of its network."""
+"""Functions that fork: the copy of a worker's process keeps nothing of its network, and signals to it are its
+own."""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -89,3 +91,23 @@ def test_a_worker_that_is_killed_is_missed_at_once_though_a_copy_of_it_lives(
         lost = lambda: [worker.state for worker in cluster.status().workers] == ["alive", "lost"]  # noqa: E731
         wait_until(lost, "the loss of worker 2", SECONDS_MAX)
         assert psutil.Process(copies[victim]).status() != psutil.STATUS_ZOMBIE  # It lives on.
+
+
+def terminated(number: int) -> int | None:
+    """The exit code of a process that is forked and ended, as pools of ``multiprocessing`` end theirs."""
+    process = multiprocessing.get_context("fork").Process(target=signal.pause)
+    process.start()
+    process.terminate()
+    process.join(SECONDS_MAX)
+    code = process.exitcode
+    process.kill()
+    process.join()
+    return code
+
+
+@pytest.mark.parametrize("use_uvloop", [True, False], ids=["uvloop", "asyncio"])
+def test_a_function_ends_what_it_has_forked_and_not_its_worker(use_uvloop: bool) -> None:
+    with LocalCluster(workers=1, slots=1, restart_workers=False, use_uvloop=use_uvloop) as cluster:
+        codes = cluster.run(Stream.items(range(20)).map(terminated).collect(), timeout=60)
+        assert codes == [-signal.SIGTERM] * 20
+        assert [worker.state for worker in cluster.status().workers] == ["alive"]
