@@ -11,10 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    NoReturn,
+    Protocol,
+    TypeAlias,
+    runtime_checkable,
+)
 
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.operators.usermetrics import UserMetrics
+from minishuffle.errors import WrongResult
 from minishuffle.exchange.elements import KeyedRows
 from minishuffle.exchange.spool import Spool
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME
@@ -27,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BEGINNING_OF_TIME",
     "END_OF_TIME",
+    "NO_ROWS",
     "Active",
     "Aside",
     "AsyncCall",
@@ -49,6 +61,7 @@ __all__ = [
     "TaskContext",
     "Used",
     "Watermark",
+    "refuse_as_rows",
 ]
 
 
@@ -120,6 +133,18 @@ class Aside:
         """Also for one that comes with the function, out of its pickle."""
         Aside.made = True
         return object.__new__(cls)
+
+
+NO_ROWS: Final = frozenset({dict, str, bytes, Aside})
+"""What may be iterated, or is an Aside that looks like a row, and is one row where several are expected."""
+
+
+def refuse_as_rows(given: Any) -> NoReturn:
+    """Raises WrongResult that says what to give instead of one of :data:`NO_ROWS`."""
+    way = "[row] for one, or [] for none"
+    if isinstance(given, str | bytes):
+        way = "[text] for one row, or list(text) for its letters"
+    raise WrongResult(f"the function gave {given!r:.80}, which is no list of rows: return {way}")
 
 
 @dataclass(frozen=True, slots=True)

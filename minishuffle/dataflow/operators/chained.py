@@ -4,7 +4,7 @@ whose function raises."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from minishuffle.dataflow.operators.base import Aside, Batch, Emit, Mark, Operator, Side, TaskContext
 from minishuffle.dataflow.operators.keyedstate import StatePart
@@ -14,7 +14,6 @@ from minishuffle.exchange.sizes import RowsOut
 from minishuffle.limits import DEAD_LETTER_CHARS
 
 __all__ = [
-    "NO_ROWS",
     "ChainedOperator",
     "Emission",
     "ForgivingOperator",
@@ -24,7 +23,6 @@ __all__ = [
     "dropper_of",
     "emit_rows",
     "preview",
-    "refuse_as_rows",
 ]
 
 OnError: TypeAlias = Literal["fail", "skip", "dead_letter", "side"]
@@ -217,18 +215,6 @@ def dropper_of(operators: Sequence[Operator]) -> Callable[[Exception, Any], None
                 return operator.drop_row if unpaired else operator.drop_given
             return None
     return None
-
-
-NO_ROWS: Final = frozenset({dict, str, bytes, Aside})
-"""What may be iterated, or is an Aside that looks like a row, and is one row where several are expected."""
-
-
-def refuse_as_rows(given: Any) -> NoReturn:
-    """Raises WrongResult that says what to give instead of one of :data:`NO_ROWS`."""
-    way = "[row] for one, or [] for none"
-    if isinstance(given, str | bytes):
-        way = "[text] for one row, or list(text) for its letters"
-    raise WrongResult(f"the function gave {given!r:.80}, which is no list of rows: return {way}")
 
 
 def asides_of(results: Sequence[Any]) -> Sequence[Aside]:

@@ -16,15 +16,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
+from minishuffle.dataflow.operators.base import NO_ROWS, Batch, Emit, KeyedRows, refuse_as_rows
 from minishuffle.dataflow.operators.chained import (
-    NO_ROWS,
     ChainedOperator,
     OnError,
     RecordOperator,
     asides_of,
     preview,
-    refuse_as_rows,
 )
 from minishuffle.dataflow.operators.copies import copies_of
 from minishuffle.dataflow.operators.moments import without_times
@@ -140,7 +138,7 @@ class FlatMapRows(_PerRow):
     it goes on: it may give one object again and again, and change it in between.
 
     Raises:
-        WrongResult: ``fn`` gave what is no list of rows: see :data:`~.chained.NO_ROWS`.
+        WrongResult: ``fn`` gave what is no list of rows: see :data:`~.base.NO_ROWS`.
     """
 
     name = "flat_map"

@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from inspect import isgeneratorfunction
 from typing import Any, TypeAlias
 
-from minishuffle.dataflow.operators.base import Aside
-from minishuffle.dataflow.operators.chained import NO_ROWS, refuse_as_rows
+from minishuffle.dataflow.operators.base import NO_ROWS, Aside, refuse_as_rows
 
 __all__ = ["awaited_pair", "flat_pairs", "mapped_pair", "of_row", "stamped"]
 

@@ -20,8 +20,9 @@ from minishuffle.dataflow.operators.base import (
     Mark,
     TaskContext,
     Watermark,
+    refuse_as_rows,
 )
-from minishuffle.dataflow.operators.chained import OnError, RecordOperator, refuse_as_rows
+from minishuffle.dataflow.operators.chained import OnError, RecordOperator
 from minishuffle.dataflow.operators.copies import copied
 from minishuffle.dataflow.operators.keyedstate import (
     StatePart,
