@@ -180,20 +180,20 @@ def results_too_large(task: Subtask) -> ErrorInfo:
 def unseen_columns(tasks: Iterable[Subtask]) -> ErrorInfo | None:
     """What fails a job whose tasks have all finished, each in its first attempt: a step asks by name for a
     column, of those that rows set, and none of them had it."""
-    found: dict[tuple[int, str], int] = {}
+    seen: dict[str, int] = {}
     names = {}
     for task in tasks:
-        names[task.operator] = task.name
-        for column, seen in task.counters.columns_found.items():
-            key = task.operator, column
-            found[key] = found.get(key, 0) + seen
-    for (operator, column), seen in found.items():
-        if not seen:
+        for each, found in task.counters.columns_found.items():
+            names[each] = task.name
+            seen[each] = seen.get(each, 0) + found
+    for each, count in seen.items():
+        if not count:
+            column = each.partition(":")[2]
             text = (
                 f"the job reads a column {column!r}, and no row that to_table() was given has it: correct "
                 f"the name, or declare the columns with to_table({{{column!r}: type, ...}})"
             )
-            return ErrorInfo(code=UnknownName.code, text=text, task=names[operator])
+            return ErrorInfo(code=UnknownName.code, text=text, task=names[each])
     return None
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from minishuffle.dataflow.arguments import check_columns
 from minishuffle.errors import UsageError
@@ -15,14 +13,6 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
 __all__ = ["check_expression", "columns_read", "expression_type"]
-
-_PICKLED: Final = re.compile(
-    r"(call|end|field_ref|literal|nested_field_ref|options): '(.*?)'"
-    r"(?=\n(?:call|end|field_ref|literal|nested_field_ref|options): '|\Z)",
-    re.DOTALL,
-)
-"""An entry of what pyarrow pickles an expression as, after the line that stands before them."""
-_METADATA: Final = "-- schema metadata --\n"
 
 
 def check_expression(given: Any, where: str) -> pc.Expression:
@@ -84,30 +74,12 @@ def _of_many_rows(expression: pc.Expression, where: str) -> UsageError:
 def columns_read(expressions: Iterable[pc.Expression]) -> frozenset[str]:
     """The columns that they read, of which nothing need be known.
 
-    pyarrow shows them nowhere but in what it pickles an expression as: a schema whose metadata has the parts
-    in order, a column as ``field_ref``, a field of a struct as ``nested_field_ref``, with the length of its
-    path, and the names of the path.
-
     Raises:
         UsageError: one reads a column by its number.
     """
-    import pyarrow as pa
+    from minishuffle.dataflow.operators.relational import names_in
 
-    read: set[str] = set()
-    for expression in expressions:
-        try:
-            _, (pickled, *_) = expression.__reduce__()
-        except pa.ArrowNotImplementedError as error:
-            raise UsageError(f"{expression!s:.200} reads a column by its number: write its name") from error
-        shown = pa.ipc.open_file(pickled).schema.to_string(show_schema_metadata=True, truncate_metadata=False)
-        parts = iter(_PICKLED.findall(shown.partition(_METADATA)[2]))
-        for kind, value in parts:
-            if kind == "nested_field_ref":
-                (_, column), *_ = islice(parts, int(value))
-                read.add(column)
-            elif kind == "field_ref":
-                read.add(value)
-    return frozenset(read)
+    return frozenset().union(*map(names_in, expressions))
 
 
 def _bound_type(schema: pa.Schema, expression: pc.Expression) -> pa.DataType:

@@ -128,4 +128,5 @@ def look_up(big: Table, small: Table, on: On, how: Literal["inner", "left"], suf
     )
     operator = BroadcastArrow(columns, small._schema)
     schema, names, reads = _described(columns, (big, small))
-    return Table((Feed(look_up_node(operator, feeds, reads)),), schema, names, big._time)
+    node = look_up_node(operator, feeds, reads, (pairs, pairs.values()))
+    return Table((Feed(node),), schema, names, big._time)

@@ -126,7 +126,7 @@ class KeyedTable(Windowable["WindowedTable"]):
             schema = self._table._picked({name: name for name in (*self._keys, *others)})
             names = tuple(schema.names)
         shown = KeyedTable(self._table._shown(), self._keys)
-        return shown._computed(TopN(self._keys, n, by, descending), names, schema)
+        return shown._computed(TopN(self._keys, n, by, descending), names, schema, asks=(by,))
 
     def _unkeyed(self) -> Table:
         return self._table
@@ -224,14 +224,16 @@ class KeyedTable(Windowable["WindowedTable"]):
         schema: pa.Schema | None,
         used: Columns = None,
         *,
+        asks: tuple[str, ...] = (),
         label: str | None = None,
         time: EventTime | None = None,
         sides: Mapping[str, SideOutput] | None = None,
     ) -> Table:
         """What the operator gives of each key's rows, which meet in one subtask. ``used`` are the columns
-        that it reads; None: all."""
-        feeds = by_key(self._table, self._keys)
-        node = Node(operator.name, feeds, operators=(operator,), reads=reads_only(*used) if used else None)
+        that it reads; None: all, and those of ``asks`` by name."""
+        feeds, reads = by_key(self._table, self._keys), reads_only(*used) if used else None
+        asked = {0: frozenset(asks)}
+        node = Node(operator.name, feeds, operators=(operator,), reads=reads, asks=asked)
         node = node.named(label) if label else node
         return Table((Feed(node),), schema, columns, time, sides)
 

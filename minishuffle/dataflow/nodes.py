@@ -7,8 +7,8 @@ know nothing of chains, threads or edge numbers: ``compile`` finds those.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal, TypeAlias
 
@@ -82,6 +82,8 @@ class Node:
     """The name of a sink whose rows the client gets; no other sink of the job has it."""
     reads: Reads | None = None
     """None: all columns."""
+    asks: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    """The columns, by the number of the input, for which a step asks by name that reads all."""
     changed: Node | None = None
     """The same step before it was named or made parallel: where both are read, it still is one."""
 

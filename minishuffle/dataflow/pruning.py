@@ -39,7 +39,8 @@ def pruned(nodes: Sequence[Node]) -> list[Node]:
         )
         takes = {feed.input: feed.columns for feed in feeds}
         keys, named = frozenset(wanted.keys[node]), frozenset(wanted.named[node])
-        used = Used(wanted.of_nodes.get(node), takes, keys, named)
+        number = None if node in wanted.united else len(made)
+        used = Used(wanted.of_nodes.get(node), takes, keys, named, number)
         made[node] = _narrowed(node, feeds, used)
     return list(made.values())
 
@@ -54,6 +55,8 @@ class _Wanted:
         """By which what a node gives is exchanged next."""
         self.named: dict[Node, set[str]] = defaultdict(set)
         """What a step behind a node asks for by name, also where all columns are wanted."""
+        self.united: set[Node] = set()
+        """Nodes beside whose records those of others come, which may have a column that theirs lack."""
         self._aside: set[Node] = set()
         """Nodes of which a side output is read, whose records are those that come in."""
         for node in reversed(nodes):
@@ -64,6 +67,9 @@ class _Wanted:
         keys = frozenset((feed.exchange and feed.exchange.keys) or ())
         self.keys[feed.node] |= keys | (self.keys[node] if node.is_auxiliary else set())
         wanted = None
+        if node in self.united or sum(other.input == feed.input for other in node.feeds) > 1:
+            self.united.add(feed.node)
+        self.named[feed.node] |= node.asks.get(feed.input, frozenset())
         if node.reads is not None:
             self.named[feed.node] |= node.reads(frozenset(self.named[node]), feed.input) or frozenset()
             if node not in self._aside:

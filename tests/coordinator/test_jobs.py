@@ -255,13 +255,15 @@ def test_what_no_other_attempt_can_change_fails_its_job_at_once(
     assert (info.state, info.restarts) == ("failed", {})
 
 
-@pytest.mark.parametrize(("others", "end"), [({"b": 0}, "failed"), ({"b": 1}, "finished"), ({}, "failed")])
+@pytest.mark.parametrize(
+    ("others", "end"), [({"2:b": 0}, "failed"), ({"2:b": 1}, "finished"), ({"9:b": 1}, "failed")]
+)
 def test_a_job_fails_if_it_reads_a_column_by_name_that_no_row_has(
     cluster: FakeCluster, pair: Any, restarting: MakeGraph, others: dict[str, int], end: str
 ) -> None:
     job = cluster.submit(restarting())
     cluster.report_all(job, "running")
-    for worker, key, found in ((pair[0], READ0, {"a": 1, "b": 0}), (pair[1], READ1, others)):
+    for worker, key, found in ((pair[0], READ0, {"1:a": 1, "2:b": 0}), (pair[1], READ1, others)):
         cluster.report(worker, key, "finished", counters=TaskCounters(columns_found=found))
     cluster.report(pair[0], COUNT0, "finished")
     assert cluster.show(job).state == "running"
@@ -285,7 +287,7 @@ def test_a_column_that_lost_rows_may_have_had_fails_no_job(
     cluster.report(pair[1], READ1, "failed", error=BOOM)
     cluster.advance(60.0)
     for worker, key, attempt in ((pair[0], READ0, 1), (pair[1], READ1, 2)):
-        found = TaskCounters(columns_found={"b": 0})
+        found = TaskCounters(columns_found={"2:b": 0})
         cluster.report(worker, key, "finished", attempt=attempt, counters=found)
     cluster.report(pair[0], COUNT0, "finished")
     cluster.report(pair[1], COUNT1, "finished")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import math
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -17,10 +19,11 @@ from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.expressions import columns_read
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.dataflow.operators.base import Program
+from minishuffle.dataflow.operators.convert import ToArrow
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.dataflow.table import Table
-from minishuffle.errors import UnknownName, UsageError
+from minishuffle.errors import UnknownName, UsageError, WrongColumns
 from support.cutjobs import Cut, run
 
 HOUR = timedelta(hours=1)
@@ -186,6 +189,12 @@ ASKING: dict[str, Callable[[Table], Table]] = {
     "drop": lambda table: table.drop("v").filter(pc.field("k") > 0),
     "explode": lambda table: table.explode("l"),
     "behind a filter": lambda table: table.filter(pc.field("k") > 0).key_by("k").aggregate(s=("v", "sum")),
+    "top_n": lambda table: table.key_by("k").top_n(1, by="v").select("k", "v"),
+    "look-up": lambda table: table.broadcast_join(Table.from_arrow(pa.table({"v": [2]})), "v", "left"),
+    "texts": lambda table: table.filter(pc.field("s").isin(["x"])),
+    "declared behind": lambda table: table.map_batches(
+        lambda batch: batch, columns=["k", "v"], schema={"k": int, "v": int}
+    ),
     "of a function": lambda table: table.map_batches(lambda batch: batch, columns=["k", "v"]),
 }
 
@@ -205,6 +214,66 @@ def test_a_column_of_later_rows_alone_gives_the_same_answer_however_they_are_cut
         answers.append(sorted(repr(sorted((n, v) for n, v in row.items() if v is not None)) for row in found))
     assert answers[0]
     assert answers.count(answers[0]) == len(answers)
+
+
+UNKNOWN: dict[str, Callable[[Table], Table]] = {
+    "division": lambda table: table.with_columns(z=pc.coalesce(pc.field("n"), 7) / 2),
+    "date": lambda table: table.with_columns(z=pc.coalesce(pc.field("n"), datetime.date(2026, 1, 1))),
+    "field of a struct": lambda table: table.filter(pc.field("n", "a") == 1),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_depends_on_a_type_that_is_not_known_is_no_answer(name: str) -> None:
+    table = UNKNOWN[name](Stream.items([{"k": 1}]).to_table())
+    with pytest.raises(
+        WrongColumns, match="rows so far have no value in 'n', so that its type is not known, and"
+    ):
+        run(table.collect(), Cut(1))
+
+
+KNOWN: dict[str, tuple[pc.Expression, Any]] = {
+    "number": (pc.coalesce(pc.field("n"), 7), 7),
+    "text": (pc.coalesce(pc.utf8_upper(pc.field("n")), "none"), "none"),
+    "texts": (pc.field("n").isin(["a"]), False),
+    "other column": (pc.coalesce(pc.field("n"), pc.field("k")), 2**60 + 1),
+    "condition": (pc.case_when(pc.make_struct(pc.field("n"), field_names=["n"]), "y", "n"), "n"),
+    "null": (pc.year(pc.field("n")), None),
+    "not a number": (pc.if_else(pc.field("n").is_null(), pc.scalar(float("nan")), 1.0), None),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_is_the_same_whatever_a_type_turns_out_to_be_is_an_answer(name: str) -> None:
+    expression, value = KNOWN[name]
+    rows = [{"k": 2**60 + 1}]
+    (row,) = run(Stream.items(rows).to_table().with_columns(z=expression).collect(), Cut(1)).rows
+    assert row["z"] == value or name == "not a number" and math.isnan(row["z"])
+
+
+def test_each_expression_finds_the_types_of_its_own_columns() -> None:
+    rows: list[dict[str, Any]] = [{"k": 1}, {"k": 2, "s": "x", "at": datetime.datetime(2026, 1, 1)}]
+    table = Stream.items(rows).to_table()
+    table = table.with_columns(u=pc.utf8_upper(pc.field("s")), y=pc.year(pc.field("at")), one=pc.scalar(1))
+    found = run(table.select("u", "y", "one").collect(), Cut(1, rows=1)).rows
+    assert found == [{"u": None, "y": None, "one": 1}, {"u": "X", "y": 2026, "one": 1}]
+
+
+def places_of(stream: StreamBase) -> list[int | None]:
+    """Under which place each step that makes columns of rows counts those that it has seen."""
+    graph = compile_job(stream, parallelism=1)
+    programs: list[Program] = [cloudpickle.loads(vertex.program) for vertex in graph.vertices]
+    operators = [operator for program in programs for operator in program.operators]
+    return [operator._place for operator in operators if isinstance(operator, ToArrow)]
+
+
+def test_columns_of_a_union_may_be_in_one_of_its_tables() -> None:
+    one, other = ([{"k": 1, "x": 5}], [{"k": 2}])
+    both = Stream.items(one).to_table().union(Stream.items(other).to_table())
+    assert places_of(both.filter(pc.field("x") > 1).collect()) == [None, None]
+    alone = Stream.items(one).to_table().filter(pc.field("x") > 1).to_rows().to_table().select("x")
+    places = places_of(alone.collect())
+    assert None not in places and len(set(places)) == 2
 
 
 def test_files_are_read_for_the_columns_alone(tmp_path: Path) -> None:

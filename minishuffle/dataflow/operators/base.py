@@ -356,6 +356,8 @@ class Used:
     """Those that it gives by which the rows are exchanged next."""
     named: frozenset[str] = frozenset()
     """Those that it gives for which a later step asks by name; there may be others if all are used."""
+    place: int | None = None
+    """Which of the job's steps it is. None: one of those that a union puts together."""
 
 
 @dataclass(frozen=True, slots=True)

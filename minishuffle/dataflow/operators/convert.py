@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, time
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -81,9 +81,16 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
     """
     index = batch.schema.get_field_index(name)
     if index < 0:
-        raise MissingColumn(f"no column {name!r} (or several): the batch has {', '.join(batch.schema.names)}")
+        raise MissingColumn(
+            f"no column {name!r} (or several): the batch has {', '.join(batch.schema.names)}; if others have "
+            "it, declare them all with schema="
+        )
     require_plain(batch.schema.field(index))
     return batch.column(index)
+
+
+UNSEEN_ROWS: Final = 10_000
+"""Rows without a column that the job reads, after which its log says so: data may have no end."""
 
 
 class RowsToArrow:
@@ -111,7 +118,7 @@ class RowsToArrow:
         self._keys = keys
         self._wanted = None if columns is None else tuple(dict.fromkeys((*keys, *columns)))
         self._named = named
-        self.unseen = frozenset(named if self._wanted is None else self._wanted)
+        self.unseen = frozenset((*keys, *named) if self._wanted is None else self._wanted)
         """Columns asked for by name that no row has had."""
 
     def convert(self, rows: list[Any]) -> pa.RecordBatch:
@@ -167,7 +174,9 @@ class RowsToArrow:
     def _undeclared(self, rows: list[Any]) -> list[str]:
         for name in self._keys:
             if (row := next((row for row in rows if name not in row), None)) is not None:
-                raise UnknownName(f"no column {name!r} to key by: the row has {', '.join(map(str, row))}")
+                never = name in self.unseen and not any(name in row for row in rows)
+                kind = MissingColumn if never else UnknownName
+                raise kind(f"no column {name!r} to key by: the row has {', '.join(map(str, row))}")
         self.unseen = frozenset(name for name in self.unseen if not any(name in row for row in rows))
         if self._wanted is not None:
             return list(self._wanted)
@@ -317,9 +326,11 @@ class ToArrow(ChainedOperator):
         keys: see :class:`RowsToArrow`, as ``columns`` and ``named``.
         time: where the event time stands that the hidden column gets; None: there is no such column.
         adds_time: something reads that column.
+        place: under which it counts the columns that it has seen; None: it does not.
 
     Raises:
         UsageError: a row or value does not fit; names column and value.
+        MissingColumn: no row has had one of the ``keys``.
         UnknownName: a row lacks one of the ``keys``.
     """
 
@@ -335,8 +346,12 @@ class ToArrow(ChainedOperator):
         *,
         adds_time: bool = True,
         named: tuple[str, ...] = (),
+        place: int | None = None,
     ) -> None:
         self._converter = RowsToArrow(schema, keys, columns, named)
+        self._place = place
+        self._rows = 0
+        """Looked at while a column was not seen."""
         self._time = time
         self._adds_time = adds_time
 
@@ -347,7 +362,8 @@ class ToArrow(ChainedOperator):
             return ToArrow(self._converter.schema, time=self._time, adds_time=adds)
         columns = None if used.gives is None else tuple(sorted(used.gives - {HIDDEN_TIME}))
         named = tuple(sorted(used.named - {HIDDEN_TIME}))
-        return ToArrow(None, tuple(sorted(used.keys)), columns, self._time, adds_time=adds, named=named)
+        keys, place = tuple(sorted(used.keys)), used.place
+        return ToArrow(None, keys, columns, self._time, adds_time=adds, named=named, place=place)
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if isinstance(batch, pa.RecordBatch):
@@ -364,10 +380,16 @@ class ToArrow(ChainedOperator):
     def _convert(self, rows: list[Any]) -> pa.RecordBatch:
         asked = self._converter.unseen
         table = self._converter.convert(rows)
-        if asked:
-            found = self.context.counters.columns_found
+        if asked and self._place is not None:
+            unseen = self._converter.unseen
             for name in asked:
-                found[name] = found.get(name, 0) + (name not in self._converter.unseen)
+                self.context.counters.columns_found[f"{self._place}:{name}"] = int(name not in unseen)
+            self._rows += len(rows)
+            if unseen and self._rows - len(rows) < UNSEEN_ROWS <= self._rows:
+                self.context.log(
+                    f"{self.name}: none of the first {self._rows:,} rows of this subtask has the column "
+                    f"{min(unseen)!r}, which the job reads"
+                )
         return table
 
 
@@ -406,6 +428,8 @@ class CheckSchema(ChainedOperator):
         arrays = []
         for field in self.schema:
             array = column_of(batch, field.name)
+            if pa.types.is_null(array.type):  # of values that were all None so far
+                array = pa.nulls(len(array), field.type)
             if array.type != field.type:
                 raise WrongColumns(
                     f"column {field.name!r} has the type {array.type}, but {field.type} is declared: "

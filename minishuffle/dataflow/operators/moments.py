@@ -160,7 +160,7 @@ def _column_times(name: str, column: pa.Array) -> Vector:
             column = pc.multiply_checked(column.cast(pa.int64()), _PER_UNIT[kind.unit])
         elif pa.types.is_date(kind):
             column = column.cast(pa.timestamp("us")).cast(pa.int64())
-        elif pa.types.is_integer(kind):
+        elif pa.types.is_integer(kind) or pa.types.is_null(kind):
             column = column.cast(pa.int64())
         else:
             raise WrongColumns(

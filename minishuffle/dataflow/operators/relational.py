@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -28,7 +29,16 @@ from minishuffle.errors import MissingColumn, UsageError, WrongColumns
 from minishuffle.exchange.gather import take, taken
 from minishuffle.limits import BATCH_ROWS_MAX
 
-__all__ = ["Conform", "Explode", "Filter", "MapPieces", "Projection", "computed", "missing_column"]
+__all__ = [
+    "Conform",
+    "Explode",
+    "Filter",
+    "MapPieces",
+    "Projection",
+    "computed",
+    "missing_column",
+    "names_in",
+]
 
 Value: TypeAlias = "str | pc.Expression"
 """An input column by name, or what an expression gives."""
@@ -37,16 +47,25 @@ _MISSING_COLUMN: Final = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ")
 
 
 _STAND_INS: Final = (
-    pa.string(),
-    pa.float64(),
     pa.int64(),
+    pa.float64(),
+    pa.string(),
     pa.bool_(),
-    pa.timestamp("us"),
     pa.date32(),
+    pa.timestamp("us"),
+    pa.time64("us"),
+    pa.duration("us"),
     pa.binary(),
     pa.list_(pa.null()),
 )
-"""Types for a column of nulls that has none."""
+"""Types that a column of nulls alone, which has none, may turn out to have."""
+_PICKLED: Final = re.compile(
+    r"(call|end|field_ref|literal|nested_field_ref|options): '(.*?)'"
+    r"(?=\n(?:call|end|field_ref|literal|nested_field_ref|options): '|\Z)",
+    re.DOTALL,
+)
+"""An entry of what pyarrow pickles an expression as, after the line that stands before them."""
+_METADATA: Final = "-- schema metadata --\n"
 
 
 class Projection(ChainedOperator):
@@ -121,40 +140,97 @@ def evaluated(batch: pa.RecordBatch, expressions: list[pc.Expression], where: st
         return []
     table = pa.Table.from_batches([batch])
     try:
-        try:
-            table = computed(table, expressions)
-        except pa.ArrowNotImplementedError as error:
-            table = _computed_of_nulls(table, expressions, error)
-    except pa.ArrowException as error:
+        if any(pa.types.is_null(field.type) for field in batch.schema):
+            return [_of_untyped(table, expression) for expression in expressions]
+        table = computed(table, expressions)
+    except (pa.ArrowException, WrongColumns) as error:
         if (missing := missing_column(error)) is not None:
             raise MissingColumn(
                 f"{where}: no column {missing!r}: the batch has {', '.join(batch.schema.names)}"
             ) from error
         shown = "; ".join(map(str, expressions))
-        kind = WrongColumns if isinstance(error, pa.ArrowNotImplementedError) else UsageError
+        kind = WrongColumns if isinstance(error, pa.ArrowNotImplementedError | WrongColumns) else UsageError
         raise kind(f"{where}: {shown:.200}: {error!s:.400}") from error
     return [_one_array(column) for column in table.columns]
 
 
-def _computed_of_nulls(
-    table: pa.Table, expressions: list[pc.Expression], error: pa.ArrowNotImplementedError
-) -> pa.Table:
-    """The same, of columns without a type, since rows had nothing but None in them so far: few functions take
-    such. What comes out as nulls alone has no type either. Raises ``error`` if it is not for that."""
-    if not any(pa.types.is_null(field.type) for field in table.schema):
-        raise error
+def _of_untyped(table: pa.Table, expression: pc.Expression) -> pa.Array:
+    """The same of a table of which columns have had nothing but None so far, and so have no type.
+
+    What the expression gives must not depend on the type that they turn out to have: whole numbers are
+    divided as such, floats not.
+
+    Raises:
+        ArrowException: it fails with each type.
+        WrongColumns: it does depend on that.
+    """
+    untyped = [field.name for field in table.schema if pa.types.is_null(field.type)]
+    read = names_in(expression)
+    if not read.issubset(table.column_names):
+        return _one_array(computed(table, [expression]).column(0))  # It says which is missing.
+    found, errors = [], []
     for kind in _STAND_INS:
-        fields = [field.with_type(kind) if pa.types.is_null(field.type) else field for field in table.schema]
+        fields = [field.with_type(kind) if field.name in untyped else field for field in table.schema]
         try:
-            found = computed(table.cast(pa.schema(fields)), expressions)
-        except pa.ArrowNotImplementedError:
-            continue
-        bare = [pa.nulls(len(each)) if each.null_count == len(each) else each for each in found.columns]
-        return pa.table(bare, names=found.column_names)
-    raise error
+            found.append(_one_array(computed(table.cast(pa.schema(fields)), [expression]).column(0)))
+        except pa.ArrowException as error:
+            errors.append(error)
+        if read.isdisjoint(untyped):
+            break
+    if not found and not any("FieldRef.Nested" in str(error) for error in errors):
+        raise next((each for each in errors if not isinstance(each, pa.ArrowNotImplementedError)), errors[0])
+    kind = _type_untyped(table, expression)
+    if found and all(each.null_count == len(each) for each in found):
+        return pa.nulls(len(table), kind)
+    first, *others = map(_comparable, found) if found else [[]]
+    if not found or any(each != first for each in others):
+        names = ", ".join(repr(name) for name in untyped if name in read)
+        raise WrongColumns(
+            f"rows so far have no value in {names}, so that its type is not known, and the result depends on "
+            "it: declare the columns with to_table(schema)"
+        )
+    return found[0] if pa.types.is_null(kind) else found[0].cast(kind)
 
 
-def missing_column(error: pa.ArrowException) -> str | None:
+def _comparable(values: pa.Array) -> list[Any]:
+    return ["nan" if value != value else value for value in values.to_pylist()]
+
+
+def _type_untyped(table: pa.Table, expression: pc.Expression) -> pa.DataType:
+    """What pyarrow makes of columns without a type. It is asked of no rows: of some, it may crash."""
+    try:
+        return computed(table.slice(0, 0), [expression]).schema.field(0).type
+    except pa.ArrowException:
+        return pa.null()
+
+
+def names_in(expression: pc.Expression) -> frozenset[str]:
+    """The columns that an expression reads, of which nothing need be known.
+
+    pyarrow shows them nowhere but in what it pickles an expression as: a schema whose metadata has the parts
+    in order, a column as ``field_ref``, a field of a struct as ``nested_field_ref``, with the length of its
+    path, and the names of the path.
+
+    Raises:
+        UsageError: it reads a column by its number.
+    """
+    try:
+        _, (pickled, *_) = expression.__reduce__()
+    except pa.ArrowNotImplementedError as error:
+        raise UsageError(f"{expression!s:.200} reads a column by its number: write its name") from error
+    shown = pa.ipc.open_file(pickled).schema.to_string(show_schema_metadata=True, truncate_metadata=False)
+    read: set[str] = set()
+    parts = iter(_PICKLED.findall(shown.partition(_METADATA)[2]))
+    for kind, value in parts:
+        if kind == "nested_field_ref":
+            (_, column), *_ = islice(parts, int(value))
+            read.add(column)
+        elif kind == "field_ref":
+            read.add(value)
+    return frozenset(read)
+
+
+def missing_column(error: Exception) -> str | None:
     """The column for want of which pyarrow refused an expression, if that is why."""
     found = _MISSING_COLUMN.search(str(error))
     return found[1] if found else None

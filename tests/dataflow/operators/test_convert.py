@@ -12,9 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.dataflow.operators.base import Batch, KeyedRows, TaskContext
-from minishuffle.dataflow.operators.convert import CheckSchema, ToArrow, ToRows, column_of, rows_of
+from minishuffle.dataflow.operators.convert import (
+    UNSEEN_ROWS,
+    CheckSchema,
+    ToArrow,
+    ToRows,
+    column_of,
+    rows_of,
+)
 from minishuffle.dataflow.operators.widertype import wider
-from minishuffle.errors import UnknownName, UsageError
+from minishuffle.errors import MissingColumn, UnknownName, UsageError
 
 SCHEMA = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.string())])
 
@@ -128,22 +135,36 @@ def test_fields_may_be_optional_and_booleans_numbers_wherever_batches_are_cut(tu
 
 
 def test_only_wanted_columns_are_converted_and_keys_must_be_there() -> None:
-    operator = ToArrow(None, ("k",), ("v", "k", "w"))
+    operator = ToArrow(None, ("k",), ("v", "k", "w"), place=7)
     operator.open(TaskContext("job", "task", 0, 1, 1))
     (batch,) = run(operator, [{"k": 1, "v": 2, "odd": 1}, {"k": 2, "odd": "x"}])
     assert batch.to_pylist() == [{"k": 1, "v": 2, "w": None}, {"k": 2, "v": None, "w": None}]
     with pytest.raises(UnknownName, match="no column 'k' to key by: the row has v"):
         run(operator, [{"k": 1, "v": 2}, {"v": 1}])
-    assert operator.context.counters.columns_found == {"k": 1, "v": 1, "w": 0}
+    assert operator.context.counters.columns_found == {"7:k": 1, "7:v": 1, "7:w": 0}
 
 
 def test_columns_asked_for_by_name_are_there_before_a_row_has_them() -> None:
-    operator = ToArrow(None, named=("late", "never"))
-    operator.open(TaskContext("job", "task", 0, 1, 1))
+    lines: list[str] = []
+    operator = ToArrow(None, named=("late", "never"), place=2)
+    operator.open(TaskContext("job", "task", 0, 1, 1, log=lines.append))
     first, second = run(operator, [{"a": 1}], [{"a": 2, "late": "x"}])
     assert first.to_pylist() == [{"a": 1, "late": None, "never": None}]
     assert second.to_pylist() == [{"a": 2, "late": "x", "never": None}]
-    assert operator.context.counters.columns_found == {"late": 1, "never": 0}
+    assert operator.context.counters.columns_found == {"2:late": 1, "2:never": 0}
+    assert not lines
+    run(operator, [{"a": 3}] * UNSEEN_ROWS, [{"a": 4}])
+    assert lines == [
+        "to_table: none of the first 10,002 rows of this subtask has the column 'never', which the job reads"
+    ]
+
+
+def test_a_key_that_no_row_has_had_is_another_mistake_than_one_that_a_row_lacks() -> None:
+    with pytest.raises(MissingColumn):
+        run(ToArrow(None, ("k",)), [{"v": 1}, {"v": 2}])
+    with pytest.raises(UnknownName) as caught:
+        run(ToArrow(None, ("k",), ("k",)), [{"v": 1}, {"k": 2}])
+    assert not caught.value.final
 
 
 @pytest.mark.parametrize(
