@@ -221,8 +221,9 @@ class Run:
         self.audit_sides(expected - set(files), set(files) | set(rows))
 
     def audit_sides(self, missing: set[tuple[int, int]], came: set[tuple[int, int]]) -> None:
-        """Which side of each missing pair was not there when the other one found no partner. The rest were
-        lost on both sides, in the state of the join, or behind it."""
+        """Which side of each missing pair was not there when the other one found no partner: none of these
+        came. The rest were lost on both sides, in the state of the join, or behind it; that may be all, since
+        batches that failed may hold both sides of their pairs."""
         without = {
             side: {(key, at) for key, at in self.notes.lines(f"without-{side}")} for side in ("left", "right")
         }
@@ -231,7 +232,6 @@ class Run:
         apart = {side: len(pairs & missing) for side, pairs in without.items()}
         rest = len(missing - without["left"] - without["right"])
         print(f"of {len(missing)} missing pairs, by the side that is missing: {apart}; neither: {rest}")
-        assert sum(apart.values()) > 0
 
     def expected(self) -> set[tuple[int, int]]:
         """Every row that both sources had, by what their last attempts wrote down."""
