@@ -20,7 +20,6 @@ NO_TEST_OF_ITS_OWN = {
     "cli/drill.py": "run by bench/test_drill.py",
     "cli/worker.py": "run by e2e/test_processes.py, as a process",
     "coordinator/instructions.py": "types only, used by every test of the coordinator",
-    "exchange/declining.py": "an end of a channel: exchange/test_channels.py",
     "worker/instructions.py": "types only, used by every test of the worker's state",
     "limits.py": "constants",
     "bench/headless.py": "run by bench/test_recovery.py",

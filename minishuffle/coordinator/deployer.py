@@ -6,7 +6,7 @@ Pure. Where tasks go is decided by :mod:`~minishuffle.coordinator.scheduling`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from minishuffle.coordinator.holdings import Holdings
@@ -14,6 +14,7 @@ from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.lifecycle import Subtask
 from minishuffle.coordinator.scheduling import (
     cancellations,
+    consumer_ends,
     deployments,
     move_lost_slots,
     redeployments,
@@ -22,7 +23,14 @@ from minishuffle.coordinator.scheduling import (
 from minishuffle.coordinator.standby import Preparations
 from minishuffle.coordinator.workers import WorkerRegistry
 from minishuffle.coordinator.writeahead import WriteAhead
-from minishuffle.wire.messages import CancelTasks, ControlMessage
+from minishuffle.wire.messages import (
+    CancelTasks,
+    ConsumerEnds,
+    ControlMessage,
+    RecoveryStep,
+    RecoverySteps,
+    ReleaseJob,
+)
 
 __all__ = ["Deployer"]
 
@@ -62,6 +70,7 @@ class Deployer:
             held: by all jobs that have not ended.
             called: standby workers that have been called upon for the same loss; more may be added.
         """
+        self._tell_ends(job, at)
         for number, message in [*releases(job, term=self.term), *cancellations(job, term=self.term)]:
             self.send(number, message)
         due = job.due(at)
@@ -80,6 +89,20 @@ class Deployer:
                 self.send(number, self.preparations.shortened(number, message))
         return ready
 
+    def _tell_ends(self, job: Job, at: float) -> None:
+        """Consumers have read all, as attempts are to know that were deployed before that was heard of. They
+        will not attach to these: to have ended is as good."""
+        for number, message in consumer_ends(job.id, job.take_heard_late(), term=self.term):
+            self.send(number, message)
+            steps = [_as_attached(each) for each in message.ends]
+            job.recovered(RecoverySteps(term=self.term, job=job.id, steps=steps), at)
+
+    def release(self, job: Job, workers: Iterable[int], at: float) -> None:
+        """A job that has ended, on these workers. What nobody wanted of it is known not to be lost first."""
+        self._tell_ends(job, at)
+        for number in sorted(workers):
+            self.send(number, ReleaseJob(term=self.term, job=job.id))
+
     def stop(self, job: Job, at: float) -> None:
         """Have a job end that fails or was cancelled. Attempts whose deployment is held back do so at once:
         nobody else would say that they have ended."""
@@ -89,3 +112,13 @@ class Deployer:
             job.stop_sent = True
             for number in job.open_workers():
                 self.send(number, CancelTasks(term=self.term, job=job.id))
+
+
+def _as_attached(ends: ConsumerEnds) -> RecoveryStep:
+    return RecoveryStep(
+        operator=ends.operator,
+        index=ends.index,
+        attempt=ends.attempt,
+        step="outputs",
+        channels=len(ends.consumers),
+    )

@@ -27,8 +27,9 @@ from typing import Any, NamedTuple
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.lifecycle import PENDING, Subtask
 from minishuffle.dataflow.graph import JobGraph
+from minishuffle.ids import FIRST_ATTEMPT
 
-__all__ = ["Done", "Ends", "done_with", "is_stale", "repeating", "wanted_again"]
+__all__ = ["Done", "Ends", "done_with", "heard_late", "is_stale", "is_to_hear", "repeating", "wanted_again"]
 
 
 class Done(NamedTuple):
@@ -53,6 +54,8 @@ class Ends:
         """How often attempts that take the place of others were deployed."""
         self.spent: list[TaskKey] = []
         """Producers whose partitions nobody needs any more, until ReleaseJob is sent."""
+        self.news: list[tuple[TaskKey, int, int]] = []
+        """Channels whose end was read, by producer, edge and consumer, until :func:`heard_late` looks."""
         self._graph = graph
         self._kept = kept
         self._read: dict[TaskKey, dict[int, int]] = {}
@@ -72,6 +75,7 @@ class Ends:
             if producer in there and not mask >> producer & 1:
                 mask |= 1 << producer
                 key = (source, producer)
+                self.news.append((key, edge, consumer[1]))
                 self._unread[key] = left = self._left(key) - 1
                 if not left:
                     complete.append(key)
@@ -139,9 +143,17 @@ class Ends:
             self.all_read(producer) and not self.keeps(operator) and not self._graph.vertices[operator].stream
         )
 
+    def is_spent(self, task: Subtask) -> bool:
+        """Whether it has finished, and nobody needs its partitions any more. Sinks have none to be freed."""
+        return task.state == "finished" and self.is_released(task.key)
+
     def keeps(self, operator: int) -> bool:
         """Whether what that operator writes is kept."""
         return not self._kept.isdisjoint(self._graph.outputs_of(operator))
+
+    def is_kept(self, edge: int) -> bool:
+        """Whether what is written over that edge is."""
+        return edge in self._kept
 
     def done(self, key: TaskKey) -> Done:
         """Those channels of a subtask that were read to the end, without those that are kept."""
@@ -169,6 +181,7 @@ class Ends:
         """Become what the record says."""
         for edge, producers in record:
             self.read(consumer, edge, producers)
+        self.news.clear()
 
     def validate(self) -> None:
         """Check the invariant; for tests."""
@@ -244,3 +257,21 @@ def done_with(graph: JobGraph, ends: Ends, tasks: Mapping[TaskKey, Subtask], key
         }
         closed[edge] = sorted(stale.union(closed.get(edge, ())))
     return Done(done.ended, closed)
+
+
+def heard_late(ends: Ends, tasks: Mapping[TaskKey, Subtask]) -> list[tuple[Subtask, int, list[int]]]:
+    """Subtasks that wait, since they take the place of others, for consumers that are found not to want their
+    rows: with edge and consumers. Each is given once."""
+    found: dict[tuple[TaskKey, int], list[int]] = {}
+    for key, edge, consumer in ends.news:
+        if is_to_hear(ends, tasks[key], edge):
+            found.setdefault((key, edge), []).append(consumer)
+    ends.news.clear()
+    return [(tasks[key], edge, consumers) for (key, edge), consumers in found.items()]
+
+
+def is_to_hear(ends: Ends, task: Subtask, edge: int) -> bool:
+    """Whether the current attempt of a producer may wait for consumers that have read to the end what one
+    before it wrote. It writes the end itself for those of the first, and keeps what is kept."""
+    later = task.attempt > FIRST_ATTEMPT and task.on_worker and not ends.is_kept(edge)
+    return later and task.state in ("created", "running", "finished")

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from minishuffle import limits
 from minishuffle.coordinator.books import Books, Losses, TaskKey
-from minishuffle.coordinator.ends import Done, Ends, done_with, is_stale, wanted_again
+from minishuffle.coordinator.ends import Done, Ends, done_with, heard_late, is_stale, wanted_again
 from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures, Regions
 from minishuffle.coordinator.history import History
 from minishuffle.coordinator.lifecycle import (
@@ -262,16 +262,16 @@ class Job:
 
     def _read_to_the_end(self, producers: Iterable[TaskKey]) -> None:
         """The partitions of these are released if they have finished and nobody needs them."""
-        self.ends.spent += [key for key in producers if self.is_spent(self._tasks[key])]
-
-    def is_spent(self, task: Subtask) -> bool:
-        """Whether it has finished, and nobody needs its partitions any more. Sinks have none to be freed."""
-        return task.state == "finished" and self.ends.is_released(task.key)
+        self.ends.spent += [key for key in producers if self.ends.is_spent(self._tasks[key])]
 
     def take_spent(self) -> list[Subtask]:
         """Tasks that are to be released, and were not given before."""
         spent, self.ends.spent = [self._tasks[key] for key in self.ends.spent], []
-        return [task for task in spent if task.on_worker and self.is_spent(task)]
+        return [task for task in spent if task.on_worker and self.ends.is_spent(task)]
+
+    def take_heard_late(self) -> list[tuple[Subtask, int, list[int]]]:
+        """See :func:`~minishuffle.coordinator.ends.heard_late`."""
+        return heard_late(self.ends, self._tasks)
 
     def _keep_result(self, task: Subtask, result: bytes, at: float) -> None:
         self._result_bytes += len(result)

@@ -22,6 +22,8 @@ from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.messages import (
     CancelTasks,
+    ConsumerEnds,
+    ConsumersEnded,
     ControlMessage,
     DeployTasks,
     InputSpec,
@@ -519,6 +521,20 @@ def releases(job: Job, *, term: int) -> list[tuple[int, ControlMessage]]:
         (worker, ReleaseJob(term=term, job=job.id, attempts=attempts))
         for worker, attempts in sorted(named.items())
     ]
+
+
+def consumer_ends(
+    job: str, found: Iterable[tuple[Subtask, int, list[int]]], *, term: int
+) -> list[tuple[int, ConsumersEnded]]:
+    """Tell attempts which consumers want none of their rows: what to send to whom. ``found``: see
+    :func:`~minishuffle.coordinator.ends.heard_late`."""
+    named: dict[int, list[ConsumerEnds]] = {}
+    for task, edge, consumers in found:
+        ends = ConsumerEnds(
+            operator=task.operator, index=task.index, attempt=task.attempt, edge=edge, consumers=consumers
+        )
+        named.setdefault(task.worker, []).append(ends)
+    return [(worker, ConsumersEnded(term=term, job=job, ends=ends)) for worker, ends in sorted(named.items())]
 
 
 def cancellations(job: Job, *, term: int) -> list[tuple[int, ControlMessage]]:

@@ -66,7 +66,6 @@ from minishuffle.wire.messages import (
     PeerSuspicion,
     RecoverySteps,
     Register,
-    ReleaseJob,
     Shutdown,
     WorkerAddress,
     WorkerLost,
@@ -588,7 +587,7 @@ class CoordinatorState:
             if job.stopping:
                 self._deployer.stop(job, self._wall(now))
             if job.terminal:
-                self._release(job)
+                self._release(job, self._wall(now))
             else:
                 self._restart(job, self._wall(now), called)
             self._jobs.held.note(job)
@@ -632,15 +631,13 @@ class CoordinatorState:
             self._streams.redeployed(job, *task.key)
             self._results.redeployed(job, *task.key)
 
-    def _release(self, job: Job) -> None:
+    def _release(self, job: Job, at: float) -> None:
         if job.released:
             return
         job.release()
         self._out += self._streams.remove(job)
         self._results.job_ended(job)
-        holders = {*job.slots.held(), *self._preparations.job_ended(job.id)}
-        for holder in sorted(holders):
-            self._send_to(holder, ReleaseJob(term=self._facts.term, job=job.id))
+        self._deployer.release(job, {*job.slots.held(), *self._preparations.job_ended(job.id)}, at)
         for number, slot in job.abandoned_slots():
             if (worker := self._workers.get_alive(number)) is not None:
                 worker.written_off.add((job.id, slot))

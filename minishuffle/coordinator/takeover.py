@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from minishuffle.coordinator.books import TaskKey
+from minishuffle.coordinator.ends import is_to_hear
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.lifecycle import Subtask
-from minishuffle.coordinator.scheduling import current_attempts, placed_attempt
+from minishuffle.coordinator.scheduling import consumer_ends, current_attempts, placed_attempt
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.messages import (
     CancelTasks,
@@ -66,7 +67,7 @@ def reconciled(
     known = {*there, *about.jobs}
     messages: list[ControlMessage] = [ReleaseJob(term=term, job=job) for job in sorted(known - active.keys())]
     for job in active.values():
-        wanted = {(*task.key, task.attempt) for task in _tasks_on(worker, job) if not job.is_spent(task)}
+        wanted = {(*task.key, task.attempt) for task in _tasks_on(worker, job) if not job.ends.is_spent(task)}
         surplus = [
             TaskAttempt(operator=each.operator, index=each.index, attempt=each.attempt)
             for each in there.get(job.id, ())
@@ -81,7 +82,18 @@ def reconciled(
             messages.append(CancelTasks(term=term, job=job.id, attempts=current_attempts(ending)))
         if restarted := _restarted(worker, job, addresses, term):
             messages.append(restarted)
+        messages += [message for _, message in consumer_ends(job.id, _ends_beside(worker, job), term=term)]
     return messages
+
+
+def _ends_beside(worker: int, job: Job) -> list[tuple[Subtask, int, list[int]]]:
+    """The consumers that want no rows of attempts on a worker, by attempt and edge."""
+    return [
+        (task, edge, consumers)
+        for task in _tasks_on(worker, job)
+        for edge, consumers in job.ends.done(task.key).closed.items()
+        if consumers and is_to_hear(job.ends, task, edge)
+    ]
 
 
 def _restarted(

@@ -18,7 +18,6 @@ from typing import Protocol, TypeAlias
 
 from minishuffle.errors import RemoteProtocolError, ShuffleError
 from minishuffle.exchange.buffers import Slice
-from minishuffle.exchange.declining import ConsumerLink, DecliningAttachment
 from minishuffle.exchange.elements import Assembler
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.notices import Attached, Notice, QueuedLatency, QueuedWatermark
@@ -34,6 +33,7 @@ from minishuffle.protocol.channel import (
     NextType,
     Received,
 )
+from minishuffle.protocol.connection import Connection
 from minishuffle.wire.frames import (
     LATENCY_EVENT,
     NO_SEQUENCE,
@@ -48,6 +48,7 @@ from minishuffle.wire.frames import (
 __all__ = [
     "Attachment",
     "ChannelEvent",
+    "ConsumerLink",
     "Detached",
     "GivenBack",
     "InputChannel",
@@ -178,6 +179,15 @@ class Attachment(Protocol):
     def close(self, reason: CancelReason) -> None:
         """Let go of the producer and of every buffer that the task does not hold; idempotent."""
         ...
+
+
+class ConsumerLink(Protocol):
+    """A link to a producer, of whatever transport."""
+
+    @property
+    def connection(self) -> Connection: ...
+
+    def flush_soon(self) -> None: ...
 
 
 class RemoteAttachment:
@@ -417,8 +427,6 @@ class InputChannel:
         self._detached = 0
         """The last generation whose end stands in the queue, or was read."""
         self._closed = False
-        self._done = False
-        """The task has read the end of the partition: whoever produces it again hears so."""
         self._buffers = buffers
         self._ready = ready
 
@@ -441,18 +449,12 @@ class InputChannel:
     def attach_remote(self, link: ConsumerLink, request: PartitionRequest, *, base: int = 0) -> None:
         """Read from a producer behind ``link`` from now on; no effect once the channel is closed.
 
-        What the attachment before received is filled in. A channel that has ended says so to the producer
-        instead, closed or not.
+        What the attachment before received is filled in.
 
         Args:
             base: see :class:`Rendition`; 0: that attempt itself.
         """
-        if self._done:
-            self.detach()
-            declining = DecliningAttachment(self, link, request.generation, self._buffers.segment_bytes)
-            self.attachment = declining
-            declining.open(request)
-        elif not self._closed:
+        if not self._closed:
             attempt = request.producer_attempt
             received, last = self._replace(Rendition(attempt, base or attempt))
             attachment = RemoteAttachment(self, self._buffers, link, request.generation)
@@ -468,17 +470,11 @@ class InputChannel:
         attempt: int = FIRST_ATTEMPT,
         writes: Rendition = NEW,
     ) -> None:
-        """Read from a producer in this process from now on; no effect once the channel is closed. A channel
-        that has ended says so to the producer instead.
+        """Read from a producer in this process from now on; no effect once the channel is closed.
 
         Args: those of :class:`LocalAttachment`.
         """
-        if self._done:
-            self.detach()
-            view = subpartition.attach(generation, lambda: None, attempt=attempt)
-            view.release(CancelReason.ENDED)
-            self.on_event(generation, ChannelEvent.END)
-        elif not self._closed:
+        if not self._closed:
             self._replace(writes)
             credit = self._buffers.local_credit
             attachment = LocalAttachment(self, subpartition, generation, credit, handed_over, attempt=attempt)
@@ -516,10 +512,7 @@ class InputChannel:
 
     def _deliver_detached(self, generation: int, error: ShuffleError | None) -> None:
         self._detached = generation
-        if self._done:  # the task has nothing left to read
-            self.on_event(generation, ChannelEvent.DRAIN)
-        else:
-            self.deliver(Detached(self, generation, error))
+        self.deliver(Detached(self, generation, error))
 
     def consumed(self, notice: GivenBack) -> None:
         """The task has read that an attachment is gone, and so all that it delivered."""
@@ -528,15 +521,9 @@ class InputChannel:
 
     def end(self, attachment: Attachment) -> None:
         """The task has read the end of the partition that ``attachment`` delivered."""
-        self._done = True
         self.on_event(attachment.generation, ChannelEvent.END)
         if self.attachment is attachment:
             self._let_go(CancelReason.ENDED)
-
-    def declined(self, attachment: Attachment) -> None:
-        """The producer has answered, and hears that nothing is wanted."""
-        self.on_event(attachment.generation, ChannelEvent.ATTACH)
-        self.end(attachment)
 
     def _let_go(self, reason: CancelReason) -> Attachment | None:
         attachment, self.attachment = self.attachment, None

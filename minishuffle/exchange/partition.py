@@ -62,8 +62,7 @@ class ResultPartition:
         self._full = full
         self.first = consumers.start
         self.subpartitions = [Subpartition(each, notify, flushing, drops=drops) for each in consumers]
-        for consumer in closed:
-            self.subpartitions[consumer - self.first].close()
+        self.close(closed)
         self.hot_keys = HotKeys()
         """Keys that many of its rows have, if they are dealt out by key."""
         self._repeats = repeats
@@ -261,6 +260,12 @@ class ResultPartition:
             view.fail(Superseded(f"attempt {view.attempt} of consumer {consumer} was replaced by {attempt}"))
         if self._repeats:
             subpartition.close()
+
+    def close(self, consumers: Iterable[int]) -> None:
+        """(Loop.) These get none of its rows, but the end."""
+        for consumer in consumers:
+            if (subpartition := self.subpartition(consumer)) is not None:
+                subpartition.close()
 
     def discard(self, written_off: bool) -> None:
         """(Loop.) Nobody reads from it any more: see :meth:`Subpartition.discard`."""

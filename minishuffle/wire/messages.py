@@ -566,6 +566,24 @@ class TasksRestarted(ControlMessage):
     """Those that run these attempts."""
 
 
+class ConsumerEnds(TaskAttempt):
+    """The consumers that have read to the end what a producer writes over one edge, be it of this attempt or
+    of one before it."""
+
+    edge: int
+    consumers: list[int]
+
+
+class ConsumersEnded(ControlMessage):
+    """Since these attempts were deployed, consumers are known to want none of their rows: none is kept for
+    them, and nobody waits for them to read any. See ``OutputSpec.closed``."""
+
+    type: Literal["consumers_ended"] = "consumers_ended"
+    term: int
+    job: str
+    ends: list[ConsumerEnds]
+
+
 class Dial(ControlMessage):
     """Dial that worker now, if not connected yet."""
 

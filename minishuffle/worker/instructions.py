@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -39,6 +40,7 @@ __all__ = [
     "Attach",
     "CancelTask",
     "CloseLinks",
+    "CloseSubpartitions",
     "ConnectLocal",
     "DialPeer",
     "Exit",
@@ -210,6 +212,15 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
+class CloseSubpartitions:
+    """These consumers want none of the rows that ``producer`` writes for ``edge``."""
+
+    producer: AttemptId
+    edge: int
+    consumers: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     link: int
     channel: int
@@ -267,6 +278,7 @@ Instruction: TypeAlias = (
     | RequestPartition
     | ConnectLocal
     | Attach
+    | CloseSubpartitions
     | Fence
     | Refuse
     | ServeStream

@@ -254,9 +254,7 @@ class ReportLog:
             self._kept = deque(kept for kept in self._kept if kept[0].number not in numbers)
         return report.model_copy(update={"positions": pack_positions(entries)})
 
-    def acknowledge(
-        self, number: int, *, files: bool = True
-    ) -> list[EndsRead | SourcePositions | FileCompleted]:
+    def acknowledge(self, number: int, *, files: bool = True) -> list[SourcePositions | FileCompleted]:
         """The coordinator has applied everything up to that number: gives the reports that somebody waits
         for that with.
 
@@ -264,7 +262,7 @@ class ReportLog:
             files: those of files too. Else they are kept, and reported again: the coordinator may have
                 refused them, and says so then.
         """
-        applied: list[EndsRead | SourcePositions | FileCompleted] = []
+        applied: list[SourcePositions | FileCompleted] = []
         unanswered: list[tuple[NumberedReport, int]] = []
         while self._kept and self._kept[0][0].number <= number:
             report, size = self._kept.popleft()
@@ -273,7 +271,7 @@ class ReportLog:
                 continue
             self._bytes -= size
             if (
-                isinstance(report, EndsRead | FileCompleted)
+                isinstance(report, FileCompleted)
                 or isinstance(report, SourcePositions)
                 and (report.writes or report.number > self._excused)
             ):

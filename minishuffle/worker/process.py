@@ -33,7 +33,6 @@ from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
     ControlMessage,
-    EndsRead,
     Heartbeat,
     Register,
     Registered,
@@ -58,6 +57,7 @@ from minishuffle.worker.instructions import (
     Attach,
     CancelTask,
     CloseLinks,
+    CloseSubpartitions,
     ConnectLocal,
     DialPeer,
     Exit,
@@ -439,9 +439,7 @@ class Worker:
             self._excuse_sources(number)
             return
         for report in self._reports.acknowledge(number, files=files):
-            if isinstance(report, EndsRead):
-                self._state.ends_known(report)
-            elif isinstance(report, FileCompleted):
+            if isinstance(report, FileCompleted):
                 attempt = self._deployment.attempts.get(attempt_id(report.job, report))
                 if attempt is not None and not (refused and report.number == number):
                     attempt.task.files.acknowledge()
@@ -490,6 +488,8 @@ class Worker:
                     failed.fail(generation, error)
             case Fence():
                 deployment.fence(instruction)
+            case CloseSubpartitions(producer, edge, consumers):
+                deployment.close_subpartitions(producer, edge, consumers)
             case Release(attempts):
                 self._release(attempts)
                 if not deployment.attempts:

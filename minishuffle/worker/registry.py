@@ -42,10 +42,9 @@ __all__ = [
 #   the place of an older one (Flink: ``CachedChannelProvider`` of ByteDance's single task recovery);
 # - *down* when the task has read all that was delivered: it waits for the coordinator to name an attempt, or
 #   for the time to request the same one again;
-# - *ended* when the task has read the end of the partition, which may be after the link broke behind it. If
-#   the producer is run again before the coordinator has heard of that (others need what it wrote), its next
-#   attempt is requested in order to say that nothing more is wanted: else it would wait for this consumer.
-#   That ends as soon as the producer answers, and the task sees nothing of it.
+# - *ended* when the task has read the end of the partition, which may be after the link broke behind it. It
+#   stays so if the producer is run again because others need what it wrote: its next attempt hears from the
+#   coordinator that this consumer wants nothing more.
 #
 # A task of a job that does not restart fails instead of draining. In each cell, the phase that follows; none
 # where the event cannot happen to a generation in that phase. What leads to wanted begins the next
@@ -56,9 +55,9 @@ __all__ = [
 #     requested               attached          draining
 #     attached                          ended   draining
 #     draining                          ended   draining  down     cached
-#     cached                            wanted  cached    wanted   cached
+#     cached                            ended   cached    wanted   cached
 #     down                                                         wanted
-#     ended                                                        wanted
+#     ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +91,11 @@ TRANSITIONS: Final[Mapping[tuple[ChannelPhase, ChannelEvent], ChannelPhase]] = {
     (ChannelPhase.DRAINING, ChannelEvent.FAIL): ChannelPhase.DRAINING,
     (ChannelPhase.DRAINING, ChannelEvent.DRAIN): ChannelPhase.DOWN,
     (ChannelPhase.DRAINING, ChannelEvent.RENEW): ChannelPhase.CACHED,
-    (ChannelPhase.CACHED, ChannelEvent.END): ChannelPhase.WANTED,
+    (ChannelPhase.CACHED, ChannelEvent.END): ChannelPhase.ENDED,
     (ChannelPhase.CACHED, ChannelEvent.FAIL): ChannelPhase.CACHED,
     (ChannelPhase.CACHED, ChannelEvent.DRAIN): ChannelPhase.WANTED,
     (ChannelPhase.CACHED, ChannelEvent.RENEW): ChannelPhase.CACHED,
     (ChannelPhase.DOWN, ChannelEvent.RENEW): ChannelPhase.WANTED,
-    (ChannelPhase.ENDED, ChannelEvent.RENEW): ChannelPhase.WANTED,
 }
 """What is not here cannot happen to one generation of a channel."""
 LIVE_PHASES: Final = (ChannelPhase.WANTED, ChannelPhase.REQUESTED, ChannelPhase.ATTACHED)
@@ -136,8 +134,6 @@ class ChannelEntry:
     """Generations in a row that failed before their producer answered."""
     base: int = 0
     """See :class:`Upstream`."""
-    known: bool = False
-    """The coordinator has heard that the end was read: no next attempt has anything for this channel."""
 
     @property
     def upstream(self) -> Upstream:
@@ -146,7 +142,7 @@ class ChannelEntry:
 
 
 class InputRegistry:
-    """The input channels of all attempts that are not terminal, or have finished."""
+    """The input channels of all attempts that are not terminal."""
 
     def __init__(self) -> None:
         self._entries: dict[ChannelKey, ChannelEntry] = {}
@@ -254,7 +250,7 @@ class InputRegistry:
         self._undrained[key] = drain_by
 
     def remove(self, attempt: AttemptId) -> list[ChannelKey]:
-        """The attempt did not finish, or is released; gives the channels that it had."""
+        """The attempt is terminal; gives the channels that it had."""
         removed = self._by_attempt.pop(attempt, [])
         for key in removed:
             entry = self._entries.pop(key)

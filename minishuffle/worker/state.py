@@ -29,10 +29,10 @@ from minishuffle.wire.messages import (
     Acknowledge,
     AskDial,
     CancelTasks,
+    ConsumersEnded,
     ControlMessage,
     DeployTasks,
     Dial,
-    EndsRead,
     ErrorInfo,
     HeldAttempt,
     PeerSuspicion,
@@ -54,6 +54,7 @@ from minishuffle.worker.instructions import (
     Attach,
     CancelTask,
     CloseLinks,
+    CloseSubpartitions,
     ConnectLocal,
     DialPeer,
     Exit,
@@ -97,15 +98,13 @@ class _TaskEntry:
     waits: bool
     """It drops nothing if a consumer is not there."""
     terminal: bool = False
-    finished: bool = False
-    """Then its channels stay, which have all ended: see the registry."""
 
 
 class WorkerState:
     """One registration of a worker.
 
-    Invariants: an attempt that is terminal has no cancel deadline, and no channel in the registry unless it
-    has finished; no channel waits for a link to a peer that is up or lost.
+    Invariants: an attempt that is terminal has no cancel deadline, and no channel in the registry; no
+    channel waits for a link to a peer that is up or lost.
 
     Args:
         progress: see :meth:`Attempt.progress`, of an attempt that runs here.
@@ -181,6 +180,8 @@ class WorkerState:
                 return self._release(message)
             case TasksRestarted():
                 return self._restarted(message, now)
+            case ConsumersEnded(job=job, ends=ends):
+                return [CloseSubpartitions(attempt_id(job, each), each.edge, each.consumers) for each in ends]
             case Dial(peer=peer):
                 return self._dial(peer, now)
             case WorkerLost(worker=self.worker, epoch=epoch, reason=reason) if epoch >= self.epoch:
@@ -293,7 +294,6 @@ class WorkerState:
         released = list(dict.fromkeys(self._named(message)))
         for key in released:
             self._end(key)
-            self._forget_channels(key)
             self._partitions.remove(key, self._tasks.pop(key).spec.outputs)
         if message.attempts:
             return [Release(released)]
@@ -330,7 +330,6 @@ class WorkerState:
         entry = self._tasks.get(key)
         if entry is None or entry.terminal:
             return []
-        entry.finished = state == "finished"
         self._end(key)
         ended = state_change(self.term, key, state, error, result, counters=counters)
         found = {"traffic": traffic, "positions": positions, "writes": list(writes)}
@@ -341,10 +340,6 @@ class WorkerState:
         self._tasks[key].terminal = True
         self._canceling.pop(key, None)
         self._ends.forget(key)
-        if not self._tasks[key].finished:
-            self._forget_channels(key)
-
-    def _forget_channels(self, key: AttemptId) -> None:
         for channel in self.inputs.remove(key):
             self._waiting.pop((self.worker, channel), None)
 
@@ -367,19 +362,11 @@ class WorkerState:
                 self._attached(channel, entry, now)
             case ChannelEvent.FAIL if live:
                 self._repair_later(channel, entry, now)
-            case ChannelEvent.DRAIN | ChannelEvent.END if entry.phase is ChannelPhase.WANTED:
+            case ChannelEvent.DRAIN if entry.phase is ChannelPhase.WANTED:
                 return self._request(channel, entry, now)
             case ChannelEvent.DRAIN if entry.retry_at is not None and now >= entry.retry_at:
                 return self._renew(channel, entry.upstream, now)
         return []
-
-    def ends_known(self, report: EndsRead) -> None:
-        """The coordinator has applied that report."""
-        for each in report.ends:
-            for producer in each.producers:
-                entry = self.inputs.get(ChannelKey(attempt_id(report.job, each), each.edge, producer))
-                if entry is not None and entry.phase is ChannelPhase.ENDED:
-                    entry.known = True
 
     def _attached(self, channel: ChannelKey, entry: ChannelEntry, now: float) -> None:
         producer = AttemptId(entry.producer, entry.request.producer_attempt)
@@ -405,9 +392,12 @@ class WorkerState:
         return self._request(channel, entry, now) if entry.phase is ChannelPhase.WANTED else []
 
     def _reattach(self, channel: ChannelKey, upstream: Upstream, now: float) -> list[Instruction]:
-        """The coordinator has named the attempt to read from; an older word changes nothing."""
+        """The coordinator has named the attempt to read from; an older word changes nothing, nor does any
+        once the end was read."""
         entry = self.inputs[channel]
-        if upstream.attempt < entry.upstream.attempt or upstream == entry.upstream or entry.known:
+        if entry.phase is ChannelPhase.ENDED or upstream == entry.upstream:
+            return []
+        if upstream.attempt < entry.upstream.attempt:
             return []
         instructions: list[Instruction] = []
         if entry.phase in (ChannelPhase.REQUESTED, ChannelPhase.ATTACHED):
@@ -682,10 +672,9 @@ class WorkerState:
         assert set(self._canceling) <= live
         assert list(self._canceling.values()) == sorted(self._canceling.values())
         assert all(key.attempt <= self._newest[key.subtask] for key in self._tasks)
-        finished = {key for key, entry in self._tasks.items() if entry.finished}
         local = {each.channel for each in self._waiting.values() if each.channel is not None}
         for key, entry in self.inputs.phases():
-            assert key.attempt in live | finished
+            assert key.attempt in live
             is_local = entry.worker == self.worker
             if entry.phase is ChannelPhase.WANTED:
                 assert not is_local

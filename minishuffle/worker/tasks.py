@@ -5,7 +5,7 @@ Everything here is called on the loop thread and does not block.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, Protocol
@@ -525,6 +525,12 @@ class Deployment:
         partition, consumer = self.partition(instruction.producer, instruction.edge), instruction.consumer
         if partition is not None:
             partition.fence(consumer.subtask.index, consumer.attempt)
+
+    def close_subpartitions(self, producer: AttemptId, edge: int, consumers: Iterable[int]) -> None:
+        """Consumers want none of its rows."""
+        partition = self.partition(producer, edge)
+        if partition is not None:
+            partition.close(consumers)
 
     def count_received(self, instruction: RequestPartition) -> None:
         """The channel was attached to a link."""

@@ -12,6 +12,8 @@ from minishuffle.dataflow.graph import Edge, JobGraph
 from minishuffle.errors import TaskFailed
 from minishuffle.wire.messages import (
     ChannelEnds,
+    ConsumerEnds,
+    ConsumersEnded,
     DeployTasks,
     EndsRead,
     ErrorInfo,
@@ -118,6 +120,73 @@ def test_only_those_that_have_yet_to_read_it_get_its_rows_once_more(
     assert [(each.operator, each.index, each.attempt, each.base) for each in restarted.tasks] == [
         (0, 2, 2, 1)
     ]
+
+
+def closed(*consumers: int) -> list[ConsumersEnded]:
+    ends = ConsumerEnds(operator=0, index=2, attempt=2, edge=0, consumers=list(consumers))
+    return [ConsumersEnded(term=TERM, job="j1", ends=[ends])]
+
+
+def test_one_that_has_read_it_as_is_heard_when_it_runs_again_gets_none_of_its_rows(
+    cluster: FakeCluster, apart: list[FakeWorker]
+) -> None:
+    cluster.lose(apart[2])
+    (deploy,) = apart[3].got(DeployTasks)
+    assert deploy.tasks[0].outputs[0].closed == []
+    say_read(cluster, apart[0], 0, 0, 2)
+    say_read(cluster, apart[0], 0, 2)
+    assert apart[3].got(ConsumersEnded) == closed(0), "once, and nothing of the first attempt of read[0]"
+    assert [each for worker in apart[:3] for each in worker.got(ConsumersEnded)] == []
+    cluster.report(apart[1], COUNT1, "finished")
+    assert apart[3].got(ConsumersEnded)[1:] == closed(1)
+
+
+def test_it_hears_of_that_before_it_is_released(cluster: FakeCluster, apart: list[FakeWorker]) -> None:
+    """What it discards then is not lost."""
+    cluster.lose(apart[2])
+    cluster.report(apart[3], READ2, "finished", attempt=2)
+    say_read(cluster, apart[1], 1, 2)
+    say_read(cluster, apart[0], 0, 2)
+    assert [type(each) for each in apart[3].inbox][-3:] == [ConsumersEnded, ConsumersEnded, ReleaseJob]
+
+
+def test_the_last_to_finish_has_its_producers_hear_of_it_before_the_job_is_released(
+    cluster: FakeCluster, apart: list[FakeWorker]
+) -> None:
+    cluster.lose(apart[2])
+    cluster.report(apart[3], READ2, "finished", attempt=2)
+    for worker, key in ((apart[0], READ0), (apart[1], READ1), (apart[1], COUNT1), (apart[0], COUNT0)):
+        cluster.report(worker, key, "finished")
+    kinds = [type(each) for each in apart[3].inbox]
+    assert cluster.show("j1").state == "finished" and kinds[-2:] == [ConsumersEnded, ReleaseJob]
+    assert apart[3].got(ConsumersEnded) == [*closed(1), *closed(0)]
+
+
+def test_a_worker_that_comes_back_hears_which_consumers_want_nothing(
+    cluster: FakeCluster, apart: list[FakeWorker]
+) -> None:
+    """What the coordinator before had sent may not have arrived."""
+    cluster.lose(apart[2])
+    say_read(cluster, apart[0], 0, 2)
+    cluster.lose_coordinator()
+    before = len(apart[3].inbox)
+    for worker in (apart[0], apart[1], apart[3]):
+        cluster.come_back(worker)
+    assert [each for each in apart[3].inbox[before:] if isinstance(each, ConsumersEnded)]
+
+
+def test_an_attempt_whose_consumer_has_ended_is_read_by_all_that_are_left(
+    cluster: FakeCluster, apart: list[FakeWorker]
+) -> None:
+    """The recovery does not wait for it to attach."""
+    cluster.lose(apart[2])
+    step = RecoveryStep(operator=0, index=2, attempt=2, step="outputs", channels=1)
+    cluster.send(apart[1], RecoverySteps(term=TERM, job="j1", steps=[step]))
+    kinds = [event.kind for event in cluster.request(GetEvents(job="j1")).events if event.index == 2]
+    assert "outputs reattached" not in kinds
+    say_read(cluster, apart[0], 0, 2)
+    kinds = [event.kind for event in cluster.request(GetEvents(job="j1")).events if event.index == 2]
+    assert kinds[-1] == "outputs reattached"
 
 
 def test_a_consumer_that_has_restarted_meanwhile_gets_the_end_alone(

@@ -30,7 +30,7 @@ class Numbers:
 @pytest.mark.slow
 def test_nothing_is_missing_and_nothing_comes_twice(tmp_path: Path) -> None:
     """Rows go to two consumers by their last bit. That of the odd ones waits in the middle until the worker
-    is gone that has the third source alone; the other has read everything by then."""
+    is gone that has the third source alone; the other has read everything by then, or is about to."""
     go_on = tmp_path / "go on"
     os.mkfifo(go_on)
     waited: list[int] = []

@@ -400,69 +400,6 @@ def test_half_an_element_that_was_under_way_when_the_task_ends_is_counted() -> N
     exchange.close()
 
 
-def ended(exchange: Exchange) -> None:
-    """The task has read the end of channel 0."""
-    exchange.attach_remote(0)
-    end(exchange, 0)
-    exchange.poll_all()
-    exchange.give_back(99)
-    exchange.settle()
-    assert exchange.gate.finished and exchange.events[-1] == (0, 1, "end")
-    exchange.partitions[0] = exchange._partition(0, exchange.output)
-    for _ in range(5):
-        exchange.write(0, SEGMENT_BYTES)
-
-
-@pytest.mark.parametrize("closed", [False, True])
-@pytest.mark.parametrize("kind", ["local", "remote"])
-def test_a_channel_that_has_ended_lets_a_newer_attempt_know_that_nothing_is_wanted(
-    kind: str, closed: bool
-) -> None:
-    exchange = Exchange(tolerant=True)
-    ended(exchange)
-    if closed:
-        exchange.gate.close()
-    getattr(exchange, f"attach_{kind}")(0)
-    exchange.settle()
-    assert exchange.events[-1] == (0, 2, "end")
-    (subpartition,) = exchange.partitions[0].subpartitions
-    assert subpartition.view is None and not subpartition.available, "its writer waits for nobody"
-    assert exchange.partitions[0].skips(0, 1)
-    assert not exchange.poll() and exchange.gate.finished and exchange.read == [[]]
-    exchange.close()
-
-
-def test_a_link_that_breaks_before_the_producer_has_heard_that_nothing_is_wanted_is_a_failure() -> None:
-    exchange = Exchange(tolerant=True)
-    ended(exchange)
-    exchange.attach_remote(0)
-    exchange.cut()
-    assert exchange.events[-2:] == [(0, 2, "fail"), (0, 2, "drain")]
-    assert not exchange.channels[0].queue
-    exchange.attach_remote(0)
-    exchange.settle()
-    assert exchange.events[-1] == (0, 3, "end")
-    exchange.close()
-
-
-@pytest.mark.parametrize("kind", ["local", "remote"])
-def test_what_is_attached_when_the_end_of_an_earlier_attachment_is_read_is_let_go_for_the_next(
-    kind: str,
-) -> None:
-    exchange = Exchange(tolerant=True)
-    exchange.attach_local(0)
-    end(exchange, 0)
-    exchange.attach_remote(0)
-    exchange.poll_all()
-    exchange.give_back(99)
-    assert exchange.events == [(0, 1, "end")] and exchange.gate.buffers.exclusive_held == EXCLUSIVE
-    getattr(exchange, f"attach_{kind}")(0)
-    assert exchange.events[1] == (0, 2, "drain") and exchange.gate.buffers.exclusive_held == 0
-    exchange.settle()
-    assert exchange.events[2:] == ([(0, 3, "end")] if kind == "local" else [(0, 3, "attach"), (0, 3, "end")])
-    exchange.close()
-
-
 SIZES = [1, SEGMENT_BYTES // 2, 2 * SEGMENT_BYTES]
 
 

@@ -445,3 +445,27 @@ def test_a_queue_is_full_with_the_segments_that_the_output_keeps_for_one_consume
     assert bench.full == 0, "the other one has nothing queued"
     bench.write(b"")
     assert bench.full == 1
+
+
+def test_what_is_written_for_a_consumer_that_has_ended_is_neither_kept_nor_lost() -> None:
+    """The other one reads on."""
+    bench = Bench(count=2)
+    for position in (0, 1):
+        bench.write(b"a" * 20, position)
+    bench.partition.close([1, 7])
+    assert bench.local.in_use == 2 + 1, "the open segment of its writer is left"
+    assert [bench.partition.skips(position, 5) for position in (0, 1)] == [False, True]
+    bench.notified.pop().attend()
+    assert bench.local.in_use == 2
+    bench.partition.broadcast_event(EventKind.END_OF_DATA)
+    assert [bench.poll().data_type for _ in range(3)] == [DataType.DATA, DataType.DATA, DataType.EVENT]
+    bench.partition.discard(False)
+    assert sum(bench.partition.rows_dropped().values()) == 0
+
+
+def test_a_writer_that_waits_for_a_consumer_goes_on_once_that_has_ended() -> None:
+    bench = Bench(segments=4)
+    bench.write(b"a" * 4 * CAPACITY)
+    assert bench.local.request() is None
+    bench.partition.close([0])
+    assert bench.local.request() is not None

@@ -177,19 +177,16 @@ class Orders(RuleBasedStateMachine):
 
     def attach(self, key: ChannelKey, request: PartitionRequest, worker: int, link: int) -> None:
         """One generation after another, and none before the task has read all of the one before."""
-        assert key.attempt in self.live or self.shell[key].ended
+        assert key.attempt in self.live
         channel = self.shell[key]
-        assert channel.link is None and not channel.queue
+        assert channel.link is None and not channel.queue and not channel.ended
         assert request.generation > max(channel.generation, channel.detached)
         assert (request.producer_attempt, worker) == channel.reads, "the newest word counts"
         channel.generation, channel.link, channel.answered = request.generation, link, not link
-        if channel.ended and not link:  # nothing is wanted
-            channel.link = None
-            self.carry_out(self.report(key, ChannelEvent.END))
 
     def fail(self, key: ChannelKey, generation: int) -> None:
         """As ``InputChannel.fail``."""
-        assert key.attempt in self.live or self.shell[key].ended
+        assert key.attempt in self.live and not self.shell[key].ended
         channel = self.shell[key]
         if generation > channel.detached:
             assert channel.link is None or channel.generation == generation
@@ -201,16 +198,12 @@ class Orders(RuleBasedStateMachine):
         if was_attached:
             self.carry_out(self.state.channel_event(key, generation, ChannelEvent.FAIL, self.now))
         channel.detached = generation
-        if channel.ended:
-            self.carry_out(self.state.channel_event(key, generation, ChannelEvent.DRAIN, self.now))
-        else:
-            channel.queue.append(generation)
+        channel.queue.append(generation)
 
-    def over(self, key: AttemptId, *, finished: bool = False) -> None:
-        """A task finishes when all of its channels have ended, which stay then."""
+    def over(self, key: AttemptId) -> None:
+        """The task is terminal."""
         self.live.discard(key)
-        if not finished:
-            self.shell = {at: channel for at, channel in self.shell.items() if at.attempt != key}
+        self.shell = {at: channel for at, channel in self.shell.items() if at.attempt != key}
 
     def request_of(self, channel: ChannelKey) -> PartitionRequest:
         return dict(self.state.inputs.phases())[channel].request
@@ -384,7 +377,7 @@ class Orders(RuleBasedStateMachine):
             key = data.draw(st.sampled_from(sorted(self.live)))
             if state == "finished" and not all(c.ended for at, c in self.shell.items() if at.attempt == key):
                 state = "failed"
-            self.over(key, finished=state == "finished")
+            self.over(key)
             for _ in range(2):
                 self.carry_out(self.state.task_ended(key, state, None, b"", TaskCounters()))
 
@@ -459,12 +452,10 @@ class Orders(RuleBasedStateMachine):
             channel = self.shell[key]
             if fails:
                 self.detach(key, channel.generation)
-            elif not channel.answered and not channel.ended:
+            elif not channel.answered:
                 channel.answered = True
                 self.carry_out(self.report(key, ChannelEvent.ATTACH))
             else:
-                if not channel.answered:
-                    self.carry_out(self.report(key, ChannelEvent.ATTACH))
                 channel.ended, channel.link = True, None
                 self.carry_out(self.report(key, ChannelEvent.END))
 

@@ -17,6 +17,8 @@ from minishuffle.errors import PeerLost
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.frames import Role
 from minishuffle.wire.messages import (
+    ConsumerEnds,
+    ConsumersEnded,
     Heartbeat,
     PlacedAttempt,
     ReleaseJob,
@@ -341,12 +343,16 @@ async def test_a_job_goes_on_without_a_worker_that_is_lost_until_its_tasks_are_e
 async def test_a_finished_producer_that_runs_again_does_not_wait_for_consumers_that_have_read_it(
     coordinator: Coordinator,
 ) -> None:
+    """The coordinator hears of that when the producer runs again already."""
     workers = await two_workers(coordinator)
     job = Job(coordinator, Stream.source(Bounded()).rebalance().map(HeldAtTheEnd()).to_count())
     await coordinator.until(lambda: len(job.ended()) == 3 and Control.held.is_set())
     assert {(m.operator, m.index) for m in job.ended()} == {(SOURCE, 0), (SOURCE, 1), (SINK, 0)}
     job.restart((SOURCE, 1), 1)
     Control.let_go.set()
+    await coordinator.until(lambda: (SINK, 1) in {(m.operator, m.index) for m in job.ended()})
+    read = ConsumerEnds(operator=SOURCE, index=1, attempt=2, edge=0, consumers=[0, 1])
+    coordinator.links[1].send(ConsumersEnded(term=coordinator.term, job="j1", ends=[read]))
     await job.finish(5)
     assert {(m.operator, m.index, m.attempt) for m in job.ended()} >= {(SOURCE, 1, 1), (SOURCE, 1, 2)}
     assert {m.attempt for m in job.ended() if m.operator == SINK} == {1}
