@@ -27,7 +27,7 @@ from minishuffle.dataflow.operators.chained import (
 from minishuffle.dataflow.operators.copies import copies_of
 from minishuffle.dataflow.operators.moments import without_times
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.errors import UnknownName, UsageError, WrongResult
+from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns, WrongResult
 from minishuffle.exchange.keys import hash_rows, key_array
 from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.sizes import RowsOut
@@ -278,8 +278,10 @@ class KeyRowsByColumns(ChainedOperator):
         alone: as of :class:`KeyRows`.
 
     Raises:
-        UnknownName: a row has no such column.
-        UsageError: a row is not a dict.
+        MissingColumn: no row so far has had such a column.
+        UnknownName: a row has none, and others have.
+        WrongColumns: no row so far was a dict.
+        UsageError: a row is not, and others are.
     """
 
     name = "key_by"
@@ -289,6 +291,8 @@ class KeyRowsByColumns(ChainedOperator):
         self._alone = alone
         self.names = names
         self._key_of = itemgetter(*names)
+        self._keyed = False
+        """Some rows had all of the columns."""
         self._time = time or EventTime()
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
@@ -298,18 +302,22 @@ class KeyRowsByColumns(ChainedOperator):
         try:
             keys = list(map(self._key_of, left))
         except (LookupError, TypeError) as error:
-            raise self._explain(_last_taken(rows, left)) from error
+            raise self._explain(_last_taken(rows, left), rows) from error
         if keys:
+            self._keyed = True
             emit(keys_alone(keys) if self._alone else KeyedRows(keys, batch))
 
-    def _explain(self, row: Any) -> UsageError:
+    def _explain(self, row: Any, rows: list[Any]) -> UsageError:
+        dicts = [each for each in rows if isinstance(each, dict)]
         if not isinstance(row, dict):
-            return UsageError(
+            kind: type[UsageError] = UsageError if self._keyed or dicts else WrongColumns
+            return kind(
                 f"key_by({', '.join(map(repr, self.names))}) takes dict rows, but a row is "
                 f"{preview(row)}: map the rows to dicts, or give key_by a function"
             )
         missing = next((name for name in self.names if name not in row), self.names[0])
-        return UnknownName(f"no column {missing!r} to key by: the row has {', '.join(map(str, row))}")
+        kind = UnknownName if self._keyed or any(missing in each for each in dicts) else MissingColumn
+        return kind(f"no column {missing!r} to key by: the row has {', '.join(map(str, row))}")
 
 
 class Forwarded(ChainedOperator):

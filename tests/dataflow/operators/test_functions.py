@@ -26,7 +26,7 @@ from minishuffle.dataflow.operators.functions import (
     MapRows,
 )
 from minishuffle.dataflow.operators.pairs import flat_pairs
-from minishuffle.errors import UnknownName, UsageError, WrongResult
+from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns, WrongResult
 from minishuffle.limits import BATCH_ROWS_MAX, ROW_PREVIEW_CHARS
 
 
@@ -164,6 +164,28 @@ def test_key_by_a_missing_column_lists_the_columns() -> None:
         run(KeyRowsByColumns(("a", "c")), [{"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 2}])
     with pytest.raises(UsageError, match="give key_by a function"):
         run(KeyRowsByColumns(("a",)), [("a", 1)])
+
+
+ROW, OTHER = {"a": 1}, {"b": 1}
+
+
+@pytest.mark.parametrize(
+    ("batches", "error"),
+    [
+        ([[OTHER, OTHER]], MissingColumn),
+        ([[("a", 1), OTHER]], UsageError),
+        ([[OTHER, ROW]], UnknownName),
+        ([[ROW], [OTHER]], UnknownName),
+        ([[("a", 1)]], WrongColumns),
+        ([[ROW, ("a", 1)]], UsageError),
+        ([[ROW], [("a", 1)]], UsageError),
+    ],
+)
+def test_a_key_that_no_row_has_ends_the_job_at_once(batches: list[Any], error: type[UsageError]) -> None:
+    """Another attempt would not find it either; one row that lacks it may be skipped."""
+    with pytest.raises(UsageError) as caught:
+        run(KeyRowsByColumns(("a",)), *batches)
+    assert type(caught.value) is error
 
 
 def batch_of(*values: int | None) -> pa.RecordBatch:
