@@ -25,7 +25,6 @@ from minishuffle.coordinator.workers import WorkerRegistry
 from minishuffle.coordinator.writeahead import WriteAhead
 from minishuffle.wire.messages import (
     CancelTasks,
-    ConsumerEnds,
     ControlMessage,
     RecoveryStep,
     RecoverySteps,
@@ -90,11 +89,14 @@ class Deployer:
         return ready
 
     def _tell_ends(self, job: Job, at: float) -> None:
-        """Consumers have read all, as attempts are to know that were deployed before that was heard of. They
-        will not attach to these: to have ended is as good."""
-        for number, message in consumer_ends(job.id, job.take_heard_late(), term=self.term):
+        """Consumers have read all, as attempts are to know that were deployed before that was heard of, but
+        for what they keep. They will not attach to these: to have ended is as good."""
+        found = job.take_heard_late()
+        waiting = [each for each in found if not job.ends.is_kept(each[1])]
+        for number, message in consumer_ends(job.id, waiting, term=self.term):
             self.send(number, message)
-            steps = [_as_attached(each) for each in message.ends]
+        if found:
+            steps = [_as_attached(task, len(consumers)) for task, _, consumers in found]
             job.recovered(RecoverySteps(term=self.term, job=job.id, steps=steps), at)
 
     def release(self, job: Job, workers: Iterable[int], at: float) -> None:
@@ -114,11 +116,7 @@ class Deployer:
                 self.send(number, CancelTasks(term=self.term, job=job.id))
 
 
-def _as_attached(ends: ConsumerEnds) -> RecoveryStep:
+def _as_attached(task: Subtask, channels: int) -> RecoveryStep:
     return RecoveryStep(
-        operator=ends.operator,
-        index=ends.index,
-        attempt=ends.attempt,
-        step="outputs",
-        channels=len(ends.consumers),
+        operator=task.operator, index=task.index, attempt=task.attempt, step="outputs", channels=channels
     )

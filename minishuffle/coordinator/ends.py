@@ -22,14 +22,14 @@ more: nobody sends them their rows again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.lifecycle import PENDING, Subtask
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.ids import FIRST_ATTEMPT
 
-__all__ = ["Done", "Ends", "done_with", "heard_late", "is_stale", "is_to_hear", "repeating", "wanted_again"]
+__all__ = ["Done", "Ends", "EndsOfOne", "done_with", "is_stale", "repeating", "wanted_again"]
 
 
 class Done(NamedTuple):
@@ -39,6 +39,10 @@ class Done(NamedTuple):
     """By edge, producers."""
     closed: Mapping[int, list[int]]
     """By edge, consumers."""
+
+
+EndsOfOne: TypeAlias = "tuple[Subtask, int, list[int]]"
+"""A producer, an edge, and consumers."""
 
 
 class Ends:
@@ -55,7 +59,7 @@ class Ends:
         self.spent: list[TaskKey] = []
         """Producers whose partitions nobody needs any more, until ReleaseJob is sent."""
         self.news: list[tuple[TaskKey, int, int]] = []
-        """Channels whose end was read, by producer, edge and consumer, until :func:`heard_late` looks."""
+        """Channels whose end was read, by producer, edge and consumer, until somebody looks."""
         self._graph = graph
         self._kept = kept
         self._read: dict[TaskKey, dict[int, int]] = {}
@@ -123,6 +127,35 @@ class Ends:
             and consumer[1] in self._graph.consumers_of(edge, producer[1])
         ]
         return bool(edges) and all(self.is_read(edge, producer[1], consumer[1]) for edge in edges)
+
+    def take_heard_late(self, tasks: Mapping[TaskKey, Subtask]) -> list[EndsOfOne]:
+        """What :meth:`is_to_hear` is true of, of all that was heard since the last call."""
+        found: dict[tuple[TaskKey, int], list[int]] = {}
+        for producer, edge, consumer in self.news:
+            if self.is_to_hear(tasks, producer, edge, consumer):
+                found.setdefault((producer, edge), []).append(consumer)
+        self.news.clear()
+        return [(tasks[producer], edge, consumers) for (producer, edge), consumers in found.items()]
+
+    def ends_of(self, tasks: Mapping[TaskKey, Subtask], producer: TaskKey) -> list[EndsOfOne]:
+        """The same of all that was ever heard of a producer."""
+        if tasks[producer].attempt == FIRST_ATTEMPT:
+            return []
+        found = [
+            (tasks[producer], edge, [n for n in consumers if self.is_to_hear(tasks, producer, edge, n)])
+            for edge, consumers in self.done(producer).closed.items()
+        ]
+        return [each for each in found if each[2]]
+
+    def is_to_hear(
+        self, tasks: Mapping[TaskKey, Subtask], producer: TaskKey, edge: int, consumer: int
+    ) -> bool:
+        """Whether the current attempt of a producer may wait for a consumer, which is known to have read the
+        end, to attach: it was deployed later than that, so the end may be that of an attempt before it. (A
+        consumer that was deployed with it, or later, has read its own end, behind all of its rows.)"""
+        task, reader = tasks[producer], tasks[self._graph.edges[edge].target, consumer]
+        there = task.on_worker and task.state in ("created", "running", "finished")
+        return there and task.attempt > FIRST_ATTEMPT and reader.round < task.round
 
     def needed(self, producer: TaskKey, tasks: Mapping[TaskKey, Subtask]) -> bool:
         """Whether some consumer has to read what a producer that has finished wrote."""
@@ -257,21 +290,3 @@ def done_with(graph: JobGraph, ends: Ends, tasks: Mapping[TaskKey, Subtask], key
         }
         closed[edge] = sorted(stale.union(closed.get(edge, ())))
     return Done(done.ended, closed)
-
-
-def heard_late(ends: Ends, tasks: Mapping[TaskKey, Subtask]) -> list[tuple[Subtask, int, list[int]]]:
-    """Subtasks that wait, since they take the place of others, for consumers that are found not to want their
-    rows: with edge and consumers. Each is given once."""
-    found: dict[tuple[TaskKey, int], list[int]] = {}
-    for key, edge, consumer in ends.news:
-        if is_to_hear(ends, tasks[key], edge):
-            found.setdefault((key, edge), []).append(consumer)
-    ends.news.clear()
-    return [(tasks[key], edge, consumers) for (key, edge), consumers in found.items()]
-
-
-def is_to_hear(ends: Ends, task: Subtask, edge: int) -> bool:
-    """Whether the current attempt of a producer may wait for consumers that have read to the end what one
-    before it wrote. It writes the end itself for those of the first, and keeps what is kept."""
-    later = task.attempt > FIRST_ATTEMPT and task.on_worker and not ends.is_kept(edge)
-    return later and task.state in ("created", "running", "finished")

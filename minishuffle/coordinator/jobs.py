@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from minishuffle import limits
 from minishuffle.coordinator.books import Books, Losses, TaskKey
-from minishuffle.coordinator.ends import Done, Ends, done_with, heard_late, is_stale, wanted_again
+from minishuffle.coordinator.ends import Done, Ends, EndsOfOne, done_with, is_stale, wanted_again
 from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures, Regions
 from minishuffle.coordinator.history import History
 from minishuffle.coordinator.lifecycle import (
@@ -251,12 +251,12 @@ class Job:
         return True
 
     def ends_read(self, worker: int, message: EndsRead) -> bool:
-        """Tasks have read partitions to the end; False if some are not (any more) current attempts."""
-        known = True
+        """Tasks have read partitions to the end; False if none of them is (any more) a current attempt."""
+        known = False
         for each in message.ends:
             task = self._named(worker, each)
-            known = known and task is not None
             if task is not None:
+                known = True
                 self._read_to_the_end(self.ends.read(task.key, each.edge, each.producers))
         return known
 
@@ -269,9 +269,9 @@ class Job:
         spent, self.ends.spent = [self._tasks[key] for key in self.ends.spent], []
         return [task for task in spent if task.on_worker and self.ends.is_spent(task)]
 
-    def take_heard_late(self) -> list[tuple[Subtask, int, list[int]]]:
-        """See :func:`~minishuffle.coordinator.ends.heard_late`."""
-        return heard_late(self.ends, self._tasks)
+    def take_heard_late(self) -> list[EndsOfOne]:
+        """See :meth:`Ends.take_heard_late`."""
+        return self.ends.take_heard_late(self._tasks)
 
     def _keep_result(self, task: Subtask, result: bytes, at: float) -> None:
         self._result_bytes += len(result)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from minishuffle.coordinator.books import TaskKey
-from minishuffle.coordinator.ends import Done, repeating
+from minishuffle.coordinator.ends import Done, EndsOfOne, repeating
 from minishuffle.coordinator.holdings import Holdings
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.lifecycle import PENDING, Subtask
@@ -523,11 +523,8 @@ def releases(job: Job, *, term: int) -> list[tuple[int, ControlMessage]]:
     ]
 
 
-def consumer_ends(
-    job: str, found: Iterable[tuple[Subtask, int, list[int]]], *, term: int
-) -> list[tuple[int, ConsumersEnded]]:
-    """Tell attempts which consumers want none of their rows: what to send to whom. ``found``: see
-    :func:`~minishuffle.coordinator.ends.heard_late`."""
+def consumer_ends(job: str, found: Iterable[EndsOfOne], *, term: int) -> list[tuple[int, ConsumersEnded]]:
+    """Tell attempts which consumers want none of their rows: what to send to whom."""
     named: dict[int, list[ConsumerEnds]] = {}
     for task, edge, consumers in found:
         ends = ConsumerEnds(

@@ -335,7 +335,7 @@ class CoordinatorState:
         self._results.worker_back(worker.worker)
         number, at, jobs = worker.worker, self._wall(now), self._jobs.active()
         addresses = {each.worker: each.address for each in self._workers.there()}
-        for each in reconciled(number, message, jobs, addresses, self._facts.term):
+        for each in reconciled(number, message, self._jobs.values(), addresses, self._facts.term):
             self._send(worker, each)
         for job in jobs:
             job.worker_back(number)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from minishuffle.coordinator.books import TaskKey
-from minishuffle.coordinator.ends import is_to_hear
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.lifecycle import Subtask
 from minishuffle.coordinator.scheduling import consumer_ends, current_attempts, placed_attempt
@@ -59,14 +58,20 @@ def reconciled(
     addresses: Mapping[int, WorkerAddress],
     term: int,
 ) -> list[ControlMessage]:
-    """What to send to a worker that has come back; ``jobs`` are those that have not ended."""
-    active = {job.id: job for job in jobs}
+    """What to send to a worker that has come back; ``jobs`` are all."""
+    by_id = {job.id: job for job in jobs}
+    active = {name: job for name, job in by_id.items() if not job.terminal}
     there: dict[str, list[HeldAttempt]] = {}
     for each in about.attempts:
         there.setdefault(each.job, []).append(each)
     known = {*there, *about.jobs}
-    messages: list[ControlMessage] = [ReleaseJob(term=term, job=job) for job in sorted(known - active.keys())]
+    messages: list[ControlMessage] = []
+    for name in sorted(known - active.keys()):
+        if name in by_id:
+            messages += _ends(worker, by_id[name], term)
+        messages.append(ReleaseJob(term=term, job=name))
     for job in active.values():
+        messages += _ends(worker, job, term)
         wanted = {(*task.key, task.attempt) for task in _tasks_on(worker, job) if not job.ends.is_spent(task)}
         surplus = [
             TaskAttempt(operator=each.operator, index=each.index, attempt=each.attempt)
@@ -82,18 +87,14 @@ def reconciled(
             messages.append(CancelTasks(term=term, job=job.id, attempts=current_attempts(ending)))
         if restarted := _restarted(worker, job, addresses, term):
             messages.append(restarted)
-        messages += [message for _, message in consumer_ends(job.id, _ends_beside(worker, job), term=term)]
     return messages
 
 
-def _ends_beside(worker: int, job: Job) -> list[tuple[Subtask, int, list[int]]]:
-    """The consumers that want no rows of attempts on a worker, by attempt and edge."""
-    return [
-        (task, edge, consumers)
-        for task in _tasks_on(worker, job)
-        for edge, consumers in job.ends.done(task.key).closed.items()
-        if consumers and is_to_hear(job.ends, task, edge)
-    ]
+def _ends(worker: int, job: Job, term: int) -> list[ControlMessage]:
+    """What attempts there may have to hear of their consumers, before they are released."""
+    tasks = {task.key: task for task in job.tasks()}
+    found = [each for task in _tasks_on(worker, job) for each in job.ends.ends_of(tasks, task.key)]
+    return [message for _, message in consumer_ends(job.id, found, term=term)]
 
 
 def _restarted(

@@ -20,6 +20,7 @@ from minishuffle.wire.inquiries import WorkerAsked
 from minishuffle.wire.messages import (
     Acknowledge,
     CancelTasks,
+    ConsumersEnded,
     ControlMessage,
     DeployTasks,
     Dial,
@@ -97,6 +98,8 @@ class WriteAhead:
                     # Once more for a deployment that is sent before it is given up.
                     self._held.append(each)
                     yield each
+                case SendToWorker(worker, _, ConsumersEnded(job=job)) if not self._deploys(worker, job):
+                    yield each
                 case SendToWorker(message=message) if not isinstance(message, HARMLESS):
                     self._held.append(each)
                 case Reply(message=Accepted() as message):
@@ -105,6 +108,17 @@ class WriteAhead:
                     yield replace(each, message=_with(message, warning=warning + more))
                 case _:
                     yield each
+
+    def _deploys(self, worker: int, job: str) -> bool:
+        """Whether attempts of that job are held back on the way there: what is about them comes behind.
+
+        Else it does no harm to say which consumers have ended. These repeat it to the next coordinator, and
+        if a producer waited for it, the disk might never have room again.
+        """
+        return any(
+            each.worker == worker and isinstance(each.message, DeployTasks) and each.message.job == job
+            for each in self._held
+        )
 
     def _hold_back(self, worker: int, instruction: SendToWorker, message: Acknowledge) -> None:
         self._journaled.setdefault(worker, message.number - 1)

@@ -175,6 +175,66 @@ def test_a_worker_that_comes_back_hears_which_consumers_want_nothing(
     assert [each for each in apart[3].inbox[before:] if isinstance(each, ConsumersEnded)]
 
 
+@pytest.mark.parametrize("job_ends", [False, True])
+def test_a_worker_that_comes_back_hears_of_ends_before_it_releases_what_they_make_of_no_use(
+    cluster: FakeCluster, apart: list[FakeWorker], job_ends: bool
+) -> None:
+    cluster.lose(apart[2])
+    cluster.report(apart[3], READ2, "finished", attempt=2)
+    cluster.break_link(apart[3])
+    if job_ends:
+        for worker, key in ((apart[0], READ0), (apart[1], READ1), (apart[1], COUNT1), (apart[0], COUNT0)):
+            cluster.report(worker, key, "finished")
+        assert cluster.show("j1").state == "finished"
+    else:
+        say_read(cluster, apart[1], 1, 2)
+        say_read(cluster, apart[0], 0, 2)
+    before = len(apart[3].inbox)
+    cluster.come_back(apart[3])
+    kinds = [type(each) for each in apart[3].inbox[before:]]
+    assert kinds.index(ConsumersEnded) < kinds.index(ReleaseJob)
+    ended = {consumer for message in apart[3].got(ConsumersEnded) for consumer in message.ends[0].consumers}
+    assert ended == {0, 1}
+
+
+def test_a_consumer_that_was_deployed_with_a_producer_has_read_the_end_of_that(
+    cluster: FakeCluster, make_graph: MakeGraph
+) -> None:
+    """Nobody waits for it, so nobody needs to be told: in a job of a thousand by a thousand tasks that has
+    restarted that would be a million ends."""
+    cluster.add(slots=2)
+    cluster.submit(make_graph(2, 2, restart_strategy="full"))
+    cluster.report_all("j1", "running")
+    (worker,) = cluster.workers.values()
+    cluster.report(worker, READ0, "failed", error=BOOM)
+    for key in (READ1, COUNT0, COUNT1):
+        cluster.report(worker, key, "canceled")
+    cluster.advance(1.0)
+    assert {task.attempt for task in worker.tasks.values()} == {2}
+    for consumer in (0, 1):
+        say_read(cluster, worker, consumer, 0, 1, attempt=2)
+    assert cluster.state._jobs["j1"].ends.all_read((0, 0)) and worker.got(ConsumersEnded) == []
+
+
+def test_who_keeps_what_it_writes_waits_for_no_consumer_and_is_not_told(
+    cluster: FakeCluster, make_graph: MakeGraph
+) -> None:
+    """That one has ended is as good as that it has attached, though."""
+    graph = make_graph(2, 2, restart_strategy="individual")
+    edge = graph.edges[0].model_copy(update={"partitioner": "broadcast", "input": 1})
+    graph = graph.model_copy(update={"edges": [edge]})
+    assert graph.kept_edges() == {0}
+    first, second, third = (cluster.add(slots=1) for _ in range(3))
+    cluster.submit(graph)
+    cluster.report_all("j1", "running")
+    cluster.lose(second)
+    say_read(cluster, first, 0, 0, 1)
+    step = RecoveryStep(operator=0, index=1, attempt=2, step="outputs", channels=1)
+    cluster.send(third, RecoverySteps(term=TERM, job="j1", steps=[step]))
+    kinds = [event.kind for event in cluster.request(GetEvents(job="j1")).events if event.operator == 0]
+    assert kinds[-1] == "outputs reattached" and third.got(ConsumersEnded) == []
+
+
 def test_an_attempt_whose_consumer_has_ended_is_read_by_all_that_are_left(
     cluster: FakeCluster, apart: list[FakeWorker]
 ) -> None:

@@ -22,7 +22,7 @@ def test_ends_count_of_the_attempt_that_is_current(cluster: FakeCluster, make_gr
     job = cluster.state._jobs["j1"]
     assert not heard(job, 1, ends(2), 1.0) and not heard(job, 2, ends(1), 1.0)
     assert not job.ends.is_read(0, 1, 0)
-    assert heard(job, 1, ends(1), 1.0)
+    assert heard(job, 1, EndsRead(term=7, job="j1", ends=[*ends(2).ends, *ends(1).ends]), 1.0)
     assert job.ends.is_read(0, 1, 0) and not job.ends.is_read(0, 0, 0)
 
 

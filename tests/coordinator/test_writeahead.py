@@ -11,6 +11,7 @@ from minishuffle.errors import CannotWrite, ResourceExhausted
 from minishuffle.wire.messages import (
     Acknowledge,
     CancelTasks,
+    ConsumersEnded,
     DeployTasks,
     ErrorInfo,
     Registered,
@@ -78,6 +79,20 @@ def test_what_stands_behind_a_write_that_failed_is_held_back_and_told_later() ->
     assert ahead.written() == [restarted, behind[0]]
     ahead.validate()
     assert list(ahead.passed(behind)) == behind
+
+
+def test_that_consumers_have_ended_is_said_at_once_but_not_before_the_attempts_that_hear_it() -> None:
+    """A producer that waits for it may be what would make room."""
+    ahead = WriteAhead()
+    ended = [
+        SendToWorker(n, n, ConsumersEnded(term=TERM, job=job, ends=[]))
+        for n in (1, 2)
+        for job in ("j1", "j2")
+    ]
+    deploy = DeployTasks.model_construct(job="j1")
+    assert ahead.failed([ended[0], SendToWorker(1, 1, deploy), *ended], FULL) == [ended[0], *ended[1:]]
+    ahead.validate()
+    assert ahead.written() == [SendToWorker(1, 1, deploy), ended[0]]
 
 
 def test_acknowledgements_stand_for_those_before_but_for_files_that_are_refused() -> None:
