@@ -312,6 +312,7 @@ class Play:
         for book in books:
             book.check(again)
         self._pass(1.0)  # One that was stopped for long hears that it is lost after its tasks have ended.
+        self._world.run_until(self._all_is_reported, SECONDS_TO_END, STEPS_MAX)
         if (
             self._run.scenario.strategy == "none"
             or any(book.repeats for book in books)
@@ -325,6 +326,10 @@ class Play:
             f"{lost} rows of the exchange were lost, the books have {info.rows_dropped} and "
             f"{info.rows_in_flight} in flight"
         )
+
+    def _all_is_reported(self) -> bool:
+        """What tasks left in their queues came to the coordinator too, over however thin a link."""
+        return not any(len(each.worker._reports) for each in self.cluster.living)
 
     def _check_home(self) -> None:
         """The job has ended: nothing of it is left, but for what abandoned threads may write to."""
