@@ -12,7 +12,6 @@ import pytest
 
 from support.sources import PACKAGE, TESTS, Module, modules, none_of
 
-FILE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 60
 
 
@@ -152,11 +151,6 @@ def test_nothing_on_the_data_path_is_pickled() -> None:
 
 
 # --- sizes and names -------------------------------------------------------------------------------
-
-
-def test_files_have_a_size_that_can_be_read() -> None:
-    lengths = {module.name: len(module.text.splitlines()) for module in modules(PACKAGE)}
-    none_of([f"{name} has {lines} lines" for name, lines in lengths.items() if lines > FILE_LINES_MAX])
 
 
 @pytest.mark.parametrize("folder", [PACKAGE, TESTS], ids=["package", "tests"])

@@ -141,7 +141,7 @@ class BodyReader:
 # --- frames ---------------------------------------------------------------------------------------
 
 MAGIC: Final = 0x4D534846
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 FRAME_HEADER: Final = struct.Struct(">IBI")
 FRAME_HEADER_BYTES: Final = FRAME_HEADER.size
 LENGTH_BYTES: Final = 4
