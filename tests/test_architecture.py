@@ -205,6 +205,11 @@ def below_observe(module: Module) -> bool:
 BANNED = (
     Banned(re.compile(r"^(time\.)?sleep$"), "wait on a bell or a timer of the loop", below_observe),
     Banned(re.compile(r"^print$"), "use logging", lambda m: m.part not in ("bench", "cli")),
+    Banned(
+        re.compile(r"^click\.s?echo$"),
+        "use echo of cli/terminal.py, which escapes what a terminal lacks",
+        lambda m: m.name != "cli/terminal.py",
+    ),
     Banned(re.compile(r"^hash$"), "use stable_hash: Python's hash differs between runs", everywhere),
     Banned(re.compile(r"(^|\.)get_event_loop$"), "use asyncio.get_running_loop", everywhere),
     Banned(
@@ -334,6 +339,7 @@ VIOLATIONS = (
     ("cli/x.py", "from pickle import loads", pickle_problems),
     ("worker/task.py", "import time\ntime.sleep(1)", banned_calls),
     ("client.py", "print(1)", banned_calls),
+    ("cli/x.py", "click.echo(1)", banned_calls),
     ("exchange/x.py", "hash('a')", banned_calls),
     ("transport/control.py", "self.transport.writelines([])", banned_calls),
     ("dataflow/x.py", "datetime.now()", banned_calls),

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from minishuffle.cli.session import FiniteRange, json_option, late_global_options, print_json
 from minishuffle.cli.tables import byte_text, console, new_table
+from minishuffle.cli.terminal import echo
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import ShuffleError, UsageError
 
@@ -83,7 +84,7 @@ def _wire(kind: Any, as_json: bool, options: dict[str, Any]) -> None:
             table.add_row(f"raw socket, blocks of {size} bytes", f"{rate:.2f}")
         console().print(table)
         ratio = measured["ratio_to_raw"]
-        click.echo(
+        echo(
             f"ratio to raw at the same block size: {ratio['median']} ({ratio['min']} … {ratio['max']}, "
             f"{measured['pairs']} pairs)"
         )
@@ -222,7 +223,7 @@ def recovery(as_json: bool, **options: Any) -> None:
         table.add_row(f"from the failure to: {phase}", f"{times['p50']} ms", f"{times['max']} ms")
     console().print(table)
     for name in ("others_restarted", "dropped", "in_flight", "missing", "duplicated"):
-        click.echo(f"{name.replace('_', ' ')}: {measured[name]:,}")
+        echo(f"{name.replace('_', ' ')}: {measured[name]:,}")
 
 
 @bench.command()
@@ -243,9 +244,9 @@ def scale(as_json: bool) -> None:
         values = [str(point[name]) if point[name] != -1 else "-" for name in names]
         table.add_row(values[0], values[1] + mark, *values[2:])
     console().print(table)
-    click.echo("with N slots, of which K = 4 are lost:")
+    echo("with N slots, of which K = 4 are lost:")
     for strategy, formula in measured["formula"].items():
-        click.echo(f"  {strategy}: {formula}")
+        echo(f"  {strategy}: {formula}")
 
 
 @bench.command()

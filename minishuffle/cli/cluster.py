@@ -27,6 +27,7 @@ from minishuffle.cli.session import (
     settings_from,
     settings_options,
 )
+from minishuffle.cli.terminal import echo
 from minishuffle.client import Client
 from minishuffle.config import ClusterSettings, create_secret, web_token
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
@@ -134,7 +135,7 @@ def up(
                 _tell(session, processes, settings, workers, standby)
                 keep = detach
                 if not detach:
-                    click.echo("Ctrl-C stops the cluster.")
+                    echo("Ctrl-C stops the cluster.")
                     supervisor = Supervisor(processes, client, workers=restart_workers)
                     _watch(session, processes, supplier, supervisor, host)
         finally:
@@ -284,7 +285,7 @@ def _tell(
         f"  minishuffle{where} {failure}",
         f"'minishuffle{where} cluster down' stops it.",
     ]
-    click.echo("\n".join(lines))
+    echo("\n".join(lines))
 
 
 def _watch(
@@ -311,7 +312,7 @@ def _watch(
             if code and child.pid not in gone:
                 gone.add(child.pid)
                 how = how_it_ended(code)
-                click.echo(f"{_name(number)} (pid {child.pid}) {how}; see {child.log}", err=True)
+                echo(f"{_name(number)} (pid {child.pid}) {how}; see {child.log}", err=True)
         if _replace(processes, supervisor) or not recorded:
             recorded = _record_again(session, processes, host, warns=recorded)
         time.sleep(POLL_SECONDS)
@@ -331,7 +332,7 @@ def _replace(processes: LocalProcesses, supervisor: Supervisor) -> bool:
             raise
         # The coordinator does not answer, and is asked again.
     for number, child in new.items():
-        click.echo(f"{_name(number)} is started again (pid {child.pid})", err=True)
+        echo(f"{_name(number)} is started again (pid {child.pid})", err=True)
     return bool(new)
 
 
@@ -342,7 +343,7 @@ def _record_again(session: Session, processes: LocalProcesses, host: str, *, war
     except OSError as error:
         if warns:
             what = f"{session.record_path()} cannot be written ({error.strerror})"
-            click.echo(f"{what}: 'cluster down' may miss what was started again", err=True)
+            echo(f"{what}: 'cluster down' may miss what was started again", err=True)
         return False
     return True
 
@@ -354,7 +355,7 @@ def _stop(client: Client, processes: LocalProcesses) -> None:
             client.stop_cluster()
     except ShuffleError as error:
         grace = 2.0
-        click.echo(f"the coordinator does not answer ({error}): stopping by process id", err=True)
+        echo(f"the coordinator does not answer ({error}): stopping by process id", err=True)
     finally:
         stop_children(processes.children, grace)
 
@@ -378,7 +379,7 @@ def status(context: click.Context, as_json: bool) -> None:
 @click.pass_context
 def token(context: click.Context) -> None:
     """Print what the web page and the REST interface ask for before they change anything."""
-    click.echo(web_token(session_of(context).secret()))
+    echo(web_token(session_of(context).secret()))
 
 
 @cluster.command()
@@ -406,7 +407,7 @@ def down(context: click.Context) -> None:
             f"what 'cluster up' started of cluster {session.cluster!r} has ended, but at {address} listens, "
             f"and does not answer, {doctor.port_holder(address.port)}: end that, too"
         )
-    click.echo(f"cluster {session.cluster!r} is down")
+    echo(f"cluster {session.cluster!r} is down")
 
 
 def _accepts(address: Address) -> bool:
@@ -425,7 +426,7 @@ def _end_recorded(session: Session, record: dict[str, Any], grace_seconds: float
     """
     left = _wait(record, grace_seconds, note_seconds=NOTE_SECONDS)
     if LAUNCHER in left:
-        click.echo(f"ending {LAUNCHER} (pid {left[LAUNCHER]}), which looks after the others", err=True)
+        echo(f"ending {LAUNCHER} (pid {left[LAUNCHER]}), which looks after the others", err=True)
         _end({"processes": {}, "launcher": record["launcher"]}, LAUNCHER_SECONDS)
         record = session.record() or record  # It may have started others meanwhile.
         _wait(record, ENDING_SECONDS)  # They end with it, also if it was killed.
@@ -439,7 +440,7 @@ def _wait(record: dict[str, Any], seconds: float, *, note_seconds: float | None 
     while (left := _alive(record)) and (now := time.monotonic()) < deadline:
         if note_at is not None and now >= note_at:
             names = ", ".join(f"{name} (pid {pid})" for name, pid in left.items())
-            click.echo(f"waiting for {names} to end", err=True)
+            echo(f"waiting for {names} to end", err=True)
             note_at = None
         time.sleep(POLL_SECONDS)
     return left

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from minishuffle.cli.session import FiniteRange, json_option, late_global_options, print_json, session_of
+from minishuffle.cli.terminal import echo
 from minishuffle.client import Client
 from minishuffle.errors import UsageError
 from minishuffle.observe.diagnosis import (
@@ -51,7 +52,7 @@ def diagnose(context: click.Context, job: str | None, seconds: float, as_json: b
         print_json(found.model_dump())
         return
     for line in diagnosis_lines(found):
-        click.echo(line)
+        echo(line)
 
 
 def diagnosis_lines(found: Diagnosis) -> list[str]:

@@ -12,6 +12,7 @@ import click
 
 from minishuffle.cli.session import FiniteRange, json_option, late_global_options, print_json, session_of
 from minishuffle.cli.tables import console, new_table
+from minishuffle.cli.terminal import echo
 from minishuffle.cli.worker import signal_worker
 
 __all__ = ["drill"]
@@ -52,7 +53,7 @@ def drill(
     With --job the failures strike that job: workers are killed and stopped, and their connections cut. It has
     no log of what should have come out: no total may fall instead.
     """
-    progress = partial(click.echo, err=True)
+    progress = partial(echo, err=True)
     if job is None:
         from minishuffle.bench.drill import run_drill
 
@@ -81,7 +82,7 @@ def _kinds_here() -> list[str]:
     """All that this user can bring about."""
     if os.geteuid() == 0:
         return list(KINDS)
-    click.echo("without failures of hosts, which are network namespaces that only root can make", err=True)
+    echo("without failures of hosts, which are network namespaces that only root can make", err=True)
     return [kind for kind in KINDS if kind != "host"]
 
 
@@ -98,7 +99,7 @@ def _show(found: dict[str, Any]) -> None:
     console().print(table)
     for name in ("others_restarted", "dropped", "in_flight", "missing", "duplicated", "disordered"):
         if name in found:
-            click.echo(f"{name.replace('_', ' ')}: {found[name]:,}")
+            echo(f"{name.replace('_', ' ')}: {found[name]:,}")
     for problem in found["failed_checks"]:
-        click.echo(f"FAILED {problem}")
-    click.echo(f"{found['kind']}, seed {found['seed']}: {found['recovered']} of {found['times']} recovered")
+        echo(f"FAILED {problem}")
+    echo(f"{found['kind']}, seed {found['seed']}: {found['recovered']} of {found['times']} recovered")

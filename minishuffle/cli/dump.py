@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import click
 
 from minishuffle.cli.session import json_option, late_global_options, print_json, session_of
+from minishuffle.cli.terminal import echo
 from minishuffle.wire.inquiries import AskWorkers
 
 __all__ = ["dump", "dump_lines"]
@@ -41,9 +42,9 @@ def dump(context: click.Context, job: str | None, workers: tuple[int, ...], as_j
         return
     for worker in found:
         for line in dump_lines(worker):
-            click.echo(line)
+            echo(line)
     for silent in answered.silent:
-        click.echo(f"worker {silent} did not answer: its event loop is held up, or the process is stopped")
+        echo(f"worker {silent} did not answer: its event loop is held up, or the process is stopped")
 
 
 def dump_lines(worker: Fields) -> Iterator[str]:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from minishuffle.cli import tables
 from minishuffle.cli.leftout import left_out, left_out_texts
 from minishuffle.cli.session import Session, json_option, late_global_options, print_json, session_of
+from minishuffle.cli.terminal import echo
 from minishuffle.client import Client, JobHandle, JobResult, loss_text, new_submission, results_of
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import ShuffleError, TaskFailed, UsageError
@@ -136,9 +137,9 @@ def _parted(job: Job, given: tuple[str, ...]) -> tuple[tuple[str, ...], JobSetti
 
 
 def _tell_submitted(session: Session, handle: JobHandle) -> None:
-    click.echo(f"job {handle.id} ({handle.name}) is submitted, parallelism {handle.parallelism}")
+    echo(f"job {handle.id} ({handle.name}) is submitted, parallelism {handle.parallelism}")
     command = f"minishuffle{session.flags()} jobs"
-    click.echo(f"next: {command} show {handle.id}, {command} logs {handle.id}, {command} cancel {handle.id}")
+    echo(f"next: {command} show {handle.id}, {command} logs {handle.id}, {command} cancel {handle.id}")
 
 
 def _run_and_wait(
@@ -149,10 +150,10 @@ def _run_and_wait(
     try:
         handle = start(submission)
         if not as_json:
-            click.echo(f"job {handle.id} ({handle.name}) runs, parallelism {handle.parallelism}", err=True)
+            echo(f"job {handle.id} ({handle.name}) runs, parallelism {handle.parallelism}", err=True)
             for event in handle.events(follow=True):
                 if event.kind in RECOVERIES:
-                    click.echo(_event_line(event), err=True)
+                    echo(_event_line(event), err=True)
         try:
             result = handle.wait(allow_loss=True)
         except TaskFailed:
@@ -167,18 +168,18 @@ def _run_and_wait(
     info = handle.info()
     _show_result(result, info, as_json)
     if result.state == "finished_with_loss":
-        click.echo(f"minishuffle: {loss_text(info, handle.events(follow=True))}", err=True)
+        echo(f"minishuffle: {loss_text(info, handle.events(follow=True))}", err=True)
     return result, info
 
 
 def _cancel_submission(client: Client, submission: str) -> None:
-    click.echo("cancelling the job …", err=True)
+    echo("cancelling the job …", err=True)
     try:
         job = client.cancel_submission(submission)
         if job:
             _show_sinks(client.handle(job).wait_until_over(CANCEL_SECONDS), err=True)
     except (ShuffleError, TimeoutError) as error:
-        click.echo(f"the job may still run: {error}; see 'minishuffle jobs list'", err=True)
+        echo(f"the job may still run: {error}; see 'minishuffle jobs list'", err=True)
 
 
 def _show_result(result: JobResult, info: JobInfo, as_json: bool) -> None:
@@ -189,18 +190,18 @@ def _show_result(result: JobResult, info: JobInfo, as_json: bool) -> None:
         tables.show_limits(info)
     for sink, rows in result.collected.items():
         if len(result.collected) > 1:
-            click.echo(f"{sink}:")
-        click.echo(tables.preview(rows, ROWS_SHOWN))
+            echo(f"{sink}:")
+        echo(tables.preview(rows, ROWS_SHOWN))
     _show_sinks(info)
     for line in left_out_texts(info):
-        click.echo(line)
-    click.echo(f"job {result.job} ({result.name}) is {result.state} after {result.seconds:.2f} s")
+        echo(line)
+    echo(f"job {result.job} ({result.name}) is {result.state} after {result.seconds:.2f} s")
 
 
 def _show_sinks(info: JobInfo, *, err: bool = False) -> None:
     """What each gave at its close; also of a job that was cancelled."""
     for sink in results_of(info):
-        click.echo(f"{sink.name}[{sink.index}]: {sink.value}", err=err)
+        echo(f"{sink.name}[{sink.index}]: {sink.value}", err=err)
 
 
 def _as_map(result: JobResult) -> dict[str, Any]:
@@ -248,16 +249,16 @@ def _describe(job: Job, settings: tuple[str, ...], as_json: bool) -> None:
         ]
         print_json({"job": job.name, "doc": job.doc, "parameters": parameters, "operators": operators})
         return
-    click.echo(f"{job.name}\n{job.doc}" if job.doc else job.name)
-    click.echo("\nparameters (--set key=value):" if job.parameters else "\nno parameters")
+    echo(f"{job.name}\n{job.doc}" if job.doc else job.name)
+    echo("\nparameters (--set key=value):" if job.parameters else "\nno parameters")
     for parameter in job.parameters:
-        click.echo(f"  {parameter}{' (required)' if parameter.required else ''}")
+        echo(f"  {parameter}{' (required)' if parameter.required else ''}")
     if operators is not None:
-        click.echo("\noperators (one line for each thread):")
+        echo("\noperators (one line for each thread):")
         for chain in operators:
-            click.echo(f"  {chain}")
+            echo(f"  {chain}")
     elif problem is not None:
-        click.echo(f"\noperators unknown: {problem}")
+        echo(f"\noperators unknown: {problem}")
 
 
 # --- jobs -----------------------------------------------------------------------------------------
@@ -323,7 +324,7 @@ def cancel(context: click.Context, job: str, give_up_results: bool, as_json: boo
     else:
         _show_sinks(info)
         freed = "; what it kept for readers is given up" if give_up_results else ""
-        click.echo(f"job {info.job} ({info.name}) is {info.state}{freed}")
+        echo(f"job {info.job} ({info.name}) is {info.state}{freed}")
 
 
 @jobs.command("end-stream")
@@ -342,7 +343,7 @@ def finish_stream(context: click.Context, job: str, stream: str, as_json: bool) 
     if as_json:
         print_json({"job": job, "stream": stream})
     else:
-        click.echo(f"stream {stream} of job {job} has ended")
+        echo(f"stream {stream} of job {job} has ended")
 
 
 @jobs.command()
@@ -363,7 +364,7 @@ def events(context: click.Context, job: str, follow: bool, as_json: bool) -> Non
             if as_json:
                 print_json(event.model_dump())
             else:
-                click.echo(_event_line(event))
+                echo(_event_line(event))
 
 
 def _event_line(event: JobEvent) -> str:
@@ -388,7 +389,7 @@ def logs(context: click.Context, job: str, follow: bool, as_json: bool) -> None:
             if as_json:
                 print_json({"line": line})
             else:
-                click.echo(line)
+                echo(line)
 
 
 def _file_line(job: str, file: ListedFile) -> str:
@@ -412,4 +413,4 @@ def files(context: click.Context, job: str, as_json: bool) -> None:
             if as_json:
                 print_json(file.model_dump())
             else:
-                click.echo(_file_line(job, file))
+                echo(_file_line(job, file))

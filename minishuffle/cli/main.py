@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from minishuffle.cli.session import Session, global_options, session_of
+from minishuffle.cli.terminal import STDOUT, drop_stdout, echo, own_stdout
 from minishuffle.errors import ShuffleError, UsageError, described, text_of
 
 __all__ = ["CommandLine", "cli", "main"]
@@ -109,7 +110,7 @@ class CommandLine(click.Group):
                 traceback.print_exc()
             code = _report(error)
         except KeyboardInterrupt:
-            click.echo("minishuffle: interrupted", err=True)
+            echo("minishuffle: interrupted", err=True)
             code = EXIT_INTERRUPTED
         except Terminated:
             code = EXIT_TERMINATED
@@ -119,26 +120,34 @@ class CommandLine(click.Group):
 def _report(error: Exception) -> int:
     """Print what went wrong; gives the exit code."""
     if isinstance(error, click.exceptions.Abort):
-        click.echo("minishuffle: interrupted", err=True)
+        echo("minishuffle: interrupted", err=True)
         return EXIT_INTERRUPTED
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        click.echo(error.format_message())
+        try:
+            echo(error.format_message())
+        except OSError as unwritten:
+            return _report(unwritten)
         return EXIT_USAGE
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context is not None else ""
-        click.echo(f"minishuffle: {error.format_message()}{hint}", err=True)
+        echo(f"minishuffle: {error.format_message()}{hint}", err=True)
         return error.exit_code
     if isinstance(error, BrokenPipeError):
+        drop_stdout()
+        return EXIT_FAILURE
+    if isinstance(error, OSError) and error.filename == STDOUT:
+        drop_stdout()
+        echo(f"minishuffle: cannot write the standard output: {error.strerror}; send it elsewhere", err=True)
         return EXIT_FAILURE
     if isinstance(error, OSError):
         fix = _FIXES.get(error.errno or 0, "")
-        click.echo(f"minishuffle: {text_of(error) or type(error).__name__}{fix}", err=True)
+        echo(f"minishuffle: {text_of(error) or type(error).__name__}{fix}", err=True)
         return EXIT_FAILURE
     if isinstance(error, ShuffleError):
-        click.echo(f"minishuffle: {error}", err=True)
+        echo(f"minishuffle: {error}", err=True)
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILURE
-    click.echo(f"minishuffle: unexpected {described(error)}; --debug shows where", err=True)
+    echo(f"minishuffle: unexpected {described(error)}; --debug shows where", err=True)
     return EXIT_FAILURE
 
 
@@ -177,6 +186,8 @@ def cli(context: click.Context) -> None:
 def main() -> NoReturn:
     """Run the command line; what starts it is ``minishuffle.cli.entry``."""
     signal.signal(signal.SIGTERM, _terminate)
+    if sys.stdout is not None:
+        sys.stdout = own_stdout(sys.stdout)
     cli.main()
 
 

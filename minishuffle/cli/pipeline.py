@@ -21,6 +21,7 @@ from minishuffle.cli.session import (
     print_json,
     session_of,
 )
+from minishuffle.cli.terminal import echo
 from minishuffle.client import Client
 from minishuffle.errors import ShuffleError, UsageError
 from minishuffle.limits import PARALLELISM_MAX
@@ -239,7 +240,7 @@ def show_outcome(found: Pipeline, outcome: Outcome, answers: str, as_json: bool)
             show_audit(outcome.audit, found.audit_by, outcome.killed)
     if outcome.verdict is not None:
         for sentence in (*outcome.verdict.widened, *outcome.verdict.differences):
-            click.echo(sentence, err=True)
+            echo(sentence, err=True)
 
 
 def show_audit(audit: Audit, by: str, killed: int) -> None:

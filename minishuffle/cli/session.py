@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
+from minishuffle.cli.terminal import echo
 from minishuffle.client import Client
 from minishuffle.config import (
     ENVIRONMENT_PREFIX,
@@ -212,7 +213,7 @@ def json_option(command: Command) -> Command:
 
 def print_json(value: Any) -> None:
     """One line; what JSON cannot carry as text (a date, bytes, a key that is a tuple), NaN as null."""
-    click.echo(json.dumps(_plain(value), default=str, allow_nan=False))
+    echo(json.dumps(_plain(value), default=str, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:

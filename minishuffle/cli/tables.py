@@ -8,7 +8,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from minishuffle.cli.terminal import encodable
 from minishuffle.client import cause_text, failure_lines
 from minishuffle.counters import LIMITS, TaskCounters
 from minishuffle.wire.requests import ClusterStatus, JobInfo, TaskInfo
@@ -45,9 +47,16 @@ TASKS_SHOWN = 5
 """Tasks that a line names at most."""
 
 
+class _EscapingConsole(Console):
+    """Escapes what the encoding of its file lacks, before it is measured: columns stay columns."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(encodable(text, self.encoding), **options)
+
+
 def console() -> Console:
     """A console on the present standard output."""
-    made = Console(highlight=False, markup=False, emoji=False)
+    made = _EscapingConsole(highlight=False, markup=False, emoji=False)
     if not made.is_terminal:
         made.width = max(made.width, MIN_WIDTH)
     return made

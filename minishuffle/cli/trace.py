@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 import click
 
 from minishuffle.cli.session import FiniteRange, late_global_options, print_json, session_of
+from minishuffle.cli.terminal import echo
 from minishuffle.client import Client
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.wire.inquiries import AskWorkers, TracedChannel
@@ -50,7 +51,7 @@ def trace(context: click.Context, job: str, channel: str, frames: int, seconds: 
             if as_json:
                 print_json(frame)
             else:
-                click.echo(frame_line(frame))
+                echo(frame_line(frame))
 
 
 def parsed_channel(text: str) -> TracedChannel:

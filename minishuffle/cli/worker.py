@@ -27,6 +27,7 @@ from minishuffle.cli.session import (
     settings_from,
     settings_options,
 )
+from minishuffle.cli.terminal import echo
 from minishuffle.config import ClusterSettings, read_coordinator, web_token
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.launch import DETACH
@@ -304,7 +305,7 @@ def kill(context: click.Context, number: int, name: str, as_json: bool) -> None:
     if as_json:
         print_json({"worker": number, "pid": info.pid, "signal": name})
     else:
-        click.echo(f"worker {number} (pid {info.pid}) was sent SIG{name}")
+        echo(f"worker {number} (pid {info.pid}) was sent SIG{name}")
 
 
 def signal_worker(info: WorkerInfo, number: signal.Signals) -> None:

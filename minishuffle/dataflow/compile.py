@@ -230,5 +230,6 @@ def _check_size(graph: JobGraph) -> None:
         raise ResourceExhausted(
             f"the job carries {size / MIB:.1f} MiB and at most {bound / MIB:.0f} MiB fit; "
             f"{len(largest.program) / MIB:.1f} MiB of it in {largest.name!r}: write large data to a file "
-            "and read it with Table.from_files or Stream.text"
+            "and read it with Table.from_files or Stream.text, make it on the workers with Stream.generate, "
+            "or read it there with Stream.source"
         )

@@ -6,16 +6,22 @@ import functools
 import inspect
 import io
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from itertools import accumulate
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate, islice
+from typing import Any, Final, TypeVar
 
 import cloudpickle
 
 from minishuffle.dataflow.operators.base import ModuleSource, Program
-from minishuffle.errors import UsageError
+from minishuffle.errors import ResourceExhausted, UsageError
+from minishuffle.limits import CONTROL_PAYLOAD_BYTES_MAX, KIB, MIB
 
-__all__ = ["pickle_program", "send_modules"]
+__all__ = ["items_that_fit", "pickle_program", "send_modules"]
+
+T = TypeVar("T")
+
+MEASURED_BYTES: Final = 256 * KIB
+"""Pickled size of the items that are taken between two looks at their sum."""
 
 _modules: dict[str, ModuleSource] = {}
 
@@ -129,3 +135,98 @@ def _variables(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
         yield f"variable {name!r} of {function.__name__}", held
     for held in function.__defaults__ or ():
         yield f"a default of {function.__name__}", held
+
+
+# --- Items in memory ------------------------------------------------------------------------------
+
+
+class _Tally(io.RawIOBase):
+    """A file that counts the bytes written to it and keeps none of them."""
+
+    size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        self.size += len(data)
+        return len(data)
+
+
+def items_that_fit(items: Iterable[T]) -> list[T]:
+    """The items as a list. No more of them are taken than a job can carry.
+
+    Raises:
+        ResourceExhausted: they do not fit: known before the first is taken if their ``len`` says so, else as
+            soon as what was taken does not fit.
+        UsageError: an item cannot be pickled.
+    """
+    _check_length(items)
+    taken: list[T] = []
+    with _Tally() as tally:
+        # One pickler: an object that comes again is a reference, as it is in the job.
+        pickler = _Pickler(tally)
+        source, count, corrected = iter(items), 1, 0
+        while chunk := list(islice(source, count)):
+            before = tally.size
+            _dump_items(pickler, chunk, len(taken))
+            taken += chunk
+            if tally.size - corrected > CONTROL_PAYLOAD_BYTES_MAX:
+                # The sum has a little too much: a header for each chunk, and longer references.
+                size = _pickled_size(taken)
+                if size > CONTROL_PAYLOAD_BYTES_MAX:
+                    number, each = f"{len(taken):,}", f"{size / len(taken):,.1f} bytes each"
+                    raise ResourceExhausted(
+                        f"Stream.items has taken {number} of its items: at {each} they are {_too_much(size)}"
+                    )
+                corrected = tally.size - size
+            fitting = MEASURED_BYTES * len(chunk) // (tally.size - before)
+            count = max(1, min(fitting, 2 * len(chunk)))
+    return taken
+
+
+def _pickled_size(value: Any) -> int:
+    with _Tally() as tally:
+        _Pickler(tally).dump(value)
+        return tally.size
+
+
+def _check_length(items: Iterable[Any]) -> None:
+    """Each item takes one byte at least."""
+    try:
+        length = len(items)  # type: ignore[arg-type]  # Not all have one.
+        number = f"{length:,}"
+    except TypeError:
+        return
+    except OverflowError:
+        length = sys.maxsize
+        number = f"over {length:,}"
+    if length > CONTROL_PAYLOAD_BYTES_MAX:
+        raise ResourceExhausted(
+            f"Stream.items was given {number} items: at 1 byte each, which is the least, they are "
+            f"{_too_much(length)}"
+        )
+
+
+def _too_much(size: int) -> str:
+    return (
+        f"{size / MIB:,.1f} MiB, and a job carries at most {CONTROL_PAYLOAD_BYTES_MAX / MIB:.0f} MiB: make "
+        "them on the workers with Stream.generate(fn), or read them there with Stream.source(...)"
+    )
+
+
+def _dump_items(pickler: _Pickler, chunk: list[Any], first: int) -> None:
+    """Raises:
+    UsageError: one of them cannot be pickled; the first has the number ``first``."""
+    try:
+        pickler.dump(chunk)
+    except Exception as error:  # whatever the user's own objects raise when they are pickled
+        for number, item in enumerate(chunk, first):
+            reason = _failure(item)
+            if reason is not None:
+                held = _innermost(item)
+                raise UsageError(
+                    f"item {number:,} of Stream.items cannot be sent to the workers: {reason}"
+                    f"{f' (in {held})' if held else ''}: make it there, in a function"
+                ) from error
+        raise UsageError(f"the items of Stream.items cannot be sent to the workers: {error}") from error

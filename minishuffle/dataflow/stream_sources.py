@@ -43,8 +43,13 @@ class StreamSources(StreamBase):
 
     @classmethod
     def items(cls, items: Iterable[U]) -> Stream[U]:
-        """A collection in memory, which travels with the job."""
+        """A collection in memory, which travels with the job.
+
+        Raises:
+            ResourceExhausted: it does not fit into a job; no more of it is taken than shows that.
+        """
         from minishuffle.dataflow.operators.sources import ItemsSource
+        from minishuffle.dataflow.pickling import items_that_fit
 
         if hasattr(items, "__arrow_c_stream__"):
             raise UsageError(
@@ -55,7 +60,7 @@ class StreamSources(StreamBase):
                 f"Stream.items takes a list of rows, not a {type(items).__name__}: "
                 "put a single row into a list"
             )
-        return cls._made("items", ItemsSource(list(items)))
+        return cls._made("items", ItemsSource(items_that_fit(items)))
 
     @classmethod
     def generate(

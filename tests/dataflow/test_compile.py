@@ -175,11 +175,13 @@ def test_the_job_s_parallelism_is_checked(parallelism: Any) -> None:
 
 
 def test_more_than_fits_into_a_submission_is_refused_with_the_arithmetic() -> None:
-    big = Stream.items([bytes(70 * 2**20)])
+    first, second = (Stream.items([bytes(35 * 2**20)]) for _ in range(2))
     with pytest.raises(
-        ResourceExhausted, match=r"carries 70\.\d MiB and at most 64 MiB fit.*'items -> collect'"
+        ResourceExhausted,
+        match=r"carries 70\.\d MiB and at most 64 MiB fit; 35\.\d MiB of it in 'items.*Stream\.generate, "
+        r"or read it there with Stream\.source",
     ):
-        compile_job(big.collect())
+        compile_job(first.union(second).collect())
 
 
 def test_a_broadcast_join_runs_where_its_big_side_does() -> None:
