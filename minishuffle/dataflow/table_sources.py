@@ -47,8 +47,9 @@ class TableSources(StreamBase):
 
         All files are looked at before the job starts. Where they differ, a column gets a type that holds the
         values of all, and is null where a file lacks it. Of CSV and JSON without ``schema`` that means to
-        read all of them once. An integer that no float64 holds, in a column with fractions, is refused in
-        CSV; in JSON it is rounded unless ``schema`` says another type.
+        read all of them once. Integers, literals of digits only, are int64, uint64 or decimal128(38, 0),
+        whichever is the first to hold all of a column; one that no float64 holds, in a column with
+        fractions, is refused.
 
         Args:
             format: CSV files are UTF-8; JSON files have one object a line.

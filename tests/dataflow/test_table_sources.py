@@ -123,16 +123,11 @@ def test_files_of_other_types_are_read_in_their_own(
     assert [row["n"] for row in rows(Table.from_files(tmp_path, format=format))] == values
 
 
-@pytest.mark.parametrize("format", ["csv", "json", "parquet"])
-def test_an_integer_that_the_common_type_does_not_hold_is_said(tmp_path: Path, format: Any) -> None:
+def test_an_integer_of_parquet_that_the_common_type_does_not_hold_is_said(tmp_path: Path) -> None:
     for number, value in enumerate((2**53 + 1, 2.5)):
-        path = tmp_path / f"{number}.{format}"
-        if format == "parquet":
-            pq.write_table(pa.table({"n": [value]}), path)
-        else:
-            path.write_text(f"n\n{value}\n" if format == "csv" else f'{{"n": {value}}}')
-    with pytest.raises(UsageError, match=rf"column 'n' of .*0.{format} has the type int64, and a value that"):
-        rows(Table.from_files(tmp_path, format=format))
+        pq.write_table(pa.table({"n": [value]}), tmp_path / f"{number}.parquet")
+    with pytest.raises(UsageError, match=r"column 'n' of .*0.parquet has the type int64, and a value that"):
+        rows(Table.from_files(tmp_path))
 
 
 def test_json_objects_that_differ_inside_are_read_in_their_own_types(tmp_path: Path) -> None:

@@ -83,9 +83,9 @@ class _OneType(Aggregate):
     """A sum, minimum or maximum whose state is of the one type that holds all that its column has come in,
     whichever came first.
 
-    Integers and booleans sum as int64, floats as float64, decimals as decimal128 of 38 digits. Beside floats,
-    an integer beyond 2**53 is rounded to the nearest float64. A column of type null has no values and sets no
-    type.
+    Integers and booleans sum as int64, floats as float64, decimals and uint64 as decimal128 of 38 digits.
+    Beside floats, an integer beyond 2**53 is rounded to the nearest float64. A column of type null has no
+    values and sets no type.
 
     Args:
         function: "mean" stands for the sum of which a mean is made: of integers it is a decimal.

@@ -291,6 +291,8 @@ def result_type(function: str, name: str, kind: pa.DataType) -> pa.DataType:
         )
     if function in ("mean", "std"):
         return pa.float64()
+    if function == "sum" and pa.types.is_uint64(kind):
+        return pa.decimal128(DIGITS_MAX, 0)  # Two of them may leave any type of integers.
     if function == "sum" and not pa.types.is_null(kind):
         return pa.decimal128(DIGITS_MAX, kind.scale) if decimals else pa.float64() if floats else pa.int64()
     return kind

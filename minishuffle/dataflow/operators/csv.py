@@ -5,22 +5,19 @@ from __future__ import annotations
 import csv
 import io
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Sequence
-from decimal import Decimal
-from typing import Any, Final
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
+from minishuffle.dataflow.operators.filerecords import csv_lines
 from minishuffle.dataflow.operators.files import Paths, RecordFiles, decompressed, parsed_schema
+from minishuffle.dataflow.operators.inferred import Part
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import CSV_BLOCK_BYTES
 
 __all__ = ["CsvSource"]
-
-_LONG_INTEGER: Final = "^[+-]?[0-9]{16,}$"
-"""What may be beyond 2**53."""
 
 
 class CsvSource(RecordFiles):
@@ -89,13 +86,20 @@ class CsvSource(RecordFiles):
                 raise UsageError(f"{path}: its header cannot be read ({error}): correct the file") from error
 
     def whole(self, file: io.BytesIO) -> pa.Table:
-        table = pa_csv.read_csv(_WithLastLineEnd(file), **self._options())
-        floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
-        if floats:
-            file.seek(0)
-            as_texts = self._options(column_types=dict.fromkeys(floats, pa.string()))
-            _check_floats(table, pa_csv.read_csv(_WithLastLineEnd(file), **as_texts))
-        return table
+        return pa_csv.read_csv(_WithLastLineEnd(file), **self._options())
+
+    def literals(self, file: io.BytesIO, parts: Collection[Part]) -> Iterator[tuple[Part, int, str]]:
+        as_texts = self._options(column_types={name: pa.string() for (name,) in parts})
+        texts = pa_csv.read_csv(_WithLastLineEnd(file), **as_texts)
+        lines = csv_lines(file.getvalue(), self.delimiter)
+        if self.header:
+            next(lines)
+        places = [texts.schema.get_all_field_indices(name)[0] for (name,) in parts]
+        rows = zip(*(texts.column(place).to_pylist() for place in places), strict=True)
+        for line, row in zip(lines, rows, strict=True):
+            for part, text in zip(parts, row, strict=True):
+                if text is not None:
+                    yield part, line, text
 
     def _options(self, names: Sequence[str] | None = None, **columns: Any) -> dict[str, Any]:
         """For pyarrow, which infers what ``columns`` do not say."""
@@ -143,18 +147,6 @@ def _check(batch: pa.RecordBatch, schema: pa.Schema) -> None:
             column.validate(full=True)
         if not field.nullable and column.null_count:
             raise pa.ArrowInvalid(f"column {field.name!r} has an empty value and is not nullable")
-
-
-def _check_floats(table: pa.Table, texts: pa.Table) -> None:
-    """pyarrow takes integers beside fractions, and of more than 64 bits, for floats, whatever they lose."""
-    for number, field in enumerate(table.schema):
-        if pa.types.is_floating(field.type):
-            column = texts.column(number)
-            long = column.filter(pc.match_substring_regex(column, _LONG_INTEGER)).unique().to_pylist()
-            rounded = next((text for text in long if Decimal(float(text)) != Decimal(text)), None)
-            if rounded is not None:
-                found = f"column {field.name!r} has {rounded:.40}"
-                raise pa.ArrowInvalid(f"{found}, an integer that no float64 holds")
 
 
 def _check_delimiter(delimiter: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import glob
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast
@@ -18,7 +18,8 @@ from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.widertype import common_schema, in_schema
+from minishuffle.dataflow.operators.inferred import InferredTypes, Part, UnfitNumber
+from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange.schemas import with_innermost
 from minishuffle.limits import BATCH_ROWS_MAX, INFERRED_FILE_BYTES_MAX, MIB
@@ -258,9 +259,8 @@ class RecordFiles:
 
     def __init__(self, paths: Paths, schema: pa.Schema | None) -> None:
         self._splits = files_of(paths)
-        own = _inferred(self._splits, self.whole) if schema is None else {}
-        self.schema = _common(own) if schema is None else schema
-        self._own = {path: each for path, each in own.items() if not each.equals(self.schema)}
+        self._own: dict[str, pa.Schema] = {}
+        self.schema = self._inferred() if schema is None else schema
 
     def splits(self) -> list[str]:
         return self._splits
@@ -276,47 +276,68 @@ class RecordFiles:
         """The file in types that are inferred from all of it."""
         raise NotImplementedError
 
+    def literals(self, file: io.BytesIO, parts: Collection[Part]) -> Iterator[tuple[Part, int, str]]:
+        """All numbers of those parts as they stand in the file, each with the line of its record."""
+        raise NotImplementedError
+
     def batches(self, path: str, file: io.BufferedReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The file's batches with the columns of that schema, of any length."""
         raise NotImplementedError
 
+    def _inferred(self) -> pa.Schema:
+        """The schema for all files, without columns if there are none. A column without values is text.
 
-def _inferred(paths: Sequence[str], read: Callable[[io.BytesIO], pa.Table]) -> dict[str, pa.Schema]:
-    """The schema of what ``read`` makes of each file, all of which is read; none of empty ones.
-
-    Raises:
-        UsageError: a file is larger than INFERRED_FILE_BYTES_MAX, cannot be read, or is not UTF-8.
-    """
-    schemas = {}
-    for path in paths:
-        with decompressed(path) as file:
-            data = file.read(INFERRED_FILE_BYTES_MAX + 1)
-        if len(data) > INFERRED_FILE_BYTES_MAX:
-            raise UsageError(
-                f"{path} has more than {INFERRED_FILE_BYTES_MAX // MIB} MiB, and all of it would be read for "
-                "the types of its columns: declare them with schema="
-            )
+        Raises:
+            UsageError: a file is larger than INFERRED_FILE_BYTES_MAX, cannot be read, or is not UTF-8; a
+                column has types with none in common, or numbers that no type holds.
+        """
+        types = InferredTypes()
+        for path in self._splits:
+            self._infer(path, types)
         try:
-            schemas[path] = schema = read(io.BytesIO(data)).schema
+            own, schema = types.own(), types.common()
+        except UnfitNumber as error:
+            place = error.place
+            file = io.BytesIO(_all_of(place.path))
+            line = next(
+                line for _, line, literal in self.literals(file, [place.part]) if literal == place.literal
+            )
+            raise UsageError(
+                f"{place.path}, line {line}: column {place.name!r} has {place.literal:.40}, {error}: declare "
+                "its type with schema=, such as float64, which rounds it"
+            ) from None
+        schema = pa.schema(
+            field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in schema
+        )
+        self._own = {path: each for path, each in own.items() if not each.equals(schema)}
+        return schema
+
+    def _infer(self, path: str, types: InferredTypes) -> None:
+        file = io.BytesIO(_all_of(path))
+        try:
+            table = self.whole(file)
+            unclear = types.add(path, table)
+            if unclear:
+                file.seek(0)
+                types.tell(path, self.literals(file, unclear))
         except pa.ArrowException as error:
             if not any(f"Empty {kind} file" in str(error) for kind in ("CSV", "JSON")):
                 raise UsageError(f"{path}: {error}: correct the file, or declare schema=") from error
-            continue
-        if not_text := [field.name for field in schema if pa.types.is_binary(field.type)]:
+            return
+        if not_text := [field.name for field in table.schema if pa.types.is_binary(field.type)]:
             raise UsageError(
                 f"{path}: column {not_text[0]!r} is not UTF-8: convert the file first, with iconv for "
                 "example, or declare the column as bytes with schema="
             )
-    return schemas
 
 
-def _common(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
-    """The schema for all files, without columns if there are none. A column without values is text.
-
-    Raises:
-        UsageError: a column has types with none in common.
-    """
-    return pa.schema(
-        field.with_type(pa.string()) if pa.types.is_null(field.type) else field
-        for field in (common_schema(schemas) if schemas else ())
-    )
+def _all_of(path: str) -> bytes:
+    """The file's bytes, decompressed. Raises UsageError: there are more than INFERRED_FILE_BYTES_MAX."""
+    with decompressed(path) as file:
+        data = file.read(INFERRED_FILE_BYTES_MAX + 1)
+    if len(data) > INFERRED_FILE_BYTES_MAX:
+        raise UsageError(
+            f"{path} has more than {INFERRED_FILE_BYTES_MAX // MIB} MiB, and all of it would be read for "
+            "the types of its columns: declare them with schema="
+        )
+    return data

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Collection, Iterator
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.json as pa_json
 
 from minishuffle.dataflow.operators.files import Paths, RecordFiles, opened, parsed_schema
+from minishuffle.dataflow.operators.inferred import Part
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import CSV_BLOCK_BYTES
 
 __all__ = ["JsonSource"]
+
+_VALUE: Final = re.compile(r"[^ \t\r\n]")
+"""How one begins."""
 
 
 class JsonSource(RecordFiles):
@@ -40,6 +47,12 @@ class JsonSource(RecordFiles):
         options = pa_json.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES)
         return pa_json.read_json(file, read_options=options)
 
+    def literals(self, file: io.BytesIO, parts: Collection[Part]) -> Iterator[tuple[Part, int, str]]:
+        for line, value in _objects(file.read().decode("utf-8-sig", "replace")):
+            for part in parts:
+                for literal in _numbers_at(value, part):
+                    yield part, line, literal
+
     def batches(self, path: str, file: io.BufferedReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         if not file.peek(1):
             return
@@ -55,3 +68,29 @@ class JsonSource(RecordFiles):
                     yield batch.select(schema.names)
         except pa.ArrowException as error:
             raise UsageError(f"{path}: {error}: correct the file, or the schema") from error
+
+
+class _Number(str):
+    """The literal of a number."""
+
+
+def _objects(text: str) -> Iterator[tuple[int, Any]]:
+    """The values in the text, with the line in which each begins, and with literals for their numbers."""
+    decoder = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_Number, strict=False)
+    place, line = 0, 1
+    while match := _VALUE.search(text, place):
+        begin = match.start()
+        line += text.count("\n", place, begin)
+        value, place = decoder.raw_decode(text, begin)
+        yield line, value
+        line += text.count("\n", begin, place)
+
+
+def _numbers_at(value: Any, part: Part) -> Iterator[str]:
+    if isinstance(value, list):
+        for each in value:
+            yield from _numbers_at(each, part[1:])
+    elif isinstance(value, dict):
+        yield from _numbers_at(value.get(part[0]), part[1:])
+    elif isinstance(value, _Number):
+        yield value

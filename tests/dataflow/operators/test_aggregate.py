@@ -238,11 +238,12 @@ def test_sums_are_exact_up_to_int64_and_refused_beyond(emit: Emission) -> None:
         aggregated("sum", emit, [-top, -2])
 
 
-def test_sums_take_booleans_and_refuse_large_unsigned_values() -> None:
+def test_sums_take_booleans_and_those_of_unsigned_values_are_decimals() -> None:
     assert aggregated("sum", "end", [True, None, True, False]) == [2]
-    assert aggregated("sum", "end", one_column([5, 6], pa.uint64())) == [11]
-    with pytest.raises(UsageError, match=r"a sum of column 'v' leaves the range of int64: cast the column"):
-        aggregated("sum", "end", one_column([2**63], pa.uint64()))
+    assert aggregated("sum", "end", one_column([5, 6], pa.uint32())) == [11]
+    large = one_column([2**64 - 1, None, 2**64 - 2], pa.uint64())
+    assert aggregated("sum", "end", large) == [Decimal(2**65 - 3)]
+    assert aggregated("sum", "end", [-1], large) == aggregated("sum", "end", large, [-1]) == [2**65 - 4]
 
 
 NULLS = pa.nulls(2)
