@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.exchange.schemas import require_plain
+from minishuffle.exchange.schemas import long_types, require_plain, with_types, without_dictionary
 from minishuffle.limits import ASYNC_CALLS_MAX, DURATION_MAX, NAME_BYTES_MAX, PARALLELISM_MAX
 
 if TYPE_CHECKING:
@@ -164,13 +164,11 @@ def check_columns(names: Sequence[str], known: Sequence[str] | None, method: str
 def check_key_types(schema: pa.Schema | None, names: Sequence[str]) -> None:
     """Raises UsageError if the schema is known and one of these columns is of a type that no key has."""
     if schema is not None:
-        import pyarrow as pa
-
-        from minishuffle.exchange.keys import hash_columns
+        from minishuffle.exchange.keys import family
 
         for name in names:
             try:
-                hash_columns([pa.array([], schema.field(name).type)])
+                family(without_dictionary(schema.field(name).type))
             except UsageError as error:
                 raise UsageError(f"key_by, column {name!r}: {error}") from error
 
@@ -271,7 +269,8 @@ def schema_message(schema: pa.Schema) -> bytes:
 
 
 def spark_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema with every timestamp in microseconds as Spark's are: a moment in UTC, or naive."""
+    """The schema with every timestamp in microseconds as Spark's are: a moment in UTC, or naive; and no
+    dictionary of views, which Spark does not read."""
     import pyarrow as pa
 
     fields = []
@@ -279,7 +278,8 @@ def spark_schema(schema: pa.Schema) -> pa.Schema:
         if pa.types.is_timestamp(field.type):
             field = field.with_type(pa.timestamp("us", "UTC" if field.type.tz else None))
         fields.append(field)
-    return pa.schema(fields)
+    schema = pa.schema(fields)
+    return with_types(schema, long_types(schema))
 
 
 def same_schema(one: pa.Schema | None, other: pa.Schema | None) -> bool:

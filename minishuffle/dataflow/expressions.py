@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from minishuffle.dataflow.arguments import check_columns
 from minishuffle.errors import UsageError
+from minishuffle.exchange.schemas import long_types, with_types
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,7 +59,7 @@ def _check_one_row(schema: pa.Schema, expression: pc.Expression, where: str) -> 
     from minishuffle.dataflow.operators.relational import computed
 
     try:
-        row = pa.table([pa.nulls(1, field.type) for field in schema], names=schema.names)
+        row = pa.table([pa.nulls(1, kind) for kind in long_types(schema)], names=schema.names)
         computed(row, [expression])
     except pa.ArrowException as error:
         if "non-scalar expression" in str(error):
@@ -85,5 +86,6 @@ def columns_read(expressions: Iterable[pc.Expression]) -> frozenset[str]:
 def _bound_type(schema: pa.Schema, expression: pc.Expression) -> pa.DataType:
     from minishuffle.dataflow.operators.relational import computed
 
-    kind: pa.DataType = computed(schema.empty_table(), [expression]).schema.field(0).type
+    empty = with_types(schema, long_types(schema)).empty_table()
+    kind: pa.DataType = computed(empty, [expression]).schema.field(0).type
     return kind

@@ -32,12 +32,12 @@ def aggregated_schema(
 
     from minishuffle.dataflow.operators.columns import result_type
     from minishuffle.dataflow.operators.windowarrow import MOMENT
+    from minishuffle.exchange.schemas import without_dictionary
 
     fields = []
     for name in keys:
         kind = schema.field(name).type
-        plain = at_end and pa.types.is_dictionary(kind)
-        fields.append(pa.field(name, kind.value_type if plain else kind))
+        fields.append(pa.field(name, without_dictionary(kind) if at_end else kind))
     if windows:
         fields += [pa.field("window_start", MOMENT), pa.field("window_end", MOMENT)]
     for name, (column, function) in aggregates.items():

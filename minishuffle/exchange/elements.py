@@ -26,7 +26,7 @@ import numpy as np
 from minishuffle.errors import RemoteProtocolError, ResourceExhausted, UsageError
 from minishuffle.exchange.narrowing import Narrowed, narrow, narrow_schema, text_bytes, widen
 from minishuffle.exchange.rows import pack_keyed_rows, pack_rows, unpack_keyed_rows, unpack_rows
-from minishuffle.exchange.schemas import with_innermost, without_dictionary
+from minishuffle.exchange.schemas import decoded, with_types
 from minishuffle.limits import ELEMENT_BYTES_MAX, SPILL_ELEMENT_BYTES
 
 if TYPE_CHECKING:
@@ -412,12 +412,11 @@ def _without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Dictionaries are state of a stream; an element stands for itself."""
     import pyarrow as pa
 
-    kinds = batch.schema.types
-    plain = [with_innermost(kind, without_dictionary) for kind in kinds]
-    if plain == kinds:
+    columns = list(map(decoded, batch.columns))
+    kinds = [column.type for column in columns]
+    if kinds == batch.schema.types:
         return batch
-    fields = [field.with_type(kind) for field, kind in zip(batch.schema, plain, strict=True)]
-    return batch.cast(pa.schema(fields, batch.schema.metadata))
+    return pa.RecordBatch.from_arrays(columns, schema=with_types(batch.schema, kinds))
 
 
 def _decode_arrow(payload: Any) -> pa.RecordBatch:

@@ -37,6 +37,7 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.errors import UsageError
+from minishuffle.exchange.schemas import decoded
 from minishuffle.kernels.machinecode import kernel, text_kernel
 
 __all__ = [
@@ -385,8 +386,7 @@ def hash_array(array: pa.Array) -> Vector:
     Raises:
         UsageError: the type cannot be a key.
     """
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = decoded(array)
     kind = array.type
     group = family(kind)
     if group == "null":

@@ -1,16 +1,27 @@
-"""Types of Arrow with the types in them replaced, at any depth."""
+"""Types of Arrow with the types in them replaced, at any depth, and columns cast to those."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from minishuffle.errors import WrongColumns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["require_plain", "with_innermost", "without_dictionary", "without_view"]
+__all__ = [
+    "converted",
+    "decoded",
+    "long_types",
+    "require_plain",
+    "with_innermost",
+    "with_long_dictionaries",
+    "with_long_dictionary",
+    "with_types",
+    "without_dictionary",
+    "without_view",
+]
 
 
 def require_plain(field: pa.Field) -> None:
@@ -60,10 +71,25 @@ def with_innermost(
 
 
 def without_dictionary(kind: pa.DataType) -> pa.DataType:
-    """What a dictionary holds, at any depth; any other type is itself."""
+    """What a dictionary holds, at any depth, long types for views; any other type is itself."""
     import pyarrow as pa
 
-    return with_innermost(kind.value_type, without_dictionary) if pa.types.is_dictionary(kind) else kind
+    if not pa.types.is_dictionary(kind):
+        return kind
+    return with_innermost(with_innermost(kind.value_type, without_dictionary), without_view)
+
+
+def with_long_dictionary(kind: pa.DataType) -> pa.DataType:
+    """For a dictionary of views that of the long types of what they show; any other type is itself.
+
+    pyarrow casts one to the other and back, and does nothing else with dictionaries of views.
+    """
+    import pyarrow as pa
+
+    if not pa.types.is_dictionary(kind):
+        return kind
+    held = with_innermost(kind.value_type, without_view)
+    return kind if held == kind.value_type else pa.dictionary(kind.index_type, held, kind.ordered)
 
 
 def without_view(kind: pa.DataType) -> pa.DataType:
@@ -73,3 +99,43 @@ def without_view(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_string_view(kind):
         return pa.large_string()
     return pa.large_binary() if pa.types.is_binary_view(kind) else kind
+
+
+def with_types(schema: pa.Schema, kinds: Iterable[pa.DataType]) -> pa.Schema:
+    """The schema with those types, in order."""
+    import pyarrow as pa
+
+    fields = [field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)]
+    return pa.schema(fields, schema.metadata)
+
+
+def converted(column: Any, kind: pa.DataType, *, safe: bool = True) -> Any:
+    """The column cast to a type, also from and to dictionaries of views, at any depth. Raises ArrowException
+    as pyarrow's cast does."""
+    for step in (
+        with_innermost(column.type, with_long_dictionary),
+        with_innermost(kind, with_long_dictionary),
+        kind,
+    ):
+        if column.type != step:
+            column = column.cast(step, safe=safe)
+    return column
+
+
+def long_types(schema: pa.Schema) -> list[pa.DataType]:
+    """The types of the columns, with no dictionary of views."""
+    return [with_innermost(kind, with_long_dictionary) for kind in schema.types]
+
+
+def with_long_dictionaries(data: Any) -> Any:
+    """A batch or table whose dictionaries are none of views."""
+    kinds = long_types(data.schema)
+    if kinds == data.schema.types:
+        return data
+    columns = [converted(column, kind) for column, kind in zip(data.columns, kinds, strict=True)]
+    return type(data).from_arrays(columns, schema=with_types(data.schema, kinds))
+
+
+def decoded(column: Any) -> Any:
+    """The column without dictionaries, at any depth."""
+    return converted(column, with_innermost(column.type, without_dictionary))

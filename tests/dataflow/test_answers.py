@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet
 import pytest
 
@@ -672,3 +673,59 @@ def test_joins_of_long_rows_give_batches_within_bytes(kind: str) -> None:
     ((most, rows),) = SEEN
     assert rows == 600
     assert most <= 2 * BATCH_BYTES_MAX
+
+
+# --- dictionaries of views, as Polars gives its categories ---------------------------------------------
+
+LETTERS = ["b", "a", None, "b"]
+LETTERS_TABLE = pa.table({"k": [1, 1, 2, 2], "t": range(4), "n": range(4)})
+
+
+def lettered(dictionary: pa.DataType) -> Table:
+    letters = pa.array(LETTERS, pa.dictionary(dictionary.index_type, pa.large_string())).cast(dictionary)
+    return Table.from_arrow(LETTERS_TABLE.append_column("x", letters)).event_time("t")
+
+
+def letters_filed(letters: Table, path: Path) -> list[Any]:
+    run(letters.to_files(path))
+    return run(Table.from_files(path).select("x").collect()).rows
+
+
+def grouped(rows: list[dict[str, Any]]) -> Counter[Any]:
+    return Counter(row["x"] for row in rows)
+
+
+@pytest.mark.parametrize("index", [pa.int8(), pa.uint32(), pa.uint64()], ids=str)
+def test_dictionaries_of_views_are_as_those_of_strings(index: pa.DataType, tmp_path: Path) -> None:
+    kind = pa.dictionary(index, pa.string_view())
+    letters, x = lettered(kind), pc.field("x")
+    all_of_them = Counter({"a": 1, "b": 2, None: 1})
+    cut = Cut(2, seed=1, rows=2)
+
+    def rows(table: Table) -> list[Any]:
+        return run(table.collect(), cut).rows
+
+    for emit in ("each", "end"):
+        counts = rows(letters.key_by("x").count(emit))  # type: ignore[arg-type]
+        assert {row["x"]: row["count"] for row in counts} == all_of_them
+    assert grouped(rows(letters.rebalance())) == all_of_them
+    assert grouped(letters_filed(letters, tmp_path / "direct")) == all_of_them
+    assert grouped(letters_filed(letters.rebalance(), tmp_path / "sent")) == all_of_them
+    assert letters_filed(letters.filter(pc.field("n") < 0), tmp_path / "none") == []
+    assert grouped(rows(letters.filter(x == "b"))) == {"b": 2}
+    assert grouped(rows(letters.with_columns(x=x.cast("string")))) == all_of_them
+    small = lettered(kind).filter(pc.field("n") < 2).select("x")
+    assert grouped(rows(letters.broadcast_join(small, "x"))) == {"a": 1, "b": 2}
+    both = rows(letters.key_by("x").join(letters.key_by("x"), within=timedelta(seconds=1)))
+    assert grouped(both) == {"a": 1, "b": 4}
+    extremes = letters.key_by("k").aggregate(
+        low=("x", "min"), high=("x", "max"), kinds=("x", "count_distinct")
+    )
+    assert sorted((r["k"], r["low"], r["high"], r["kinds"]) for r in rows(extremes)) == [
+        (1, "a", "b", 2),
+        (2, "b", "b", 1),
+    ]
+    assert [row["n"] for row in rows(letters.key_by("k").top_n(1, "x").filter(pc.field("k") == 1))] == [0]
+    assert grouped(rows(letters.to_rows().to_table({"k": int, "t": int, "n": int, "x": kind}))) == all_of_them
+    unknown = letters.map_batches(lambda batch: batch)
+    assert {row["x"]: row["count"] for row in rows(unknown.key_by("x").count())} == all_of_them

@@ -31,6 +31,7 @@ from minishuffle.dataflow.operators.chained import ChainedOperator, preview
 from minishuffle.dataflow.operators.convert import RowsToArrow, rows_of
 from minishuffle.dataflow.operators.widertype import in_schema, require_own_names, wider_schema
 from minishuffle.errors import CannotWrite, LocalProtocolError, ResourceExhausted, UsageError
+from minishuffle.exchange.schemas import long_types, with_long_dictionaries, with_types
 from minishuffle.exchange.sizes import pieces
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.limits import BATCH_ROWS_MAX, MIB
@@ -333,7 +334,7 @@ class FileSink(ChainedOperator):
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if isinstance(batch, pa.RecordBatch):
-            self._write(batch)
+            self._write(with_long_dictionaries(batch))  # pyarrow writes none of views
             return
         for rows in pieces(rows_of(batch)):
             if len(rows):
@@ -398,7 +399,8 @@ class FileSink(ChainedOperator):
     def finish(self, emit: Emit) -> None:
         has_parts = self._part or self._pending or self._named or any(self._files.listed.values())
         if not has_parts and self._known is not None and self.context.index == 0:
-            self._schema, self._part = self._known, self._begin()
+            self._schema = with_types(self._known, long_types(self._known))
+            self._part = self._begin()
         if self._part is not None:
             self._complete()
         self._files.wait()

@@ -16,7 +16,6 @@ __all__ = [
     "KeyColumn",
     "TextColumn",
     "as_far_as_they_fit",
-    "decoded",
     "exactly",
     "key_column",
     "null_marks",
@@ -43,11 +42,6 @@ def null_marks(array: pa.Array) -> Vector | None:
         return None
     marks: Vector = array.is_null().to_numpy(zero_copy_only=False)
     return marks
-
-
-def decoded(array: pa.Array) -> pa.Array:
-    """The array without dictionary encoding."""
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
 def exactly(array: pa.Array, kind: pa.DataType) -> pa.Array | None:

@@ -12,13 +12,13 @@ from minishuffle.dataflow.operators.keycolumns import (
     FixedColumn,
     KeyColumn,
     as_far_as_they_fit,
-    decoded,
     exactly,
     key_column,
 )
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.dataflow.operators.wordtable import WordTable
 from minishuffle.errors import UsageError
+from minishuffle.exchange.schemas import decoded
 
 __all__ = ["KeyIndex"]
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minishuffle.errors import WrongColumns
-from minishuffle.exchange.schemas import without_dictionary, without_view
+from minishuffle.exchange.schemas import converted, without_dictionary, without_view
 
 __all__ = ["check_order", "has_order", "row_order"]
 
@@ -60,4 +60,4 @@ def _sortable(column: Any) -> Any:
         kind = pa.decimal128(kind.precision, kind.scale)
     elif pa.types.is_float16(kind):
         kind = pa.float32()
-    return column if kind == column.type else column.cast(kind)
+    return converted(column, kind)

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.widertype import wider
+from minishuffle.exchange.schemas import converted, with_innermost, with_long_dictionary
 
 __all__ = ["MISFITS", "array_of", "type_of"]
 
@@ -68,9 +69,9 @@ _MAY_CUT: Final = {"integer", "date", "timestamp", "time", "duration"}
 
 def array_of(kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
     """Values as an Arrow array; raises one of ``MISFITS`` rather than lose a part of a value."""
-    array = pa.array(values, type=kind)
+    array = pa.array(values, type=with_innermost(kind, with_long_dictionary))
     _check(kind, values)
-    return array
+    return converted(array, kind)
 
 
 def type_of(values: Sequence[Any]) -> pa.DataType:

@@ -27,6 +27,7 @@ from minishuffle.dataflow.operators.times import HIDDEN_TIME
 from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import MissingColumn, UsageError, WrongColumns
 from minishuffle.exchange.gather import take, taken
+from minishuffle.exchange.schemas import with_long_dictionaries
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = [
@@ -239,6 +240,7 @@ def missing_column(error: Exception) -> str | None:
 def computed(table: pa.Table, expressions: list[pc.Expression]) -> pa.Table:
     """A column for each expression. Raises ArrowException if one fails, or does not fit the columns."""
     names = [str(number) for number in range(len(expressions))]
+    table = with_long_dictionaries(table)  # no function takes those of views
     plan = acero.Declaration.from_sequence(
         [
             acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from minishuffle.dataflow.nulls import misplaced_null
 from minishuffle.errors import UsageError
-from minishuffle.exchange.schemas import without_dictionary
+from minishuffle.exchange.schemas import converted, decoded, without_dictionary
 
 __all__ = [
     "DIGITS_MAX",
@@ -219,7 +219,7 @@ def _exactly(column: Any, kind: pa.DataType) -> Any:
     if column.type == kind:
         return column
     if pa.types.is_dictionary(column.type):
-        column = pc.dictionary_decode(column)
+        column = decoded(column)
     cast, given = as_type(column, kind), column.type
     for part, within in _parts(column, kind):
         _exactly(part, within)
@@ -271,9 +271,9 @@ def as_type(column: Any, kind: pa.DataType, *, safe: bool = True) -> Any:
     if column.type == kind:
         return column
     if pa.types.is_dictionary(column.type):
-        column = pc.dictionary_decode(column)
+        column = decoded(column)
     if pa.types.is_decimal(kind) and pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())  # pyarrow casts booleans to no decimals
     elif pa.types.is_decimal(kind) and pa.types.is_float16(column.type):
         column = column.cast(pa.float32())  # nor these
-    return column.cast(kind, safe=safe)
+    return converted(column, kind, safe=safe)
