@@ -13,6 +13,7 @@ from rich.text import Text
 from minishuffle.cli.terminal import encodable
 from minishuffle.client import cause_text, failure_lines
 from minishuffle.counters import LIMITS, TaskCounters
+from minishuffle.ids import Address
 from minishuffle.wire.requests import ClusterStatus, JobInfo, TaskInfo
 
 __all__ = [
@@ -136,7 +137,7 @@ def show_status(status: ClusterStatus) -> None:
         table.add_row(
             str(worker.worker),
             standby if worker.standby and worker.state == "alive" else worker.state,
-            f"{worker.host}:{worker.data_port}",
+            str(Address(worker.host, worker.data_port)),
             str(worker.pid),
             f"{worker.slots_free}/{worker.slots}",
             f"{worker.heartbeat_age_seconds:.1f} s ago",
@@ -144,6 +145,12 @@ def show_status(status: ClusterStatus) -> None:
             ", ".join(f"{peer.connections} to {peer.worker}" for peer in worker.peers) or "-",
         )
     out.print(table)
+    if confined := [worker for worker in status.workers if worker.confined]:
+        names = ", ".join(str(worker.worker) for worker in confined)
+        out.print(
+            f"other hosts cannot reach worker {names}, at a loopback address: jobs that run on several hosts "
+            "get no slots there; start it with --host or --advertise"
+        )
     if status.jobs:
         out.print()
         show_jobs(status.jobs)

@@ -62,13 +62,12 @@ def coordinator() -> None:
 
 def process_options(command: Any) -> Any:
     """Options of both kinds of process."""
-    host = click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
     parent = click.option(
         "--exit-with-parent",
         is_flag=True,
         help="Stop when standard input reaches its end without a line 'detach'.",
     )
-    return settings_options(host(parent(late_global_options(command))))
+    return settings_options(parent(late_global_options(command)))
 
 
 @worker.command("start")
@@ -88,6 +87,18 @@ def process_options(command: Any) -> Any:
     "--web-port", type=click.IntRange(0, 65535), default=0, help="Port of /metrics; 0 takes any free one."
 )
 @click.option("--standby", is_flag=True, help="Wait, with everything loaded, for the slots of a lost worker.")
+@click.option(
+    "--host",
+    default="",
+    help="Address to listen on. Default: that of this machine by which it reaches the coordinator.",
+)
+@click.option(
+    "--advertise",
+    default="",
+    metavar="ADDRESS",
+    help="Address by which others reach this worker, if it is not --host. Default, for a --host that stands "
+    "for all: the one that the coordinator sees.",
+)
 @process_options
 @click.pass_context
 def start_worker(
@@ -98,6 +109,7 @@ def start_worker(
     web_port: int,
     standby: bool,
     host: str,
+    advertise: str,
     exit_with_parent: bool,
     **values: Any,
 ) -> None:
@@ -121,6 +133,7 @@ def start_worker(
             secret=secret,
             cluster=session.cluster,
             host=host,
+            advertise=advertise,
             requested_worker=number,
             standby=standby,
             spool_directory=str(directory),
@@ -146,6 +159,7 @@ def _pin(processor: int) -> None:
 @coordinator.command("start")
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True)
 @click.option("--web-port", type=click.IntRange(0, 65535), help="Web page and metrics. Default: --port + 1.")
+@click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
 @process_options
 @click.pass_context
 def start_coordinator(

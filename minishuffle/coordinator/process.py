@@ -47,9 +47,10 @@ from minishuffle.ids import Address, Changes, RecordKey
 from minishuffle.transport.addresses import cannot_listen
 from minishuffle.transport.admission import RefusalLog
 from minishuffle.transport.control import ControlLink, ControlServer
+from minishuffle.transport.interfaces import host_identity
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import ControlMessage, DeployTasks
+from minishuffle.wire.messages import ControlMessage, DeployTasks, Register
 from minishuffle.wire.requests import Failure
 
 __all__ = ["Coordinator", "run_coordinator"]
@@ -139,6 +140,7 @@ class Coordinator:
             pid=os.getpid(),
             term=journal.term,
             wall_offset=self._wall_offset,
+            identity=host_identity(),
         )
         self._state = CoordinatorState(settings, facts, journal.records, random.random, self._loop.time())
         self._journal = journal
@@ -244,6 +246,8 @@ class Coordinator:
         state, loop = self._state, self._loop
 
         def on_message(message: ControlMessage, request: int) -> None:
+            if isinstance(message, Register):
+                message = message.model_copy(update={"seen": link.remote_host})
             if link.peer.role == Role.WORKER:
                 self._carry_out(state.worker_message(number, message, loop.time()))
             else:

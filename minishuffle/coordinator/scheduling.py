@@ -20,6 +20,7 @@ from minishuffle.dataflow.arguments import checked_job_name
 from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
 from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.wire.advertised import linkable_groups, unlinkable
 from minishuffle.wire.messages import (
     CancelTasks,
     ConsumerEnds,
@@ -63,6 +64,8 @@ __all__ = [
 # tuple with the worker id of each slot.
 
 
+WORKERS_NAMED: Final = 5
+"""In one text."""
 TERMS_SHOWN = 8
 """Terms of the arithmetic in an error; the largest come first."""
 
@@ -216,12 +219,44 @@ def admit(graph: JobGraph, workers: Sequence[Worker], held: Holdings) -> tuple[P
     Raises:
         ResourceExhausted: it does not fit; with the arithmetic.
     """
+    refused: list[ResourceExhausted] = []
+    regular = [worker for worker in workers if not worker.standby]
     spare = sum(worker.slots for worker in workers if worker.standby)
-    workers = [worker for worker in workers if not worker.standby]
-    free = {worker.worker: max(0, worker.slots - held.slots[worker.worker]) for worker in workers}
+    groups = [
+        [worker for number, worker in enumerate(regular) if number in group]
+        for group in linkable_groups([worker.about for worker in regular])
+    ]
+    free = {worker.worker: max(0, worker.slots - held.slots[worker.worker]) for worker in regular}
+    for group in sorted(groups, key=lambda group: -sum(free[worker.worker] for worker in group)):
+        apart = [worker for worker in regular if worker not in group]
+        try:
+            return _admit_to(graph, group, held, _not_there(group, spare, apart))
+        except ResourceExhausted as error:
+            refused.append(error)
+    raise refused[0]
+
+
+def _not_there(workers: Sequence[Worker], spare: int, apart: Sequence[Worker]) -> str:
+    """What slots a job cannot have, for the arithmetic: ``spare`` ones of standby workers, and those of
+    workers ``apart``, which cannot link with these."""
     gone = [f"{len(each.written_off)} of worker {each.worker}" for each in workers if each.written_off]
-    lost = f" (written off: {', '.join(gone)}, where tasks that were abandoned still run)" if gone else ""
-    lost += f" ({spare} more are on standby, for those of lost workers alone)" if spare else ""
+    text = f" (written off: {', '.join(gone)}, where tasks that were abandoned still run)" if gone else ""
+    text += f" ({spare} more are on standby, for those of lost workers alone)" if spare else ""
+    if confined := [each for each in [*workers, *apart] if each.on_loopback and apart]:
+        names = ", ".join(each.place for each in confined[:WORKERS_NAMED])
+        more = sum(worker.slots for worker in apart)
+        text += (
+            f" ({more} more cannot be had together with these: other hosts do not reach {names}; start what "
+            "is on loopback with --host or --advertise, and an address of the network)"
+        )
+    return text
+
+
+def _admit_to(
+    graph: JobGraph, workers: Sequence[Worker], held: Holdings, lost: str
+) -> tuple[Placement, dict[int, int]]:
+    """The same among workers that can link with each other; ``lost`` is for the arithmetic."""
+    free = {worker.worker: max(0, worker.slots - held.slots[worker.worker]) for worker in workers}
     placement = place(free, sum(worker.slots for worker in workers), graph, lost)
     needs = buffers_needed(graph, placement)
     total = {worker.worker: worker.about.segments for worker in workers}
@@ -245,13 +280,21 @@ def move_lost_slots(
         rank = 1 if not worker.standby else 0 if loaded else 2
         return number not in called, rank, held[number], -free[number], number
 
+    def links(worker: Worker) -> bool:
+        """It can link with the others that have slots of the job."""
+        return not any(
+            unlinkable(worker.about, other.about)
+            for other in workers
+            if held[other.worker] and other is not worker
+        )
+
     used, required = held_by_all.slots.copy(), held_by_all.segments.copy()
     held, segments = job.slots.held(), job.slots.segments
     for slot in slots:
         free = {worker.worker: worker.slots - used[worker.worker] for worker in workers}
         for worker in sorted(workers, key=order):
             number = worker.worker
-            if free[number] <= 0:
+            if free[number] <= 0 or not links(worker):
                 continue
             there = [
                 each

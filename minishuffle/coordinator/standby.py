@@ -37,11 +37,15 @@ class Preparations:
         running = [job for job in jobs if not job.stopping]
         messages: list[tuple[int, ControlMessage]] = []
         if running:
-            dial = Dial(term=self._term, peer=worker.address)
-            messages += [(each.worker, dial) for each in workers if each.standby and each is not worker]
+            messages += self.worker_moved(worker, workers)
         if worker.standby:
             messages += [(worker.worker, self._prepare(worker, job, workers)) for job in running]
         return messages
+
+    def worker_moved(self, worker: Worker, workers: Iterable[Worker]) -> list[tuple[int, ControlMessage]]:
+        """A worker is at an address that standby workers do not know: what to send to whom."""
+        dial = Dial(term=self._term, peer=worker.address)
+        return [(each.worker, dial) for each in workers if each.standby and each is not worker]
 
     def _prepare(self, worker: Worker, job: Job, workers: Sequence[Worker]) -> PrepareJob:
         programs = {number: vertex.program for number, vertex in enumerate(job.graph.vertices)}

@@ -55,6 +55,8 @@ from minishuffle.wire.clients import ResultExpected, UpstreamExpected, WriteBegu
 from minishuffle.wire.inquiries import AskWorkers, WorkerAnswered
 from minishuffle.wire.messages import (
     Acknowledge,
+    Advertise,
+    Advertised,
     AskDial,
     Collected,
     ControlMessage,
@@ -350,6 +352,8 @@ class CoordinatorState:
         joined = self._preparations.worker_joined(worker, self._workers.alive(), self._jobs.active())
         for number, ahead in joined:
             self._send_to(number, ahead)
+        for each, toward in self._workers.to_advertise(worker):
+            self._send(each, Advertise(term=self._facts.term, toward=toward))
         self._touch_waiting()
 
     def _from_worker(self, worker: Worker, message: ControlMessage, now: float) -> None:
@@ -371,6 +375,8 @@ class CoordinatorState:
                 dialer = self._workers.get_alive(target)
                 if dialer is not None and dialer is not worker:
                     self._send(dialer, Dial(term=self._facts.term, peer=worker.address))
+            case Advertised(host=host):
+                self._advertised(worker, host)
             case PeerSuspicion():
                 self._suspected(worker, message, at)
             case Shutdown(reason=reason):
@@ -381,6 +387,14 @@ class CoordinatorState:
             case _:
                 why = f"it sent {message.type}, which no worker may"  # type: ignore[attr-defined]
                 self._cut_off(worker, why, now, "malformed")
+
+    def _advertised(self, worker: Worker, host: str) -> None:
+        """It has an address for other hosts: it can have slots of jobs that run there too."""
+        if self._workers.advertised(worker, host):
+            self._changed[worker.worker] = worker
+            for number, dial in self._preparations.worker_moved(worker, self._workers.alive()):
+                self._send_to(number, dial)
+            self._touch_waiting()
 
     def _suspected(self, by: Worker, message: PeerSuspicion, at: float) -> None:
         """Nothing follows but a line for those who wonder where their rows are: a suspicion is no verdict."""

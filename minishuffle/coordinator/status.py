@@ -40,6 +40,8 @@ class CoordinatorFacts:
     term: int
     wall_offset: float
     """Wall clock minus the clock of ``now``, in seconds."""
+    identity: str = ""
+    """That of its host, see ``host_identity``."""
 
 
 class ClusterView(NamedTuple):
@@ -78,7 +80,7 @@ def status_reply(request: StatusRequest, cluster: ClusterView, now: float) -> Co
 def _cluster_status(cluster: ClusterView, now: float, *, show_jobs: bool) -> ClusterStatus:
     """Workers with their connections, and jobs, if any are shown, without what their sinks returned."""
     facts = cluster.facts
-    used = cluster.jobs.held.slots
+    used, confined = cluster.jobs.held.slots, cluster.workers.confined(facts.identity)
     return ClusterStatus(
         cluster=facts.cluster,
         version=facts.version,
@@ -86,7 +88,10 @@ def _cluster_status(cluster: ClusterView, now: float, *, show_jobs: bool) -> Clu
         pid=facts.pid,
         web_port=cluster.web_port,
         journal_problem=cluster.journal_problem,
-        workers=[worker.info(used[worker.worker], now) for worker in cluster.workers],
+        workers=[
+            worker.info(used[worker.worker], now, confined=worker.worker in confined)
+            for worker in cluster.workers
+        ],
         jobs=[job.info(results=False) for job in cluster.jobs.values() if show_jobs],
     )
 

@@ -11,6 +11,8 @@ from minishuffle import limits
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import WorkerEntry
 from minishuffle.errors import UsageError
+from minishuffle.ids import Address
+from minishuffle.wire.advertised import advertised_host, host_problem, is_loopback
 from minishuffle.wire.messages import (
     Heartbeat,
     PeerReport,
@@ -93,7 +95,17 @@ class Worker:
             applied=self.applied,
         )
 
-    def info(self, slots_used: int, now: float) -> WorkerInfo:
+    @property
+    def place(self) -> str:
+        """Its name with the address that it advertises, for texts."""
+        return f"worker {self.worker} ({Address(self.about.host, self.about.data_port)})"
+
+    @property
+    def on_loopback(self) -> bool:
+        """The address that it advertises leads to whoever uses it."""
+        return is_loopback(self.about.host)
+
+    def info(self, slots_used: int, now: float, *, confined: bool = False) -> WorkerInfo:
         admits = self.state == "alive" and not self.standby
         return WorkerInfo(
             worker=self.worker,
@@ -106,6 +118,7 @@ class Worker:
             slots=self.about.slots,
             slots_free=max(0, self.slots - slots_used) if admits else 0,
             standby=self.standby,
+            confined=confined,
             heartbeat_age_seconds=max(0.0, now - self.heard_at),
             report=self.report,
             peers=self.peers,
@@ -118,7 +131,25 @@ class Worker:
 
 
 def _process(about: Register) -> tuple[str, int, int]:
-    return about.host, about.pid, about.data_port
+    """What stays the same, whatever address it advertises."""
+    return about.identity, about.pid, about.data_port
+
+
+def _settled(about: Register) -> Register:
+    """With the address that the worker advertises as its host.
+
+    Raises:
+        UsageError: nobody can connect there.
+    """
+    host = advertised_host(about)
+    if problem := host_problem(host):
+        raise UsageError(
+            f"the worker cannot advertise {host!r}, which {problem}: start it with --advertise, and an "
+            "address by which other hosts reach it"
+        )
+    if not about.data_port:
+        raise UsageError("the worker cannot advertise port 0: others dial the port that it listens on")
+    return about.model_copy(update={"host": host})
 
 
 class RegistryNumbers(NamedTuple):
@@ -206,8 +237,10 @@ class WorkerRegistry:
             is_awaited: tasks wait for a slot.
 
         Raises:
-            UsageError: its Python or segment size does not match, or its id is taken.
+            UsageError: its Python or segment size does not match, its id is taken, or nobody can connect to
+                the address that it advertises.
         """
+        about = _settled(about)
         self._check(about)
         number = about.requested_worker or self.highest + 1
         self.highest = max(self.highest, number)
@@ -244,6 +277,10 @@ class WorkerRegistry:
                 f"worker {about.requested_worker} was declared lost while it was away, and its tasks have "
                 "been given to others; start it again"
             )
+        host = _settled(about).host
+        if is_loopback(host):  # Where the coordinator is now says nothing of the other workers.
+            host = worker.about.host
+        worker.about = worker.about.model_copy(update={"host": host, "seen": about.seen})
         before = worker.link
         self._by_link.pop(before, None)
         self._by_link[link] = worker
@@ -304,6 +341,35 @@ class WorkerRegistry:
         ended = worker.written_off - stuck
         worker.written_off -= ended
         return bool(ended)
+
+    # --- addresses -------------------------------------------------------------------------------
+
+    def to_advertise(self, newcomer: Worker) -> list[tuple[Worker, str]]:
+        """Workers on loopback addresses to which, or as which, one of another host has come: each with an
+        address of such a host."""
+
+        def way(to: Worker) -> str:
+            return to.about.seen if to.on_loopback and to.about.seen else to.about.host
+
+        others = [each for each in self.alive() if each.about.identity != newcomer.about.identity]
+        found = [(each, way(newcomer)) for each in others if each.on_loopback]
+        if others and newcomer.on_loopback:
+            found.append((newcomer, way(others[0])))
+        return found
+
+    def advertised(self, worker: Worker, host: str) -> bool:
+        """It advertises that from now on; False if nobody can connect there, or nothing is new."""
+        if not host or host_problem(host) or is_loopback(host) or host == worker.about.host:
+            return False
+        worker.about = worker.about.model_copy(update={"host": host})
+        return True
+
+    def confined(self, identity: str) -> set[int]:
+        """Workers that those of other hosts cannot reach, if there are any; ``identity`` is the
+        coordinator's."""
+        there = self.there()
+        hosts = {identity, *(each.about.identity for each in there)}
+        return {each.worker for each in there if each.on_loopback} if len(hosts) > 1 else set()
 
     # --- time ------------------------------------------------------------------------------------
 

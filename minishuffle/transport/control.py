@@ -48,7 +48,8 @@ OnClosed = Callable[[Exception | None], None]
 class ControlLink(asyncio.Protocol):
     """One control connection; made by :class:`ControlServer` and :func:`connect_control` only.
 
-    ``peer`` is proven, ``remote`` and ``local`` are ``HOST:PORT``. All calls are on the loop's thread. While
+    ``peer`` is proven, ``remote`` and ``local`` are ``HOST:PORT``, and ``remote_host`` is the first of these
+    alone. All calls are on the loop's thread. While
     it is not ``writable``, whoever can should wait; ``on_writable`` is called once it is again.
     """
 
@@ -61,7 +62,7 @@ class ControlLink(asyncio.Protocol):
         values_max: int = limits.CONTROL_FRAME_BYTES_MAX,
     ) -> None:
         """Exactly one of ``proven`` and ``failed`` follows ``opened``; ``failed`` gets a reason."""
-        self.remote = self.local = ""
+        self.remote = self.local = self.remote_host = ""
         self._handshake: Handshake | None = handshake
         self._peer: Identity | None = None
         self._opened, self._proven, self._failed = opened, proven, failed
@@ -154,7 +155,8 @@ class ControlLink(asyncio.Protocol):
         self._connected = transport  # type: ignore[assignment]
         close_in_forks(transport.get_extra_info("socket"))
         self.local = host_port(transport.get_extra_info("sockname"))
-        self.remote = host_port(transport.get_extra_info("peername"))
+        self.remote = host_port(peer := transport.get_extra_info("peername"))
+        self.remote_host = str(peer[0]) if isinstance(peer, tuple) else ""
         self._opened(self)
         if self._handshake is not None and (hello := self._handshake.start()):
             self._transport.write(hello)

@@ -294,6 +294,13 @@ class RecoveryStep(ControlMessage):
 class Register(ControlMessage):
     type: Literal["register"] = "register"
     host: Name
+    """Where it listens; in the coordinator, what it advertises."""
+    advertise: Name = ""
+    """The address that others are to use, if it was given one."""
+    identity: Name = ""
+    """The same for all processes that share a loopback address: see ``host_identity``."""
+    seen: Name = ""
+    """The address that its control link comes from, as the coordinator's shell sees it."""
     data_port: Port
     metrics_port: Port
     pid: int
@@ -431,6 +438,14 @@ class AskDial(ControlMessage):
     term: int
     worker: WorkerNumber
     target: WorkerNumber
+
+
+class Advertised(ControlMessage):
+    """The answer to Advertise. An empty ``host``: it listens on loopback alone, or has no way there."""
+
+    type: Literal["advertised"] = "advertised"
+    term: int
+    host: Name
 
 
 class PeerSuspicion(ControlMessage):
@@ -590,6 +605,15 @@ class Dial(ControlMessage):
     type: Literal["dial"] = "dial"
     term: int
     peer: WorkerAddress
+
+
+class Advertise(ControlMessage):
+    """A worker of another host has come: advertise the address of the interface by which you reach it."""
+
+    type: Literal["advertise"] = "advertise"
+    term: int
+    toward: Name
+    """An address of that host."""
 
 
 class WorkerLost(ControlMessage):

@@ -95,6 +95,9 @@ class WorkerInfo(ControlMessage):
     slots_free: int
     standby: bool = False
     """It takes slots of lost workers, and no others until then."""
+    confined: bool = False
+    """There are processes on other hosts, which cannot reach it: its address is loopback's. It takes slots
+    only of jobs that run on its host alone."""
     heartbeat_age_seconds: float
     report: WorkerReport
     peers: list[PeerReport]

@@ -75,9 +75,12 @@ class Dialing:
         return self._peers[worker].address
 
     def announce(self, address: WorkerAddress) -> bool:
-        """The coordinator says where a worker is; True if that is another process than before."""
+        """The coordinator says where a worker is; True if that is another process than before. The same one
+        may have another address by now, for the next dial."""
         worker, epoch = address.worker, address.epoch
         if worker == self._worker or epoch <= self.announced(worker):
+            if worker in self._peers and epoch == self.announced(worker):
+                self._peers[worker].address = address
             return False
         self._stop(worker)
         self._peers[worker] = _Peer(address)

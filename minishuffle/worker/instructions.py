@@ -160,6 +160,13 @@ class DialPeer:
 
 
 @dataclass(frozen=True, slots=True)
+class FindAddress:
+    """Say by which address of this host that one is reached, and advertise it from now on."""
+
+    toward: str
+
+
+@dataclass(frozen=True, slots=True)
 class CloseLinks:
     """Let go of the link to that worker if it is of that epoch or an earlier one."""
 
@@ -274,6 +281,7 @@ Instruction: TypeAlias = (
     | ForgetJob
     | Send
     | DialPeer
+    | FindAddress
     | CloseLinks
     | RequestPartition
     | ConnectLocal

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Final
 
@@ -28,10 +28,13 @@ from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import Address, AttemptId
 from minishuffle.transport.control import ControlLink, connect_control
+from minishuffle.transport.interfaces import address_toward
 from minishuffle.transport.tcp import DataEndpoint
+from minishuffle.wire.advertised import is_loopback, is_wildcard
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
+    Advertised,
     ControlMessage,
     Heartbeat,
     Register,
@@ -40,7 +43,6 @@ from minishuffle.wire.messages import (
     SourcePositions,
     TaskReleased,
     TaskStateChanged,
-    WorkerAddress,
     WritePosition,
 )
 from minishuffle.wire.outputs import FileCompleted
@@ -63,6 +65,7 @@ from minishuffle.worker.instructions import (
     Exit,
     FailChannel,
     Fence,
+    FindAddress,
     ForgetJob,
     Instruction,
     KeepResults,
@@ -131,7 +134,8 @@ class Worker:
             settings.ping_interval,
             suspect_after=settings.suspect_after,
         )
-        self._dials: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
+        """Dials, and what else is awaited beside the loop's other work."""
         self._timers = Timers(self._loop, self.loop_lag)
         self._alarm = Alarm(self._loop, self._on_alarm)
         """For the machine's next deadline."""
@@ -142,6 +146,8 @@ class Worker:
         self._unregistered: ControlLink | None = None
         """A link over which the answer to a registration is awaited."""
         self._request: Register | None = None
+        self._given_address = False
+        """It was started with an address to advertise."""
         self._home: Address | None = None
         """Where the coordinator was found last."""
         self._return: asyncio.Task[None] | None = None
@@ -180,6 +186,7 @@ class Worker:
             ShuffleError: the coordinator refuses, or went away.
         """
         self._request, self._home = request, home
+        self._given_address = bool(request.advertise)
         reply = await self._ask(control, request)
         self._timers.every("heartbeat", reply.heartbeat_interval, self._heartbeat)
         self._timers.every("lag", LAG_PROBE_SECONDS, lambda: None)
@@ -401,8 +408,8 @@ class Worker:
             deadline = self._loop.time() + self.settings.task_cancel_timeout
             while any(thread.is_alive() for thread in threads) and self._loop.time() < deadline:
                 await asyncio.sleep(0.02)
-        for dial in self._dials:
-            dial.cancel()
+        for task in self._background:
+            task.cancel()
         await self.endpoint.close()
         self._inbox.close()
         self._alarm.cancel()
@@ -473,8 +480,7 @@ class Worker:
                 deployment.count_received(instruction)
             case Attach():
                 partition = deployment.partition(instruction.producer, instruction.request.edge)
-                view = self._peers.attach(instruction, partition)
-                if view is not None:
+                if (view := self._peers.attach(instruction, partition)) is not None:
                     deployment.count_sent(instruction, view)
             case Refuse():
                 self._peers.refuse(instruction)
@@ -483,8 +489,7 @@ class Worker:
             case AbandonTask(key):
                 self._abandon(deployment.attempts[key])
             case FailChannel(key, generation, error):
-                failed = deployment.channel(key)
-                if failed is not None:
+                if (failed := deployment.channel(key)) is not None:
                     failed.fail(generation, error)
             case Fence():
                 deployment.fence(instruction)
@@ -499,7 +504,9 @@ class Worker:
                 self._programs.forget(job)
                 self._peers.external.forget(job)
             case DialPeer(peer):
-                self._dial(peer)
+                self._in_background(self._peers.dial(peer), f"dial worker {peer.worker}")
+            case FindAddress(toward):
+                self._in_background(self._advertise(toward), f"find an address toward {toward}")
             case CloseLinks():
                 self._peers.close(instruction)
             case ServeStream(message):
@@ -549,10 +556,30 @@ class Worker:
                 )
             )
 
-    def _dial(self, peer: WorkerAddress) -> None:
-        task = self._loop.create_task(self._peers.dial(peer), name=f"dial worker {peer.worker}")
-        self._dials.add(task)
-        task.add_done_callback(self._dials.discard)
+    def _in_background(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = self._loop.create_task(work, name=name)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _advertise(self, toward: str) -> None:
+        """Have others use the address by which that host is reached, if this worker listens on all and was
+        given none; say so if it has none."""
+        assert self._request is not None
+        found = ""
+        if is_wildcard(self._request.host) and not self._given_address:
+            found = await address_toward(toward)
+        if found and not is_loopback(found):
+            self._request = self._request.model_copy(update={"advertise": found})
+            _log.warning("there are workers on other hosts: this one advertises %s from now on", found)
+        else:
+            found = ""
+            _log.warning(
+                "there are workers on other hosts, as at %s, which cannot reach this one at %s: it takes no "
+                "slots of jobs that run on several hosts; start it with --host or --advertise",
+                toward,
+                self._request.advertise or self._request.host,
+            )
+        self._send(Advertised(term=self._state.term, host=found))
 
     # --- tasks (called on the loop through the inbox) ------------------------------------------------
 

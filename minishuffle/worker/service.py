@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, Protocol
 
 from minishuffle.config import ClusterSettings, CoordinatorPlace
 from minishuffle.counters import (
@@ -14,6 +14,8 @@ from minishuffle.counters import (
 from minishuffle.errors import PeerLost
 from minishuffle.ids import Address
 from minishuffle.transport.control import connect_control
+from minishuffle.transport.interfaces import address_toward
+from minishuffle.wire.advertised import is_loopback
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.worker.interpreter import tune_interpreter
@@ -21,6 +23,8 @@ from minishuffle.worker.process import COORDINATOR_SECONDS_MAX, Worker
 from minishuffle.worker.workerreports import registration
 
 __all__ = ["run_worker"]
+
+LOOPBACK: Final = "127.0.0.1"
 
 
 class _Closeable(Protocol):
@@ -37,6 +41,7 @@ async def run_worker(
     secret: bytes,
     cluster: str,
     host: str,
+    advertise: str = "",
     requested_worker: int,
     standby: bool = False,
     spool_directory: str | None = None,
@@ -48,6 +53,8 @@ async def run_worker(
     """Run a worker until ``stop`` is set, the coordinator ends it, or none is found any more.
 
     Args:
+        host: where it listens; empty: where it reaches the coordinator.
+        advertise: the address that others use; empty: see :mod:`~minishuffle.wire.advertised`.
         spool_directory: where sinks keep what other programs read; None: the system's for temporary files.
         find: where the coordinator is by now, if that is known; ``coordinator`` is where it is at first.
         web: starts the metrics server (snapshot, host).
@@ -58,6 +65,7 @@ async def run_worker(
     """
     tune_interpreter(settings.switch_interval, lets_tasks_finish=settings.loop_lets_tasks_finish)
     worker = Worker(settings, cluster, secret, spool_directory, find)
+    host = host or await _near(coordinator)
     data_port = await worker.endpoint.listen(host)
     server = await web(worker.snapshot, host)
 
@@ -68,6 +76,7 @@ async def run_worker(
             settings,
             worker.pool,
             host=host,
+            advertise=advertise,
             data_port=data_port,
             metrics_port=server.port,
             requested_worker=requested_worker,
@@ -79,7 +88,16 @@ async def run_worker(
         if reason := await worker.ended:
             raise PeerLost(reason)
 
-    serving, stopping = asyncio.create_task(serve()), asyncio.create_task(stop.wait())
+    try:
+        await _until_ended(serve(), stop)
+    finally:
+        await worker.close()
+        await server.close()
+
+
+async def _until_ended(serve: Coroutine[None, None, None], stop: asyncio.Event) -> None:
+    """Serve until that ends, or until ``stop`` is set. Raises what serving raises before."""
+    serving, stopping = asyncio.create_task(serve), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
@@ -88,5 +106,9 @@ async def run_worker(
         for task in (serving, stopping):
             task.cancel()
         await asyncio.gather(serving, stopping, return_exceptions=True)
-        await worker.close()
-        await server.close()
+
+
+async def _near(coordinator: Address) -> str:
+    """Where a worker listens that was not told where: on loopback if the coordinator is there."""
+    near = is_loopback(coordinator.host)
+    return LOOPBACK if near else await address_toward(coordinator.host) or LOOPBACK

@@ -27,6 +27,7 @@ from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.inquiries import WorkerAsked
 from minishuffle.wire.messages import (
     Acknowledge,
+    Advertise,
     AskDial,
     CancelTasks,
     ConsumersEnded,
@@ -60,6 +61,7 @@ from minishuffle.worker.instructions import (
     Exit,
     FailChannel,
     Fence,
+    FindAddress,
     ForgetJob,
     Instruction,
     KeepResults,
@@ -194,6 +196,8 @@ class WorkerState:
                 return [KeepResults(message)]
             case Acknowledge():
                 return [Acknowledged(message.number, message.refused, message.journaled)]
+            case Advertise(toward=toward):
+                return [FindAddress(toward)]
             case WorkerAsked():
                 return [AnswerQuestion(message)]
             case Shutdown():

@@ -14,6 +14,7 @@ from minishuffle.counters import ConnectionCounters, Histogram, WorkerSnapshot
 from minishuffle.errors import ResourceExhausted, clipped, text_of
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import AttemptId
+from minishuffle.transport.interfaces import host_identity
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import ErrorInfo, Register, TaskStateChanged, WorkerReport
 from minishuffle.worker.instructions import state_change
@@ -27,6 +28,7 @@ def registration(
     pool: NetworkBufferPool,
     *,
     host: str,
+    advertise: str,
     data_port: int,
     metrics_port: int,
     requested_worker: int,
@@ -35,6 +37,8 @@ def registration(
     """What this process says when it registers."""
     return Register(
         host=host,
+        advertise=advertise,
+        identity=host_identity(),
         data_port=data_port,
         metrics_port=metrics_port,
         pid=os.getpid(),

@@ -111,7 +111,7 @@ def test_what_is_found_of_an_earlier_link_says_nothing_of_this_one(cluster: Fake
     assert states(cluster) == ["alive", "lost"]
 
 
-@pytest.mark.parametrize("forged", [{"pid": 7}, {"data_port": 7}, {"host": "10.9.9.9"}])
+@pytest.mark.parametrize("forged", [{"pid": 7}, {"data_port": 7}, {"identity": "another host"}])
 def test_only_the_same_process_comes_back(
     cluster: FakeCluster, pair: Pair, make_graph: MakeGraph, forged: dict[str, Any]
 ) -> None:

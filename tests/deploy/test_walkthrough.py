@@ -83,13 +83,14 @@ class Nodes:
         found = re.search(r"^ExecStart=(.+)$", text, re.MULTILINE)
         assert found is not None
         given = (self._deploy / "systemd" / "environment.example").read_text()
-        assert "NODE_HOST=" in given and "MINISHUFFLE_COORDINATOR=" in given
+        assert all(f"{name}=" in given for name in ("NODE_HOST", "NODE_ADVERTISE", "MINISHUFFLE_COORDINATOR"))
         here = {
             "/opt/minishuffle/bin/": f"{BIN}/",
             "%i": "1",
             "/var/lib/": f"{self._directory}/",
             "/etc/minishuffle/secret": str(self.secret),
             "${NODE_HOST}": self.hosts.address(host),
+            "${NODE_ADVERTISE}": "",
             "${MINISHUFFLE_COORDINATOR}": str(self.coordinator),
         }
         words = shlex.split(found[1])  # before it names folders of this machine, which may have blanks

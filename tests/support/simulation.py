@@ -312,6 +312,7 @@ class Cluster:
             settings,
             worker.pool,
             host="127.0.0.1",
+            advertise="",
             data_port=port,
             metrics_port=0,
             requested_worker=0,

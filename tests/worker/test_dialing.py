@@ -54,6 +54,16 @@ def test_a_peer_is_tried_less_and_less_often_until_the_time_is_up(fails: bool) -
     assert given_up == [(10.0, f"no connection to worker 3 within 10 s{failure}")]
 
 
+def test_a_worker_that_has_another_address_by_now_is_dialed_there() -> None:
+    peers = dialing(2, 3)
+    moved = address(3).model_copy(update={"host": "10.0.0.3"})
+    assert not peers.announce(moved) and peers.address(3) == moved
+    peers.link_up(3)
+    assert not peers.announce(address(3)) and peers.is_up(3)
+    assert not peers.announce(address(3, epoch=0)) and peers.address(3) == address(3)
+    peers.validate()
+
+
 def test_a_link_ends_the_tries_and_one_that_breaks_is_tried_for_like_a_new_one() -> None:
     peers = dialing(2, 3)
     assert peers.want(3, 0.0) and not peers.want(3, 0.0)

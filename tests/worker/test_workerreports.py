@@ -41,6 +41,7 @@ async def test_a_registration_has_what_placement_needs(site: Site) -> None:
         ClusterSettings(slots=5),
         site.pool,
         host="h",
+        advertise="",
         data_port=1,
         metrics_port=2,
         requested_worker=3,

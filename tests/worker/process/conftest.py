@@ -173,6 +173,9 @@ class Coordinator:
         address: Address | None = None,
         standby: bool = False,
         find: Callable[[], CoordinatorPlace | None] = lambda: None,
+        *,
+        host: str = HOST,
+        advertise: str = "",
     ) -> Running:
         """Start a worker without waiting for anything."""
         running = Running(asyncio.Event())
@@ -188,7 +191,8 @@ class Coordinator:
                 coordinator=address or self.address,
                 secret=SECRET,
                 cluster=CLUSTER,
-                host=HOST,
+                host=host,
+                advertise=advertise,
                 requested_worker=worker,
                 standby=standby,
                 find=find,

@@ -15,11 +15,20 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import PartitionNotFound, PeerLost, RemoteProtocolError, ShuffleError, UsageError
 from minishuffle.ids import Address
 from minishuffle.protocol.connection import ConnectionEvent
+from minishuffle.transport.interfaces import host_identity
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.clients import ResultExpected, ServeResult
 from minishuffle.wire.frames import PartitionRequest, Role
 from minishuffle.wire.handshake import HandshakeRefused, Identity
-from minishuffle.wire.messages import ControlMessage, DeployTasks, Heartbeat, Shutdown, WorkerAddress
+from minishuffle.wire.messages import (
+    Advertise,
+    Advertised,
+    ControlMessage,
+    DeployTasks,
+    Heartbeat,
+    Shutdown,
+    WorkerAddress,
+)
 from minishuffle.wire.requests import Failure
 from minishuffle.worker import process
 from support.reader import Reader
@@ -58,6 +67,51 @@ async def test_a_worker_registers_and_sends_heartbeats(coordinator: Coordinator)
         )
         assert beat.report.segments_free == request.segments
     assert running.snapshot().worker == 4
+
+
+@pytest.mark.parametrize(
+    ("host", "advertise", "way", "found"),
+    [
+        ("0.0.0.0", "", "10.1.2.3", "10.1.2.3"),
+        ("0.0.0.0", "", "127.9.9.9", ""),
+        ("0.0.0.0", "", "", ""),
+        ("0.0.0.0", "node-1", "10.1.2.3", ""),
+        ("127.0.0.1", "", "10.1.2.3", ""),
+    ],
+)
+async def test_a_worker_says_by_which_address_another_host_reaches_it(
+    coordinator: Coordinator,
+    monkeypatch: pytest.MonkeyPatch,
+    host: str,
+    advertise: str,
+    way: str,
+    found: str,
+) -> None:
+    """If it listens on all addresses, and was not given the one to advertise. The next coordinator hears so
+    too."""
+
+    async def toward(host: str) -> str:
+        assert host == "10.0.0.2"
+        return way
+
+    monkeypatch.setattr(process, "address_toward", toward)
+    await coordinator.worker(host=host, advertise=advertise)
+    (request,) = coordinator.requests
+    assert (request.host, request.advertise, request.identity) == (host, advertise, host_identity())
+    coordinator.send(Advertise(term=coordinator.term, toward="10.0.0.2"))
+    await coordinator.until(lambda: coordinator.said(Advertised))
+    assert [each.host for each in coordinator.said(Advertised)] == [found]
+    await coordinator.lose()
+    await coordinator.start_again()
+    await coordinator.until(lambda: len(coordinator.requests) == 2)
+    assert coordinator.requests[1].advertise == (found or advertise)
+
+
+async def test_without_a_host_a_worker_listens_where_its_coordinator_is_reached(
+    coordinator: Coordinator,
+) -> None:
+    await coordinator.worker(host="")
+    assert [request.host for request in coordinator.requests] == [HOST]
 
 
 async def test_shutdown_ends_a_worker_in_order(coordinator: Coordinator) -> None:
