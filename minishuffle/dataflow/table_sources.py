@@ -85,28 +85,33 @@ class TableSources(StreamBase):
     @classmethod
     def from_arrow(cls, data: Any) -> Self:
         """A table or a batch of pyarrow in memory, or what gives itself as one (a DataFrame of pandas or
-        Polars), which travels with the job."""
+        Polars), which travels with the job.
+
+        The index of a pandas frame is a column if it has a name, each level of a MultiIndex by itself.
+        """
         import pyarrow as pa
 
+        from minishuffle.dataflow.operators.pandasindex import with_named_range, without_unnamed_index
         from minishuffle.dataflow.operators.sources import ArrowItemsSource
 
-        if isinstance(data, pa.Table | pa.RecordBatch) and data.num_rows and not data.num_columns:
-            raise UsageError(
-                f"Table.from_arrow takes a table with columns: these {data.num_rows:,} rows have none"
-            )
-        if isinstance(data, pa.Table | pa.RecordBatch):
-            return cls._from_source("from_arrow", ArrowItemsSource(data), checked_types(data.schema))
         if not hasattr(data, "__arrow_c_stream__"):
             raise UsageError(
                 f"Table.from_arrow takes a pyarrow.Table or a DataFrame, not a {type(data).__name__}: "
                 "rows are Stream.items(rows).to_table(schema)"
             )
         try:
-            table = pa.table(data).replace_schema_metadata(None)
+            table = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else pa.table(data)
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise UsageError(
                 f"Table.from_arrow cannot take a {type(data).__name__} as a table: {error}"
             ) from error
+        table = with_named_range(without_unnamed_index(table))
+        if not isinstance(data, pa.Table | pa.RecordBatch):
+            table = table.replace_schema_metadata(None)
+        if table.num_rows and not table.num_columns:
+            raise UsageError(
+                f"Table.from_arrow takes a table with columns: these {table.num_rows:,} rows have none"
+            )
         return cls._from_source("from_arrow", ArrowItemsSource(table), checked_types(table.schema))
 
     @classmethod

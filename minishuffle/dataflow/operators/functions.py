@@ -26,6 +26,7 @@ from minishuffle.dataflow.operators.chained import (
 )
 from minishuffle.dataflow.operators.copies import copies_of
 from minishuffle.dataflow.operators.moments import without_times
+from minishuffle.dataflow.operators.pandasindex import without_unnamed_index
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns, WrongResult
 from minishuffle.exchange.keys import hash_rows, key_array
@@ -380,6 +381,8 @@ class MapBatches(RecordOperator):
     def _batches_of(self, result: Any) -> list[pa.RecordBatch]:
         if result is None:
             return []
+        if isinstance(result, pa.RecordBatch | pa.Table):
+            result = without_unnamed_index(result)  # of a pandas frame that it was made of
         if isinstance(result, pa.RecordBatch):
             if 0 < result.num_rows <= BATCH_ROWS_MAX:
                 return [result]

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Batch, Source, SplitMark
+from minishuffle.dataflow.operators.pandasindex import without_unnamed_index
 from minishuffle.errors import UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.wire.packed import SplitPosition
@@ -187,7 +188,7 @@ class SourceReader:
             split.batches = None
             return None
         self._check(batch)
-        return batch
+        return without_unnamed_index(batch) if isinstance(batch, pa.RecordBatch) else batch
 
     def _check(self, batch: Any) -> None:
         name = type(self._source).__name__

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from minishuffle.dataflow.operators.base import Batch
 from minishuffle.dataflow.operators.copies import set_apart
 from minishuffle.dataflow.operators.files import Paths, compression_of, decompressed, files_of, is_uri, opened
+from minishuffle.dataflow.operators.pandasindex import unnamed_index
 from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.operators.widertype import common_schema, in_schema
 from minishuffle.errors import UnknownName, UsageError
@@ -142,11 +143,13 @@ class ParquetSource:
             schemas[path], groups = _schema_and_groups(path)
             self._splits.extend((path, group) for group in range(groups))
         known = dict.fromkeys(name for its in schemas.values() for name in its.names)
+        if schema is None:
+            schemas = {path: _without_index(its) for path, its in schemas.items()}
         missing = [name for name in schema.names if name not in known] if schema is not None else []
         if missing:
             where = next(iter(schemas)) if len(schemas) == 1 else f"any of {len(schemas)} files"
             raise UnknownName(f"no column {missing[0]!r} in {where}: there are {', '.join(known)}")
-        self.schema = common_schema(schemas) if schema is None else schema
+        self.schema = common_schema(schemas).remove_metadata() if schema is None else schema
         self.columns = None if schema is None else schema.names
 
     def for_columns(self, names: frozenset[str]) -> ParquetSource:
@@ -174,12 +177,19 @@ class ParquetSource:
 
 
 def _schema_and_groups(path: str) -> tuple[pa.Schema, int]:
-    """The schema of the file, and the number of its row groups."""
+    """The schema of the file with its metadata, and the number of its row groups."""
     try:
         with opened(path) as raw, pq.ParquetFile(raw) as file:
-            return file.schema_arrow.remove_metadata(), file.metadata.num_row_groups
+            return file.schema_arrow, file.metadata.num_row_groups
     except pa.ArrowException as error:
         raise UsageError(f"{path} is not a Parquet file: {error}") from error
+
+
+def _without_index(schema: pa.Schema) -> pa.Schema:
+    """Without what no column was of the pandas frame that was written, if there are others."""
+    left_out = unnamed_index(schema)
+    kept = [field for number, field in enumerate(schema) if number not in left_out]
+    return pa.schema(kept) if left_out and kept else schema
 
 
 class ItemsSource:
