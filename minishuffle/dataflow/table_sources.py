@@ -49,7 +49,7 @@ class TableSources(StreamBase):
         values of all, and is null where a file lacks it. Of CSV and JSON without ``schema`` that means to
         read all of them once. Integers, literals of digits only, are int64, uint64 or decimal128(38, 0),
         whichever is the first to hold all of a column; one that no float64 holds, in a column with
-        fractions, is refused.
+        fractions, is refused. Texts in JSON are times if all of a column are, in one form.
 
         Args:
             format: CSV files are UTF-8; JSON files have one object a line.

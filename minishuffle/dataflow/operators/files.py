@@ -256,6 +256,8 @@ class RecordFiles:
 
     bounded = True
     format: Literal["arrow"] = "arrow"
+    finds_times = False
+    """What :meth:`whole` has as texts may be times."""
 
     def __init__(self, paths: Paths, schema: pa.Schema | None) -> None:
         self._splits = files_of(paths)
@@ -291,7 +293,7 @@ class RecordFiles:
             UsageError: a file is larger than INFERRED_FILE_BYTES_MAX, cannot be read, or is not UTF-8; a
                 column has types with none in common, or numbers that no type holds.
         """
-        types = InferredTypes()
+        types = InferredTypes(self.finds_times)
         for path in self._splits:
             self._infer(path, types)
         try:

@@ -2,11 +2,14 @@
 
 A number whose literal has digits only is an integer. A column of integers is int64, uint64 or
 decimal128(38, 0), whichever is the first to hold all of them; one with fractions is float64, if that holds
-its integers too. The same goes for fields of structs and for items of lists.
+its integers too. Texts that are all times with an offset from UTC are timestamp[us, UTC], those that are
+all times without one timestamp[us], and those that are all dates timestamp[s]. The same goes for fields of
+structs and for items of lists.
 """
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +30,13 @@ Part: TypeAlias = tuple[str, ...]
 
 ITEM: Final = "[]"
 _INTEGER: Final = re.compile("[+-]?[0-9]+")
+_TIME: Final = r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?"
+_MOMENTS: Final = {
+    r"^\d{4}-\d{2}-\d{2}$": pa.timestamp("s"),
+    f"^{_TIME}$": pa.timestamp("us"),
+    rf"^{_TIME}(Z|[+-]\d{{2}}:?\d{{2}})$": pa.timestamp("us", "UTC"),
+}
+"""Types of texts by their form."""
 _HELD_MAX: Final = 2**53
 """Every integer up to it is a float64, and above it not every one."""
 _INT64: Final = range(-(2**63), 2**63)
@@ -109,6 +119,20 @@ class _Numbers:
         return pa.decimal128(DIGITS_MAX, 0)
 
 
+def _moment_type(texts: pa.ChunkedArray) -> pa.DataType:
+    """The type of texts (at least one) that are all of one form of dates or times; string for others."""
+    present = texts.drop_null()
+    form = next((form for form in _MOMENTS if re.search(form, present[0].as_py(), re.ASCII)), None)
+    if form is None or not pc.all(pc.match_substring_regex(present, form)).as_py():
+        return pa.string()
+    kind = _MOMENTS[form]
+    try:
+        years = pc.min_max(pc.year(present.cast(kind).cast(pa.timestamp("us")))).as_py()
+    except pa.ArrowInvalid:  # the 30th of February
+        return pa.string()
+    return kind if years["min"] >= datetime.MINYEAR and years["max"] <= datetime.MAXYEAR else pa.string()
+
+
 def _first_rounded(values: pa.Array) -> int | None:
     numbers = values.drop_null().to_numpy()
     with np.errstate(invalid="ignore"):  # 2**63, which the greatest become, is no int64.
@@ -120,17 +144,24 @@ def _first_rounded(values: pa.Array) -> int | None:
 class InferredTypes:
     """Collects the types that pyarrow infers of each file, and makes them those of the literals."""
 
+    finds_times: bool
+    """Texts may be times."""
     _schemas: dict[str, pa.Schema] = field(default_factory=dict)
     _numbers: dict[Part, _Numbers] = field(default_factory=dict)
+    _texts: dict[Part, pa.DataType] = field(default_factory=dict)
+    """Their types."""
 
     def add(self, path: str, table: pa.Table) -> list[Part]:
-        """Takes a file that was read whole. Gives the parts whose literals are to be :meth:`told`, since
-        values may have been rounded."""
+        """Takes a file that was read whole, with texts for times. Gives the parts with numbers that may have
+        been rounded, for :meth:`tell`."""
         self._schemas[path] = table.schema
         unclear = []
         for part, values in _parts(table):
             numbers = self._numbers.setdefault(part, _Numbers())
-            if pa.types.is_int64(values.type):
+            if pa.types.is_string(values.type):
+                kind = _moment_type(values) if self.finds_times else pa.string()
+                self._texts[part] = kind if self._texts.get(part, kind) == kind else pa.string()
+            elif pa.types.is_int64(values.type):
                 numbers.add_int64(path, part, values)
             elif pa.types.is_float64(values.type):
                 if pc.any(pc.greater_equal(pc.abs(values), float(_HELD_MAX))).as_py():
@@ -150,7 +181,9 @@ class InferredTypes:
         Raises:
             UnfitNumber: no type holds all numbers of a column.
         """
-        return {path: self._typed(schema, (pa.float64(),)) for path, schema in self._schemas.items()}
+        return {
+            path: self._typed(schema, (pa.float64(), pa.string())) for path, schema in self._schemas.items()
+        }
 
     def common(self) -> pa.Schema:
         """The schema that holds the values of all files, without columns if there are none.
@@ -158,8 +191,8 @@ class InferredTypes:
         Raises:
             UsageError: a column has types with none in common.
         """
-        numbers = (pa.int64(), pa.float64())
-        schemas = {path: self._typed(schema, numbers) for path, schema in self._schemas.items()}
+        replaced = (pa.int64(), pa.float64(), pa.string())
+        schemas = {path: self._typed(schema, replaced) for path, schema in self._schemas.items()}
         return common_schema(schemas) if schemas else pa.schema([])
 
     def _typed(self, schema: pa.Schema, replaced: Collection[pa.DataType]) -> pa.Schema:
@@ -173,7 +206,9 @@ class InferredTypes:
         if pa.types.is_list(kind):
             inner = self._type_of(kind.value_type, (*part, ITEM), replaced)
             return pa.list_(kind.value_field.with_type(inner))
-        return self._numbers[part].kind() if kind in replaced else kind
+        if kind not in replaced:
+            return kind
+        return self._texts[part] if pa.types.is_string(kind) else self._numbers[part].kind()
 
 
 def _parts(table: pa.Table) -> Iterator[tuple[Part, pa.ChunkedArray]]:

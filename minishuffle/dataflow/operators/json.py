@@ -14,6 +14,7 @@ import pyarrow.json as pa_json
 from minishuffle.dataflow.operators.files import Paths, RecordFiles, opened, parsed_schema
 from minishuffle.dataflow.operators.inferred import Part
 from minishuffle.errors import UnknownName, UsageError
+from minishuffle.exchange.schemas import with_innermost
 from minishuffle.limits import CSV_BLOCK_BYTES
 
 __all__ = ["JsonSource"]
@@ -36,6 +37,8 @@ class JsonSource(RecordFiles):
             types with none in common; or (from ``read``) a value does not fit.
     """
 
+    finds_times = True
+
     def __init__(self, paths: Paths, schema: pa.Schema | None = None) -> None:
         super().__init__(paths, schema)
         for path in self._splits:
@@ -44,8 +47,15 @@ class JsonSource(RecordFiles):
             raise UnknownName("the JSON files hold no field, so none is known: declare schema=")
 
     def whole(self, file: io.BytesIO) -> pa.Table:
+        """With texts for times, which pyarrow would move to UTC without a word."""
         options = pa_json.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES)
-        return pa_json.read_json(file, read_options=options)
+        table = pa_json.read_json(file, read_options=options)
+        texts = pa.schema(each.with_type(with_innermost(each.type, _as_text)) for each in table.schema)
+        if texts.equals(table.schema):
+            return table
+        file.seek(0)
+        explicit = pa_json.ParseOptions(explicit_schema=texts)
+        return pa_json.read_json(file, read_options=options, parse_options=explicit)
 
     def literals(self, file: io.BytesIO, parts: Collection[Part]) -> Iterator[tuple[Part, int, str]]:
         for line, value in _objects(file.read().decode("utf-8-sig", "replace")):
@@ -68,6 +78,10 @@ class JsonSource(RecordFiles):
                     yield batch.select(schema.names)
         except pa.ArrowException as error:
             raise UsageError(f"{path}: {error}: correct the file, or the schema") from error
+
+
+def _as_text(kind: pa.DataType) -> pa.DataType:
+    return pa.string() if pa.types.is_timestamp(kind) else kind
 
 
 class _Number(str):

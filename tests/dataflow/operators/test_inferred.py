@@ -1,7 +1,8 @@
-"""Types by the literals: integers stay what they are, wherever they stand, or are refused by line."""
+"""Types by the literals: integers stay whole, at any depth, or are refused by line; times stay moments."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.usefixtures("wider_resources")  # pyarrow opens a pipe 
 
 BEYOND = 2**64 - 1
 WIDE = pa.decimal128(38, 0)
+ZONED = pa.timestamp("us", "UTC")
+DATES = pa.timestamp("s")
 Format = Literal["csv", "json"]
 
 
@@ -178,6 +181,97 @@ def test_a_sum_of_wide_integers_is_whole(tmp_path: Path) -> None:
 
 
 def test_only_parts_with_values_that_may_be_rounded_are_asked_for() -> None:
-    types = InferredTypes()
+    types = InferredTypes(finds_times=False)
     table = pa.table({"a": [0.5, float("nan")], "b": [{"x": [1.5, 2.0**53]}, None], "i": [2**62, 1]})
     assert types.add("f", table) == [("b", "x", "[]")]
+
+
+# --- texts that are times ---------------------------------------------------------------------------
+
+
+def json_of(*texts: Any) -> list[str]:
+    return ["null" if text is None else f'"{text}"' for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "values"),
+    [
+        (
+            [["2026-01-01T00:00:00+02:00", None, "2026-01-01 00:00:00.25Z"]],
+            ZONED,
+            [datetime(2025, 12, 31, 22, tzinfo=UTC), None, datetime(2026, 1, 1, 0, 0, 0, 250_000, UTC)],
+        ),
+        (
+            [["2026-01-01T00:00-0330"], ["2026-01-01T00:00:00.123456Z"]],
+            ZONED,
+            [datetime(2026, 1, 1, 3, 30, tzinfo=UTC), datetime(2026, 1, 1, 0, 0, 0, 123_456, UTC)],
+        ),
+        (
+            [["2026-01-01T00:00:00", "2026-01-01 00:00"], [None, "2026-01-01T00:00:00.5"]],
+            pa.timestamp("us"),
+            [datetime(2026, 1, 1), datetime(2026, 1, 1), None, datetime(2026, 1, 1, 0, 0, 0, 500_000)],
+        ),
+        ([["2026-01-01", None], ["2026-01-02"]], DATES, [datetime(2026, 1, 1), None, datetime(2026, 1, 2)]),
+        ([["2026-02-28T23:59:59"], [None]], pa.timestamp("us"), [datetime(2026, 2, 28, 23, 59, 59), None]),
+    ],
+    ids=str,
+)
+def test_texts_of_json_that_are_all_times_of_one_form_are_times(
+    tmp_path: Path, files: list[list[Any]], kind: pa.DataType, values: list[Any]
+) -> None:
+    written(tmp_path, "json", *(json_of(*texts) for texts in files))
+    assert read(tmp_path, "json") == (kind, values)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [["2026-01-01T00:00:00Z", "2026-01-01T00:00:00"]],
+        [["2026-01-01T00:00:00Z"], ["2026-01-01T00:00:00"]],
+        [["2026-01-01T00:00:00"], ["2026-01-01T00:00:00Z"]],
+        [["2026-01-01", "2026-01-01T00:00:00"]],
+        [["2026-01-01"], ["2026-01-01T00:00:00"]],
+        [["2026-01-01T00:00:00"], ["soon"]],
+        [["2026-01-01"], ["soon"]],
+        [["2026-01-01T10"]],
+        [["2026-01-01T10:00:00+02"]],
+        [["20260101T100000Z"]],
+        [["2026-W01-1"]],
+        [["2026-01-01t10:00:00z"]],
+        [["2026-01-01T10:00:00.1234567Z"]],
+        [["2026-01-01T10:00:00,5Z"]],
+        [["2026-02-30T10:00:00Z"]],
+        [["2026-01-01T24:00:00Z"]],
+        [["0000-06-01T00:00:00Z"]],
+        [["0001-01-01T00:00:00+02:00"]],
+        [[" 2026-01-01T10:00:00Z"]],
+        [["2026-01-01T10:00:00Z\\n"]],
+    ],
+    ids=str,
+)
+def test_other_texts_of_json_stay_as_they_are(tmp_path: Path, files: list[list[str]]) -> None:
+    written(tmp_path, "json", *(json_of(*texts) for texts in files))
+    assert read(tmp_path, "json") == (
+        pa.string(),
+        [text.replace("\\n", "\n") for texts in files for text in texts],
+    )
+
+
+def test_times_in_fields_and_items_keep_their_moments_too(tmp_path: Path) -> None:
+    (tmp_path / "1.json").write_text('{"n": {"l": [{"t": "2026-01-01T00:00:00+02:00"}, null], "d": "a"}}')
+    (tmp_path / "2.json").write_text('{"n": {"l": [{"t": "2026-01-01T00:00:00.5Z"}], "e": "2026-01-01"}}')
+    kind, (one, other) = read(tmp_path, "json")
+    assert kind.field("l").type == pa.list_(pa.struct({"t": ZONED}))
+    assert one == {"l": [{"t": datetime(2025, 12, 31, 22, tzinfo=UTC)}, None], "d": "a", "e": None}
+    assert other["l"] == [{"t": datetime(2026, 1, 1, 0, 0, 0, 500_000, UTC)}]
+    (tmp_path / "3.json").write_text('{"n": {"l": [{"t": "2026-01-01T00:00:00"}]}}')
+    kind, values = read(tmp_path, "json")
+    assert kind.field("l").type == pa.list_(pa.struct({"t": pa.string()}))
+    assert values[0]["l"] == [{"t": "2026-01-01T00:00:00+02:00"}, None]
+
+
+def test_windows_of_json_times_are_those_of_their_moments(tmp_path: Path) -> None:
+    written(tmp_path, "json", json_of("2026-01-01T01:30:00+02:00", "2025-12-31T23:45:00Z"))
+    table = Table.from_files(tmp_path, format="json").event_time("n").key_by("n")
+    rows = run(table.window(timedelta(hours=1)).count().collect(), Cut(1)).rows
+    assert {row["window_start"] for row in rows} == {datetime(2025, 12, 31, 23, tzinfo=UTC)}
