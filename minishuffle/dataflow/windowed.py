@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from minishuffle.dataflow.arguments import check_callable, check_late, checked_duration
 from minishuffle.dataflow.bridges import refuse_column_method
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["Windowable", "WindowedStream", "Windowing"]
 
 Sides: TypeAlias = "dict[str, SideOutput]"
+CalendarUnit: TypeAlias = Literal["month", "quarter", "year"]
+
+DAYS_OF_MONTH: Final = timedelta(days=28)
+"""Every month has so many."""
+_MONTHS: Final = {"month": 1, "quarter": 3, "year": 12}
 
 S = TypeVar("S")
 """The value that the rows of a key and window are folded into."""
@@ -68,19 +73,19 @@ class Windowing:
 class TimeWindows(Windowing):
     """Windows that do not depend on the records."""
 
-    size: int
+    size: str
     assigner: WindowAssigner
     lateness: int
     early: int
 
     def __str__(self) -> str:
-        return f"{self.size / 1_000_000:g} s"
+        return self.size
 
     @classmethod
     def of(
         cls,
         stream: StreamBase,
-        size: timedelta,
+        size: timedelta | CalendarUnit,
         slide: timedelta | None,
         offset: timedelta,
         tz: str | None,
@@ -89,16 +94,22 @@ class TimeWindows(Windowing):
         early: timedelta | None,
     ) -> TimeWindows:
         """As ``window`` was given it, checked."""
-        micros = checked_duration(size, "window", positive=True)
         begins = checked_duration(offset, "window(offset=...)")
-        assigner = _sliding(micros, slide, begins) if tz is None else _calendar(micros, slide, begins, tz)
+        if isinstance(size, str):
+            assigner, least, shown = _months(size, begins, tz, slide), DAYS_OF_MONTH, f"a {size}"
+        else:
+            micros = checked_duration(size, "window", positive=True)
+            assigner = _sliding(micros, slide, begins) if tz is None else _days(size, begins, tz, slide)
+            least, shown = size, f"{micros / 1_000_000:g} s"
         check_late(late)
         lateness = checked_duration(allowed_lateness, "window(allowed_lateness=...)")
         between = 0 if early is None else checked_duration(early, "window(early=...)", positive=True)
-        if between >= micros:
-            raise UsageError(f"window(early=...) takes a time below the window's size of {size}, not {early}")
+        if early is not None and early >= least:
+            raise UsageError(
+                f"window(early=...) takes a time below the window's size of {least}, not {early}"
+            )
         time = stream._needed_time("window needs the event time of the records")
-        return cls(late, time, micros, assigner, lateness, between)
+        return cls(late, time, shown, assigner, lateness, between)
 
     def on_rows(
         self,
@@ -184,21 +195,54 @@ def _sliding(size: int, slide: timedelta | None, offset: int) -> WindowAssigner:
     return SlidingWindows(size, between, offset)
 
 
-def _calendar(size: int, slide: timedelta | None, offset: int, tz: str) -> WindowAssigner:
+def _days(size: timedelta, offset: int, tz: str, slide: timedelta | None) -> WindowAssigner:
     """Raises UsageError unless these are whole days of a time zone."""
-    from minishuffle.dataflow.operators.windowassigner import DAY_MICROSECONDS, CalendarWindows
+    if size % timedelta(days=1):
+        raise UsageError(
+            "window(tz=...) takes a size of whole days, or 'month', 'quarter' or 'year': leave out tz= for "
+            "windows of hours"
+        )
+    return _calendar(tz, offset, size, slide, days=size // timedelta(days=1))
+
+
+def _months(size: str, offset: int, tz: str | None, slide: timedelta | None) -> WindowAssigner:
+    """Raises UsageError unless these are months, quarters or years."""
+    if size not in _MONTHS:
+        raise UsageError(
+            f"window takes a datetime.timedelta, or 'month', 'quarter' or 'year', not {size!r:.80}"
+        )
+    return _calendar("UTC" if tz is None else tz, offset, DAYS_OF_MONTH, slide, months=_MONTHS[size])
+
+
+def _calendar(
+    tz: str,
+    offset: int,
+    least: timedelta,
+    slide: timedelta | None,
+    *,
+    days: int = 1,
+    months: int = 0,
+) -> WindowAssigner:
+    """Windows on the clocks of a time zone, of ``least`` at least.
+
+    Raises:
+        UsageError: an argument does not go with them.
+    """
+    from minishuffle.dataflow.operators.windowassigner import CalendarWindows
 
     if slide is not None:
-        raise UsageError("window(tz=...) cuts days one after the other: leave out slide= or tz=")
+        raise UsageError(
+            "window: days of a time zone, months, quarters and years follow each other: leave out slide="
+        )
     if not isinstance(tz, str):
         raise UsageError(
             f"window(tz=...) takes the name of a time zone, such as 'Europe/Zurich', not {tz!r:.80}"
         )
-    if size % DAY_MICROSECONDS or offset % DAY_MICROSECONDS or offset >= size:
+    if timedelta(microseconds=offset) >= least:
         raise UsageError(
-            "window(tz=...) takes a size of whole days, and an offset of fewer: leave out tz= for hours"
+            f"window(offset=...) takes less than {24 * least.days} hours, the size of the shortest window"
         )
-    windows = CalendarWindows(size // DAY_MICROSECONDS, tz, offset // DAY_MICROSECONDS)
+    windows = CalendarWindows(tz, days, months, offset)
     windows.check()
     return windows
 
@@ -210,7 +254,7 @@ class Windowable(Generic[W]):
 
     def window(
         self,
-        size: timedelta,
+        size: timedelta | CalendarUnit,
         *,
         slide: timedelta | None = None,
         offset: timedelta = timedelta(0),
@@ -227,9 +271,14 @@ class Windowable(Generic[W]):
         or table ``late`` of what follows, or with ``"fail"`` fails the task.
 
         Args:
+            size: of each window; with "month", "quarter" and "year" windows are those of the calendar.
             slide: so long after a window the next one begins; each record is in all that have its time.
-            offset: windows begin so much after 1970, and any number of slides before and after that.
-            tz: windows are whole days of this time zone, whatever hours they have, from midnight on.
+            offset: windows begin so much after 1970, and any number of slides before and after that. Those of
+                ``tz``, or of months, begin when the clocks there show midnight and so much more: at the first
+                moment after that if it is left out when they change, at the first of two. Below 28 days where
+                the size is "month", "quarter" or "year".
+            tz: windows are whole days of this time zone (or months and so on, which are otherwise those of
+                UTC), whatever hours they have.
             allowed_lateness: so much longer a window takes records, and keeps its values, which go out then.
                 What they are at its end, and after each later record, is in ``panes`` of what follows.
             early: so often, in event time, what has changed in a window goes to ``panes`` before its end.

@@ -135,15 +135,27 @@ def test_windows_need_a_size_and_event_time() -> None:
         ({"slide": timedelta(seconds=3)}, "each record would be in 1,200 windows, and 1,000 are possible"),
         ({"offset": HOUR}, r"offset=...\) takes a time below"),
         ({"tz": "Europe/Zurich"}, "takes a size of whole days"),
-        ({"tz": "UTC", "slide": HOUR}, "leave out slide= or tz="),
+        ({"tz": "Europe/Zurich", "offset": HOUR}, "takes a size of whole days"),
     ):
         with pytest.raises(UsageError, match=told):
             keyed.window(HOUR, **wrong)  # type: ignore[arg-type]
+    for size, wrong, told in (
+        (24 * HOUR, {"tz": "UTC", "slide": HOUR}, "follow each other: leave out slide="),
+        (24 * HOUR, {"tz": "UTC", "offset": 24 * HOUR}, "takes less than 24 hours"),
+        ("month", {"slide": HOUR}, "follow each other: leave out slide="),
+        ("month", {"offset": timedelta(days=28)}, "takes less than 672 hours"),
+        ("year", {"tz": 3}, "takes the name of a time zone"),
+        ("year", {"early": timedelta(days=28)}, "early=...\\) takes a time below"),
+        ("week", {}, "takes a datetime.timedelta, or 'month', 'quarter' or 'year', not 'week'"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            keyed.window(size, **wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="there is no such time zone here"):
         keyed.window(24 * HOUR, tz="Europe/Zürich")
     with pytest.raises(InvalidGraph, match=r"call event_time\(...\) before key_by$"):
         rows().key_by("user").window(HOUR)
     assert "of 3600 s" in repr(keyed.window(HOUR))
+    assert "of a quarter" in repr(keyed.window("quarter", tz="Asia/Kathmandu", offset=timedelta(days=27)))
 
 
 def test_windows_of_so_many_records_need_a_number_and_event_time() -> None:

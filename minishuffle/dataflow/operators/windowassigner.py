@@ -1,16 +1,17 @@
-"""Which windows of event time a record is in: tumbling, sliding, or days of a time zone.
+"""Which windows of event time a record is in: tumbling, sliding, or days and months of a time zone.
 
 (Flink: ``WindowAssigner`` and its kinds. Sessions are none of these: see ``sessions.py``.)
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, Protocol, TypeAlias
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,7 @@ __all__ = ["CalendarWindows", "LastMoment", "Mask", "SlidingWindows", "WindowAss
 
 DAY_MICROSECONDS: Final = 86_400_000_000
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND: Final = timedelta(microseconds=1)
 Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 
@@ -86,22 +88,27 @@ def tumbling(size: int) -> SlidingWindows:
 
 @dataclass(frozen=True, slots=True)
 class CalendarWindows:
-    """Windows of whole days of a time zone, which may have 23 or 25 hours; one begins ``offset`` days after
-    1970-01-01.
+    """Windows of ``days`` days, or of ``months`` months if that is above 0, on the clocks of a time zone.
 
-    A day begins at its first moment: at one o'clock where the clocks are put forward at midnight.
+    Windows of days begin ``offset`` microseconds after midnight of 1970-01-01 on these clocks, and any number
+    of windows before and after that; windows of months so long after midnight of the first day of a month,
+    which are counted from January 1970 on. A window begins when the clocks first show that time or a later
+    one: at three o'clock where half past two is left out, at the first of two half past twos. So a day may
+    have 23 or 25 hours.
     """
 
-    days: int
     zone: str
+    days: int = 1
+    months: int = 0
     offset: int = 0
     per_record = 1
 
     def check(self) -> None:
         """Raises UsageError if the time zone is not known."""
         try:
-            self._midnights(np.zeros(1, dtype=np.int64))
-        except pa.ArrowException as error:
+            self._starts(np.zeros(1, dtype=np.int64))
+            ZoneInfo(self.zone)
+        except (pa.ArrowException, ZoneInfoNotFoundError, ValueError) as error:
             raise UsageError(
                 f"window(tz={self.zone!r}): there is no such time zone here: write a name of the IANA "
                 "database, such as 'Europe/Zurich', and install Debian's package tzdata if that is missing"
@@ -109,43 +116,65 @@ class CalendarWindows:
 
     def assigned(self, times: Vector) -> Iterator[tuple[Vector, Mask | None]]:
         """See :meth:`WindowAssigner.assigned`."""
-        starts = self._midnights(self._first_days(times))
-        ends = self.ends(starts)
-        # Where the clocks go back over midnight the end of the day before comes again, when that has ended.
+        numbers = self._numbers(times)
+        starts, ends = self._starts(numbers), self._starts(numbers + 1)
+        # Where the clocks go back over the start of a window, they show times of the one before once more.
         yield np.where(times < ends, starts, ends), None
 
     def ends(self, starts: Vector) -> Vector:
         """See :meth:`WindowAssigner.ends`."""
-        return self._midnights(self._first_days(starts) + self.days)
+        return self._starts(self._numbers(starts) + 1)
 
     def last(self, start: int) -> int:
         """See :meth:`WindowAssigner.last`."""
-        return _end_of_days(self, start) - 1
+        return _end_of(self, start) - 1
 
-    def _first_days(self, times: Vector) -> Vector:
-        """The number of the day, from 1970-01-01 on, with which the window of each time begins. (Where a zone
-        left that day out, the window's first moment is in the day after.)"""
-        far = times >= FAR_DAY * DAY_MICROSECONDS
-        local = pc.local_timestamp(pa.array(np.where(far, 0, times), pa.timestamp("us", self.zone)))
-        micros: Vector = local.cast(pa.int64()).to_numpy()
-        days = micros // DAY_MICROSECONDS
-        if far.any():
-            days[far] = _far_days(times[far], self.zone)
-        return days - (days - self.offset) % self.days
+    def _numbers(self, times: Vector) -> Vector:
+        """The number of the window that the clocks are in at each time. (Where they left out all of a window,
+        its start is that of the next one.)"""
+        days = (_shown_at(times, self.zone) - self.offset) // DAY_MICROSECONDS
+        if not self.months:
+            return days // self.days
+        months: Vector = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
+        return months // self.months
 
-    def _midnights(self, days: Vector) -> Vector:
-        """The first moments of days."""
-        found = pa.array(days).dictionary_encode()
-        distinct = found.dictionary.to_numpy()
-        far = distinct > FAR_DAY
-        local = pa.array(np.where(far, 0, distinct) * DAY_MICROSECONDS, pa.timestamp("us"))
-        # A midnight that the clocks skip is the moment after; of one that comes twice it is the first.
-        moments = pc.assume_timezone(local, self.zone, ambiguous="earliest", nonexistent="latest")
-        starts: Vector = moments.cast(pa.int64()).to_numpy().copy()
-        if far.any():
-            starts[far] = [_far_midnight(day, self.zone) for day in distinct[far].tolist()]
+    def _starts(self, numbers: Vector) -> Vector:
+        """When windows of these numbers begin."""
+        found = pa.array(numbers).dictionary_encode()
+        distinct: Vector = found.dictionary.to_numpy()
+        if self.months:
+            months = (distinct * self.months).astype("datetime64[M]")
+            days: Vector = months.astype("datetime64[D]").astype(np.int64)
+        else:
+            days = distinct * self.days
+        starts: Vector = _first_shown(days * DAY_MICROSECONDS + self.offset, self.zone)
         starts = starts[found.indices.to_numpy()]
         return starts
+
+
+def _shown_at(times: Vector, zone: str) -> Vector:
+    """What the clocks of a zone show at each time, in microseconds since they showed 1970-01-01."""
+    far = times >= FAR
+    local = pc.local_timestamp(pa.array(np.where(far, 0, times), pa.timestamp("us", zone)))
+    shown: Vector = local.cast(pa.int64()).to_numpy()
+    if far.any():
+        shown = shown.copy()
+        spans, place = np.unique(times[far] // SPAN, return_inverse=True)
+        offsets = [_far_offset(span, zone) for span in (spans * SPAN).tolist()]
+        shown[far] = times[far] + np.array(offsets, dtype=np.int64)[place]
+    return shown
+
+
+def _first_shown(clocks: Vector, zone: str) -> Vector:
+    """When the clocks of a zone first show each of these times, or a later one if they leave it out."""
+    far = clocks > FAR
+    local = pa.array(np.where(far, 0, clocks), pa.timestamp("us"))
+    moments = pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="latest")
+    times: Vector = moments.cast(pa.int64()).to_numpy()
+    if far.any():
+        times = times.copy()
+        times[far] = [_far_moment(clock, zone) for clock in clocks[far].tolist()]
+    return times
 
 
 # Arrow follows a time zone to the last change of its clocks that stands in the database by itself, in 2037,
@@ -153,46 +182,46 @@ class CalendarWindows:
 # after 400 years.
 
 
-FAR_DAY: Final = 24_472
-"""2037-01-01, in days from 1970-01-01 on; later ones are far."""
-CYCLE_DAYS: Final = 146_097
+FAR: Final = 24_472 * DAY_MICROSECONDS
+"""2037-01-01; later times are far."""
+CYCLE: Final = 146_097 * DAY_MICROSECONDS
 """400 years, which are whole weeks."""
 SPAN: Final = 900_000_000
 """Clocks change where a quarter of an hour begins, in UTC, in all those years."""
 
 
-def _folded(day: int) -> tuple[int, int]:
-    """The same day of the first cycle after FAR_DAY, and how many days it lies before."""
-    before = (day - FAR_DAY) // CYCLE_DAYS * CYCLE_DAYS
-    return day - before, before
-
-
-def _far_days(times: Vector, zone: str) -> Vector:
-    """The days of times after FAR_DAY."""
-    spans, place = np.unique(times // SPAN, return_inverse=True)
-    offsets = np.array([_far_offset(span, zone) for span in (spans * SPAN).tolist()], dtype=np.int64)
-    days: Vector = (times + offsets[place]) // DAY_MICROSECONDS
-    return days
+def _folded(time: int) -> tuple[datetime, int]:
+    """The same time in the first cycle after FAR, by a clock in UTC, and how long before that is."""
+    before = (time - FAR) // CYCLE * CYCLE
+    return EPOCH + (time - before) * MICROSECOND, before
 
 
 def _far_offset(time: int, zone: str) -> int:
-    """How far the clocks of a zone are ahead of UTC, in microseconds."""
-    day, within = divmod(time, DAY_MICROSECONDS)
-    moment = EPOCH + timedelta(days=_folded(day)[0], microseconds=within)
-    offset = moment.astimezone(ZoneInfo(zone)).utcoffset()
+    """How far the clocks of a zone are ahead of UTC."""
+    offset = _folded(time)[0].astimezone(ZoneInfo(zone)).utcoffset()
     assert offset is not None
-    return offset // timedelta(microseconds=1)
+    return offset // MICROSECOND
 
 
-def _far_midnight(day: int, zone: str) -> int:
-    """The first moment of a day after FAR_DAY."""
-    folded, before = _folded(day)
-    midnight = (EPOCH + timedelta(days=folded)).replace(tzinfo=ZoneInfo(zone))
-    return (midnight - EPOCH) // timedelta(microseconds=1) + before * DAY_MICROSECONDS
+def _far_shown_at(time: int, zone: str) -> int:
+    return time + _far_offset(time, zone)
+
+
+def _far_moment(clock: int, zone: str) -> int:
+    """When the clocks first show a time after FAR, or a later one if they leave it out."""
+    folded, before = _folded(clock)
+    shown = folded.replace(tzinfo=ZoneInfo(zone))
+    # As if they had not been changed before; they show it then, if they do not leave it out.
+    moment = (shown - EPOCH) // MICROSECOND + before
+    if _far_shown_at(moment, zone) == clock:
+        return moment
+    # They were put forward in the last hours.
+    spans = range((clock - _far_offset(moment, zone)) // SPAN, moment // SPAN + 1)
+    return SPAN * spans[bisect_left(spans, clock, key=lambda span: _far_shown_at(span * SPAN, zone))]
 
 
 @lru_cache(maxsize=4096)
-def _end_of_days(windows: CalendarWindows, start: int) -> int:
+def _end_of(windows: CalendarWindows, start: int) -> int:
     return int(windows.ends(np.array([start], dtype=np.int64))[0])
 
 
