@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from minishuffle.config import read_token
 from minishuffle.errors import (
     PeerLost,
     RemoteProtocolError,
@@ -521,6 +522,12 @@ class Client:
             UnknownName: a worker that is named is not alive.
         """
         return self._read(question, WorkersAnswered)
+
+    @property
+    def read_token(self) -> str:
+        """What opens ``/metrics`` and the reads of REST where these are not open to all: the bearer token of
+        ``Authorization``."""
+        return read_token(self._secret)
 
     def spark_options(self, secret_file: Path) -> dict[str, str]:
         """The options by which ``format("minishuffle")`` of Spark finds this cluster.

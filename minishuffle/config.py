@@ -12,7 +12,7 @@ import secrets
 import stat
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 from pydantic_settings import (
@@ -37,6 +37,7 @@ __all__ = [
     "load_settings",
     "read_coordinator",
     "read_secret",
+    "read_token",
     "web_token",
     "write_coordinator",
 ]
@@ -88,6 +89,12 @@ class ClusterSettings(BaseSettings):
     """How long tasks of a lost worker wait for a free slot before their job fails."""
     spool_bytes_max: int = Field(limits.SPOOL_BYTES_MAX, ge=64 * 1024)
     """What each sink of a job that does not end keeps on disk for readers, above which it waits."""
+    web_auth: Literal["auto", "open", "token"] = "auto"
+    """Who may read from the web ports, of metrics, REST and service discovery: everybody who reaches them, or
+    who shows a token; ``auto``: everybody where the port is on loopback. Changes always take the token, and
+    ``/healthz`` never does."""
+    web_hosts: str = ""
+    """Further names, separated by commas, under which the web ports are reached: those of a proxy, say."""
     pin_workers: bool = True
     """On one machine, give each worker one processor, if all processors have equally many workers."""
     loop_lets_tasks_finish: bool = True
@@ -274,8 +281,15 @@ def create_secret(path: Path) -> bytes:
 
 
 def web_token(secret: bytes) -> str:
-    """What the REST interface asks for: it follows from the secret, and does not give it away."""
+    """What the REST interface asks for before it changes anything: it follows from the secret, and does not
+    give it away. Processes of the cluster send it to nobody."""
     return hmac.digest(secret, b"minishuffle web token", "sha256").hex()
+
+
+def read_token(secret: bytes) -> str:
+    """What opens the same for reading, and changes nothing: for Prometheus, and what processes of the cluster
+    read from each other."""
+    return hmac.digest(secret, b"minishuffle web token, for reading", "sha256").hex()
 
 
 def read_secret(path: Path) -> bytes:

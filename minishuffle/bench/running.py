@@ -65,8 +65,9 @@ class JobWatch:
     A thread asks each worker, so that one which does not answer holds nobody up.
     """
 
-    def __init__(self, job: str, subtasks: Sequence[Subtask]) -> None:
+    def __init__(self, job: str, subtasks: Sequence[Subtask], read_token: str) -> None:
         self._job = job
+        self._headers = {"Authorization": f"Bearer {read_token}"}
         self._numbers = {subtask: number for number, subtask in enumerate(subtasks)}
         self._seen: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         """By subtask, monotonic nanoseconds at which it had moved on, and the worker it was on."""
@@ -93,8 +94,8 @@ class JobWatch:
         before: dict[Subtask, float] = {}
         while not self._stopping.wait(WATCH_SECONDS):
             try:
-                url = f"http://{address}/metrics"
-                with urllib.request.urlopen(url, timeout=SCRAPE_SECONDS_MAX) as response:
+                request = urllib.request.Request(f"http://{address}/metrics", headers=self._headers)
+                with urllib.request.urlopen(request, timeout=SCRAPE_SECONDS_MAX) as response:
                     text = response.read().decode()
             except (OSError, http.client.HTTPException):  # it is stopped, or gone
                 continue
@@ -264,8 +265,9 @@ def totals_problems(kind: FailureKind, before: JobInfo, after: JobInfo) -> list[
 
 
 @contextmanager
-def _watching(job: str, tasks: Sequence[TaskInfo]) -> Iterator[JobWatch]:
-    watch = JobWatch(job, [(task.operator, task.index) for task in tasks])
+def _watching(client: Client, job: str) -> Iterator[JobWatch]:
+    tasks = client.job(job).tasks
+    watch = JobWatch(job, [(task.operator, task.index) for task in tasks], client.read_token)
     try:
         yield watch
     finally:
@@ -295,7 +297,7 @@ def drill_running(
                 "drill starts a job of its own, which takes all kinds"
             )
     findings = Findings(progress=progress)
-    with _watching(job, client.job(job).tasks) as watch:
+    with _watching(client, job) as watch:
         running = RunningJob(client, job, watch, send, Random(seed).randrange)
         before = running.wait_until_whole()
         time.sleep(2 * WATCH_SECONDS)

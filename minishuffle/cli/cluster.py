@@ -29,7 +29,7 @@ from minishuffle.cli.session import (
 )
 from minishuffle.cli.terminal import echo
 from minishuffle.client import Client
-from minishuffle.config import ClusterSettings, create_secret, web_token
+from minishuffle.config import ClusterSettings, create_secret, read_token, web_token
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
 from minishuffle.ids import Address
 from minishuffle.launch import Child, LocalProcesses, settings_flags, start_processes, stop_children
@@ -122,6 +122,8 @@ def up(
         processes = _start(session, settings, (count, standby), Address(host, port), web_port)
         try:
             _write_record(session, processes, host, detached=detach)
+            web = str(Address(host, processes.web_port))
+            prometheus_config(web, session.directory(), read_token(session.secret()))
         except BaseException:
             stop_children(processes.children, grace_seconds=2.0)
             raise
@@ -250,11 +252,10 @@ def _write_record(session: Session, processes: LocalProcesses, host: str, *, det
         with contextlib.suppress(psutil.NoSuchProcess):  # It has ended.
             name = "coordinator" if child is processes.coordinator else child.name
             entries[name] = {"pid": child.pid, "started": psutil.Process(child.pid).create_time()}
-    web = str(Address(host, processes.web_port))
     record = {
         "cluster": session.cluster,
         "coordinator": str(processes.address),
-        "web": web,
+        "web": str(Address(host, processes.web_port)),
         "processes": entries,
         "launcher": None if detached else {"pid": os.getpid(), "started": psutil.Process().create_time()},
     }
@@ -262,7 +263,6 @@ def _write_record(session: Session, processes: LocalProcesses, host: str, *, det
     new = path.with_suffix(".new")
     new.write_text(json.dumps(record, indent=2) + "\n")
     new.replace(path)
-    prometheus_config(web, path.parent)
 
 
 def _tell(
@@ -375,11 +375,13 @@ def status(context: click.Context, as_json: bool) -> None:
 
 
 @cluster.command()
+@click.option("--read", is_flag=True, help="Print the one that only reads: for Prometheus, say.")
 @late_global_options
 @click.pass_context
-def token(context: click.Context) -> None:
+def token(context: click.Context, read: bool) -> None:
     """Print what the web page and the REST interface ask for before they change anything."""
-    echo(web_token(session_of(context).secret()))
+    secret = session_of(context).secret()
+    echo(read_token(secret) if read else web_token(secret))
 
 
 @cluster.command()

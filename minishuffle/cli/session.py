@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
@@ -238,7 +238,9 @@ def settings_options(command: Command) -> Command:
         flag = name.replace("_", "-")
         declared = f"--{flag}/--no-{flag}" if field.annotation is bool else f"--{flag}"
         text = f"Default: {field.default}; environment: MINISHUFFLE_{name.upper()}."
-        command = click.option(declared, name, type=field.annotation, default=None, help=text)(command)
+        one_of = get_args(field.annotation)
+        kind = click.Choice(one_of) if one_of else field.annotation
+        command = click.option(declared, name, type=kind, default=None, help=text)(command)
     config = click.option(
         "--config", type=click.Path(path_type=Path, dir_okay=False), help="A TOML file with settings."
     )

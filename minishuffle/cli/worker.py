@@ -28,7 +28,7 @@ from minishuffle.cli.session import (
     settings_options,
 )
 from minishuffle.cli.terminal import echo
-from minishuffle.config import ClusterSettings, read_coordinator, web_token
+from minishuffle.config import ClusterSettings, read_coordinator
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.launch import DETACH
 from minishuffle.wire.messages import WORKER_NUMBER_MAX
@@ -121,10 +121,12 @@ def start_worker(
     secret, address, directory = session.secret(), session.address(), session.make_directory()
     with importing():
         from minishuffle.kernels.machinecode import load_kernels
+        from minishuffle.web.guard import WebAccess
         from minishuffle.web.server import serve_worker_web
         from minishuffle.worker.service import run_worker
 
         load_kernels()
+    access = WebAccess.of_worker(settings, host, secret)
 
     async def body(ready: Ready, stop: asyncio.Event) -> None:
         await run_worker(
@@ -138,7 +140,7 @@ def start_worker(
             standby=standby,
             spool_directory=str(directory),
             find=lambda: read_coordinator(directory),
-            web=partial(serve_worker_web, port=web_port, token=web_token(secret)),
+            web=partial(serve_worker_web, port=web_port, access=access),
             ready=ready,
             stop=stop,
         )
@@ -180,7 +182,9 @@ def start_coordinator(
     directory = session.make_directory()
     with importing():
         from minishuffle.coordinator.process import run_coordinator
+        from minishuffle.web.guard import WebAccess
         from minishuffle.web.server import serve_coordinator_web
+    access = WebAccess.of_coordinator(settings, host, secret)
 
     async def body(ready: Ready, stop: asyncio.Event) -> None:
         await run_coordinator(
@@ -190,7 +194,7 @@ def start_coordinator(
             port=port,
             state_dir=directory,
             secret=secret,
-            web=partial(serve_coordinator_web, token=web_token(secret)),
+            web=partial(serve_coordinator_web, access=access),
             web_port=web_port,
             ready=ready,
             stop=stop,

@@ -468,7 +468,7 @@ async def run_coordinator(
     port: int,
     state_dir: Path,
     secret: bytes,
-    web: Callable[[Coordinator, str, int], Awaitable[_Server]],
+    web: Callable[[Coordinator, int], Awaitable[_Server]],
     web_port: int,
     ready: Callable[[dict[str, Any]], None],
     stop: asyncio.Event,
@@ -479,7 +479,7 @@ async def run_coordinator(
 
     Args:
         state_dir: exists; the journal is kept there.
-        web: starts the HTTP server (coordinator, host, port).
+        web: starts the HTTP server (coordinator, port).
         ready: called with both ports and the term once it listens.
 
     Raises:
@@ -497,7 +497,7 @@ async def run_coordinator(
         server: _Server | None = None
         try:
             listening = await coordinator.listen(host, port, secret)
-            server = await web(coordinator, host, web_port)
+            server = await web(coordinator, web_port)
             coordinator.web_started(server.port)
             write_coordinator(state_dir, CoordinatorPlace(Address(host, listening), journal.term))
             ready({"port": listening, "web_port": server.port, "term": journal.term})

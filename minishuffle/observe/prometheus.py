@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -12,9 +13,11 @@ SD_REFRESH_SECONDS = 5
 """How often Prometheus should ask for the list of targets; its own default is a minute."""
 
 SCRAPE_SECONDS = 5
+TOKEN_FILE = "read-token"
 LISTEN_ADDRESS = "127.0.0.1:9090"
 
-# A JSON string is a YAML string too.
+# A JSON string is a YAML string too. Some releases of Prometheus send no type in the discovery unless it is
+# written out.
 _CONFIG = """\
 # Written by minishuffle: Prometheus asks the coordinator for the workers, so nothing here changes
 # when workers come and go.
@@ -23,25 +26,38 @@ global:
   scrape_timeout: {scrape}s
 scrape_configs:
   - job_name: minishuffle
+    authorization:
+      type: Bearer
+      credentials_file: {token_file}
     http_sd_configs:
       - url: {url}
         refresh_interval: {refresh}s
+        authorization:
+          type: Bearer
+          credentials_file: {token_file}
     relabel_configs:
       - source_labels: [__meta_minishuffle_worker]
         target_label: worker
 """
 
 
-def prometheus_config(coordinator_web: str, directory: Path) -> Path:
+def prometheus_config(coordinator_web: str, directory: Path, token: str) -> Path:
     """Write ``prometheus.yml`` into ``directory``, which must exist, and return its path.
 
-    ``coordinator_web`` is ``HOST:PORT`` of the coordinator's web server.
+    ``coordinator_web`` is ``HOST:PORT`` of the coordinator's web server. Prometheus shows ``token`` to every
+    process, whether that asks for one or not; it stands in a file of its own that this user alone may read.
     """
-    url = json.dumps(f"http://{coordinator_web}/sd/prometheus")
+    token_file = directory / TOKEN_FILE
+    with open(os.open(token_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(f"{token}\n")
     path = directory / "prometheus.yml"
-    path.write_text(
-        _CONFIG.format(url=url, scrape=SCRAPE_SECONDS, refresh=SD_REFRESH_SECONDS), encoding="utf-8"
+    text = _CONFIG.format(
+        url=json.dumps(f"http://{coordinator_web}/sd/prometheus"),
+        token_file=json.dumps(str(token_file)),
+        scrape=SCRAPE_SECONDS,
+        refresh=SD_REFRESH_SECONDS,
     )
+    path.write_text(text, encoding="utf-8")
     return path
 
 

@@ -1,15 +1,20 @@
 """Who may ask the HTTP servers for what.
 
-Reads are open over loopback, elsewhere they need the token, and every change does. The token follows from
-the cluster's secret, so that whoever has the secret has it, and does not give the secret away. Three checks
-keep web pages of others out: ``Host`` must be a name of this server (DNS rebinding), ``Origin`` and
-``Sec-Fetch-Site`` must not say that another site asks (CSRF), and the token stands in a header, which no
+A server that listens on loopback alone lets everybody read; another one wants a token for that, and every
+change takes the token of the coordinator. There are two, so that what only reads (Prometheus, another process
+of the cluster) has nothing that changes anything. Both follow from the cluster's secret, so that whoever has
+the secret has them, and do not give it away. Open to all are ``/healthz`` and what is the same in every
+cluster of a release: the files of the page and the description of the REST interface.
+
+Three checks keep web pages of others out: ``Host`` must be a name of this server (DNS rebinding), ``Origin``
+and ``Sec-Fetch-Site`` must not say that another site asks (CSRF), and the token stands in a header, which no
 browser adds by itself.
 """
 
 from __future__ import annotations
 
 import hmac
+from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import Final
 from urllib.parse import urlsplit
@@ -17,10 +22,24 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from minishuffle.config import ClusterSettings, read_token, web_token
 from minishuffle.ids import Address
 from minishuffle.web.refusals import API
 
-__all__ = ["SECURITY_HEADERS", "check_host", "check_reader", "reached_at"]
+__all__ = [
+    "HEALTH",
+    "PAGE",
+    "SECURITY_HEADERS",
+    "WebAccess",
+    "check_host",
+    "check_reader",
+    "reached_at",
+    "wants_page",
+]
+
+HEALTH: Final = "/healthz"
+PAGE: Final = "/page/"
+DOCUMENT_PATH: Final = "/openapi.json"
 
 SECURITY_HEADERS: Final = {
     "Content-Security-Policy": (
@@ -35,40 +54,114 @@ SECURITY_HEADERS: Final = {
 """For what browsers show; scripts and styles come from files of this server alone."""
 
 
-def check_host(bound: str) -> Middleware:
-    """Refuses requests that name another host than the one that the server is bound to, or was reached at."""
+@dataclass(frozen=True, slots=True)
+class WebAccess:
+    """Who may ask one server for what."""
+
+    bound: str
+    """The host that it listens on."""
+    hosts: frozenset[str]
+    """Further names under which it is reached, in small letters."""
+    reads_are_open: bool
+    read_token: str
+    """Opens what is read."""
+    token: str | None
+    """Opens everything; None: the server changes nothing, and is to see no token that does."""
+
+    @classmethod
+    def of_coordinator(cls, settings: ClusterSettings, bound: str, secret: bytes) -> WebAccess:
+        return cls(
+            bound, _names(settings), _reads_are_open(settings, bound), read_token(secret), web_token(secret)
+        )
+
+    @classmethod
+    def of_worker(cls, settings: ClusterSettings, bound: str, secret: bytes) -> WebAccess:
+        return cls(bound, _names(settings), _reads_are_open(settings, bound), read_token(secret), None)
+
+    def opens(self, authorization: str, *, for_change: bool) -> bool:
+        """Whether that header does."""
+        # Bytes that are no text come as surrogates.
+        given = authorization.encode(errors="surrogateescape")
+        tokens = [self.token] if for_change else [self.read_token, self.token]
+        right = [hmac.compare_digest(given, f"Bearer {token}".encode()) for token in tokens if token]
+        return any(right)
+
+    def is_named(self, host: str, local: str) -> bool:
+        """Whether that is a name of this server: loopback's by name or address, the host that it is bound to,
+        the address reached (``local``), or one of the settings."""
+        return host in ("localhost", self.bound.lower(), local) or host in self.hosts or _is_loopback(host)
+
+
+def _names(settings: ClusterSettings) -> frozenset[str]:
+    return frozenset(name.strip().lower() for name in settings.web_hosts.split(",") if name.strip())
+
+
+def _reads_are_open(settings: ClusterSettings, bound: str) -> bool:
+    return settings.web_auth == "open" or (
+        settings.web_auth == "auto" and (bound == "localhost" or _is_loopback(bound))
+    )
+
+
+def check_host(access: WebAccess) -> Middleware:
+    """Refuses requests that name another host than one of the server's names."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not _host_allowed(request.headers.get("Host", ""), bound, reached_at(request).host):
-            raise web.HTTPForbidden(text=f"this server answers as {bound} or as localhost only\n")
-        return await handler(request)
-
-    return check
-
-
-def check_reader(token: str) -> Middleware:
-    """Refuses requests below ``/api/`` that come from other sites, or need the token and do not have it."""
-
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path.startswith(API):
-            if _is_of_another_site(request):
-                raise web.HTTPForbidden(text="pages of other sites get nothing here\n")
-            given = request.headers.get("Authorization")
-            wanted = f"Bearer {token}".encode()
-            # Bytes that are no text come as surrogates.
-            right = given is not None and hmac.compare_digest(given.encode(errors="surrogateescape"), wanted)
-            open_to_all = request.method in ("GET", "HEAD") and _is_over_loopback(request)
-            if not right and not (open_to_all and given is None):
-                why = "that is not the cluster's token" if given is not None else "this needs the token"
-                raise web.HTTPUnauthorized(
-                    text=f"{why}: 'minishuffle cluster token' prints it\n",
-                    headers={"WWW-Authenticate": "Bearer"},
+        # Probes name whatever they are configured with, and what they get is worth nothing.
+        if request.path != HEALTH:
+            name = _host_of(request.headers.get("Host", ""))
+            if not access.is_named(name, reached_at(request).host):
+                raise web.HTTPForbidden(
+                    text=f"this server answers as {access.bound} or as localhost only; the setting web_hosts "
+                    "gives it further names\n"
                 )
         return await handler(request)
 
     return check
+
+
+def check_reader(access: WebAccess) -> Middleware:
+    """Refuses requests that need a token and have none that will do, and those below ``/api/`` that come from
+    other sites."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        below_api = request.path.startswith(API)
+        if below_api and _is_of_another_site(request, access.hosts):
+            raise web.HTTPForbidden(text="pages of other sites get nothing here\n")
+        if below_api or not (access.reads_are_open or _is_the_same_everywhere(request)):
+            given = request.headers.get("Authorization")
+            changes = request.method not in ("GET", "HEAD")
+            open_to_all = access.reads_are_open and not changes
+            if not (open_to_all if given is None else access.opens(given, for_change=changes)):
+                raise _unauthorized(access, given, for_change=changes)
+        return await handler(request)
+
+    return check
+
+
+def wants_page(request: web.Request) -> bool:
+    """Whether a browser asks, which is shown the page."""
+    return "text/html" in request.headers.get("Accept", "")
+
+
+def _is_the_same_everywhere(request: web.Request) -> bool:
+    """In all clusters, so that nobody learns anything from it."""
+    path = request.path
+    return path in (HEALTH, DOCUMENT_PATH) or path.startswith(PAGE) or (path == "/" and wants_page(request))
+
+
+def _unauthorized(access: WebAccess, given: str | None, *, for_change: bool) -> web.HTTPUnauthorized:
+    command = "minishuffle cluster token" if for_change else "minishuffle cluster token --read"
+    if given is None:
+        why = "this needs the token"
+    elif for_change and access.opens(given, for_change=False):
+        why = "that token only reads"
+    else:
+        why = "that is not the cluster's token"
+    return web.HTTPUnauthorized(
+        text=f"{why}: '{command}' prints it\n", headers={"WWW-Authenticate": "Bearer"}
+    )
 
 
 def reached_at(request: web.Request) -> Address:
@@ -79,27 +172,23 @@ def reached_at(request: web.Request) -> Address:
     return Address(name[0], name[1])
 
 
-def _host_allowed(header: str, bound: str, local: str) -> bool:
-    """Loopback by name or address, the host that we were bound to, or the address reached."""
-    name = (header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]).lower()
-    return name in ("localhost", bound.lower(), local) or _is_loopback(name)
+def _host_of(netloc: str) -> str:
+    """The host of ``host:port``, in small letters."""
+    return (netloc[1:].partition("]")[0] if netloc.startswith("[") else netloc.partition(":")[0]).lower()
 
 
-def _is_of_another_site(request: web.Request) -> bool:
+def _is_of_another_site(request: web.Request, hosts: frozenset[str]) -> bool:
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         return True
     origin = request.headers.get("Origin")
     if origin is None:
         return False
     try:
-        return urlsplit(origin).netloc.lower() != request.headers.get("Host", "").lower()
+        named = urlsplit(origin).netloc.lower()
     except ValueError:  # It is no address at all.
         return True
-
-
-def _is_over_loopback(request: web.Request) -> bool:
-    peer = request.get_extra_info("peername")
-    return peer is not None and _is_loopback(peer[0])
+    # A proxy may pass on its own name or put the server's in its place.
+    return named != request.headers.get("Host", "").lower() and _host_of(named) not in hosts
 
 
 def _is_loopback(host: str) -> bool:

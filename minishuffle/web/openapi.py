@@ -66,8 +66,8 @@ def openapi_document(operations: Sequence[Operation], version: str) -> dict[str,
             "title": "minishuffle",
             "version": version,
             "description": (
-                "Jobs, workers and buffers of one cluster. Reads are open over loopback; elsewhere they need "
-                "the token, and every change does."
+                "Jobs, workers and buffers of one cluster. Reads are open where it listens on loopback "
+                "alone; elsewhere they take a token, and every change takes one that does not only read."
             ),
         },
         "paths": paths,

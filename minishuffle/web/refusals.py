@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from http import HTTPStatus
 from typing import Final
+from urllib.parse import quote
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -50,15 +51,21 @@ async def answer_failures(request: web.Request, handler: Handler) -> web.StreamR
         }
         return json_answer(Failure(code=code, text=_text(request, refused)), refused.status, kept)
     except Exception:
-        _log.exception("%s %s failed", request.method, request.path)
+        _log.exception("%s %s failed", request.method, _escaped(request.path))
         text = "an error in the server, which its log shows"
         return json_answer(Failure(code=ShuffleError.code, text=text), HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
+def _escaped(path: str) -> str:
+    """A path that can stand in a line of text: what it had escaped is so again."""
+    return quote(path, safe="/:@!$&'()*+,;=~%")
+
+
 def _text(request: web.Request, refused: web.HTTPException) -> str:
+    path = _escaped(request.path)
     if isinstance(refused, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(refused.allowed_methods))
-        return f"{request.path} takes {allowed}, not {request.method}: /openapi.json describes every path"
+        return f"{path} takes {allowed}, not {request.method}: /openapi.json describes every path"
     if isinstance(refused, web.HTTPNotFound):
-        return f"there is no {request.path}: /openapi.json describes every path"
+        return f"there is no {path}: /openapi.json describes every path"
     return (refused.text or refused.reason).strip()

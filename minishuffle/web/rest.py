@@ -135,12 +135,12 @@ class RestInterface:
     """Adds its paths to an application, and looks at all jobs every SAMPLE_SECONDS while that runs.
 
     Args:
-        token: what workers on other machines want to see.
+        read_token: what workers on other machines want to see; it changes nothing.
     """
 
-    def __init__(self, source: CoordinatorSource, version: str, token: str) -> None:
+    def __init__(self, source: CoordinatorSource, version: str, read_token: str) -> None:
         self._source = source
-        self._token = token
+        self._read_token = read_token
         self._samples = Samples()
         self._session: aiohttp.ClientSession | None = None
         of_job = "/api/v1/jobs/{job}"
@@ -194,7 +194,7 @@ class RestInterface:
     async def _running(self, _app: web.Application) -> AsyncIterator[None]:
         """Look at jobs and workers until the server is closed."""
         timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS_MAX)
-        headers = {"Authorization": f"Bearer {self._token}"}
+        headers = {"Authorization": f"Bearer {self._read_token}"}
         looking = asyncio.create_task(self._look_on(), name="samples")
         async with aiohttp.ClientSession(timeout=timeout, headers=headers) as self._session:
             yield

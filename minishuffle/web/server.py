@@ -27,7 +27,7 @@ from minishuffle.observe.metrics import coordinator_exposition, worker_expositio
 from minishuffle.observe.prometheus import SD_REFRESH_SECONDS
 from minishuffle.transport.addresses import cannot_listen
 from minishuffle.transport.forks import close_in_forks
-from minishuffle.web.guard import check_host, check_reader, reached_at
+from minishuffle.web.guard import HEALTH, PAGE, WebAccess, check_host, check_reader, reached_at, wants_page
 from minishuffle.web.pages import PageFile, page_files
 from minishuffle.web.pools import BUFFERS_PATH, worker_buffers
 from minishuffle.web.refusals import answer_failures
@@ -79,28 +79,32 @@ class WebServer:
 
 
 async def serve_worker_web(
-    snapshot: Callable[[], WorkerSnapshot], host: str, port: int, token: str, http: HttpLimits = DEFAULT
+    snapshot: Callable[[], WorkerSnapshot], port: int, access: WebAccess, http: HttpLimits = DEFAULT
 ) -> WebServer:
-    """Serve a worker's ``/metrics``, and the buffers of its tasks; port 0 takes a free one.
+    """Serve a worker's ``/metrics``, ``/healthz``, and the buffers of its tasks; port 0 takes a free one.
 
     Raises:
         UsageError: the port is taken, or ``host`` is not an address of this machine.
     """
-    app = _application(host, token, worker_exposition(snapshot, version("minishuffle")))
+    app = _application(access, worker_exposition(snapshot, version("minishuffle")))
 
     async def buffers(_request: web.Request) -> web.Response:
         return web.Response(
             body=worker_buffers(snapshot()).model_dump_json().encode(), content_type="application/json"
         )
 
+    async def health(_request: web.Request) -> web.Response:
+        return _health("running" if snapshot().epoch else "starting")
+
     app.router.add_get(BUFFERS_PATH, buffers)
-    return await _serve(app, host, port, http)
+    app.router.add_get(HEALTH, health)
+    return await _serve(app, access.bound, port, http)
 
 
 async def serve_coordinator_web(
-    source: CoordinatorSource, host: str, port: int, token: str, http: HttpLimits = DEFAULT
+    source: CoordinatorSource, port: int, access: WebAccess, http: HttpLimits = DEFAULT
 ) -> WebServer:
-    """Serve the coordinator's ``/metrics``, ``/sd/prometheus``, REST interface and web page.
+    """Serve the coordinator's ``/metrics``, ``/sd/prometheus``, ``/healthz``, REST interface and web page.
 
     Raises:
         UsageError: the port is taken, or ``host`` is not an address of this machine.
@@ -108,7 +112,7 @@ async def serve_coordinator_web(
     from minishuffle.web.rest import RestInterface  # For weight: a worker does without it.
 
     release = version("minishuffle")
-    app = _application(host, token, coordinator_exposition(source.snapshot, release))
+    app = _application(access, coordinator_exposition(source.snapshot, release))
 
     async def service_discovery(request: web.Request) -> web.Response:
         return web.json_response(
@@ -120,16 +124,26 @@ async def serve_coordinator_web(
 
     async def index(request: web.Request) -> web.Response:
         """The page for browsers, and a plain list of what can be read for others."""
-        if "text/html" in request.headers.get("Accept", ""):
+        if wants_page(request):
             return await pages["index.html"].serve(request)
         return web.Response(text=_index_text(reached_at(request), source.snapshot()))
 
+    async def health(_request: web.Request) -> web.Response:
+        return _health("running" if source.snapshot().journal_writable else "journal not writable")
+
     app.router.add_get("/sd/prometheus", service_discovery)
+    app.router.add_get(HEALTH, health)
     app.router.add_get("/", index)
     for name, page in pages.items():
-        app.router.add_get(f"/page/{name}", page.serve)
-    RestInterface(source, release, token).add_to(app)
-    return await _serve(app, host, port, http)
+        app.router.add_get(f"{PAGE}{name}", page.serve)
+    RestInterface(source, release, access.read_token).add_to(app)
+    return await _serve(app, access.bound, port, http)
+
+
+def _health(state: str) -> web.Response:
+    """Status 200 as long as the event loop answers: what is asked again and again whether a process lives is
+    not to end one that waits for a disk."""
+    return web.json_response({"state": state}, headers={"Cache-Control": "no-store"})
 
 
 @web.middleware
@@ -140,8 +154,8 @@ async def _not_for_forks(request: web.Request, handler: Handler) -> web.StreamRe
     return await handler(request)
 
 
-def _application(bound: str, token: str, exposition: Exposition) -> web.Application:
-    guards = [answer_failures, check_host(bound), check_reader(token)]
+def _application(access: WebAccess, exposition: Exposition) -> web.Application:
+    guards = [answer_failures, check_host(access), check_reader(access)]
     app = web.Application(middlewares=[_not_for_forks, *guards])
 
     async def metrics(request: web.Request) -> web.Response:

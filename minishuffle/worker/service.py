@@ -46,7 +46,7 @@ async def run_worker(
     standby: bool = False,
     spool_directory: str | None = None,
     find: Callable[[], CoordinatorPlace | None] = lambda: None,
-    web: Callable[[Callable[[], WorkerSnapshot], str], Awaitable[_Closeable]],
+    web: Callable[[Callable[[], WorkerSnapshot]], Awaitable[_Closeable]],
     ready: Callable[[dict[str, Any]], None],
     stop: asyncio.Event,
 ) -> None:
@@ -57,7 +57,7 @@ async def run_worker(
         advertise: the address that others use; empty: see :mod:`~minishuffle.wire.advertised`.
         spool_directory: where sinks keep what other programs read; None: the system's for temporary files.
         find: where the coordinator is by now, if that is known; ``coordinator`` is where it is at first.
-        web: starts the metrics server (snapshot, host).
+        web: starts the metrics server (snapshot).
         ready: called once registered.
 
     Raises:
@@ -67,7 +67,7 @@ async def run_worker(
     worker = Worker(settings, cluster, secret, spool_directory, find)
     host = host or await _near(coordinator)
     data_port = await worker.endpoint.listen(host)
-    server = await web(worker.snapshot, host)
+    server = await web(worker.snapshot)
 
     async def serve() -> None:
         identity = Identity(Role.WORKER, cluster, requested_worker, 0)

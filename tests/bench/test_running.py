@@ -29,7 +29,7 @@ def test_records_are_added_up_by_subtask_of_one_job() -> None:
 
 def watched(*seen: tuple[int, int, int]) -> JobWatch:
     """Subtasks 0[0] and 1[0]; number, milliseconds and worker of each time at which one had moved on."""
-    watch = JobWatch("j1", [(0, 0), (1, 0)])
+    watch = JobWatch("j1", [(0, 0), (1, 0)], "token")
     for number, at, worker in seen:
         watch._seen[number].append((at * MILLISECOND, worker))
     return watch
@@ -118,6 +118,8 @@ def test_a_job_that_passes_nothing_on_has_nothing_to_compare(monkeypatch: pytest
     info = job(task(0, 0, 1))
 
     class Client:
+        read_token = "token"
+
         def job(self, job: str) -> JobInfo:
             return info
 

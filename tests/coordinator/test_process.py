@@ -80,7 +80,7 @@ class Web:
         self.closed = False
         self.coordinator: Coordinator
 
-    async def start(self, coordinator: Coordinator, host: str, port: int) -> Web:
+    async def start(self, coordinator: Coordinator, port: int) -> Web:
         self.coordinator = coordinator
         return self
 

@@ -88,7 +88,7 @@ def test_pods_have_probes_limits_and_no_privileges(objects: list[Any]) -> None:
             assert set(container["resources"]) == {"requests", "limits"}
         for container in pod["containers"]:
             probes = [container[f"{kind}Probe"] for kind in ("startup", "liveness", "readiness")]
-            assert [probe["httpGet"]["path"] for probe in probes] == ["/metrics"] * 3
+            assert [probe["httpGet"]["path"] for probe in probes] == ["/healthz"] * 3
 
 
 def test_no_secret_is_shipped(deploy: Path) -> None:

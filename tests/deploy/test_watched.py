@@ -145,11 +145,11 @@ def sick(tmp_path_factory: pytest.TempPathFactory, prometheus_binaries: Path, de
     # Nobody is to suspect the greedy worker, nor to give one up that is stopped for a moment.
     patient = {"suspect_after": 2.0, "heartbeat_timeout": 60.0}
     with LocalCluster(
-        workers=3, slots=3, restart_workers=False, restart_coordinator=False, **patient
+        workers=3, slots=3, restart_workers=False, restart_coordinator=False, web_auth="token", **patient
     ) as cluster:
         for name in ("rules.yml", "alerts.yml"):
             (directory / name).write_text(shortened((deploy / "prometheus" / name).read_text()))
-        config = prometheus_config(f"127.0.0.1:{cluster.web_port}", directory)
+        config = prometheus_config(f"127.0.0.1:{cluster.web_port}", directory, cluster.client.read_token)
         text = config.read_text().replace("global:\n", "global:\n  evaluation_interval: 1s\n")
         config.write_text(f"{text}rule_files: [rules.yml, alerts.yml]\n")
         few = JobSettings(floating_buffers_per_gate=4)

@@ -26,7 +26,9 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted
 from minishuffle.examples.backpressure import backpressure
 from minishuffle.local import LocalCluster
+from minishuffle.web.guard import WebAccess
 from minishuffle.web.server import serve_coordinator_web
+from support.accesses import READ_TOKEN, TOKEN, access
 from support.browser import NOT_ANSWERED, Shown, chromium, shown
 from support.coordinators import ScriptedCoordinator
 
@@ -264,13 +266,13 @@ def test_many_subtasks(browser: Browser, cluster: LocalCluster, base: str) -> No
 
 
 @contextmanager
-def served(source: ScriptedCoordinator) -> Iterator[str]:
+def served(source: ScriptedCoordinator, wants: WebAccess | None = None) -> Iterator[str]:
     """The web server of such a coordinator, on an event loop in a thread of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="web")
     thread.start()
     try:
-        starting = asyncio.run_coroutine_threadsafe(serve_coordinator_web(source, HOST, 0, "token"), loop)
+        starting = asyncio.run_coroutine_threadsafe(serve_coordinator_web(source, 0, wants or access()), loop)
         server = starting.result(20.0)
         try:
             yield f"http://{HOST}:{server.port}/"
@@ -317,20 +319,23 @@ def test_a_job_is_cancelled_with_the_token_alone(browser: Browser, cluster: Loca
         assert [line for line in page.console if NOT_ANSWERED not in line] == []
 
 
-def test_a_page_from_another_machine_asks_for_the_token(
-    browser: Browser, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("minishuffle.web.guard._is_over_loopback", lambda request: False)
+@pytest.mark.parametrize("right", [TOKEN, READ_TOKEN])
+def test_a_page_of_a_guarded_cluster_asks_for_a_token_once(browser: Browser, right: str) -> None:
     coordinator = ScriptedCoordinator()
     coordinator.submit("far away")
-    with served(coordinator) as url, shown(browser, url) as page:
-        page.see("This cluster is on another machine")
+    wants = access(reads_are_open=False)
+    with served(coordinator, wants) as url, shown(browser, url) as page:
+        page.see("This cluster shows itself to those who have its token")
         assert page.faults() == []
-        for token, then in (("wrong", "That is not the cluster's token."), ("token", "far away")):
+        for token, then in (("wrong", "That is not the cluster's token."), (right, "far away")):
             page.page.get_by_label("Token").fill(token)
             page.page.get_by_role("button", name="Show the cluster").click()
             page.see(then)
         assert page.overflow() == (0, 0)
+        page.page.reload()
+        page.see("far away")
+        assert page.page.evaluate("sessionStorage.length") == 1
+        assert page.page.evaluate("localStorage.length") == 0
         assert [line for line in page.console if NOT_ANSWERED not in line] == []
 
 

@@ -17,6 +17,7 @@ import pytest
 from minishuffle.counters import CoordinatorSnapshot, TaskCounters, TaskSnapshot, WorkerEntry, WorkerSnapshot
 from minishuffle.observe.prometheus import prometheus_command, prometheus_config
 from minishuffle.web.server import WebServer, serve_coordinator_web, serve_worker_web
+from support.accesses import READ_TOKEN, access, worker_access
 from support.coordinators import ScriptedCoordinator
 from support.prometheus import query, running_prometheus
 from support.waiting import until
@@ -40,8 +41,10 @@ def cluster_web(
         counters = TaskCounters(records_in=records, records_out=records)
         return make_worker(worker=number, tasks=(make_task(index=number - 1, counters=counters),))
 
+    wants = worker_access(reads_are_open=False)
+
     async def start() -> list[WebServer]:
-        servers = [await serve_worker_web(lambda n=n: worker_snapshot(n), HOST, 0, "") for n in WORKERS]
+        servers = [await serve_worker_web(lambda n=n: worker_snapshot(n), 0, wants) for n in WORKERS]
         entries = tuple(
             WorkerEntry(n, "alive", HOST, server.port, 0.1)
             for n, server in zip(WORKERS, servers, strict=True)
@@ -51,7 +54,7 @@ def cluster_web(
             def snapshot(self) -> CoordinatorSnapshot:
                 return make_coordinator(workers=entries)
 
-        return [*servers, await serve_coordinator_web(Source(), HOST, 0, "")]
+        return [*servers, await serve_coordinator_web(Source(), 0, access(reads_are_open=False))]
 
     with running_loop() as loop:
         servers = asyncio.run_coroutine_threadsafe(start(), loop).result(STEP_SECONDS_MAX)
@@ -78,7 +81,7 @@ def running_loop() -> Iterator[asyncio.AbstractEventLoop]:
 def test_prometheus_scrapes_a_cluster_through_service_discovery(
     cluster_web: str, prometheus_binaries: Path, tmp_path: Path
 ) -> None:
-    config = prometheus_config(cluster_web, tmp_path)
+    config = prometheus_config(cluster_web, tmp_path, READ_TOKEN)
     with running_prometheus(prometheus_binaries, config) as ask:
 
         def all_up() -> list[dict[str, Any]]:
@@ -103,7 +106,7 @@ def test_prometheus_scrapes_a_cluster_through_service_discovery(
 def test_promtool_accepts_the_configuration(prometheus_binaries: Path, tmp_path: Path) -> None:
     directory = tmp_path / "with space"
     directory.mkdir()
-    config = prometheus_config("[::1]:8472", directory)
+    config = prometheus_config("[::1]:8472", directory, "token")
     checked = subprocess.run(
         [prometheus_binaries / "promtool", "check", "config", config],
         capture_output=True,

@@ -14,16 +14,17 @@ from minishuffle.web.openapi import NoQuery, Operation, openapi_document
 from minishuffle.web.rest import RestInterface
 from minishuffle.web.server import serve_coordinator_web
 from minishuffle.wire.requests import Accepted
+from support.accesses import TOKEN, access
 from support.coordinators import ScriptedCoordinator
 
-HOST, TOKEN = "127.0.0.1", "open sesame"
+HOST = "127.0.0.1"
 
 
 async def test_every_answer_is_as_the_document_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minishuffle.web.rest.LATE_SECONDS_MAX", 0.0)  # Its tasks never report.
     coordinator = ScriptedCoordinator()
     job = coordinator.submit(parallelism=2)
-    server = await serve_coordinator_web(coordinator, HOST, 0, TOKEN)
+    server = await serve_coordinator_web(coordinator, 0, access())
     base = f"http://{HOST}:{server.port}"
     try:
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:

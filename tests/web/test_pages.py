@@ -14,6 +14,7 @@ from multidict import CIMultiDictProxy
 
 from minishuffle.web.pages import page_files
 from minishuffle.web.server import WebServer, serve_coordinator_web
+from support.accesses import access
 from support.coordinators import ScriptedCoordinator
 from support.sources import ROOT
 
@@ -22,7 +23,7 @@ BUILD_SECONDS_MAX = 120
 
 @pytest.fixture
 async def server() -> AsyncIterator[WebServer]:
-    started = await serve_coordinator_web(ScriptedCoordinator(), "127.0.0.1", 0, "token")
+    started = await serve_coordinator_web(ScriptedCoordinator(), 0, access())
     yield started
     await started.close()
 

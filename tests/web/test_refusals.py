@@ -15,9 +15,9 @@ from minishuffle.errors import AuthenticationError, ShuffleError, UnknownName, U
 from minishuffle.web.guard import check_host, check_reader
 from minishuffle.web.refusals import answer_failures
 from minishuffle.wire.requests import Failure
+from support.accesses import TOKEN, access
 
 PATH = "/api/v1/jobs"
-TOKEN = "open sesame"
 
 
 async def broken(_request: web.Request) -> web.Response:
@@ -27,7 +27,7 @@ async def broken(_request: web.Request) -> web.Response:
 @asynccontextmanager
 async def asked(path: str, method: str = "GET", **headers: str) -> AsyncIterator[aiohttp.ClientResponse]:
     """The answer of a server whose every handler raises."""
-    app = web.Application(middlewares=[answer_failures, check_host("127.0.0.1"), check_reader(TOKEN)])
+    app = web.Application(middlewares=[answer_failures, check_host(access()), check_reader(access())])
     app.router.add_get(PATH, broken)
     app.router.add_get("/metrics", broken)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -43,7 +43,7 @@ async def asked(path: str, method: str = "GET", **headers: str) -> AsyncIterator
     ("path", "method", "headers", "status", "code", "text"),
     [
         ("/api/v2", "GET", {}, 404, UnknownName.code, "there is no /api/v2: /openapi.json describes"),
-        ("/api/%0a%ff", "GET", {}, 404, UnknownName.code, "there is no /api/"),
+        ("/api/%0a%1b%ff", "GET", {}, 404, UnknownName.code, "there is no /api/%0A%1B%FF: "),
         (
             PATH,
             "PUT",

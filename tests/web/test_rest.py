@@ -37,11 +37,11 @@ from minishuffle.wire.requests import (
     JobList,
     ShowJob,
 )
+from support.accesses import TOKEN, access, worker_access
 from support.coordinators import ScriptedCoordinator
 from support.snapshots import idle_worker
 
 HOST = "127.0.0.1"
-TOKEN = "open sesame"
 SECONDS_MAX = 20.0
 
 
@@ -70,7 +70,7 @@ class Rest:
 @asynccontextmanager
 async def rest(coordinator: ScriptedCoordinator | None = None) -> AsyncIterator[Rest]:
     source = coordinator or ScriptedCoordinator()
-    server = await serve_coordinator_web(source, HOST, 0, TOKEN)
+    server = await serve_coordinator_web(source, 0, access())
     try:
         async with aiohttp.ClientSession() as session:
             yield Rest(source, server.port, session)
@@ -249,7 +249,9 @@ def worker_with(*jobs: str) -> WorkerSnapshot:
 
 def test_pools_and_channels_come_from_the_workers() -> None:
     async def body() -> None:
-        worker = await serve_worker_web(lambda: worker_with("j1", "j2"), HOST, 0, TOKEN)
+        worker = await serve_worker_web(
+            lambda: worker_with("j1", "j2"), 0, worker_access(reads_are_open=False)
+        )
         try:
             async with rest(ScriptedCoordinator(metrics_port=worker.port)) as api:
                 job = api.coordinator.submit()
@@ -289,7 +291,7 @@ def test_a_dump_is_what_each_worker_answers() -> None:
 
 def test_a_worker_serves_the_buffers_of_all_its_tasks() -> None:
     async def body() -> None:
-        worker = await serve_worker_web(lambda: worker_with("j1", "j2"), HOST, 0, TOKEN)
+        worker = await serve_worker_web(lambda: worker_with("j1", "j2"), 0, worker_access())
         try:
             url = f"http://{HOST}:{worker.port}/api/v1/buffers"
             async with aiohttp.ClientSession() as session, session.get(url) as response:
@@ -308,7 +310,7 @@ def test_a_token_that_is_no_text_is_a_wrong_one() -> None:
     """No client library sends such a header, but anybody can."""
 
     async def body() -> None:
-        server = await serve_coordinator_web(ScriptedCoordinator(), HOST, 0, TOKEN)
+        server = await serve_coordinator_web(ScriptedCoordinator(), 0, access())
         try:
             reader, writer = await asyncio.open_connection(HOST, server.port)
             request = b"GET /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer \xff\r\n\r\n"

@@ -26,6 +26,7 @@ from minishuffle.counters import (
 )
 from minishuffle.errors import UsageError
 from minishuffle.web.server import HttpLimits, WebServer, serve_coordinator_web, serve_worker_web
+from support.accesses import READ_TOKEN, TOKEN, access, worker_access
 from support.coordinators import ScriptedCoordinator
 from support.snapshots import idle_worker
 
@@ -33,7 +34,6 @@ T = TypeVar("T")
 Run = Callable[[Awaitable[T]], T]
 
 HOST = "127.0.0.1"
-TOKEN = "open sesame"
 SECONDS_MAX = 20.0
 
 WORKER = idle_worker()
@@ -96,11 +96,11 @@ class Source(ScriptedCoordinator):
 
 
 def worker_web(host: str = HOST, http: HttpLimits = HttpLimits()) -> Awaitable[WebServer]:  # noqa: B008
-    return serve_worker_web(lambda: WORKER, host, 0, TOKEN, http)
+    return serve_worker_web(lambda: WORKER, 0, worker_access(bound=host), http)
 
 
 def coordinator_web(port: int = 0) -> Awaitable[WebServer]:
-    return serve_coordinator_web(Source(), HOST, port, TOKEN)
+    return serve_coordinator_web(Source(), port, access())
 
 
 def test_a_worker_answers_in_the_format_that_is_asked_for(run: Run[None]) -> None:
@@ -127,7 +127,7 @@ def test_each_scrape_takes_one_snapshot(run: Run[None]) -> None:
             taken += 1
             return replace(WORKER, connections=taken)
 
-        async with closing(serve_worker_web(snapshot, HOST, 0, TOKEN)) as server:
+        async with closing(serve_worker_web(snapshot, 0, worker_access())) as server:
             for expected in (1, 2):
                 _, _, text = await get(server, "/metrics")
                 assert f"minishuffle_connections {expected}\n" in text
@@ -239,7 +239,7 @@ def test_after_close_the_port_is_free(run: Run[None]) -> None:
             await server.close()
             with pytest.raises(aiohttp.ClientConnectorError):
                 await get(server, "/metrics")
-            async with closing(serve_worker_web(lambda: WORKER, HOST, server.port, TOKEN)) as again:
+            async with closing(serve_worker_web(lambda: WORKER, server.port, worker_access())) as again:
                 assert (await get(again, "/metrics"))[0] == 200
 
     run(body())
@@ -344,8 +344,35 @@ def test_a_failing_snapshot_is_an_answer_and_a_line_in_the_log(
         def snapshot() -> WorkerSnapshot:
             raise RuntimeError("no snapshot today")
 
-        async with closing(serve_worker_web(snapshot, HOST, 0, TOKEN)) as server:
+        async with closing(serve_worker_web(snapshot, 0, worker_access())) as server:
             assert (await get(server, "/metrics"))[0] == 500
 
     run(body())
     assert "no snapshot today" in caplog.text
+
+
+def test_health_is_open_and_says_nothing_but_the_state(run: Run[None]) -> None:
+    async def body() -> None:
+        started = replace(WORKER, epoch=4)
+        guarded = worker_access(reads_are_open=False)
+        for snapshot, state in ((started, "running"), (replace(WORKER, epoch=0), "starting")):
+            async with closing(serve_worker_web(lambda each=snapshot: each, 0, guarded)) as server:
+                status, _, text = await get(server, "/healthz")
+                assert (status, json.loads(text)) == (200, {"state": state})
+                assert (await get(server, "/metrics"))[0] == 401
+                bearer = {"Authorization": f"Bearer {READ_TOKEN}"}
+                assert (await get(server, "/metrics", bearer))[0] == 200
+        for writable, state in ((True, "running"), (False, "journal not writable")):
+            source = Source()
+            source.snapshot = lambda at=writable: replace(COORDINATOR, journal_writable=at)  # type: ignore[method-assign]
+            async with closing(serve_coordinator_web(source, 0, access(reads_are_open=False))) as server:
+                status, _, text = await get(server, "/healthz")
+                assert (status, json.loads(text)) == (200, {"state": state})
+                assert (await get(server, "/"))[0] == 401, "it names workers"
+                assert (await get(server, "/", {"Accept": "text/html"}))[0] == 200
+                for path in ("/metrics", "/sd/prometheus"):
+                    assert (await get(server, path))[0] == 401
+                    for token in (READ_TOKEN, TOKEN):
+                        assert (await get(server, path, {"Authorization": f"Bearer {token}"}))[0] == 200
+
+    run(body())

@@ -180,7 +180,7 @@ class Coordinator:
         """Start a worker without waiting for anything."""
         running = Running(asyncio.Event())
 
-        async def web(snapshot: Callable[[], WorkerSnapshot], host: str) -> Web:
+        async def web(snapshot: Callable[[], WorkerSnapshot]) -> Web:
             running.web.append(Web(snapshot))
             return running.web[0]
 

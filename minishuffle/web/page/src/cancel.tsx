@@ -70,7 +70,7 @@ export function TokenField({ token, set }: { token: string; set: (token: string)
   );
 }
 
-/** For a page that is read from another machine. */
+/** For a cluster whose reads are not open to all. */
 export function TokenWanted() {
   const [token, set] = useState("");
   const field = useRef<HTMLFormElement>(null);
@@ -84,7 +84,7 @@ export function TokenWanted() {
         keepToken(token.trim());
       }}
     >
-      <h2>This cluster is on another machine</h2>
+      <h2>This cluster shows itself to those who have its token</h2>
       <TokenField token={token} set={set} />
       {keptToken() !== null && (
         <p class="failure" role="alert">
