@@ -38,8 +38,10 @@ def expression_type(schema: pa.Schema, expression: pc.Expression, where: str) ->
     """
     import pyarrow as pa
 
+    from minishuffle.dataflow.operators.categories import refuse_order_in
     from minishuffle.dataflow.operators.relational import missing_column
 
+    refuse_order_in(where, schema, [expression])
     try:
         kind = _bound_type(schema, expression)
         _check_one_row(schema, expression, where)
@@ -78,7 +80,7 @@ def columns_read(expressions: Iterable[pc.Expression]) -> frozenset[str]:
     Raises:
         UsageError: one reads a column by its number.
     """
-    from minishuffle.dataflow.operators.relational import names_in
+    from minishuffle.dataflow.operators.expressionparts import names_in
 
     return frozenset().union(*map(names_in, expressions))
 

@@ -111,6 +111,7 @@ class KeyedTable(Windowable["WindowedTable"]):
             UnknownName: the columns are known, and ``by`` is not among them.
             UsageError: ``by`` has values without an order, such as lists.
         """
+        from minishuffle.dataflow.operators.categories import refuse_order
         from minishuffle.dataflow.operators.order import check_order
         from minishuffle.dataflow.operators.topn import TopN
 
@@ -122,6 +123,7 @@ class KeyedTable(Windowable["WindowedTable"]):
         schema, names = self._table._schema, None
         if schema is not None:
             check_order("top_n", by, schema.field(by).type)
+            refuse_order("top_n", schema.field(by))
             others = [name for name in schema.names if name not in self._keys]
             schema = self._table._picked({name: name for name in (*self._keys, *others)})
             names = tuple(schema.names)

@@ -30,6 +30,7 @@ def aggregated_schema(
         return None
     import pyarrow as pa
 
+    from minishuffle.dataflow.operators.categories import refuse_order
     from minishuffle.dataflow.operators.columns import result_type
     from minishuffle.dataflow.operators.windowarrow import MOMENT
     from minishuffle.exchange.schemas import without_dictionary
@@ -41,5 +42,7 @@ def aggregated_schema(
     if windows:
         fields += [pa.field("window_start", MOMENT), pa.field("window_end", MOMENT)]
     for name, (column, function) in aggregates.items():
+        if function in ("min", "max"):
+            refuse_order(function, schema.field(column))
         fields.append(pa.field(name, result_type(function, column, schema.field(column).type)))
     return pa.schema(fields)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from minishuffle.dataflow.operators.categories import refuse_order
 from minishuffle.dataflow.operators.columns import (
     Aggregate,
     Fold,
@@ -76,7 +77,12 @@ def _of_values(function: Function, column: str) -> Aggregate:
 
 def input_of(batch: pa.RecordBatch, column: str, aggregate: Aggregate) -> pa.Array:
     """What the aggregate of that column takes of a batch."""
-    return aggregate.rows_of(batch) if isinstance(aggregate, FirstOrLast) else column_of(batch, column)
+    if isinstance(aggregate, FirstOrLast):
+        return aggregate.rows_of(batch)
+    array = column_of(batch, column)
+    if isinstance(aggregate, _OneType):
+        aggregate.check(batch.schema.field(column))
+    return array
 
 
 class _OneType(Aggregate):
@@ -99,6 +105,11 @@ class _OneType(Aggregate):
         """The type of all values, of the last column, and of what the state takes."""
         self._known = self._size = 0
         """How many slots there are, and were before the last batch."""
+
+    def check(self, field: pa.Field) -> None:
+        """Raises WrongColumns if the order of its values is not that of their texts."""
+        if self._function in ("min", "max"):
+            refuse_order(self._function, field)
 
     def grow(self, size: int) -> None:
         self._known, self._size = self._size, size

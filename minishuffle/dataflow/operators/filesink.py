@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from minishuffle.dataflow.operators.base import Batch, CompleteFile, Emit, OutputFiles, TaskContext
+from minishuffle.dataflow.operators.categories import unmarked
 from minishuffle.dataflow.operators.chained import ChainedOperator, preview
 from minishuffle.dataflow.operators.convert import RowsToArrow, rows_of
 from minishuffle.dataflow.operators.widertype import in_schema, require_own_names, wider_schema
@@ -334,7 +335,7 @@ class FileSink(ChainedOperator):
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if isinstance(batch, pa.RecordBatch):
-            self._write(with_long_dictionaries(batch))  # pyarrow writes none of views
+            self._write(with_long_dictionaries(unmarked(batch)))  # pyarrow writes none of views
             return
         for rows in pieces(rows_of(batch)):
             if len(rows):

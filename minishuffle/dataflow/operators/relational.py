@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -19,8 +18,10 @@ import pyarrow.compute as pc
 from pyarrow import _acero as acero
 
 from minishuffle.dataflow.operators.base import Batch, Emit, Used
+from minishuffle.dataflow.operators.categories import refuse_order_in, still_marked
 from minishuffle.dataflow.operators.chained import ChainedOperator, OnError
 from minishuffle.dataflow.operators.convert import column_of
+from minishuffle.dataflow.operators.expressionparts import names_in
 from minishuffle.dataflow.operators.functions import MapBatches
 from minishuffle.dataflow.operators.hiddentime import gives_time
 from minishuffle.dataflow.operators.times import HIDDEN_TIME
@@ -38,7 +39,6 @@ __all__ = [
     "Projection",
     "computed",
     "missing_column",
-    "names_in",
 ]
 
 Value: TypeAlias = "str | pc.Expression"
@@ -60,13 +60,6 @@ _STAND_INS: Final = (
     pa.list_(pa.null()),
 )
 """Types that a column of nulls alone, which has none, may turn out to have."""
-_PICKLED: Final = re.compile(
-    r"(call|end|field_ref|literal|nested_field_ref|options): '(.*?)'"
-    r"(?=\n(?:call|end|field_ref|literal|nested_field_ref|options): '|\Z)",
-    re.DOTALL,
-)
-"""An entry of what pyarrow pickles an expression as, after the line that stands before them."""
-_METADATA: Final = "-- schema metadata --\n"
 
 
 class Projection(ChainedOperator):
@@ -113,7 +106,8 @@ class Projection(ChainedOperator):
         computed = {name: value for name, value in wanted.items() if not isinstance(value, str)}
         values = dict(zip(computed, evaluated(batch, list(computed.values()), self.name), strict=True))
         arrays = [values[name] if name in values else column_of(batch, wanted[name]) for name in wanted]
-        emit(pa.RecordBatch.from_arrays(arrays, names=list(wanted)))
+        made = pa.RecordBatch.from_arrays(arrays, names=list(wanted))
+        emit(still_marked(made, batch, {name: wanted[name] for name in wanted if name not in values}))
 
     def _wanted(self, given: Sequence[str]) -> dict[str, Any]:
         """What each output column is, of a batch that has the columns ``given``."""
@@ -139,6 +133,7 @@ def evaluated(batch: pa.RecordBatch, expressions: list[pc.Expression], where: st
     """
     if not expressions:
         return []
+    refuse_order_in(where, batch.schema, expressions)
     table = pa.Table.from_batches([batch])
     try:
         if any(pa.types.is_null(field.type) for field in batch.schema):
@@ -203,32 +198,6 @@ def _type_untyped(table: pa.Table, expression: pc.Expression) -> pa.DataType:
         return computed(table.slice(0, 0), [expression]).schema.field(0).type
     except pa.ArrowException:
         return pa.null()
-
-
-def names_in(expression: pc.Expression) -> frozenset[str]:
-    """The columns that an expression reads, of which nothing need be known.
-
-    pyarrow shows them nowhere but in what it pickles an expression as: a schema whose metadata has the parts
-    in order, a column as ``field_ref``, a field of a struct as ``nested_field_ref``, with the length of its
-    path, and the names of the path.
-
-    Raises:
-        UsageError: it reads a column by its number.
-    """
-    try:
-        _, (pickled, *_) = expression.__reduce__()
-    except pa.ArrowNotImplementedError as error:
-        raise UsageError(f"{expression!s:.200} reads a column by its number: write its name") from error
-    shown = pa.ipc.open_file(pickled).schema.to_string(show_schema_metadata=True, truncate_metadata=False)
-    read: set[str] = set()
-    parts = iter(_PICKLED.findall(shown.partition(_METADATA)[2]))
-    for kind, value in parts:
-        if kind == "nested_field_ref":
-            (_, column), *_ = islice(parts, int(value))
-            read.add(column)
-        elif kind == "field_ref":
-            read.add(value)
-    return frozenset(read)
 
 
 def missing_column(error: Exception) -> str | None:
@@ -307,7 +276,8 @@ class Explode(ChainedOperator):
                 values.slice(start, BATCH_ROWS_MAX) if name == self._column else take(column, piece)
                 for name, column in zip(batch.schema.names, batch.columns, strict=True)
             ]
-            emit(pa.RecordBatch.from_arrays(columns, names=batch.schema.names))
+            made = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+            emit(still_marked(made, batch, {name: name for name in made.schema.names}))
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -335,7 +305,8 @@ class MapPieces(MapBatches):
         assert isinstance(batch, pa.RecordBatch)
         if self._columns is not None:
             arrays = [column_of(batch, name) for name in self._columns]
-            batch = pa.RecordBatch.from_arrays(arrays, names=list(self._columns))
+            made = pa.RecordBatch.from_arrays(arrays, names=list(self._columns))
+            batch = still_marked(made, batch, {name: name for name in self._columns})
         for start in range(0, batch.num_rows, self._rows):
             super().process(batch.slice(start, self._rows), input, emit)
 
