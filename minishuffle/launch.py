@@ -10,6 +10,7 @@ DETACH into it.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -17,10 +18,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from subprocess import PIPE, Popen
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any, BinaryIO, Protocol
 
 from pydantic import ValidationError
@@ -34,6 +35,7 @@ __all__ = [
     "DETACH",
     "LocalProcesses",
     "Machines",
+    "OUTLIVED",
     "checked_settings",
     "settings_flags",
     "signals_later",
@@ -46,7 +48,11 @@ __all__ = [
 DETACH = b"detach\n"
 """What a parent tells its children by when they may outlive it."""
 POLL_SECONDS = 0.02
+KILL_SECONDS = 5.0
+"""For a process to end by SIGKILL."""
 LOG_TAIL_LINES = 20
+OUTLIVED = "does not end by SIGKILL: a disk or a device that it uses does not answer"
+_log = logging.getLogger("minishuffle.local")
 
 
 @dataclass(slots=True)
@@ -59,10 +65,42 @@ class Child:
     log: Path
     ready: dict[str, Any] | None = None
     """What its ready line said; None before it was read."""
+    _descriptor: int = field(init=False)
+    """Refers to the process itself (``pidfd_open(2)``), whose number is another's some time after its end. -1
+    where a sandbox or the limit of descriptors refuses it."""
+
+    def __post_init__(self) -> None:
+        try:
+            self._descriptor = os.pidfd_open(self.pid)
+        except OSError:
+            self._descriptor = -1
 
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    @property
+    def own_pid(self) -> int:
+        """Its number as it sees it, which registers with that: what stands in front of its command may have
+        started it as another process."""
+        ready = self.read_ready()
+        return self.pid if ready is None else int(ready["pid"])
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self._descriptor < 0:
+            self.process.send_signal(number)  # It looks first whether the process has ended.
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, number)
+
+    def close(self) -> None:
+        """Let go of it, which ends it if it runs; may be called again."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def read_ready(self) -> dict[str, Any] | None:
         """What :attr:`ready` is now: the first line that is an object. What runs at Python's start, of a
@@ -200,10 +238,18 @@ class LocalProcesses:
     """By worker id, from 1; the last process of each."""
     launch: WorkerLaunch
     coordinator_launch: CoordinatorLaunch
+    hung: list[Child] = field(default_factory=list)
+    """Workers that hang and are being ended."""
 
     @property
     def children(self) -> list[Child]:
-        return [*self.workers.values(), self.coordinator]
+        workers = list(self.workers.values())
+        return [*workers, *(child for child in self.hung if child not in workers), self.coordinator]
+
+    def kill_hung(self) -> None:
+        """Wait no longer for them to end in order."""
+        for child in self.hung:
+            child.send_signal(signal.SIGKILL)
 
 
 def checked_settings(toml: Path | None = None, **flags: Any) -> ClusterSettings:
@@ -316,19 +362,24 @@ def wait_until_ready(child: Child, deadline: float) -> dict[str, Any]:
 
 def stop_children(children: Sequence[Child], grace_seconds: float) -> None:
     """End every child that still runs: by the end of its standard input, then TERM, then KILL; at most
-    ~2 graces."""
+    ~2 graces. One that does not end even so, as its system call cannot be interrupted, is left and named."""
     for child in children:
         if child.process.stdin is not None:
             child.process.stdin.close()
     _wait_all(children, grace_seconds)
     for child in children:
         if child.process.poll() is None:
-            child.process.terminate()
+            child.send_signal(signal.SIGTERM)
     _wait_all(children, min(grace_seconds, 2.0))
     for child in children:
         if child.process.poll() is None:
-            child.process.kill()
-        child.process.wait()
+            child.send_signal(signal.SIGKILL)
+    for child in children:
+        try:
+            child.process.wait(KILL_SECONDS)
+        except TimeoutExpired:
+            _log.warning("%s (pid %d) %s", child.name, child.pid, OUTLIVED)
+        child.close()
 
 
 def _wait_all(children: Sequence[Child], seconds: float) -> None:

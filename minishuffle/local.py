@@ -80,6 +80,8 @@ def remove_abandoned_state() -> None:
 # --- local_cluster --------------------------------------------------------------------------------
 
 STOP_GRACE_SECONDS = 15.0
+SUPERVISOR_SECONDS = 2.0
+"""For a coordinator to answer the supervisor, which asks again; to leave the cluster may take so long."""
 
 
 class LocalCluster:
@@ -165,7 +167,7 @@ class LocalCluster:
             )
             self._supervisor = Supervisor(
                 self._processes,
-                Client(address, self._secret, cluster="local"),
+                Client(address, self._secret, cluster="local", timeout=SUPERVISOR_SECONDS),
                 coordinator=self._restart_coordinator,
                 workers=self._restart_workers,
             )
@@ -271,7 +273,7 @@ class LocalCluster:
         workers = self._running().workers
         if worker not in workers:
             raise UnknownName(f"there is no worker {worker}; the workers are {sorted(workers)}")
-        workers[worker].process.send_signal(signal)
+        workers[worker].send_signal(signal)
 
     def kill_coordinator(self) -> None:
         """Send SIGKILL to the coordinator's process, and wait for its end."""

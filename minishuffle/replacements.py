@@ -1,20 +1,26 @@
-"""Which processes a launcher starts in place of lost ones, and when. Pure.
+"""Which processes a launcher starts in place of lost ones, and when, and how it ends those that hang. Pure.
 
 A coordinator starts again at once: nothing recovers without it. The start of a worker costs about a second
 of processor time, most of it for imports, which tasks on the same machine would miss while they recover. A
 lower priority is no way out: without privilege no process can raise its own again, and the worker would keep
 it. So the start waits until all tasks run again, unless one waits for a slot, which the new process brings.
+
+A process that hangs (it is stopped, a function holds the interpreter's lock, a disk does not answer) is no
+less lost than one that has ended, once the coordinator has said so. It is ended then, and another one starts
+meanwhile: what it has locked or listens to is its own.
 """
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from minishuffle import limits
-from minishuffle.wire.requests import ClusterStatus
+from minishuffle.wire.requests import ClusterStatus, WorkerInfo
 
-__all__ = ["CoordinatorRestarts", "Replacements"]
+__all__ = ["CoordinatorRestarts", "Replacements", "SignalSequence"]
 
 RECOVERY_SECONDS_MAX: Final = 10.0
 """A task that restarts for longer, since it fails again and again, holds no start up."""
@@ -22,6 +28,12 @@ YOUNG_SECONDS: Final = 5.0
 """A process that is lost sooner after its start may be lost each time."""
 BACKOFF_SECONDS: Final = 0.5
 BACKOFF_SECONDS_MAX: Final = 8.0
+REGISTRATION_SECONDS_MAX: Final = 60.0
+"""From the start of a process. One that finds no coordinator gives up sooner, by itself."""
+TERM_SECONDS: Final = 1.0
+"""Between SIGTERM and SIGKILL to a process that hangs."""
+KILL_SECONDS: Final = 2.0
+"""For it to end by SIGKILL. One that does not is in a system call that cannot be interrupted."""
 _RECOVERING: Final = frozenset({"lost", "restarting", "created"})
 
 
@@ -33,6 +45,8 @@ class _Process:
     young_losses: int = 0
     """In a row."""
     lost_at: float | None = None
+    registered: bool = True
+    """The coordinator knows it, as it does those that a cluster begins with."""
 
 
 class Replacements:
@@ -54,6 +68,28 @@ class Replacements:
         process.young_losses = process.young_losses + 1 if young else 0
         process.lost_at = now
 
+    def hung(self, workers: Iterable[WorkerInfo], pids: Mapping[int, int], now: float) -> list[int]:
+        """The ids of processes that hang: they run, but the coordinator has declared them lost, or has not
+        heard of them for ``REGISTRATION_SECONDS_MAX``. Each is given once, and counts as lost from then on.
+
+        Args:
+            workers: what the coordinator says.
+            pids: of processes that run, by worker id; without those that were given before.
+        """
+        known = {info.worker: info for info in workers}
+        found = []
+        for worker, pid in pids.items():
+            process, info = self._processes[worker], known.get(worker)
+            if info is not None and info.pid == pid:
+                process.registered = True
+                is_hung = info.state == "lost"
+            else:
+                is_hung = not process.registered and now >= process.started_at + REGISTRATION_SECONDS_MAX
+            if is_hung:
+                self.lost(worker, now)
+                found.append(worker)
+        return found
+
     def due(self, status: ClusterStatus, now: float) -> list[int]:
         """The ids to start processes for now."""
         alive = {info.worker for info in status.workers if info.state == "alive"}
@@ -68,7 +104,7 @@ class Replacements:
                 continue
             if recovering and now < process.lost_at + RECOVERY_SECONDS_MAX:
                 continue
-            process.started_at, process.lost_at = now, None
+            process.started_at, process.lost_at, process.registered = now, None, False
             found.append(worker)
         return found
 
@@ -78,6 +114,32 @@ def _delay(process: _Process) -> float:
     if process.young_losses <= 1:
         return 0.0
     return min(BACKOFF_SECONDS * 2.0 ** min(process.young_losses - 2, 10), BACKOFF_SECONDS_MAX)
+
+
+class SignalSequence:
+    """How a process that hangs is ended: it is continued and asked to end in order, which it may do if it was
+    only stopped, and killed ``TERM_SECONDS`` later.
+
+    Args:
+        began: when it is to begin.
+    """
+
+    def __init__(self, began: float) -> None:
+        self._due = [(began, (signal.SIGCONT, signal.SIGTERM)), (began + TERM_SECONDS, (signal.SIGKILL,))]
+        self._said_at = began + TERM_SECONDS + KILL_SECONDS
+        self._said = False
+
+    def due(self, now: float) -> list[signal.Signals]:
+        """The signals to send now, each once."""
+        found: list[signal.Signals] = []
+        while self._due and now >= self._due[0][0]:
+            found += self._due.pop(0)[1]
+        return found
+
+    def outlived(self, now: float) -> bool:
+        """Whether the process, which runs, should have ended by now; true once."""
+        said, self._said = self._said, self._said or now >= self._said_at
+        return self._said and not said
 
 
 class CoordinatorRestarts:

@@ -1,4 +1,4 @@
-"""Starting a process in place of each one of a local cluster that is lost."""
+"""Starting a process in place of each one of a local cluster that is lost, and ending those that hang."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from minishuffle import limits
 from minishuffle.client import Client
 from minishuffle.config import CoordinatorPlace, read_coordinator
 from minishuffle.errors import PeerLost, ShuffleError, UsageError
-from minishuffle.launch import Child, LocalProcesses, signals_later, stop_children
-from minishuffle.replacements import CoordinatorRestarts, Replacements
+from minishuffle.launch import OUTLIVED, Child, LocalProcesses, signals_later, stop_children
+from minishuffle.replacements import CoordinatorRestarts, Replacements, SignalSequence
+from minishuffle.wire.requests import ClusterStatus, GetStatus
 
 __all__ = ["Supervisor", "how_it_ended"]
 
@@ -21,6 +22,8 @@ LOOK_SECONDS = 0.1
 """Between two looks at processes."""
 LOOK_SECONDS_LOST = 0.02
 """The same while a lost one has no replacement."""
+VERDICT_SECONDS = 0.2
+"""Between two questions to the coordinator which workers it has declared lost."""
 STOP_SECONDS = 5.0
 """For workers to stop when their coordinator is not started again."""
 _log = logging.getLogger("minishuffle.local")
@@ -40,8 +43,9 @@ class Supervisor:
 
     The coordinator starts again with its state directory and at its ports, so that workers and clients find
     it. Whatever ends in order, after SIGTERM for one, is not replaced, nor is a coordinator whose place
-    another one has taken. Either somebody calls :meth:`check` again and again, or :meth:`start` has a thread
-    do so.
+    another one has taken. A worker that the coordinator has declared lost and that runs on, since it hangs,
+    is ended, and replaced at once. Either somebody calls :meth:`check` again and again, or :meth:`start` has
+    a thread do so.
 
     Args:
         client: a connection that nobody else uses meanwhile; closed by :meth:`stop`.
@@ -74,7 +78,11 @@ class Supervisor:
         self._is_replaced = False
         """Somebody else has started one since then."""
         self._ended: dict[int, Child] = {}
-        """By worker id, the last process that was seen to have ended."""
+        """By worker id, the last process that was seen to have ended, or to hang."""
+        self._ask_at = 0.0
+        """When the coordinator is asked for its verdicts next."""
+        self._sequences: dict[int, SignalSequence] = {}
+        """By process id, of those that hang."""
 
     def start(self) -> None:
         """Have a thread look until :meth:`stop`, or until the coordinator is not started again: then it stops
@@ -86,6 +94,7 @@ class Supervisor:
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
+        self._processes.kill_hung()
         self._client.close()
 
     def _run(self) -> None:
@@ -97,7 +106,7 @@ class Supervisor:
                 _log.error("%s", self.failure)
                 stop_children(list(self._processes.workers.values()), STOP_SECONDS)
                 return
-            pending = self._replacements.pending or self._restart_at is not None
+            pending = self._replacements.pending or self._restart_at is not None or bool(self._processes.hung)
 
     def check(self) -> dict[int, Child]:
         """Start what is due; gives the new processes by worker id, and the coordinator's as 0.
@@ -107,11 +116,15 @@ class Supervisor:
         """
         now = time.monotonic()
         self._look_at_workers(now)
+        self._end_hung(now)
         if (coordinator := self._check_coordinator(now)) is not None:
             return {0: coordinator}
-        if not self._replacements.pending or not self._answers():
+        is_due = self._replacements.pending or (self._replaces_workers and now >= self._ask_at)
+        if not is_due or not self._answers():
             return {}
-        return self._start_workers(now)
+        if self._replaces_workers and now >= self._ask_at:
+            self._find_hung(now)
+        return self._start_workers(now) if self._replacements.pending else {}
 
     # --- the coordinator -------------------------------------------------------------------------
 
@@ -167,8 +180,7 @@ class Supervisor:
             raise self.failure from error
         tail = f"\n{old.tail()}" if old.read_ready() is None else ""
         _log.warning("the coordinator (pid %d) %s: it is started again%s", old.pid, how_it_ended(code), tail)
-        if old.process.stdin is not None:
-            old.process.stdin.close()
+        old.close()
         return new
 
     # --- workers ---------------------------------------------------------------------------------
@@ -190,6 +202,40 @@ class Supervisor:
             if code and self._replaces_workers:
                 self._replacements.lost(worker, now)
 
+    def _find_hung(self, now: float) -> None:
+        self._ask_at = now + VERDICT_SECONDS
+        status = self._client.request(GetStatus(jobs=False, reports=False), ClusterStatus)
+        children = {
+            worker: child
+            for worker, child in self._processes.workers.items()
+            if child.process.poll() is None and self._ended.get(worker) is not child
+        }
+        pids = {worker: child.own_pid for worker, child in children.items()}
+        for worker in self._replacements.hung(status.workers, pids, now):
+            child = self._ended[worker] = children[worker]
+            _log.warning(
+                "%s (pid %d) hangs and counts as lost: it is ended, and another is started",
+                child.name,
+                child.pid,
+            )
+            self._processes.hung.append(child)
+            self._sequences[child.pid] = SignalSequence(now)
+        self._end_hung(now)
+
+    def _end_hung(self, now: float) -> None:
+        for child in list(self._processes.hung):
+            if (code := child.process.poll()) is not None:
+                _log.warning("%s (pid %d) %s", child.name, child.pid, how_it_ended(code))
+                self._processes.hung.remove(child)
+                del self._sequences[child.pid]
+                child.close()
+                continue
+            sequence = self._sequences[child.pid]
+            for number in sequence.due(now):
+                child.send_signal(number)
+            if sequence.outlived(now):
+                _log.warning("%s (pid %d) %s", child.name, child.pid, OUTLIVED)
+
     def _start_workers(self, now: float) -> dict[int, Child]:
         new: dict[int, Child] = {}
         for worker in self._replacements.due(self._client.status(), now):
@@ -206,8 +252,8 @@ class Supervisor:
                 )
                 self._replacements.lost(worker, now)
                 continue
-            if old.process.stdin is not None:
-                old.process.stdin.close()
+            if old not in self._processes.hung:
+                old.close()
         return new
 
 

@@ -1,3 +1,5 @@
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -55,6 +57,30 @@ def test_a_child_that_says_nothing_in_time_is_an_error(tmp_path: Path) -> None:
         wait_until_ready(child, time.monotonic())
     stop_children([child], 0.0)
     assert child.process.returncode is not None
+
+
+def test_a_signal_goes_to_the_process_itself_and_to_no_other_of_its_number(tmp_path: Path) -> None:
+    child = python(tmp_path, SILENT)
+    child.send_signal(signal.SIGKILL)
+    child.process.wait(30)
+    child.send_signal(signal.SIGKILL)  # Nothing has that descriptor's number any more.
+    stop_children([child], 0.0)
+    child.send_signal(signal.SIGKILL)
+    assert child.process.returncode == -signal.SIGKILL
+
+
+def test_where_processes_have_no_descriptors_signals_go_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(pid: int) -> int:
+        raise PermissionError(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    child = python(tmp_path, SILENT)
+    child.send_signal(signal.SIGKILL)
+    stop_children([child], 30.0)
+    child.send_signal(signal.SIGKILL)
+    assert child.process.returncode == -signal.SIGKILL
 
 
 def test_a_child_ends_when_its_input_does(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 
 import pytest
@@ -10,7 +11,13 @@ from hypothesis import strategies as st
 
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
-from minishuffle.replacements import RECOVERY_SECONDS_MAX, CoordinatorRestarts, Replacements
+from minishuffle.replacements import (
+    RECOVERY_SECONDS_MAX,
+    REGISTRATION_SECONDS_MAX,
+    CoordinatorRestarts,
+    Replacements,
+    SignalSequence,
+)
 from minishuffle.wire.messages import WorkerReport
 from minishuffle.wire.requests import ClusterStatus, JobInfo, TaskInfo, WorkerInfo
 
@@ -77,6 +84,50 @@ def test_a_task_that_waits_for_a_slot_has_one_started_at_once() -> None:
     replacements.lost(1, 2.0)
     waiting = status([worker(2)], "restarting", "waiting for a slot")
     assert replacements.due(waiting, 2.0) == [1]
+
+
+def test_a_process_that_is_lost_and_runs_on_hangs_and_is_replaced_at_once() -> None:
+    replacements = Replacements([1, 2])
+    both = {1: 1, 2: 2}
+    assert replacements.hung([worker(1), worker(2)], both, 1.0) == []
+    assert replacements.hung([worker(1), worker(2, state="awaited")], both, 2.0) == []
+    lost = [worker(1), worker(2, state="lost")]
+    assert replacements.hung(lost, both, 3.0) == [2]
+    assert replacements.pending
+    assert replacements.due(status(lost), 3.0) == [2]
+    assert replacements.hung(lost, {1: 1}, 3.1) == [], "that of the new process is not known yet"
+    assert replacements.hung(lost, {1: 1, 2: 22}, 3.2) == [], "that was the process before"
+    assert replacements.hung([worker(1), worker(2, state="gone")], both, 4.0) == [], "it has left in order"
+    assert not replacements.pending
+
+
+def test_a_process_that_does_not_come_to_register_hangs() -> None:
+    replacements = Replacements([1])
+    assert replacements.hung([], {1: 1}, 1000.0) == [], "the first ones have registered"
+    replacements.lost(1, 1000.0)
+    assert replacements.due(status([]), 1000.0) == [1]
+    late = 1000.0 + REGISTRATION_SECONDS_MAX
+    assert replacements.hung([worker(1, state="lost")], {1: 11}, late - 0.1) == []
+    assert replacements.hung([worker(1, state="lost")], {1: 11}, late) == [1]
+    assert replacements.due(status([]), late) == [1]
+    assert replacements.hung([worker(1)], {1: 1}, late + 1.0) == []
+    assert replacements.hung([], {1: 1}, 9999.0) == [], "it has registered, and was forgotten since"
+
+
+def test_a_process_that_hangs_is_continued_and_asked_and_killed_a_second_later() -> None:
+    sequence = SignalSequence(5.0)
+    assert sequence.due(4.9) == []
+    assert sequence.due(5.0) == [signal.SIGCONT, signal.SIGTERM]
+    assert sequence.due(5.9) == []
+    assert sequence.due(6.0) == [signal.SIGKILL]
+    assert sequence.due(100.0) == []
+    late = SignalSequence(5.0)
+    assert late.due(7.0) == [signal.SIGCONT, signal.SIGTERM, signal.SIGKILL]
+
+
+def test_one_that_outlives_sigkill_is_named_once() -> None:
+    sequence = SignalSequence(5.0)
+    assert [sequence.outlived(at) for at in (6.0, 7.9, 8.0, 8.1, 99.0)] == [False, False, True, False, False]
 
 
 def test_jobs_that_have_ended_or_are_ending_are_not_waited_for() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,11 +20,15 @@ from minishuffle.errors import PeerLost
 from minishuffle.ids import Address
 from minishuffle.launch import Child, LocalProcesses, WorkerLaunch, stop_children
 from minishuffle.supervision import Supervisor, how_it_ended
+from minishuffle.wire.requests import ClusterStatus, GetStatus
 from support.waiting import until
 
 HOME = Address("127.0.0.1", 1)
 WAITS = "import sys; sys.stdin.read()"
 DIES = "import os; os.abort()"
+READY = "print('{}', flush=True); "
+PATIENT = f"import sys; {READY} sys.stdin.read()"
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY} signal.pause()"
 
 
 def python(directory: Path, program: str, name: str, ready: dict[str, Any] | None = None) -> Child:
@@ -169,6 +174,102 @@ def test_a_directory_that_was_removed_does_not_end_the_supervisor(
         in caplog.text
     )
     tmp_path.mkdir()
+
+
+class Verdicts:
+    """Answers for the coordinator what became of the worker with that process."""
+
+    def __init__(self, pid: int) -> None:
+        self.address = HOME
+        self.pid = pid
+        self.state = "alive"
+
+    def request(self, message: Any, expected: Any) -> ClusterStatus:
+        assert message == GetStatus(jobs=False, reports=False)
+        return self.status()
+
+    def status(self) -> ClusterStatus:
+        about = {"worker": 1, "epoch": 1, "host": "h", "data_port": 1, "metrics_port": 1, "report": {}}
+        counts = {"slots": 1, "slots_free": 0, "heartbeat_age_seconds": 9.0, "peers": []}
+        worker = {**about, **counts, "state": self.state, "pid": self.pid}
+        whole = {"cluster": "c", "version": "0", "term": 1, "pid": 1, "web_port": 0, "jobs": []}
+        return ClusterStatus.model_validate({**whole, "workers": [worker]})
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def hanging(supervised: Callable[[str], Fixture], tmp_path: Path) -> Iterator[Callable[[str], Fixture]]:
+    """A supervisor of a worker that runs a program; whatever takes its place waits for its end."""
+    made: list[Fixture] = []
+
+    def make(program: str) -> Fixture:
+        fixture = supervised(WAITS)
+        stop_children([fixture.worker], 10.0)
+        fixture.worker = python(tmp_path, program, "worker-1")
+        made.append(fixture)
+        until(lambda: fixture.worker.out.read_text(), "its start")
+        fixture.worker.out.write_text(json.dumps({"pid": fixture.worker.pid}) + "\n")
+        fixture.processes.workers[1] = fixture.worker
+        processes: Any = fixture.processes
+        processes.launch = Heirs(tmp_path)
+        supervisor: Any = fixture.supervisor
+        supervisor._client.close()
+        supervisor._client = Verdicts(fixture.worker.pid)
+        supervisor._replaces_workers = True
+        until(lambda: fixture.processes.coordinator.read_ready() is not None, "the coordinator's start")
+        return fixture
+
+    yield make
+    for each in made:
+        stop_children(list(each.processes.workers.values()), 10.0)
+
+
+class Heirs:
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
+
+    def start(self, worker: int, coordinator: Address) -> Child:
+        return python(self.state_dir, WAITS, f"worker-{worker}-2")
+
+
+@pytest.mark.parametrize(("program", "code"), [(PATIENT, -signal.SIGTERM), (STUBBORN, -signal.SIGKILL)])
+def test_a_worker_that_hangs_is_replaced_at_once_and_ended(
+    hanging: Callable[[str], Fixture], program: str, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    fixture = hanging(program)
+    supervisor, old = fixture.supervisor, fixture.worker
+    assert supervisor.check() == {}
+    old.send_signal(signal.SIGSTOP)
+    supervisor._ask_at = 0.0
+    assert supervisor.check() == {}, "the coordinator has declared nobody lost"
+    verdicts: Any = supervisor._client
+    verdicts.state, supervisor._ask_at = "lost", 0.0
+    (new,) = supervisor.check().values()
+    assert new is fixture.processes.workers[1] and new.process.poll() is None
+    assert set(map(id, fixture.processes.children)) >= {id(old), id(new)}, "both are known until the end"
+
+    def ended() -> bool:
+        supervisor._ask_at = 0.0
+        assert supervisor.check() == {}, "once"
+        return not fixture.processes.hung
+
+    until(ended, "the end of the old process")
+    assert old.process.returncode == code
+    assert f"worker-1 (pid {old.pid}) hangs and counts as lost: it is ended, and another is st" in caplog.text
+    assert f"worker-1 (pid {old.pid}) {how_it_ended(code)}" in caplog.text
+    assert old not in fixture.processes.children
+
+
+def test_what_hangs_when_the_supervisor_stops_is_killed(hanging: Callable[[str], Fixture]) -> None:
+    fixture = hanging(STUBBORN)
+    verdicts: Any = fixture.supervisor._client
+    verdicts.state = "lost"
+    assert fixture.supervisor.check()
+    fixture.supervisor.stop()
+    stop_children(fixture.processes.hung, 30.0)
+    assert fixture.worker.process.returncode == -signal.SIGKILL
 
 
 def test_how_a_process_ended_is_said_in_words() -> None:

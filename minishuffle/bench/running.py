@@ -15,7 +15,7 @@ import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from random import Random
 from signal import SIGCONT, SIGKILL, SIGSTOP, Signals
 from typing import Any, Final
@@ -32,7 +32,7 @@ from minishuffle.bench.failures import (
 )
 from minishuffle.bench.numbered import Gap, cut_connections, longest_gaps
 from minishuffle.client import Client
-from minishuffle.errors import ShuffleError, UsageError
+from minishuffle.errors import ShuffleError, UnknownName, UsageError
 from minishuffle.ids import Address
 from minishuffle.wire.requests import JobInfo, TaskInfo, WorkerInfo
 
@@ -206,7 +206,8 @@ class RunningJob:
                 self._wait_for_attempts(before.tasks, struck)
             finally:
                 if kind == "stop":
-                    self._send(victim, SIGCONT)
+                    with suppress(UnknownName):  # Who started it has ended it.
+                        self._send(victim, SIGCONT)
         after = self.wait_until_whole()
         whole_at = time.monotonic_ns()
         time.sleep(max(0.0, window - (whole_at - at) / 1e9))

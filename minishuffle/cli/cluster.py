@@ -350,6 +350,7 @@ def _record_again(session: Session, processes: LocalProcesses, host: str, *, war
 
 def _stop(client: Client, processes: LocalProcesses) -> None:
     grace = STOP_SECONDS
+    processes.kill_hung()
     try:
         if processes.coordinator.process.poll() is None:
             client.stop_cluster()

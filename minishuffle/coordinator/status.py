@@ -73,12 +73,12 @@ def status_reply(request: StatusRequest, cluster: ClusterView, now: float) -> Co
             return _graph_info(cluster.jobs.named(name))
         case GetFiles(job=name, after=after):
             return cluster.jobs.named(name).manifest.after(after)
-        case GetStatus(jobs=jobs):
-            return _cluster_status(cluster, now, show_jobs=jobs)
+        case GetStatus():
+            return _cluster_status(cluster, now, request)
 
 
-def _cluster_status(cluster: ClusterView, now: float, *, show_jobs: bool) -> ClusterStatus:
-    """Workers with their connections, and jobs, if any are shown, without what their sinks returned."""
+def _cluster_status(cluster: ClusterView, now: float, request: GetStatus) -> ClusterStatus:
+    """Workers with their connections, and jobs without what their sinks returned, as far as is asked for."""
     facts = cluster.facts
     used, confined = cluster.jobs.held.slots, cluster.workers.confined(facts.identity)
     return ClusterStatus(
@@ -89,10 +89,10 @@ def _cluster_status(cluster: ClusterView, now: float, *, show_jobs: bool) -> Clu
         web_port=cluster.web_port,
         journal_problem=cluster.journal_problem,
         workers=[
-            worker.info(used[worker.worker], now, confined=worker.worker in confined)
+            worker.info(used[worker.worker], now, confined=worker.worker in confined, reports=request.reports)
             for worker in cluster.workers
         ],
-        jobs=[job.info(results=False) for job in cluster.jobs.values() if show_jobs],
+        jobs=[job.info(results=False) for job in cluster.jobs.values() if request.jobs],
     )
 
 

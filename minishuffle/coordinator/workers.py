@@ -105,7 +105,10 @@ class Worker:
         """The address that it advertises leads to whoever uses it."""
         return is_loopback(self.about.host)
 
-    def info(self, slots_used: int, now: float, *, confined: bool = False) -> WorkerInfo:
+    def info(
+        self, slots_used: int, now: float, *, confined: bool = False, reports: bool = True
+    ) -> WorkerInfo:
+        """As clients see it, with or without what it has reported last."""
         admits = self.state == "alive" and not self.standby
         return WorkerInfo(
             worker=self.worker,
@@ -120,8 +123,8 @@ class Worker:
             standby=self.standby,
             confined=confined,
             heartbeat_age_seconds=max(0.0, now - self.heard_at),
-            report=self.report,
-            peers=self.peers,
+            report=self.report if reports else WorkerReport(),
+            peers=self.peers if reports else [],
         )
 
     def entry(self, now: float) -> WorkerEntry:

@@ -193,10 +193,12 @@ class WaitJob(ControlMessage):
 
 
 class GetStatus(ControlMessage):
-    """Without ``jobs``, only workers are listed."""
+    """Without ``jobs``, only workers are listed; without ``reports``, not what they have reported of
+    themselves and of each other."""
 
     type: Literal["get_status"] = "get_status"
     jobs: bool = True
+    reports: bool = True
 
 
 class StopCluster(ControlMessage):

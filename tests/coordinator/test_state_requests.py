@@ -10,7 +10,7 @@ import pytest
 from minishuffle import limits
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted, UnknownName
-from minishuffle.wire.messages import ControlMessage, Shutdown
+from minishuffle.wire.messages import ControlMessage, PeerReport, Shutdown, WorkerReport
 from minishuffle.wire.requests import (
     CancelJob,
     GetEvents,
@@ -154,6 +154,12 @@ def test_lists_may_be_without_what_is_long(cluster: FakeCluster, pair: Any, make
     assert {task.result for task in shown.tasks} == {b""}
     assert b"result" in {task.result for task in cluster.request(ShowJob(job="j1")).tasks}
     assert cluster.request(GetStatus(jobs=False)).jobs == []
+    cluster.heartbeat(
+        pair[0], stuck={"j1": [0]}, peers=[PeerReport(worker=2, connections=1, local="a:1", remote="b:2")]
+    )
+    whole, brief = (cluster.request(GetStatus(reports=reports)).workers[0] for reports in (True, False))
+    assert whole.report.stuck and whole.peers
+    assert brief == whole.model_copy(update={"report": WorkerReport(), "peers": []})
     assert len(cluster.request(GetStatus()).jobs) == 1
 
 
