@@ -219,6 +219,8 @@ class CoordinatorPlace(NamedTuple):
 
     address: Address
     term: int
+    handed_over: bool = False
+    """It has ended without an order to end the cluster: workers and jobs wait for the next one."""
 
 
 def write_coordinator(state_dir: Path, place: CoordinatorPlace) -> None:
@@ -230,7 +232,10 @@ def write_coordinator(state_dir: Path, place: CoordinatorPlace) -> None:
     path = state_dir / COORDINATOR_FILE
     new = path.with_suffix(".new")
     try:
-        new.write_text(json.dumps({"coordinator": str(place.address), "term": place.term}) + "\n")
+        found: dict[str, Any] = {"coordinator": str(place.address), "term": place.term}
+        if place.handed_over:
+            found["handed_over"] = True
+        new.write_text(json.dumps(found) + "\n")
         new.replace(path)
     except OSError as error:
         raise UsageError(
@@ -242,13 +247,14 @@ def read_coordinator(state_dir: Path) -> CoordinatorPlace | None:
     """What :func:`write_coordinator` wrote; None if there is nothing that can be read."""
     try:
         found = json.loads((state_dir / COORDINATOR_FILE).read_text())
-        return CoordinatorPlace(Address.parse(str(found["coordinator"])), int(found["term"]))
+        address = Address.parse(str(found["coordinator"]))
+        return CoordinatorPlace(address, int(found["term"]), found.get("handed_over") is True)
     except (OSError, ValueError, TypeError, KeyError, UsageError):
         return None
 
 
 def forget_coordinator(state_dir: Path, term: int) -> None:
-    """The coordinator of that term has ended in order; another's file stays."""
+    """The coordinator of that term has ended with its cluster; another's file stays."""
     place = read_coordinator(state_dir)
     if place is not None and place.term == term:
         (state_dir / COORDINATOR_FILE).unlink(missing_ok=True)

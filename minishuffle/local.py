@@ -296,12 +296,13 @@ class LocalCluster:
             if supervisor is not None:
                 supervisor.stop()
             if client is not None and processes is not None:
-                if ask and all(child.process.poll() is None for child in processes.children):
+                if ask:
                     try:
                         client.stop_cluster()
                     except ShuffleError:
                         # It is being stopped by process id in any case; only the orderly end was missed.
-                        grace = 2.0
+                        if processes.coordinator.process.poll() is None:
+                            grace = 2.0
                 client.close()
             if processes is not None:
                 stop_children(processes.children, grace)

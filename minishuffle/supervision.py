@@ -42,10 +42,10 @@ class Supervisor:
     :mod:`~minishuffle.replacements` says when it starts which.
 
     The coordinator starts again with its state directory and at its ports, so that workers and clients find
-    it. Whatever ends in order, after SIGTERM for one, is not replaced, nor is a coordinator whose place
-    another one has taken. A worker that the coordinator has declared lost and that runs on, since it hangs,
-    is ended, and replaced at once. Either somebody calls :meth:`check` again and again, or :meth:`start` has
-    a thread do so.
+    it, also if SIGTERM ended it: that is no order to end the cluster. A worker that ends in order is not
+    replaced, nor is a coordinator that has ended with its cluster, or whose place another one has taken. A
+    worker that the coordinator has declared lost and that runs on, since it hangs, is ended, and replaced at
+    once. Either somebody calls :meth:`check` again and again, or :meth:`start` has a thread do so.
 
     Args:
         client: a connection that nobody else uses meanwhile; closed by :meth:`stop`.
@@ -130,10 +130,10 @@ class Supervisor:
 
     @property
     def ended_in_order(self) -> bool:
-        """The coordinator has, or the one that took its place, and with it the cluster."""
-        if self._processes.coordinator.process.poll() == 0:
-            return True
-        return self._is_replaced and self._place() is None
+        """The coordinator has, or the one that took its place, and with it the cluster: one that hands over
+        leaves its place on record."""
+        ended = self._processes.coordinator.process.poll() == 0 or self._is_replaced
+        return ended and self._place() is None
 
     def _place(self) -> CoordinatorPlace | None:
         return read_coordinator(self._processes.launch.state_dir)
@@ -143,7 +143,7 @@ class Supervisor:
         ready, place = self._processes.coordinator.read_ready(), self._place()
         if ready is not None:
             self._term = max(self._term, ready["term"])
-        if place is None or place.term <= self._term:
+        if place is None or place.term <= self._term or place.handed_over:
             return False
         self._client.address, self._is_replaced = place.address, True
         return True
@@ -159,10 +159,12 @@ class Supervisor:
         """Start it again if that is due; gives the new process."""
         old = self._processes.coordinator
         code = old.process.poll()
-        if not code or not self._replaces_coordinator or self._replaced_by_another():
+        if code is None or not self._replaces_coordinator or self._replaced_by_another():
             return None
+        if code == 0 and self._place() is None:
+            return None  # It has ended with its cluster.
         if self.failure is None and self._restart_at is None:
-            self._restart_at = self._restarts.due(now)
+            self._restart_at = now if code == 0 else self._restarts.due(now)
             if self._restart_at is None:
                 self.failure = _lost_too_often(old, code)
         if self.failure is not None:
@@ -179,7 +181,8 @@ class Supervisor:
             self.failure = PeerLost(f"the coordinator cannot be started again: {error}")
             raise self.failure from error
         tail = f"\n{old.tail()}" if old.read_ready() is None else ""
-        _log.warning("the coordinator (pid %d) %s: it is started again%s", old.pid, how_it_ended(code), tail)
+        how = how_it_ended(code) if code else "handed over"
+        _log.warning("the coordinator (pid %d) %s: it is started again%s", old.pid, how, tail)
         old.close()
         return new
 

@@ -231,6 +231,8 @@ def test_the_last_coordinator_is_found_and_forgets_only_itself(tmp_path: Path) -
     write_coordinator(tmp_path, second)
     forget_coordinator(tmp_path, 1)
     assert read_coordinator(tmp_path) == second
+    write_coordinator(tmp_path, second._replace(handed_over=True))
+    assert read_coordinator(tmp_path) == (second.address, 2, True)
     forget_coordinator(tmp_path, 2)
     assert read_coordinator(tmp_path) is None
     with pytest.raises(UsageError, match="cannot write .*coordinator.json.*--state-dir"):

@@ -15,7 +15,7 @@ import pytest
 
 from minishuffle import limits, replacements
 from minishuffle.client import Client
-from minishuffle.config import CoordinatorPlace, write_coordinator
+from minishuffle.config import CoordinatorPlace, forget_coordinator, write_coordinator
 from minishuffle.errors import PeerLost
 from minishuffle.ids import Address
 from minishuffle.launch import Child, LocalProcesses, WorkerLaunch, stop_children
@@ -125,11 +125,45 @@ def test_one_that_is_lost_again_and_again_is_not_started_for_ever(
     assert fixture.worker.process.returncode == 0, "in order"
 
 
-def test_one_that_ended_in_order_stays_ended(supervised: Callable[[str], Fixture]) -> None:
+def test_one_that_ended_with_its_cluster_stays_ended(
+    supervised: Callable[[str], Fixture], tmp_path: Path
+) -> None:
     fixture = supervised("pass")
     fixture.processes.coordinator.process.wait(30)
+    forget_coordinator(tmp_path, 1)
     assert fixture.supervisor.check() == {}
     assert fixture.supervisor.ended_in_order
+
+
+def test_one_that_has_handed_over_is_started_again_at_once_however_often(
+    supervised: Callable[[str], Fixture], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fixture = supervised("pass")
+    times = limits.COORDINATOR_RESTARTS_MAX + 2
+    for term in range(1, times + 1):
+        old = fixture.processes.coordinator
+        old.process.wait(30)
+        write_coordinator(tmp_path, CoordinatorPlace(HOME, term, handed_over=True))
+        assert not fixture.supervisor.ended_in_order
+        assert fixture.supervisor.check() == {0: fixture.launch.children[term]}
+    assert fixture.supervisor.failure is None
+    assert fixture.launch.ports[1:] == [(1, 2)] * times
+    assert f"the coordinator (pid {fixture.launch.children[0].pid}) handed over" in caplog.text
+
+
+@pytest.mark.parametrize("program", ["pass", DIES])
+def test_one_in_whose_place_another_was_started_and_has_handed_over_is_started_again(
+    supervised: Callable[[str], Fixture], tmp_path: Path, program: str
+) -> None:
+    fixture = supervised(program)
+    fixture.processes.coordinator.process.wait(30)
+    elsewhere = Address("127.0.0.1", 7)
+    write_coordinator(tmp_path, CoordinatorPlace(elsewhere, 2))
+    assert fixture.supervisor.check() == {}, "the other one runs"
+    assert fixture.client.address == elsewhere
+    assert not fixture.supervisor.ended_in_order
+    write_coordinator(tmp_path, CoordinatorPlace(elsewhere, 2, handed_over=True))
+    assert fixture.supervisor.check() == {0: fixture.launch.children[1]}
 
 
 def test_one_whose_place_another_has_taken_is_not_started_again(

@@ -309,9 +309,9 @@ def _watch(
         there = {0: processes.coordinator, **processes.workers}
         for number, child in there.items():
             code = child.process.poll()
-            if code and child.pid not in gone:
+            if code is not None and (code or not number) and child.pid not in gone:
                 gone.add(child.pid)
-                how = how_it_ended(code)
+                how = how_it_ended(code) if code else "handed over"
                 echo(f"{_name(number)} (pid {child.pid}) {how}; see {child.log}", err=True)
         if _replace(processes, supervisor) or not recorded:
             recorded = _record_again(session, processes, host, warns=recorded)
@@ -352,11 +352,11 @@ def _stop(client: Client, processes: LocalProcesses) -> None:
     grace = STOP_SECONDS
     processes.kill_hung()
     try:
-        if processes.coordinator.process.poll() is None:
-            client.stop_cluster()
+        client.stop_cluster()  # Also of one that somebody else has started in place of the first.
     except ShuffleError as error:
-        grace = 2.0
-        echo(f"the coordinator does not answer ({error}): stopping by process id", err=True)
+        if processes.coordinator.process.poll() is None:
+            grace = 2.0
+            echo(f"the coordinator does not answer ({error}): stopping by process id", err=True)
     finally:
         stop_children(processes.children, grace)
 

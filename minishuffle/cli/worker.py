@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -48,6 +49,20 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 SIGNALS = ("KILL", "TERM", "STOP", "CONT")
 
 Ready = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """What a process is to end for; a signal is no order to end the cluster."""
+
+    by_signal: asyncio.Event = field(default_factory=asyncio.Event)
+    by_parent: asyncio.Event = field(default_factory=asyncio.Event)
+    """Who started this process has ended, or wants an end of all that it has started."""
+    any: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def note(self, event: asyncio.Event) -> None:
+        event.set()
+        self.any.set()
 
 
 @click.group()
@@ -128,7 +143,7 @@ def start_worker(
         load_kernels()
     access = WebAccess.of_worker(settings, host, secret)
 
-    async def body(ready: Ready, stop: asyncio.Event) -> None:
+    async def body(ready: Ready, endings: Endings) -> None:
         await run_worker(
             settings,
             coordinator=address,
@@ -142,7 +157,7 @@ def start_worker(
             find=lambda: read_coordinator(directory),
             web=partial(serve_worker_web, port=web_port, access=access),
             ready=ready,
-            stop=stop,
+            stop=endings.any,
         )
 
     context.exit(run_process("worker", settings, exit_with_parent, body))
@@ -173,7 +188,11 @@ def start_coordinator(
     exit_with_parent: bool,
     **values: Any,
 ) -> None:
-    """Run a coordinator in the foreground; prints one JSON line when it listens."""
+    """Run a coordinator in the foreground; prints one JSON line when it listens.
+
+    Ctrl-C and SIGTERM end this process alone: jobs and workers run on, and the coordinator that is started
+    next with this state directory goes on with them. 'cluster down' ends them.
+    """
     session = session_of(context)
     settings = settings_from(values)
     secret = session.secret()
@@ -186,7 +205,7 @@ def start_coordinator(
         from minishuffle.web.server import serve_coordinator_web
     access = WebAccess.of_coordinator(settings, host, secret)
 
-    async def body(ready: Ready, stop: asyncio.Event) -> None:
+    async def body(ready: Ready, endings: Endings) -> None:
         await run_coordinator(
             settings,
             cluster=session.cluster,
@@ -197,7 +216,8 @@ def start_coordinator(
             web=partial(serve_coordinator_web, access=access),
             web_port=web_port,
             ready=ready,
-            stop=stop,
+            stop=endings.by_parent,
+            leave=endings.by_signal,
         )
 
     context.exit(run_process("coordinator", settings, exit_with_parent, body))
@@ -217,7 +237,7 @@ def run_process(
     kind: str,
     settings: ClusterSettings,
     exit_with_parent: bool,
-    body: Callable[[Ready, asyncio.Event], Awaitable[None]],
+    body: Callable[[Ready, Endings], Awaitable[None]],
 ) -> int:
     """Run a process's coroutine until it ends or a signal stops it; gives the exit code.
 
@@ -228,21 +248,21 @@ def run_process(
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        stop = asyncio.Event()
+        endings = Endings()
 
         def on_signal(number: int) -> None:
             nonlocal interrupted
-            if stop.is_set():
+            if endings.any.is_set():
                 os._exit(128 + number)
             interrupted = number == signal.SIGINT
-            stop.set()
+            endings.note(endings.by_signal)
 
         for number in ENDING:
             loop.add_signal_handler(number, on_signal, number)
         _leave_forks_their_signals()
         if exit_with_parent:
-            _watch_parent(loop, stop)
-        await body(partial(say_ready, kind), stop)
+            _watch_parent(loop, partial(endings.note, endings.by_parent))
+        await body(partial(say_ready, kind), endings)
 
     with asyncio.Runner(loop_factory=_loop_factory(settings)) as runner:
         runner.run(run())
@@ -282,7 +302,7 @@ def _loop_factory(settings: ClusterSettings) -> Callable[[], asyncio.AbstractEve
     return uvloop.new_event_loop
 
 
-def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+def _watch_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
     """Stop when standard input ends, and end for certain even if user code keeps the process; no more
     once the parent has said that this process may outlive it. A process that SIGSTOP holds up goes on when
     the parent dies (Linux), and sees it then."""
@@ -296,7 +316,7 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
             if line == DETACH:
                 return
         try:
-            loop.call_soon_threadsafe(stop.set)
+            loop.call_soon_threadsafe(stop)
         except RuntimeError:
             return  # The loop is closed: the process is ending by itself.
         threading.Event().wait(ORPHAN_SECONDS)

@@ -139,8 +139,30 @@ class History:
         new = max(0, min(self._event_number - number, len(self._events)))
         return list(islice(self._events, len(self._events) - new, None))
 
+    def handed_over(self) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+        """What :meth:`record` leaves out, for the next coordinator: lines, and rows by the number of their
+        batch."""
+        about = {
+            "lost": self._lost,
+            "fetched": self._fetched,
+            "lines_seen": self._lines_seen,
+            "lines": list(self._lines),
+        }
+        batches = enumerate(self._batches, self._dropped)
+        return about, {number: {"sink": sink, "rows": payload} for number, (sink, payload) in batches}
+
+    def take_over(self, about: Mapping[str, Any], rows: Mapping[int, Mapping[str, Any]]) -> None:
+        """After :meth:`recall`: have what the last coordinator has handed over."""
+        for number in sorted(rows):
+            self.collect(rows[number]["sink"], rows[number]["rows"])
+        self._dropped -= len(rows)
+        self._lost, self._fetched = about["lost"], about["fetched"]
+        self.log(about["lines"])
+        self._lines_seen = about["lines_seen"]
+
     def recall(self, record: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> None:
-        """Become what the records say. Rows and lines were lost with the coordinator that had them."""
+        """Become what the records say. Rows and lines were lost with the coordinator that had them, unless
+        :meth:`take_over` follows."""
         self._roots = [ErrorInfo(**cause) for cause in record["roots"]]
         self._followers = [ErrorInfo(**cause) for cause in record["followers"]]
         self._dropped = self._lost = record["batches"]

@@ -16,10 +16,13 @@ A record has a kind and a name, and takes the place of the one before of that ki
 ``file`` JOB/NUMBER   a file that a sink of the job has completed
 ``stream`` JOB/OP     a stream that external clients write: whose it is, writes that have begun and ended
 ``result`` JOB/OP     rows that a sink keeps for external clients: where each part is, what was committed
+``lines`` JOB         log lines of the job, and how many there have been
+``rows`` JOB/NUMBER   a batch of collected rows
 ====================  =====================================================================================
 
-Rows and lines for clients are not among them. What an attempt that runs has counted is not written with each
-heartbeat: its worker reports it again, unless that is lost with the coordinator.
+Only a coordinator that hands over writes rows and lines for clients, and the next one takes them out. What an
+attempt that runs has counted is not written with each heartbeat: its worker reports it again, unless that is
+lost with the coordinator.
 """
 
 from __future__ import annotations
@@ -59,6 +62,8 @@ OF_CLIENTS: Final = frozenset({"stream", "result"})
 """Kinds of a job's operators that external clients write to or read from."""
 NUMBERED: Final = ("event", "file")
 """Kinds whose names end with a number that counts on."""
+HANDED_OVER: Final = frozenset({"lines", "rows"})
+"""Kinds that only a coordinator which hands over writes."""
 
 
 def pack_record(fields: Mapping[str, Any]) -> bytes:
@@ -176,6 +181,7 @@ class Recorder:
         """Subtasks that have reported what they have counted, the one whose record is oldest first."""
         self._counts_due = 0.0
         self.note(dict(records))
+        self._put({key: None for key in records if key[0] in HANDED_OVER})  # Recalled, and not kept up.
 
     def note(self, changes: Changes) -> None:
         """These are in the journal."""
@@ -258,6 +264,15 @@ class Recorder:
                 self._put({("counts", _task_name(job.id, key)): record})
                 room -= len(record)
 
+    def hand_over(self, jobs: Iterable[Job]) -> None:
+        """This coordinator ends in order, and another goes on: nothing is to be missing."""
+        while self._reported:
+            self._write_counts()
+        for job in jobs:
+            about, rows = job.history.handed_over()
+            self._put({("lines", job.id): pack_record(about)})
+            self._put({("rows", f"{job.id}/{number}"): pack_record(each) for number, each in rows.items()})
+
     def take(self, now: float) -> Changes:
         """What has changed since the last call."""
         if self._reported and now >= self._counts_due:
@@ -275,15 +290,18 @@ def _recall(
     record: Mapping[str, Any],
     tasks: Mapping[TaskKey, Mapping[str, Any]],
     numbered: Mapping[str, Mapping[int, Mapping[str, Any]]],
+    handed_over: Mapping[str, Any] | None,
 ) -> None:
     """Have a new job become what the records say: ``tasks`` by subtask and kind, ``numbered`` by kind and
-    number."""
+    number; ``handed_over`` is None if the coordinator that wrote them was lost."""
     job.state, job.ended_at, job.released = record["state"], record["ended_at"], record["released"]
     job.slots.lost, job.slots.segments = set(record["lost_slots"]), dict(record["segments"])
     job.restarts = Counter(record["restarts"])
     job._abandoned = {(worker, slot) for worker, slot in record["abandoned"]}
     events, files = (numbered.get(kind, {}) for kind in NUMBERED)
     job.history.recall(record["history"], events.values())
+    if handed_over is not None:
+        job.history.take_over(handed_over, numbered.get("rows", {}))
     job.manifest.recall(record["manifest"], [files[number] for number in sorted(files)])
     past = {key: each["past"] for key, each in tasks.items() if "past" in each}
     job._books.recall(record["books"], past)
@@ -320,7 +338,7 @@ def recalled_jobs(records: Mapping[RecordKey, bytes], random: Callable[[], float
         if kind in ("task", "counts", "past"):
             key = (int(rest[0]), int(rest[1]))
             tasks.setdefault(job, {}).setdefault(key, {})[kind] = unpack_record((kind, name), record)
-        elif kind in NUMBERED:
+        elif kind in (*NUMBERED, "rows"):
             of_kind = numbered.setdefault(job, {}).setdefault(kind, {})
             of_kind[int(rest[0])] = unpack_record((kind, name), record)
     found = []
@@ -340,7 +358,9 @@ def recalled_jobs(records: Mapping[RecordKey, bytes], random: Callable[[], float
                 random=random,
                 submission=about["submission"],
             )
-            _recall(recalled, head, tasks.get(name, {}), numbered.get(name, {}))
+            lines = records.get(("lines", name))
+            handed_over = unpack_record(("lines", name), lines) if lines is not None else None
+            _recall(recalled, head, tasks.get(name, {}), numbered.get(name, {}), handed_over)
         except (InvalidGraph, KeyError, TypeError, ValueError) as error:
             raise ShuffleError(f"the records of job {name} cannot be read: {error}") from error
         found.append(recalled)

@@ -25,6 +25,7 @@ from minishuffle.config import (
     ClusterSettings,
     CoordinatorPlace,
     forget_coordinator,
+    read_coordinator,
     write_coordinator,
 )
 from minishuffle.coordinator.instructions import (
@@ -57,6 +58,8 @@ __all__ = ["Coordinator", "run_coordinator"]
 
 STOP_SECONDS_MAX: Final = 10.0
 """How much longer than ``task_cancel_timeout`` an orderly stop may take."""
+HAND_OVER_SECONDS_MAX: Final = 20.0
+"""How long the journal may take for what a coordinator leaves to the next one: mostly rows for clients."""
 OWN_LINK: Final = 0
 """The number of no link: requests of this process itself."""
 TERM_SECONDS: Final = 1.0
@@ -152,6 +155,8 @@ class Coordinator:
         """Requests of this process itself that wait for their reply."""
         self._asked = 0
         self._instructions: deque[Instruction] = deque()
+        self._leaving = False
+        """Another coordinator goes on: nothing that comes is heard any more."""
         self._is_writing = False
         """The journal is; what is to be done waits behind that."""
         self._unwritten: Changes | None = None
@@ -198,6 +203,8 @@ class Coordinator:
         Raises:
             ShuffleError: the request cannot be fulfilled.
         """
+        if self._leaving:
+            raise PeerLost("this coordinator ends: ask the next one")
         self._asked += 1
         number, reply = self._asked, self._loop.create_future()
         self._replies[number] = reply
@@ -227,6 +234,42 @@ class Coordinator:
         """Begin to shut the cluster down; :attr:`stopped` says when that is done."""
         self._carry_out(self._state.stop(self._loop.time()))
 
+    async def hand_over(self) -> bool:
+        """End without an end of jobs and workers: the next coordinator goes on with all that this one knows.
+
+        False, and nothing done, if the cluster is being shut down.
+
+        Raises:
+            ResourceExhausted: the journal cannot be written; what it has not, the next one does not know.
+            Superseded: another coordinator has begun a later term.
+        """
+        if self._state.stopping:
+            return False
+        self._carry_out(self._state.hand_over(self._loop.time()))
+        self._leaving = True
+        for watch in self._watches:
+            watch.cancel()
+        self._write_again()
+        self._go_on()
+        try:
+            async with asyncio.timeout(HAND_OVER_SECONDS_MAX):
+                await self.stopped
+            problem = "" if self._unwritten is None else self._state.write_ahead.problem
+        except TimeoutError:
+            problem = f"the journal does not have all of it after {HAND_OVER_SECONDS_MAX:g} s"
+        if problem:
+            raise ResourceExhausted(
+                f"jobs and workers run on, and the next coordinator does not know all about them: {problem}"
+            )
+        jobs, workers = self.look()
+        there = sum(each.state in ("alive", "awaited") for each in workers)
+        _log.warning(
+            "handed over: workers (%d) and jobs (%d) run on, and wait for the next coordinator",
+            there,
+            len(jobs),
+        )
+        return True
+
     async def close(self) -> None:
         """Close every link, what they hold unsent first."""
         for timer in (self._timer, self._look):
@@ -246,6 +289,8 @@ class Coordinator:
         state, loop = self._state, self._loop
 
         def on_message(message: ControlMessage, request: int) -> None:
+            if self._leaving:
+                return  # Reports are repeated to the next one, and clients ask it.
             if isinstance(message, Register):
                 message = message.model_copy(update={"seen": link.remote_host})
             if link.peer.role == Role.WORKER:
@@ -255,6 +300,8 @@ class Coordinator:
 
         def on_closed(error: Exception | None) -> None:
             del self._links[number]
+            if self._leaving:
+                return
             why = f"its control link closed ({error})" if error is not None else "its control link closed"
             for_cause = error is not None and not isinstance(error, PeerLost)
             self._carry_out(state.link_closed(number, loop.time(), why, for_cause=for_cause))
@@ -300,7 +347,7 @@ class Coordinator:
         self._schedule()
 
     def _go_on(self) -> None:
-        """Carry out what does not wait for the journal."""
+        """Carry out what does not wait for the journal, to the last when another coordinator goes on."""
         while self._instructions and (self._unwritten is not None or not self._is_writing):
             instruction = self._instructions.popleft()
             if not isinstance(instruction, Journal):
@@ -312,6 +359,8 @@ class Coordinator:
                 self._write_again()
             else:
                 self._unwritten.update(instruction.changes)
+        if self._leaving and not self._instructions and not self._is_writing:
+            self._carry_out_one(Stopped())
 
     def _carry_out_one(self, instruction: Instruction) -> None:
         match instruction:
@@ -431,7 +480,7 @@ class Coordinator:
     def _schedule(self) -> None:
         """See to it that the machine is called at its next deadline; early is harmless."""
         deadline = self._state.next_deadline()
-        if deadline is None or self.stopped.done():
+        if deadline is None or self._leaving or self.stopped.done():
             return
         if self._timer is not None:
             if self._timer_due <= deadline:
@@ -441,7 +490,8 @@ class Coordinator:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._carry_out(self._state.handle_timer(self._loop.time()))
+        if not self._leaving:
+            self._carry_out(self._state.handle_timer(self._loop.time()))
 
 
 def _authorize(peer: Identity) -> str | None:
@@ -460,6 +510,27 @@ async def _require_port(host: str, port: int) -> None:
     await server.wait_closed()
 
 
+async def _serve(
+    coordinator: Coordinator, stop: asyncio.Event, leave: asyncio.Event, stop_seconds: float
+) -> bool:
+    """Return at the end: whether that is one of the whole cluster, or the next coordinator goes on."""
+    waiting = [asyncio.create_task(each.wait()) for each in (stop, leave)]
+    try:
+        ends: list[asyncio.Future[Any]] = [*waiting, coordinator.stopped]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()
+    if coordinator.stopped.done():
+        coordinator.stopped.result()
+    elif leave.is_set() and not stop.is_set() and await coordinator.hand_over():
+        return False
+    coordinator.stop()
+    async with asyncio.timeout(stop_seconds):
+        await coordinator.stopped
+    return True
+
+
 async def run_coordinator(
     settings: ClusterSettings,
     *,
@@ -472,10 +543,13 @@ async def run_coordinator(
     web_port: int,
     ready: Callable[[dict[str, Any]], None],
     stop: asyncio.Event,
+    leave: asyncio.Event,
 ) -> None:
-    """Run a coordinator until ``stop`` is set or a client stops the cluster.
+    """Run a coordinator until ``stop`` or ``leave`` is set or a client stops the cluster.
 
-    Either way, running jobs are cancelled, workers shut down and links closed, each within its time limit.
+    To stop is an order: running jobs are cancelled, workers shut down and links closed, each within its time
+    limit. To ``leave`` is not, and this process is to end: jobs and workers run on, and the next coordinator
+    goes on with them.
 
     Args:
         state_dir: exists; the journal is kept there.
@@ -484,7 +558,7 @@ async def run_coordinator(
 
     Raises:
         UsageError: a port is taken, or the host is not one of this machine's.
-        ShuffleError: the journal cannot be opened or read.
+        ShuffleError: the journal cannot be opened or read, or has not all that the next one has to know.
         Superseded: another coordinator has begun a later term.
     """
     await _require_port(host, port)  # Before the term of one that runs there ends.
@@ -493,24 +567,19 @@ async def run_coordinator(
             coordinator = Coordinator(settings, cluster, storage)
         except ShuffleError as error:
             raise journal.damaged(str(error)) from error
-        stopping = asyncio.create_task(stop.wait(), name="stop")
         server: _Server | None = None
         try:
             listening = await coordinator.listen(host, port, secret)
             server = await web(coordinator, web_port)
             coordinator.web_started(server.port)
-            write_coordinator(state_dir, CoordinatorPlace(Address(host, listening), journal.term))
+            place = CoordinatorPlace(Address(host, listening), journal.term)
+            write_coordinator(state_dir, place)
             ready({"port": listening, "web_port": server.port, "term": journal.term})
-            either: list[asyncio.Future[Any]] = [stopping, coordinator.stopped]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if coordinator.stopped.done():
-                coordinator.stopped.result()
-            coordinator.stop()
-            async with asyncio.timeout(settings.task_cancel_timeout + STOP_SECONDS_MAX):
-                await coordinator.stopped
-            forget_coordinator(state_dir, journal.term)
+            if await _serve(coordinator, stop, leave, settings.task_cancel_timeout + STOP_SECONDS_MAX):
+                forget_coordinator(state_dir, journal.term)
+            elif read_coordinator(state_dir) == place:  # Else another has taken its place.
+                write_coordinator(state_dir, place._replace(handed_over=True))
         finally:
-            stopping.cancel()
             await coordinator.close()
             if server is not None:
                 await server.close()

@@ -263,6 +263,17 @@ class CoordinatorState:
         self._touch(job)
         return self._settle(now)
 
+    def hand_over(self, now: float) -> list[Instruction]:
+        """This coordinator ends, and jobs and workers go on to the next one, which is to miss nothing. What
+        happens from now on it hears of from them; only :meth:`journaled` may follow."""
+        self._recorder.hand_over(self._jobs.values())
+        return self._settle(now)
+
+    @property
+    def stopping(self) -> bool:
+        """The cluster is being shut down."""
+        return self._orderly_stop.phase != "up"
+
     def stop(self, now: float) -> list[Instruction]:
         """Shut the cluster down: cancel jobs, shut workers down, then :class:`Stopped`. Idempotent."""
         self._begin_stop(now)

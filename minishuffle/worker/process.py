@@ -293,7 +293,7 @@ class Worker:
         if self.ended.done():
             return
         _log.warning(
-            "the coordinator is gone (%s): tasks run on, and it is looked for for %g s",
+            "the coordinator is gone (%s): tasks run on, and this worker ends if there is none within %g s",
             why,
             self.settings.coordinator_timeout,
         )

@@ -147,6 +147,11 @@ class FakeCluster:
         self.workers.clear()
         self.do(self.state.handle_timer(self.now))
 
+    def hand_over(self) -> None:
+        """It ends without an end of the cluster, and the next one starts."""
+        self.do(self.state.hand_over(self.now))
+        self.lose_coordinator()
+
     def come_back(self, worker: FakeWorker) -> None:
         """A worker registers again, with what it runs."""
         term = next((each.term for each in reversed(worker.got(Registered))), self.term)

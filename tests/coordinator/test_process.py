@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 from minishuffle import limits
-from minishuffle.config import ClusterSettings
+from minishuffle.config import ClusterSettings, read_coordinator
 from minishuffle.coordinator import journal
 from minishuffle.coordinator.journal import JournalLost
 from minishuffle.coordinator.process import Coordinator, run_coordinator
@@ -27,9 +27,12 @@ from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
+    Acknowledge,
     CancelTasks,
+    Collected,
     ControlMessage,
     DeployTasks,
+    HeldAttempt,
     Register,
     Registered,
     ReleaseJob,
@@ -43,9 +46,11 @@ from minishuffle.wire.requests import (
     ClusterStatus,
     Failure,
     GetEvents,
+    GetRows,
     GetStatus,
     JobEvents,
     JobInfo,
+    JobRows,
     ShowJob,
     StopCluster,
     SubmitJob,
@@ -93,6 +98,7 @@ class Running:
 
     def __init__(self, state_dir: Path, **settings: Any) -> None:
         self.stop = asyncio.Event()
+        self.leave = asyncio.Event()
         self.web = Web()
         self.ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.task = asyncio.create_task(
@@ -107,6 +113,7 @@ class Running:
                 web_port=0,
                 ready=self.ready.set_result,
                 stop=self.stop,
+                leave=self.leave,
             )
         )
 
@@ -138,6 +145,12 @@ class Peer:
         message, _ = await self._inbox.get()
         assert isinstance(message, kind), message
         return message
+
+    async def next(self) -> ControlMessage:
+        return (await self._inbox.get())[0]
+
+    def unread(self) -> list[tuple[ControlMessage, int]]:
+        return [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]
 
     async def request(self, message: ControlMessage, kind: type[ControlMessage]) -> Any:
         self._requests += 1
@@ -400,6 +413,79 @@ def test_a_stop_cancels_jobs_and_sends_workers_home(
     run(main())
 
 
+def test_one_that_leaves_ends_no_job_and_no_worker_and_says_that_it_has_handed_over(
+    run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with coordinator(tmp_path) as running:
+            worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
+            registered = await worker.register()
+            await client.request(submission(make_graph(1, 1)), Accepted)
+            deploy = await worker.receive(DeployTasks)
+            worker.report(deploy, "running")
+            rows = Collected(term=1, number=3, job="j1", operator=1, index=0, attempt=1, payload=b"rows")
+            worker.send(rows)
+            await comes_true(lambda: _collected(running) == 1, "the rows to be there")
+            before = read_coordinator(tmp_path)
+            assert before is not None and not before.handed_over
+            running.leave.set()
+            await running.task
+            assert await worker.closed is None and await client.closed is None
+            assert {type(each) for each, _ in worker.unread()} <= {Acknowledge}, "no order to end"
+            assert read_coordinator(tmp_path) == before._replace(handed_over=True)
+            assert "handed over: workers (1) and jobs (1) run on, and wait for the next" in caplog.text
+        async with coordinator(tmp_path) as running:
+            client, worker = await running.link(Role.CLIENT), await running.link(Role.WORKER, worker=1)
+            held = [
+                HeldAttempt(job="j1", operator=task.operator, index=task.index, attempt=task.attempt)
+                for task in deploy.tasks
+            ]
+            fields = {"requested_worker": 1, "epoch": registered.epoch, "attempts": held, "jobs": ["j1"]}
+            back = await worker.register(**fields)
+            assert (back.epoch, back.term, back.applied) == (registered.epoch, 2, 3)
+            assert (await client.request(GetRows(job="j1", after=0), JobRows)).batches == [b"rows"]
+            info = await client.request(ShowJob(job="j1"), JobInfo)
+            assert [(each.state, each.attempt) for each in info.tasks] == [("running", 1)] * 2
+            await client.request(StopCluster(), Accepted)
+            assert (await worker.receive(CancelTasks)).job == "j1"
+            worker.report(deploy.model_copy(update={"term": 2}), "canceled")
+            running.leave.set()  # Too late: it has an order.
+            while not isinstance((await worker.next()), Shutdown):
+                pass
+            worker.close()
+            await running.task
+            assert read_coordinator(tmp_path) is None
+
+    run(main())
+
+
+def _collected(running: Running) -> int:
+    return sum(job.history.batches for job in running.web.coordinator.look()[0])
+
+
+def test_one_that_leaves_and_cannot_write_its_journal_says_so_and_does_not_claim_to_have_handed_over(
+    run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "WRITE_BUSY_SECONDS", 0.02)
+
+    async def main() -> None:
+        running = Running(tmp_path)
+        worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
+        await worker.register()
+        await client.request(submission(make_graph(1, 1)), Accepted)
+        await worker.receive(DeployTasks)
+        with closing(sqlite3.connect(tmp_path / "journal.sqlite", isolation_level=None)) as holder:
+            holder.execute("BEGIN IMMEDIATE")
+            running.leave.set()
+            with pytest.raises(ResourceExhausted, match="run on, and the next .* cannot be written"):
+                await running.task
+        assert await worker.closed is None and await client.closed is None
+        place = read_coordinator(tmp_path)
+        assert place is not None and not place.handed_over
+
+    run(main())
+
+
 def test_a_stop_is_bounded_when_a_worker_does_not_answer(
     run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -483,6 +569,7 @@ def test_a_taken_port_is_an_error_and_nothing_is_left_open(run: Run, tmp_path: P
                     web_port=0,
                     ready=lambda info: None,
                     stop=asyncio.Event(),
+                    leave=asyncio.Event(),
                 )
 
     run(main())

@@ -25,7 +25,16 @@ from minishuffle.wire.messages import (
     WorkerLost,
 )
 from minishuffle.wire.packed import PeerRows, SplitPosition, pack_positions, pack_traffic
-from minishuffle.wire.requests import Accepted, CancelJob, Failure, GetEvents, GetRows, GetStatus, SubmitJob
+from minishuffle.wire.requests import (
+    Accepted,
+    CancelJob,
+    Failure,
+    GetEvents,
+    GetLogs,
+    GetRows,
+    GetStatus,
+    SubmitJob,
+)
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -240,6 +249,49 @@ def test_rows_that_nobody_had_fetched_are_reported_lost(
         "rows that nobody had fetched were lost with the coordinator (batches: 1); run the job again" in text
     )
     assert cluster.request(GetRows(job="j1", after=2)).batches == [b"3"], "who had them misses none"
+
+
+def test_a_coordinator_that_hands_over_leaves_rows_lines_and_counts_to_the_next(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
+) -> None:
+    cluster.submit(make_graph(1, 1))
+    worker = next(each for each in pair if each.tasks)
+    cluster.report_all("j1", "running")
+    for payload in (b"1", b"2"):
+        cluster.collect(worker, ("j1", 1, 0), payload)
+    cluster.log(worker, "j1", "one", "two")
+    report = TaskReport(job="j1", operator=0, index=0, attempt=1, counters=TaskCounters(records_out=7))
+    cluster.heartbeat(worker, [report])
+    counted = TaskReport(job="j1", operator=0, index=0, attempt=1, counters=TaskCounters(records_out=9))
+    cluster.heartbeat(worker, [counted])  # Within the same second.
+    before = cluster.show("j1")
+    for _ in range(2):  # It is handed on once more by one that had it from another.
+        cluster.hand_over()
+        assert cluster.show("j1") == before
+        assert cluster.show("j1").tasks[0].counters.records_out == 9
+        assert cluster.request(GetRows(job="j1", after=0)).batches == [b"1", b"2"]
+        assert cluster.request(GetLogs(job="j1", after=1)).lines == ["two"]
+        assert not {kind for kind, _ in cluster.journal} & {"rows", "lines"}, "they are kept once"
+        cluster.come_back(worker)
+    cluster.collect(worker, ("j1", 1, 0), b"3")
+    cluster.log(worker, "j1", "three")
+    assert cluster.request(GetRows(job="j1", after=1)).batches == [b"2", b"3"]
+    assert cluster.request(GetLogs(job="j1", after=0)).lines == ["one", "two", "three"]
+
+
+def test_rows_that_a_killed_coordinator_had_stay_lost_when_the_next_one_hands_over(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
+) -> None:
+    cluster.submit(make_graph(1, 1))
+    worker = next(each for each in pair if each.tasks)
+    cluster.report_all("j1", "running")
+    cluster.collect(worker, ("j1", 1, 0), b"1")
+    cluster.lose_coordinator()
+    cluster.come_back(worker)
+    cluster.collect(worker, ("j1", 1, 0), b"2")
+    cluster.hand_over()
+    assert "lost with the coordinator (batches: 1)" in cluster.refusal(GetRows(job="j1", after=0))[1]
+    assert cluster.request(GetRows(job="j1", after=1)).batches == [b"2"]
 
 
 def test_what_a_worker_has_beyond_the_books_is_released_and_what_it_lacks_is_missing(

@@ -191,6 +191,32 @@ def test_a_local_cluster_starts_its_coordinator_again_and_who_waits_for_a_job_no
         assert old.process.returncode == -signal.SIGKILL
 
 
+def test_sigterm_of_the_coordinator_is_no_order_to_end_and_costs_no_attempt_and_no_row(
+    wait_until: Until,
+) -> None:
+    """Twice, the second time with rows that the second one has from the first."""
+    count = 4_000
+    with LocalCluster(workers=2, slots=1) as cluster:
+        stream = Stream.generate(numbers, rate=RATE, records=count).rebalance().map(abs)
+        handle = cluster.submit(stream.collect(), parallelism=2)
+        ended = []
+        for rows in (200, 1_500):
+            wait_until(lambda rows=rows: handle.info().tasks[-1].counters.records_in > rows, "some rows")
+            ended.append(cluster._running().coordinator)
+            ended[-1].process.terminate()
+            assert ended[-1].process.wait(SECONDS_MAX) == 0
+        result = handle.wait(SECONDS_MAX)
+        assert sorted(result.rows) == list(range(count))
+        assert {task.attempt for task in result.tasks} == {1}
+        assert cluster.status().term == 3
+        for each in ended:
+            assert "handed over: workers (2) and jobs (1) run on, and wait for the next" in each.tail()
+        log = (cluster.state_dir / "worker-1.log").read_text()
+        assert log.count("and this worker ends if there is none within 300 s") == 2
+        children = cluster._running().children
+    assert {child.process.returncode for child in children} == {0}, "leaving the block is an order"
+
+
 SCHEMA = pa.schema([("n", pa.int64())])
 
 

@@ -33,6 +33,7 @@ FaultKind: TypeAlias = Literal[
     "stop coordinator",
     "kill coordinator",
     "replace coordinator",
+    "hand over",
     "full disk",
 ]
 """A task raises, or does not react; a worker is killed, its machine is gone, or it is cut off from the
@@ -41,8 +42,9 @@ while; a control link breaks; a worker is stopped for less or more than its hear
 worker comes; the user cancels the job. What fails while something recovers: a task raises and its next
 attempt raises when it opens; a producer and a consumer raise at one time; a worker is killed, and then the
 one that gets the next attempt of anything; the coordinator does nothing for a while. The coordinator is
-killed, and started again with its journal; or it is stopped, another takes its place, and it goes on. Its
-journal cannot be written for a while, at whose end it is killed more often than not."""
+killed, and started again with its journal; or it is stopped, another takes its place, and it goes on; or it
+hands over to the next one. Its journal cannot be written for a while, at whose end it is killed more often
+than not."""
 KINDS: tuple[FaultKind, ...] = (
     "raise",
     "raise",
@@ -82,7 +84,7 @@ HEADLESS: tuple[FaultKind, ...] = (
     "kill coordinator",
     "kill coordinator",
     "kill coordinator",
-    "kill coordinator",
+    "hand over",
     "replace coordinator",
     "replace coordinator",
     "stop coordinator",
@@ -153,7 +155,7 @@ def inject(cluster: Cluster, plan: Plan, fault: Fault) -> None:
         world.at(world.now + random.uniform(*COORDINATOR_STOP_SECONDS), cluster.coordinator_host.go_on)
     elif fault.kind == "full disk":
         _fill_disk(cluster)
-    elif fault.kind in ("kill coordinator", "replace coordinator"):
+    elif fault.kind in ("kill coordinator", "replace coordinator", "hand over"):
         _lose_coordinator(cluster, fault.kind)
     elif fault.kind in ("cut", "swallow", "delay"):
         _harm_link(cluster, fault.kind)
@@ -173,6 +175,10 @@ def _lose_coordinator(cluster: Cluster, kind: FaultKind) -> None:
     if kind == "kill coordinator":
         host.kill()
         world.at(back, partial(cluster.start_coordinator, random.choice([port, port + 1])))
+    elif kind == "hand over":
+        host.run(cluster.hand_over(), "hand over")
+        world.at(back, partial(cluster.start_coordinator, port + 1))
+        world.at(back, cluster.client.reconnect)
     else:
         host.stop()
         world.at(back, partial(cluster.start_coordinator, port + 1))

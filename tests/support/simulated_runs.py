@@ -35,6 +35,7 @@ WITHOUT_COORDINATOR = (
     "stop coordinator",
     "kill coordinator",
     "replace coordinator",
+    "hand over",
     "full disk",
 )
 """Sources that get no answer go on, and emit again what nobody has heard of if they are lost then. So does

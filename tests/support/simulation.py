@@ -7,6 +7,7 @@ written anew. What a seed draws is the job, the cluster, every delay and order, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -275,6 +276,14 @@ class Cluster:
         except Superseded as error:
             self.world.note(f"{host.name} ends: {error}")
             self.world.at(self.world.now, host.kill)
+
+    async def hand_over(self) -> None:
+        """What ``run_coordinator`` does when it is to leave."""
+        coordinator, host = self.coordinator, self.coordinator_host
+        with contextlib.suppress(ShuffleError):  # It cannot, or another one is there already.
+            await coordinator.hand_over()
+        await coordinator.close()
+        self.world.at(self.world.now, host.kill)
 
     @property
     def forgetful(self) -> bool:
