@@ -24,6 +24,7 @@ from minishuffle.errors import (
     UsageError,
 )
 from minishuffle.ids import Address
+from minishuffle.releases import releases_here
 from minishuffle.transport.control import BlockingControlClient
 from minishuffle.wire.clients import DescribeStream, EndStream, StreamInfo
 from minishuffle.wire.frames import Role
@@ -453,7 +454,13 @@ class Client:
         graph = compile_job(stream, parallelism=parallelism, settings=settings)
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         submission = submission or new_submission()
-        request = SubmitJob(name=name, python=python, graph=graph.to_bytes(), submission=submission)
+        request = SubmitJob(
+            name=name,
+            python=python,
+            graph=graph.to_bytes(),
+            submission=submission,
+            releases=releases_here(),
+        )
         self._connected()
         try:
             accepted = self.request(request, Accepted)

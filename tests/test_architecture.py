@@ -20,7 +20,7 @@ def names(text: str) -> frozenset[str]:
 
 
 LAYERS = (
-    names("errors limits config ids counters"),
+    names("errors limits config ids counters releases"),
     names("wire"),
     names("protocol"),
     names("transport"),

@@ -68,6 +68,14 @@ class CoordinatorJournal:
             "are not known then, and job numbers begin at j1"
         )
 
+    def of_another_release(self, why: str) -> ShuffleError:
+        """The error to raise when another release wrote what is in it."""
+        return ShuffleError(
+            f"the journal {self.path} is of another release of minishuffle ({why}): end its cluster with "
+            "that release ('minishuffle cluster down'), move the file away and start again; then job numbers "
+            "begin at j1"
+        )
+
     def __enter__(self) -> Self:
         return self
 

@@ -55,8 +55,10 @@ __all__ = [
     "recalled_workers",
 ]
 
-FORMAT: Final = 1
-"""The first byte of each record; another version of it cannot be read."""
+FORMAT: Final = 2
+"""The first byte of each record; a release that changes what records say has the next one."""
+FORMATS_MAX: Final = 31
+"""Greater first bytes are damage, not formats to come."""
 OF_JOBS: Final = frozenset({"graph", "job", "task", "counts", "past", "event", "file"})
 OF_CLIENTS: Final = frozenset({"stream", "result"})
 """Kinds of a job's operators that external clients write to or read from."""
@@ -64,6 +66,17 @@ NUMBERED: Final = ("event", "file")
 """Kinds whose names end with a number that counts on."""
 HANDED_OVER: Final = frozenset({"lines", "rows"})
 """Kinds that only a coordinator which hands over writes."""
+
+
+class OtherFormat(ShuffleError):
+    """The journal is of another release."""
+
+
+def require_format(records: Mapping[RecordKey, bytes]) -> None:
+    """Raises OtherFormat: another release of minishuffle wrote some of these records."""
+    for record in records.values():
+        if record and record[0] != FORMAT and 0 < record[0] <= FORMATS_MAX:
+            raise OtherFormat(f"it has format {record[0]}, this release reads format {FORMAT}")
 
 
 def pack_record(fields: Mapping[str, Any]) -> bytes:
@@ -75,7 +88,7 @@ def unpack_record(key: RecordKey, record: bytes) -> dict[str, Any]:
     """The fields of a record.
 
     Raises:
-        ShuffleError: another version of minishuffle wrote it, or nobody did.
+        ShuffleError: it makes no sense.
     """
     try:
         if record[:1] != bytes((FORMAT,)):

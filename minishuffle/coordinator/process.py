@@ -28,6 +28,7 @@ from minishuffle.config import (
     read_coordinator,
     write_coordinator,
 )
+from minishuffle.coordinator import journalrecords
 from minishuffle.coordinator.instructions import (
     CloseLink,
     Instruction,
@@ -564,7 +565,10 @@ async def run_coordinator(
     await _require_port(host, port)  # Before the term of one that runs there ends.
     with CoordinatorJournal(state_dir) as journal, contextlib.closing(JournalThread(journal)) as storage:
         try:
+            journalrecords.require_format(journal.records)
             coordinator = Coordinator(settings, cluster, storage)
+        except journalrecords.OtherFormat as error:
+            raise journal.of_another_release(str(error)) from error
         except ShuffleError as error:
             raise journal.damaged(str(error)) from error
         server: _Server | None = None

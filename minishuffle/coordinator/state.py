@@ -51,6 +51,7 @@ from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
 from minishuffle.ids import Changes, RecordKey
+from minishuffle.releases import compared_releases
 from minishuffle.wire.clients import ResultExpected, UpstreamExpected, WriteBegun, WriteEnded
 from minishuffle.wire.inquiries import AskWorkers, WorkerAnswered
 from minishuffle.wire.messages import (
@@ -121,7 +122,7 @@ class CoordinatorState:
         self._facts = facts
         self._random = random
         self._recorder = journalrecords.Recorder(records)
-        self._workers = WorkerRegistry(settings, facts.python)
+        self._workers = WorkerRegistry(settings, facts.python, facts.version)
         self._jobs = JobTable()
         self._preparations = Preparations(facts.term)
         self._deployer = Deployer(
@@ -556,7 +557,8 @@ class CoordinatorState:
         self._submissions.require_wanted(message.submission)
         graph = checked_graph(message, self._facts.python)
         placement = self._admit(graph)
-        submission = self._submissions.accept(link, request, message, graph, at)
+        warning = compared_releases(message.releases, self._workers.releases())
+        submission = self._submissions.accept(link, request, message, graph, at, warning=warning)
         job = submission.make_job(*placement, self._random)
         submission.changes.update(journalrecords.job_records(job))
         self._out.append(Journal(submission.changes, submission=True))
@@ -581,7 +583,7 @@ class CoordinatorState:
         self._results.add(job, graph, {})
         self._deployer.deploy(job)
         self._touch(job)
-        return Accepted(job=job.id)
+        return Accepted(job=job.id, warning=submission.warning)
 
     # --- what follows ----------------------------------------------------------------------------
 

@@ -33,6 +33,8 @@ class Submission:
     at: float
     changes: Changes
     """What is journaled."""
+    warning: str
+    """What the client is to hear with its answer; may be empty."""
 
     def make_job(self, placement: Placement, segments: Mapping[int, int], random: Callable[[], float]) -> Job:
         """The job, where it fits now; see :class:`Job`."""
@@ -63,11 +65,13 @@ class Submissions:
         self._withdrawn: dict[str, None] = {}
         """The last ones that were cancelled before they had a job."""
 
-    def accept(self, link: int, request: int, message: SubmitJob, graph: JobGraph, at: float) -> Submission:
+    def accept(
+        self, link: int, request: int, message: SubmitJob, graph: JobGraph, at: float, *, warning: str
+    ) -> Submission:
         """It has a job's id from now on, and is to be journaled."""
         self.accepted += 1
         job = f"j{self.accepted}"
-        submission = Submission(link, request, job, message.name, graph, message.submission, at, {})
+        submission = Submission(link, request, job, message.name, graph, message.submission, at, {}, warning)
         self._pending.append(submission)
         return submission
 

@@ -12,6 +12,7 @@ from minishuffle.config import ClusterSettings
 from minishuffle.counters import WorkerEntry
 from minishuffle.errors import UsageError
 from minishuffle.ids import Address
+from minishuffle.releases import require_same_release
 from minishuffle.wire.advertised import advertised_host, host_problem, is_loopback
 from minishuffle.wire.messages import (
     Heartbeat,
@@ -170,11 +171,11 @@ class WorkerRegistry:
     all different and at most ``epoch``.
     """
 
-    def __init__(self, settings: ClusterSettings, python: str) -> None:
+    def __init__(self, settings: ClusterSettings, python: str, release: str) -> None:
         self.epoch = 0
         """Registrations accepted so far."""
         self._settings = settings
-        self._python = python
+        self._python, self._release = python, release
         self._workers: dict[int, Worker] = {}
         self._by_link: dict[int, Worker] = {}
         self.highest = 0
@@ -195,6 +196,10 @@ class WorkerRegistry:
 
     def alive(self) -> list[Worker]:
         return [worker for worker in self if worker.state == "alive"]
+
+    def releases(self) -> dict[int, dict[str, str]]:
+        """Versions by package, of each worker that is alive."""
+        return {worker.worker: worker.about.releases for worker in self.alive()}
 
     def get_alive(self, number: int) -> Worker | None:
         worker = self._workers.get(number)
@@ -316,6 +321,7 @@ class WorkerRegistry:
                 f"the worker runs Python {about.python}, this cluster runs Python {self._python}, and "
                 f"functions are pickled between them: start the worker with Python {self._python}"
             )
+        require_same_release(about.releases, self._release)
         holder = self.get_alive(about.requested_worker)
         if holder is not None:
             raise UsageError(

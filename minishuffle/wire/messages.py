@@ -307,6 +307,8 @@ class Register(ControlMessage):
     slots: Annotated[int, Field(ge=1, le=limits.SLOTS_MAX)]
     python: Name
     """Major.minor; functions are pickled, so it must equal the coordinator's."""
+    releases: dict[Name, Name] = Field(default_factory=dict)
+    """Versions by package, see ``releases_here``."""
     segments: Annotated[int, Field(ge=0, le=1 << 40)]
     segment_bytes: Annotated[int, Field(ge=1, le=limits.SEGMENT_BYTES_MAX)]
     requested_worker: WorkerNumber = 0

@@ -118,6 +118,8 @@ class SubmitJob(ControlMessage):
     python: str
     graph: bytes
     submission: Name = ""
+    releases: dict[Name, Name] = Field(default_factory=dict)
+    """The client's versions by package, see ``releases_here``."""
 
 
 class ListJobs(ControlMessage):

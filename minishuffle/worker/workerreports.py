@@ -14,6 +14,7 @@ from minishuffle.counters import ConnectionCounters, Histogram, WorkerSnapshot
 from minishuffle.errors import ResourceExhausted, clipped, text_of
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import AttemptId
+from minishuffle.releases import releases_here
 from minishuffle.transport.interfaces import host_identity
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import ErrorInfo, Register, TaskStateChanged, WorkerReport
@@ -44,6 +45,7 @@ def registration(
         pid=os.getpid(),
         slots=settings.slots,
         python=".".join(platform.python_version_tuple()[:2]),
+        releases=releases_here(),
         segments=pool.total,
         segment_bytes=pool.segment_bytes,
         requested_worker=requested_worker,

@@ -33,7 +33,7 @@ class Workers:
 
     def __init__(self, *standby: bool) -> None:
         self.ahead = WriteAhead()
-        self.registry = WorkerRegistry(ClusterSettings(), "3.11")
+        self.registry = WorkerRegistry(ClusterSettings(), "3.11", "0.1.0")
         self.sent: list[tuple[int, ControlMessage]] = []
         for link, spare in enumerate(standby, 1):
             about = Register(

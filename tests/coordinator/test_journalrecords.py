@@ -7,11 +7,16 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.coordinator.journalrecords import (
+    FORMAT,
+    OtherFormat,
     Recorder,
     job_records,
+    pack_record,
     recalled_counts,
     recalled_jobs,
     recalled_workers,
+    require_format,
+    unpack_record,
 )
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ShuffleError
@@ -105,7 +110,7 @@ def test_workers_that_have_not_ended_are_recalled_with_what_they_were(cluster: F
     assert recalled_counts(cluster.journal) == (0, (3, 3, 0))
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x02\x80", b"\x01\xc1", b"\x01\x80"])
+@pytest.mark.parametrize("damage", [b"", b"\x20\x80", b"\x02\xc1", b"\x02\x80"])
 def test_a_record_that_makes_no_sense_is_named(
     cluster: FakeCluster, make_graph: MakeGraph, damage: bytes
 ) -> None:
@@ -118,3 +123,18 @@ def test_a_record_that_makes_no_sense_is_named(
             ShuffleError, match=rf"{key}.* {name} cannot be read|of job {name} cannot be read"
         ):
             recall(records, 0.0)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("number", [number for number in range(1, FORMAT + 3) if number != FORMAT])
+def test_a_record_of_another_release_is_not_guessed_at(number: int) -> None:
+    records = {("job", "j1"): pack_record({}), ("task", "j1 0 0"): bytes((number,)) + b"\x80"}
+    with pytest.raises(OtherFormat, match=f"it has format {number}, this release reads format {FORMAT}"):
+        require_format(records)
+
+
+def test_damaged_records_are_left_to_who_reads_them() -> None:
+    damaged = {("job", "j1"): pack_record({}), ("job", "j2"): b"\xfe\x80", ("job", "j3"): b""}
+    require_format(damaged)
+    for name in ("j2", "j3"):
+        with pytest.raises(ShuffleError, match=f"record job {name} cannot be read"):
+            unpack_record(("job", name), damaged["job", name])

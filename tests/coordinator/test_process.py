@@ -17,10 +17,10 @@ import uvloop
 from minishuffle import limits
 from minishuffle.config import ClusterSettings, read_coordinator
 from minishuffle.coordinator import journal
-from minishuffle.coordinator.journal import JournalLost
+from minishuffle.coordinator.journal import CoordinatorJournal, JournalLost
 from minishuffle.coordinator.process import Coordinator, run_coordinator
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.errors import AuthenticationError, ResourceExhausted, UnknownName, UsageError
+from minishuffle.errors import AuthenticationError, ResourceExhausted, ShuffleError, UnknownName, UsageError
 from minishuffle.ids import Address, Changes, RecordKey
 from minishuffle.transport.admission import REFUSAL_LINES
 from minishuffle.transport.control import ControlLink, connect_control
@@ -571,6 +571,29 @@ def test_a_taken_port_is_an_error_and_nothing_is_left_open(run: Run, tmp_path: P
                     stop=asyncio.Event(),
                     leave=asyncio.Event(),
                 )
+
+    run(main())
+
+
+def test_a_journal_of_another_release_is_refused_in_words(run: Run, tmp_path: Path) -> None:
+    with CoordinatorJournal(tmp_path) as journal:
+        journal.write({("job", "j1"): b"\x01\x80"})
+
+    async def main() -> None:
+        with pytest.raises(ShuffleError, match="is of another release .*cluster down") as raised:
+            await run_coordinator(
+                ClusterSettings(),
+                cluster="blue",
+                host="127.0.0.1",
+                port=0,
+                state_dir=tmp_path,
+                secret=SECRET,
+                web=Web().start,
+                web_port=0,
+                ready=lambda info: None,
+                stop=asyncio.Event(),
+            )
+        assert str(tmp_path) in str(raised.value)
 
     run(main())
 

@@ -271,6 +271,26 @@ def test_a_submission_that_makes_no_sense_leaves_nothing_behind(
     assert not any(worker.got(DeployTasks) for worker in pair)
 
 
+def test_a_client_hears_of_workers_with_other_versions(cluster: FakeCluster, make_graph: MakeGraph) -> None:
+    cluster.add(releases={"numpy": "2.1.0", "pyarrow": "18.0.0"})
+    cluster.add(releases={"numpy": "2.1.0", "pyarrow": "19.0.0"})
+    request = submit(make_graph(1, 1).to_bytes())
+    same = cluster.request(request.model_copy(update={"releases": {"numpy": "2.1.0"}}))
+    assert (same.job, same.warning) == ("j1", "")
+    here = {"numpy": "2.1.0", "pyarrow": "18.0.0"}
+    other = cluster.request(request.model_copy(update={"releases": here}))
+    assert other.job == "j2"
+    assert other.warning.splitlines()[1:] == [
+        "              pyarrow",
+        "this program  18.0.0",
+        "worker 1      18.0.0",
+        "worker 2      19.0.0",
+    ]
+    code, text = cluster.refusal(request.model_copy(update={"releases": here | {"numpy": "1.26.0"}}))
+    assert (code, "numpy must be of the same release" in text) == (UsageError.code, True)
+    assert len(cluster.request(ListJobs()).jobs) == 2
+
+
 def test_a_job_that_needs_more_slots_is_refused_until_they_are_free(
     cluster: FakeCluster, pair: Any, make_graph: MakeGraph
 ) -> None:

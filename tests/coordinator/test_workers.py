@@ -51,6 +51,7 @@ def test_an_id_is_given_back_once_its_process_is_lost(cluster: FakeCluster) -> N
     ("fields", "text"),
     [
         ({"python": "3.12"}, "the worker runs Python 3.12, this cluster runs Python 3.11, and functions are"),
+        ({"releases": {"minishuffle": "99.1.0"}}, "the worker runs minishuffle 99.1.0, this cluster"),
         ({"segment_bytes": 4096}, "start it with --segment-bytes 32768"),
     ],
 )

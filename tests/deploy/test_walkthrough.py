@@ -22,7 +22,7 @@ import yaml
 
 from minishuffle.bench.hosts import Hosts
 from minishuffle.client import Client
-from minishuffle.config import read_secret
+from minishuffle.config import read_secret, read_token
 from minishuffle.examples.wordcount import SHIPPED_TEXT, words
 from minishuffle.ids import Address
 from support.waiting import until
@@ -41,6 +41,7 @@ class Nodes:
     def __init__(self, deploy: Path, directory: Path, hosts: Hosts) -> None:
         self.hosts = hosts
         self.secret = directory / "secret"
+        self.token = directory / "read-token"
         self.coordinator = Address(hosts.address(0), 8471)
         self._deploy = deploy
         self._directory = directory
@@ -59,6 +60,7 @@ class Nodes:
             "XDG_CACHE_HOME": CACHE,
             "NODE_STATE": str(self._directory / f"state-{host}"),
             "NODE_SECRET_FILE": str(self.secret),
+            "NODE_TOKEN_FILE": str(self.token),
             "MINISHUFFLE_COORDINATOR": str(self.coordinator),
         }
 
@@ -138,6 +140,8 @@ def test_three_hosts_count_words_and_lose_one(nodes: Nodes) -> None:
     secret = read_secret(nodes.secret)
     assert nodes.run("secret").returncode == 0
     assert read_secret(nodes.secret) == secret, "one that is there is kept"
+    assert nodes.token.read_text().strip() == read_token(secret)
+    assert stat.S_IMODE(nodes.token.stat().st_mode) == 0o444
 
     assert nodes.run("healthy").returncode != 0
     coordinator = nodes.start_service("coordinator", 0)
