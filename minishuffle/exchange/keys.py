@@ -6,14 +6,17 @@ taken as UTC, and all NaNs are one key.
 ========================================  =====================================================
 key                                       canonical form
 ========================================  =====================================================
-bool, any integer width                   the integer
+bool, bool8, any integer width            the integer
 float with an integral value, -0.0        that integer
 any other float                           that float; one NaN
 Decimal                                   the equal integer or float if there is one, else itself
 str; bytes                                itself (hashed as UTF-8); itself
 datetime, Arrow timestamp                 the moment in UTC (hashed as nanoseconds)
 date                                      itself; never equal to a timestamp
-UUID                                      itself (hashed as its 16 bytes)
+time, Arrow time32 and time64             the time of day (hashed as nanoseconds since midnight);
+                                          never equal to a number
+timedelta, Arrow duration                 itself (hashed as nanoseconds); never equal to a number
+UUID                                      itself (hashed as its 16 bytes); never equal to bytes
 tuple                                     the canonical forms in order
 None, Arrow null                          a key of its own
 ========================================  =====================================================
@@ -24,7 +27,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Hashable, Sequence
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from hashlib import blake2b
 from itertools import chain
@@ -41,8 +44,10 @@ from minishuffle.exchange.schemas import decoded
 from minishuffle.kernels.machinecode import kernel, text_kernel
 
 __all__ = [
+    "BOOL8",
     "KEY_TYPES",
     "Texts",
+    "UUIDS",
     "canonical",
     "canonical_rows",
     "decimal_form",
@@ -70,7 +75,9 @@ __all__ = [
 # are digested by BLAKE2b.
 
 
-KEY_TYPES: Final = "bool, int, float, Decimal, str, bytes, datetime, date, UUID, None, or a tuple of these"
+KEY_TYPES: Final = (
+    "bool, int, float, Decimal, str, bytes, datetime, date, time, timedelta, UUID, None, or a tuple of these"
+)
 
 MASK: Final = (1 << 64) - 1
 FIRST: Final = 0xBF58_476D_1CE4_E5B9
@@ -81,6 +88,8 @@ FLOAT: Final = 0xD1B5_4A32_D192_ED03
 DECIMAL: Final = 0xABC9_8388_FB8F_AC03
 TIMESTAMP: Final = 0x8CB9_2BA7_2F3D_8DD7
 DATE: Final = 0xAEF1_7502_108E_F2D9
+TIME: Final = 0x9FB2_1C65_1E98_DF25
+DURATION: Final = 0xC3A5_C85C_97CB_3127
 TEXT: Final = 0xF135_7AEA_2E62_A9C5
 BINARY: Final = 0xC2B2_AE3D_27D4_EB4F
 TUPLE: Final = 0xA0B4_28DB_3C60_3A5D
@@ -154,11 +163,19 @@ def hash_form(form: Any) -> int:
             return mix((since // _MICROSECOND * 1000 & MASK) ^ TIMESTAMP)
         case date():
             return mix((form.toordinal() - _EPOCH_ORDINAL & MASK) ^ DATE)
+        case time():
+            return mix(_since_midnight(form) // _MICROSECOND * 1000 ^ TIME)
+        case timedelta():
+            return mix((form // _MICROSECOND * 1000 & MASK) ^ DURATION)
         case Decimal():
             return _hash_decimal(form)
         case UUID():
             return _hash_bytes(form.bytes, BINARY)
     raise AssertionError(f"{type(form).__name__} is no canonical form")
+
+
+def _since_midnight(value: time) -> timedelta:
+    return datetime.combine(_EPOCH, value) - _EPOCH
 
 
 _DECIMAL_DIGITS_MAX: Final = 4300
@@ -296,6 +313,16 @@ def _hash_timestamps(array: pa.Array) -> Vector:
     return _hash_words(fixed_values(array, np.int64), TIMESTAMP, _PER_UNIT[array.type.unit])
 
 
+def _hash_times(array: pa.Array) -> Vector:
+    bits = array.type.bit_width
+    values = fixed_values(array, f"i{bits // 8}").astype(np.int64)
+    return _hash_words(values, TIME, _PER_UNIT[array.type.unit])
+
+
+def _hash_durations(array: pa.Array) -> Vector:
+    return _hash_words(fixed_values(array, np.int64), DURATION, _PER_UNIT[array.type.unit])
+
+
 def _hash_dates(array: pa.Array) -> Vector:
     if pa.types.is_date32(array.type):
         days = fixed_values(array, np.int32).astype(np.int64)
@@ -353,13 +380,22 @@ def _pylist(array: pa.Array) -> list[Any]:
 # --- by type ----------------------------------------------------------------------------------------
 
 
+UUIDS: Final = pa.uuid()
+BOOL8: Final = pa.bool8()
+
+
 def family(kind: pa.DataType) -> str:
-    """Which keys of that Arrow type can be equal to which: number, text, binary, timestamp, date, null.
+    """Which keys of that Arrow type can be equal to which: number, text, binary, timestamp, date, time,
+    duration, uuid, null.
 
     Raises:
         UsageError: the type cannot be a key.
     """
     is_a = pa.types
+    if kind == BOOL8:
+        return "number"
+    if kind == UUIDS:
+        return "uuid"
     if is_a.is_integer(kind) or is_a.is_floating(kind) or is_a.is_boolean(kind) or is_a.is_decimal(kind):
         return "number"
     if is_a.is_string(kind) or is_a.is_large_string(kind) or is_a.is_string_view(kind):
@@ -368,16 +404,20 @@ def family(kind: pa.DataType) -> str:
         return "binary"
     if is_a.is_binary_view(kind) or is_a.is_fixed_size_binary(kind):
         return "binary"
-    for name in ("timestamp", "date", "null"):
+    for name in ("timestamp", "date", "time", "duration", "null"):
         if getattr(is_a, f"is_{name}")(kind):
             return name
     raise UsageError(
         f"a column of type {kind} cannot be a key: cast it to an integer, float, string, binary, boolean, "
-        "decimal, timestamp or date type"
+        "decimal, timestamp, date, time or duration type"
     )
 
 
-_PLAIN_TEXT: Final = {"text": (TEXT, pa.large_string()), "binary": (BINARY, pa.large_binary())}
+_PLAIN_TEXT: Final = {
+    "text": (TEXT, pa.large_string()),
+    "binary": (BINARY, pa.large_binary()),
+    "uuid": (BINARY, pa.large_binary()),
+}
 
 
 def hash_array(array: pa.Array) -> Vector:
@@ -393,21 +433,29 @@ def hash_array(array: pa.Array) -> Vector:
         return np.full(len(array), NULL, dtype=np.uint64)
     if group in _PLAIN_TEXT:
         tag, plain = _PLAIN_TEXT[group]
-        whole = pa.types.is_fixed_size_binary(kind) or "view" in str(kind)
+        whole = group == "uuid" or pa.types.is_fixed_size_binary(kind) or "view" in str(kind)
         texts = Texts(array.cast(plain) if whole else array)
         hashes = _hash_offsets(texts.offsets, texts.data, tag)
     else:
-        hashes = _kernel(kind, group)(array.cast(pa.uint8()) if pa.types.is_boolean(kind) else array)
+        if pa.types.is_boolean(kind) or kind == BOOL8:
+            array = array.cast(pa.bool_()).cast(pa.uint8())
+        hashes = _kernel(array.type, group)(array)
     if array.null_count:
         hashes[array.is_null().to_numpy(zero_copy_only=False)] = NULL
     return hashes
 
 
+_TEMPORAL: Final = {
+    "timestamp": _hash_timestamps,
+    "date": _hash_dates,
+    "time": _hash_times,
+    "duration": _hash_durations,
+}
+
+
 def _kernel(kind: pa.DataType, group: str) -> Callable[[pa.Array], Vector]:
-    if group == "timestamp":
-        return _hash_timestamps
-    if group == "date":
-        return _hash_dates
+    if group in _TEMPORAL:
+        return _TEMPORAL[group]
     if pa.types.is_decimal(kind):
         return _hash_decimals
     return _hash_floats if pa.types.is_floating(kind) else _hash_integers
@@ -443,8 +491,10 @@ def canonical(value: Any) -> Hashable:
             return tuple(map(canonical, value))
         case datetime():
             return _moment(value)
-        case date():
+        case date() | timedelta():
             return value
+        case time():
+            return _time_of_day(value)
         case Decimal():
             return decimal_form(value)
         case UUID():
@@ -471,6 +521,18 @@ def _moment(value: datetime) -> datetime:
         return value.replace(tzinfo=None, fold=0) - offset
     except OverflowError:
         return value
+
+
+def _time_of_day(value: time) -> time:
+    """
+    Raises:
+        UsageError: it has a time zone: on which day it is decides whether it is another's time.
+    """
+    if value.tzinfo is not None:
+        raise UsageError(
+            f"a key of time {value} has a time zone: key by a datetime, or by key.replace(tzinfo=None)"
+        )
+    return value.replace(fold=0)
 
 
 def stable_hash(value: Any) -> int:

@@ -212,8 +212,13 @@ def _column_number(schema: pa.Schema, name: str) -> int:
 
 
 def _key_of(columns: list[pa.Array], row: int) -> Any:
-    values = [column[row].as_py() for column in columns]
+    values = [_shown(column[row]) for column in columns]
     return values[0] if len(values) == 1 else tuple(values)
+
+
+def _shown(value: pa.Scalar) -> Any:
+    """The value in Python; a time whose nanoseconds Python lacks as their number."""
+    return value.value if getattr(value.type, "unit", "") == "ns" else value.as_py()
 
 
 def _arrange(positions: Vector, consumers: int) -> tuple[Vector, list[int]]:

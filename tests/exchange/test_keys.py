@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -70,6 +71,16 @@ VECTORS = [
     (datetime(2026, 11, 21, 12, 0, 0, 1), 0xDC5F6DC6013A9866),
     (datetime(1, 1, 1), 0x1850100C7A918260),
     (datetime(9999, 12, 31, 23, 59, 59, 999999), 0x34BF8E2ECB1C3F7E),
+    (time(0, 0), 0x8D4482AB6DD6C67E),
+    (time(12, 30, 7, 5), 0xAC8B281460BAC9C8),
+    (time(23, 59, 59, 999999), 0x5CB7775A3FD21BBB),
+    (timedelta(0), 0x294B9A2C8FE1C296),
+    (timedelta(microseconds=-1), 0x389D5D1665565520),
+    (timedelta(days=3, seconds=4, microseconds=5), 0x5ABBB2C90AF95F0B),
+    (timedelta.max, 0x3FC605CAEBB7F7AC),
+    (timedelta.min, 0xD683C01B2F506476),
+    (UUID(int=0), 0x03C5FBF67C187428),
+    (UUID("12345678-1234-5678-1234-567812345678"), 0x656E5A58B9F05629),
     (Decimal("0.1"), 0x42FC6F11AF6630BA),
     (Decimal("-12.30"), 0x4F5B78ACD80CBA22),
     (Decimal("1E-30"), 0xF08260CCEEBCD422),
@@ -105,6 +116,9 @@ ARROW_TYPES = [
     *((bytes, kind) for kind in (pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(1))),
     *((datetime, pa.timestamp(unit)) for unit in ("s", "ms", "us")),
     *((date, kind) for kind in (pa.date32(), pa.date64())),
+    *((time, kind) for kind in (pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns"))),
+    *((timedelta, pa.duration(unit)) for unit in ("s", "ms", "us")),
+    (UUID, pa.uuid()),
     *((Decimal, kind) for kind in (pa.decimal128(38, 30), pa.decimal128(21, 1), pa.decimal128(9, 2))),
     *((Decimal, kind) for kind in (pa.decimal256(60, 30), pa.decimal32(4, 2), pa.decimal64(12, 2))),
 ]
@@ -163,15 +177,29 @@ def test_a_decimal_that_does_not_fit_its_type_is_hashed() -> None:
     assert hash_columns([wide.cast(pa.decimal32(5, 2), safe=False)]).tolist() == hash_columns([wide]).tolist()
 
 
+def test_booleans_of_eight_bits_are_booleans() -> None:
+    stored = pa.array([0, 1, -7, None], pa.int8())
+    array = pa.ExtensionArray.from_storage(pa.bool8(), stored)
+    assert hash_columns([array]).tolist() == hash_rows([False, True, True, None]).tolist()
+    assert hash_columns([array.slice(2)]).tolist() == hash_rows([1, None]).tolist()
+
+
+@pytest.mark.parametrize("kind", [pa.time64("ns"), pa.duration("ns")], ids=str)
+def test_times_and_durations_of_nanoseconds_are_keys_of_their_own(kind: pa.DataType) -> None:
+    values = pa.array([0, 1, 1000], pa.int64())
+    hashes = hash_columns([values.cast(kind)]).tolist()
+    micros = time(0, 0, 0, 1) if pa.types.is_time(kind) else timedelta(microseconds=1)
+    assert hashes[2] == stable_hash(micros)
+    assert len({*hashes, *hash_columns([values]).tolist()}) == 6
+
+
 def test_the_largest_unsigned_integers_are_no_negative_ones() -> None:
     values = [2**63 - 1, 2**63, 2**64 - 1]
     assert hash_columns([pa.array(values, pa.uint64())]).tolist() == hash_rows(values).tolist()
     assert stable_hash(2**64 - 1) != stable_hash(-1)
 
 
-@pytest.mark.parametrize(
-    "kind", [pa.list_(pa.int64()), pa.struct([("a", pa.int8())]), pa.duration("s")], ids=str
-)
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.struct([("a", pa.int8())]), pa.json_()], ids=str)
 def test_columns_that_cannot_be_keys(kind: pa.DataType) -> None:
     with pytest.raises(UsageError, match="cannot be a key: cast it"):
         hash_columns([pa.nulls(1, kind)])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any, NamedTuple
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -103,6 +104,11 @@ different = [
     b"",
     date(1970, 1, 1),
     datetime(1970, 1, 1),
+    time(0),
+    time(0, 0, 0, 1),
+    timedelta(0),
+    timedelta(microseconds=1),
+    UUID(int=0),
 ]
 
 different += [2**64, -(2**64), Decimal("0.1"), 0.1, math.nan, math.inf, "1970-01-01", ("",), (b"",), ((),)]
@@ -113,7 +119,7 @@ def test_different_keys_stay_different() -> None:
     assert len({stable_hash(key) for key in different}) == len(different)
 
 
-@pytest.mark.parametrize("key", [{}, [1], {1}, Ellipsis, 1j, timedelta(1), (1, [2])], ids=repr)
+@pytest.mark.parametrize("key", [{}, [1], {1}, Ellipsis, 1j, (1, [2])], ids=repr)
 def test_what_cannot_be_a_key(key: Any) -> None:
     named = "list" if isinstance(key, tuple) else type(key).__name__
     for call in (
@@ -124,6 +130,21 @@ def test_what_cannot_be_a_key(key: Any) -> None:
     ):
         with pytest.raises(UsageError, match=f"a key of type {named} cannot be hashed: key by bool, int"):
             call(key)
+
+
+def test_a_time_of_day_with_a_time_zone_is_no_key() -> None:
+    for call in (
+        canonical,
+        stable_hash,
+        lambda key: hash_rows([key]),
+        lambda key: canonical_rows([(1, key)]),
+    ):
+        with pytest.raises(
+            UsageError, match="a key of time 12:00:00.00:00 has a time zone: key by a datetime"
+        ):
+            call(time(12, tzinfo=UTC))
+    assert canonical(time(1, fold=1)) == time(1)
+    assert stable_hash(time(1, fold=1)) == stable_hash(time(1))
 
 
 def test_a_decimal_of_too_many_digits() -> None:

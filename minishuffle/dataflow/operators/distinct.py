@@ -17,6 +17,7 @@ from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns, key_columns_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.exchange.gather import take, taken
+from minishuffle.exchange.keys import BOOL8, UUIDS
 
 __all__ = ["Distinct", "DistinctCount"]
 
@@ -124,13 +125,11 @@ class DistinctCount(Aggregate):
 
 
 def _as_key(values: pa.Array) -> pa.Array:
-    """The values; durations and times of a day, which are no keys, as numbers of nanoseconds; those of
-    extension types, such as UUIDs, as they are stored."""
+    """The values; durations as numbers of nanoseconds, so that long ones and exact ones stand side by side;
+    those of extension types that are no keys as they are stored."""
     kind = values.type
-    if isinstance(kind, pa.BaseExtensionType):
+    if isinstance(kind, pa.BaseExtensionType) and kind not in (BOOL8, UUIDS):
         return _as_key(values.storage)
-    if pa.types.is_time(kind):
-        return values.cast(pa.time64("ns")).view(pa.int64())
     if not pa.types.is_duration(kind):
         return values
     nanoseconds = pa.duration("ns")

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.widertype import WIDE_DIGITS_MAX, as_type, wider
-from minishuffle.exchange.keys import Texts, family, fixed_values, hash_columns
+from minishuffle.exchange.keys import BOOL8, UUIDS, Texts, family, fixed_values, hash_columns
 from minishuffle.kernels.machinecode import text_kernel
 
 __all__ = [
@@ -72,8 +72,10 @@ def as_far_as_they_fit(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Ve
         over = pa.decimal256(WIDE_DIGITS_MAX, kind.scale)
     elif pa.types.is_decimal(array.type) and not pa.types.is_integer(kind):
         over = pa.float64()  # pyarrow casts decimals to neither booleans nor float16
+    # What is counted in other units would wrap around.
+    has_unit = pa.types.is_timestamp(kind) or pa.types.is_duration(kind)
     try:
-        cast = as_type(as_type(array, over, safe=False), kind, safe=False)
+        cast = as_type(as_type(array, over, safe=has_unit), kind, safe=False)
     except pa.ArrowException:
         singles = [exactly(array.slice(row, 1), kind) for row in range(len(array))]
         cast = pa.concat_arrays([pa.nulls(1, kind) if single is None else single for single in singles])
@@ -143,8 +145,8 @@ class FixedColumn(KeyColumn):
         kind = self.kind
         if pa.types.is_null(kind):
             return np.zeros(len(array), np.int64)
-        if pa.types.is_boolean(kind):
-            return fixed_values(array.cast(pa.uint8()), np.uint8).astype(np.int64)
+        if pa.types.is_boolean(kind) or kind == BOOL8:
+            return fixed_values(array.cast(pa.bool_()).cast(pa.uint8()), np.uint8).astype(np.int64)
         if pa.types.is_floating(kind):
             floats = fixed_values(array, f"f{kind.bit_width // 8}").astype(np.float64)
             floats += 0.0  # makes one of two zeros
@@ -157,8 +159,8 @@ class FixedColumn(KeyColumn):
         nulls = words[:, 1] != 0 if self.width == 2 else None
         if pa.types.is_null(kind):
             return pa.nulls(len(values))
-        if pa.types.is_boolean(kind):
-            return pa.array(values.astype(np.bool_), mask=nulls)
+        if pa.types.is_boolean(kind) or kind == BOOL8:
+            return pa.array(values.astype(np.bool_), mask=nulls).cast(kind)
         if pa.types.is_floating(kind):
             numbers = values.view(np.float64).astype(f"f{kind.bit_width // 8}")
         else:
@@ -181,7 +183,9 @@ class TextColumn(KeyColumn):
     def _texts(self, array: pa.Array) -> Texts:
         """The keys' bytes; a null has none."""
         kind = self.kind
-        if pa.types.is_decimal(kind):
+        if kind == UUIDS:
+            array = array.storage
+        elif pa.types.is_decimal(kind):
             validity, data = array.buffers()
             plain = pa.binary(kind.byte_width)
             array = pa.Array.from_buffers(plain, len(array), [validity, data], offset=array.offset)
@@ -230,6 +234,8 @@ class TextColumn(KeyColumn):
             width = self.kind.byte_width
             held = stored.fill_null(bytes(width)).cast(pa.binary(width))
             return pa.Array.from_buffers(self.kind, len(stored), [_validity(nulls), held.buffers()[1]])
+        if self.kind == UUIDS:
+            stored = stored.cast(self.kind.storage_type)
         return stored.cast(self.kind)
 
 
@@ -240,5 +246,5 @@ def key_column(kind: pa.DataType) -> KeyColumn:
         UsageError: the type cannot be a key.
     """
     group = family(kind)
-    wide = group in ("text", "binary") or (pa.types.is_decimal(kind) and kind.bit_width > 64)
+    wide = group in ("text", "binary", "uuid") or (pa.types.is_decimal(kind) and kind.bit_width > 64)
     return TextColumn(kind) if wide else FixedColumn(kind)

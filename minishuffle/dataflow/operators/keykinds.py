@@ -19,7 +19,8 @@ __all__ = ["RowKinds", "check_key_kinds"]
 def check_key_kinds(method: str, left: Iterable[pa.Field], right: Iterable[pa.Field]) -> None:
     """Raises WrongColumns if key columns that are compared, in order, have types that are never equal.
 
-    Numbers, texts, bytes, timestamps and dates are such kinds; a null is no key of a join.
+    Numbers, texts, bytes, timestamps, dates, times of day, durations and UUIDs are such kinds; a null is no
+    key of a join.
     """
     for one, other in zip(left, right, strict=True):
         kinds = {family(without_dictionary(field.type)) for field in (one, other)} - {"null"}
@@ -31,10 +32,16 @@ def check_key_kinds(method: str, left: Iterable[pa.Field], right: Iterable[pa.Fi
 
 
 def _way(one: pa.Field, other: pa.Field) -> str:
-    """How, where one of both becomes a text."""
+    """How, where one of both becomes a text, or bytes."""
     for text, given in ((one, other), (other, one)):
-        if family(without_dictionary(text.type)) == "text" and given.name.isidentifier():
-            return f", as in with_columns({given.name}=pc.field({given.name!r}).cast('string'))"
+        to, of = (family(without_dictionary(field.type)) for field in (text, given))
+        if of == "uuid" and to == "text":
+            return (
+                f", the texts in {text.name!r} to UUIDs, by map_batches(): pyarrow has no function for that"
+            )
+        kind = {"text": "string", "binary": "binary"}.get(to) if of == "uuid" or to == "text" else None
+        if kind and given.name.isidentifier():
+            return f", as in with_columns({given.name}=pc.field({given.name!r}).cast('{kind}'))"
     return ""
 
 

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from minishuffle.dataflow.nulls import misplaced_null
 from minishuffle.errors import UsageError
+from minishuffle.exchange.keys import BOOL8
 from minishuffle.exchange.schemas import converted, decoded, without_dictionary
 
 __all__ = [
@@ -46,7 +47,7 @@ def wider(some: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """
     if some == other:
         return some
-    some, other = without_dictionary(some), without_dictionary(other)
+    some, other = _without_extension(some), _without_extension(other)
     if some == other:
         return some
     if pa.types.is_boolean(some) or pa.types.is_boolean(other):
@@ -71,6 +72,11 @@ def wider(some: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     ):
         return _wider_struct(some, other)
     return _unified(some, other)
+
+
+def _without_extension(kind: pa.DataType) -> pa.DataType:
+    """The type of a column beside others: what a dictionary holds, and booleans of 8 bits as those of one."""
+    return pa.bool_() if kind == BOOL8 else without_dictionary(kind)
 
 
 def _beside_boolean(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
@@ -229,8 +235,10 @@ def _exactly(column: Any, kind: pa.DataType) -> Any:
         if from_float:
             infinite = pc.and_not(infinite, pc.is_inf(column.cast(pa.float64())))
         lost = infinite
-    elif pa.types.is_boolean(kind) and (from_float or pa.types.is_integer(given)):
-        lost = pc.not_equal(cast.cast(pa.uint8()).cast(pa.float64()), column.cast(pa.float64(), safe=False))
+    elif (pa.types.is_boolean(kind) or kind == BOOL8) and (from_float or pa.types.is_integer(given)):
+        lost = pc.not_equal(
+            cast.cast(pa.bool_()).cast(pa.uint8()).cast(pa.float64()), column.cast(pa.float64(), safe=False)
+        )
     elif pa.types.is_decimal(kind) and from_float:
         before, after = column.cast(pa.float64()), cast.cast(pa.float64())
         error = pc.multiply(pc.abs(before), ROUNDING[given.bit_width])
@@ -272,6 +280,10 @@ def as_type(column: Any, kind: pa.DataType, *, safe: bool = True) -> Any:
         return column
     if pa.types.is_dictionary(column.type):
         column = decoded(column)
+    if column.type == BOOL8:
+        column = column.cast(pa.bool_())  # pyarrow casts what stands for true, of which there are 255 numbers
+    elif kind == BOOL8:
+        column = column.cast(pa.bool_(), safe=safe)
     if pa.types.is_decimal(kind) and pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())  # pyarrow casts booleans to no decimals
     elif pa.types.is_decimal(kind) and pa.types.is_float16(column.type):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -299,6 +300,52 @@ def test_what_does_not_fit_is_not_there(held: pa.Array, asked: pa.Array, found: 
     index.lookup([held])
     assert index.find([asked]).tolist() == found
     assert index.keys() == [held]
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "values"),
+    [
+        (pa.time32("s"), pa.time64("ns"), [time(1), None, time(23, 59, 59)]),
+        (pa.time32("ms"), pa.time64("us"), [time(1, 0, 0, 5000), None, time(0)]),
+        (pa.duration("s"), pa.duration("us"), [timedelta(days=-1), timedelta(0), None]),
+        (pa.duration("ms"), pa.duration("ns"), [timedelta(seconds=-1), timedelta(0), None]),
+        (pa.uuid(), pa.uuid(), [UUID(int=7), None, UUID(int=(1 << 128) - 1), UUID(int=0)]),
+        (pa.bool8(), pa.bool_(), [True, None, False]),
+        (pa.bool8(), pa.int64(), [True, None, False]),
+    ],
+    ids=str,
+)
+def test_keys_of_all_kinds_come_back_and_are_found_in_other_types(
+    kind: pa.DataType, other: pa.DataType, values: list[Any]
+) -> None:
+    def made(of: pa.DataType) -> pa.Array:
+        return pa.array(values, pa.bool_()).cast(of) if pa.bool8() in (kind, of) else pa.array(values, of)
+
+    index = KeyIndex()
+    given = made(kind)
+    assert index.lookup([pa.concat_arrays([given, given.slice(1)])]).tolist() == [
+        *range(len(values)),
+        *range(1, len(values)),
+    ]
+    assert index.keys() == [given]
+    assert index.find([made(other)]).tolist() == list(range(len(values)))
+    assert index.lookup([made(other)]).tolist() == list(range(len(values)))
+    assert index.keys() == [given]
+
+
+def test_whatever_stands_for_true_is_one_key() -> None:
+    index = KeyIndex()
+    stored = pa.ExtensionArray.from_storage(pa.bool8(), pa.array([5, 1, -1, 0], pa.int8()))
+    assert index.lookup([stored]).tolist() == [0, 0, 0, 1]
+    assert index.find([pa.array([1, 0, 5])]).tolist() == [0, 1, -1]
+
+
+@pytest.mark.parametrize("make", [pa.timestamp, pa.duration])
+def test_far_times_are_not_found_by_what_they_are_modulo_64_bits(make: Any) -> None:
+    wrapped = 2**61  # times 10**9 that is 0 in 64 bits
+    index = KeyIndex()
+    index.lookup([pa.array([0, 1], pa.int64()).cast(make("ns"))])
+    assert index.find([pa.array([0, wrapped], pa.int64()).cast(make("s"))]).tolist() == [0, -1]
 
 
 def test_a_type_that_cannot_be_a_key() -> None:
