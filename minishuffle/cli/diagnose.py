@@ -59,6 +59,8 @@ def diagnosis_lines(found: Diagnosis) -> list[str]:
     """A diagnosis as text."""
     if found.verdict == "healthy":
         lines = [f"job {found.job}: {found.advice}"]
+    elif found.verdict == "waiting":
+        lines = [f"job {found.job} is {found.rule}"]
     else:
         lines = [f"job {found.job} is throttled by {found.task}: {found.rule}"]
     width = max(map(len, found.evidence), default=0)

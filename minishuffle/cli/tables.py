@@ -183,6 +183,10 @@ def show_job(job: JobInfo) -> None:
     out = console()
     end = job.ended_at or time.time()
     out.print(f"job {job.job} ({job.name}): {job.state}, {seconds_text(end - job.submitted_at)}")
+    for wait in job.slot_waits:
+        out.print(
+            f"{wait.text}; the job fails in {seconds_text(max(0.0, wait.until - time.time()))} if none comes"
+        )
     states = ("busy", "idle", "back-pressured")
     numbers = ("attempt", "worker", "records in", "records out", *states)
     table = new_table(["task", "state", *numbers], numbers)

@@ -47,7 +47,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
 )
 from minishuffle.wire.outputs import FileCompleted
-from minishuffle.wire.requests import JobInfo, JobRows
+from minishuffle.wire.requests import JobInfo, JobRows, SlotWait
 
 __all__ = ["Job"]
 
@@ -197,7 +197,25 @@ class Job:
             file_rows=self.manifest.rows,
             task_states=dict(+self._states),
             first_failure=self.history.first_failure,
+            slot_waits=self._slot_waits(),
         )
+
+    def _slot_waits(self) -> list[SlotWait]:
+        """One for each lost worker whose tasks have no slot."""
+        if not self.waits_for_slot:
+            return []
+        waiting: dict[int, list[Subtask]] = {}
+        for key in self._times:
+            if (task := self._tasks[key]).state == "waiting for a slot":
+                waiting.setdefault(task.worker, []).append(task)
+        return [
+            SlotWait(
+                worker=worker,
+                until=min(self._times[task.key] for task in tasks),
+                text=f"{names_of(tasks)} wait for a slot: {self.slots.why_wanting(worker)}",
+            )
+            for worker, tasks in sorted(waiting.items())
+        ]
 
     def rows_after(self, number: int) -> JobRows:
         """Collected batches after the first ``number``.
@@ -367,7 +385,7 @@ class Job:
 
     def worker_lost(self, worker: int, cause: ErrorInfo, at: float) -> None:
         """Its tasks there that have not ended are lost, and what was held there is free."""
-        self.slots.worker_lost(worker)
+        self.slots.worker_lost(worker, cause.text)
         self._abandoned = {each for each in self._abandoned if each[0] != worker}
         here = [task for task in self._tasks.values() if task.worker == worker and task.on_worker]
         for task in here:
@@ -535,7 +553,7 @@ class Job:
     def wait_for_slot(self, task: Subtask, until: float, at: float) -> None:
         """There is none free for the task now."""
         if task.state == "restarting":
-            text = f"no other worker has a free slot; waits {until - at:g} s at most"
+            text = f"{self.slots.shortage}; waits {until - at:g} s at most"
             self._set(task, "waiting for a slot", at, text)
             self._times[task.key] = until
 
@@ -545,7 +563,8 @@ class Job:
         waiting = [task for task in waiting if task.state == "waiting for a slot"]
         if waiting:
             text = (
-                f"{names_of(waiting)} found no free slot in time after worker {waiting[0].worker} was lost: "
+                f"{names_of(waiting)} found no free slot in time: "
+                f"{self.slots.why_wanting(waiting[0].worker)}; "
                 "start another worker ('minishuffle worker start'), or raise slot_timeout"
             )
             self.fail(ErrorInfo(code=ResourceExhausted.code, text=text, task=str(waiting[0])), at)

@@ -312,6 +312,21 @@ def move_lost_slots(
                 worker.standby = False
                 called.add(number)
             break
+        else:
+            job.slots.shortage = _shortage(workers, used)
+
+
+def _shortage(workers: Sequence[Worker], used: Mapping[int, int]) -> str:
+    """Why none of these, which are alive, takes the lost slot of a job."""
+    if len(workers) == 0:
+        return "no other worker is there"
+    slots = sum(worker.slots for worker in workers)
+    free = {worker.worker: max(0, worker.slots - used[worker.worker]) for worker in workers}
+    if not any(free.values()):
+        return f"no other worker has a free slot ({slots} of {slots} are taken)"
+    names = ", ".join(str(number) for number, count in free.items() if count)
+    why = "have too few network buffers left for it, or cannot reach its other workers"
+    return f"{sum(free.values())} of {slots} slots are free, on workers ({names}) that {why}"
 
 
 # --- deployment -----------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ busy, or always has something to read, is the bottleneck; if none is, what lies 
 Then the rules are tried in their order (:data:`RULES`): each is a condition, the numbers that show it, and
 what to do.
 
+If tasks wait for a slot, that is it (``waiting``): all others wait for them.
+
 The rules on buffers are those of Flink's guide to back-pressure: output full and input full passes it on;
 output full and input empty is the network or its credit; one subtask full among many is skew.
 """
@@ -83,12 +85,13 @@ class Look:
 
 
 class Diagnosis(BaseModel):
-    """``verdict`` is ``healthy``, with no ``task`` and ``none`` as the ``rule``, or ``throttled``."""
+    """``verdict`` is ``healthy``, with no ``task`` and ``none`` as the ``rule``; ``waiting``, with no
+    ``task``, if tasks have no slot; or ``throttled``."""
 
     model_config = ConfigDict(frozen=True)
 
     job: str
-    verdict: Literal["healthy", "throttled"]
+    verdict: Literal["healthy", "waiting", "throttled"]
     task: str
     rule: str
     evidence: dict[str, Any]
@@ -367,6 +370,8 @@ def require_running(job: JobInfo) -> JobInfo:
 
 def diagnose_job(before: Look, after: Look, links: Iterable[Link]) -> Diagnosis:
     """What throttles the job most, between two looks at it and at the workers."""
+    if after.job.slot_waits:
+        return _without_slots(after.job)
     edges = list(links)
     spans = _spans(before.job, after.job)
     workers = _worker_spans(before.workers, after.workers)
@@ -477,6 +482,18 @@ def _common_evidence(scene: Scene) -> dict[str, Any]:
         fill = held.bytes_out / held.buffers_out / scene.here.segment_bytes
         found["buffer_fill"] = min(1.0, fill)  # what is written counts before it is sent
     return found
+
+
+def _without_slots(job: JobInfo) -> Diagnosis:
+    """Tasks wait for a slot, and what exchanges rows with them waits for them."""
+    return Diagnosis(
+        job=job.job,
+        verdict="waiting",
+        task="",
+        rule="waiting for a slot",
+        evidence={"why": [wait.text for wait in job.slot_waits]},
+        advice="start another worker ('minishuffle worker start'), or cancel a job that holds slots",
+    )
 
 
 def _healthy(job: JobInfo, spans: list[Span]) -> Diagnosis:

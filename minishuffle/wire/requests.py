@@ -39,6 +39,7 @@ __all__ = [
     "ListJobs",
     "ShowGraph",
     "ShowJob",
+    "SlotWait",
     "StopCluster",
     "SubmitJob",
     "TaskInfo",
@@ -227,6 +228,16 @@ class Accepted(ControlMessage):
     """Why it may be forgotten."""
 
 
+class SlotWait(ControlMessage):
+    """Subtasks that have waited since a worker was lost for another one with a free slot."""
+
+    worker: WorkerNumber
+    until: float
+    """Wall time at which their job fails for it."""
+    text: str
+    """Which they are, how the worker was lost, and why no other one takes its slots."""
+
+
 class JobInfo(ControlMessage):
     """``state`` is created, running, finished, finished_with_loss, failing, failed, canceling or canceled."""
 
@@ -262,6 +273,7 @@ class JobInfo(ControlMessage):
     rows_again: int = 0
     """At most so many rows of sources that died were emitted twice; by ``source_lease`` 0, or while there was
     no coordinator."""
+    slot_waits: list[SlotWait] = Field(default_factory=list)
 
 
 class JobList(ControlMessage):

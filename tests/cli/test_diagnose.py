@@ -27,6 +27,22 @@ def test_a_diagnosis_names_task_rule_numbers_and_fix() -> None:
     ]
 
 
+def test_a_job_that_waits_says_for_what() -> None:
+    found = Diagnosis(
+        job="j7",
+        verdict="waiting",
+        task="",
+        rule="waiting for a slot",
+        evidence={"why": ["a[1] wait for a slot: worker 2 was lost"]},
+        advice="start another worker",
+    )
+    assert diagnosis_lines(found) == [
+        "job j7 is waiting for a slot",
+        "  why  a[1] wait for a slot: worker 2 was lost",
+        "what to do: start another worker",
+    ]
+
+
 def test_a_healthy_job_is_said_to_be_so() -> None:
     found = Diagnosis(
         job="j7",

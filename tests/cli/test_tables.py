@@ -6,7 +6,7 @@ import pytest
 from minishuffle.cli import tables
 from minishuffle.counters import TaskCounters
 from minishuffle.wire.messages import ErrorInfo, PeerReport, WorkerReport
-from minishuffle.wire.requests import ClusterStatus, JobEvent, JobInfo, TaskInfo, WorkerInfo
+from minishuffle.wire.requests import ClusterStatus, JobEvent, JobInfo, SlotWait, TaskInfo, WorkerInfo
 
 TASK = TaskInfo(
     operator=1,
@@ -141,6 +141,12 @@ def test_a_job_shows_what_its_tasks_spend_their_time_with(capsys: pytest.Capture
     assert row.split()[-9:] == ["0.5", "s", "5%", "1.5", "s", "15%", "8.0", "s", "80%"]
     tables.show_job(JOB.model_copy(update={"tasks": [TASK.model_copy(update={"counters": TaskCounters()})]}))
     assert "0.0 s   0%" in capsys.readouterr().out, "a task that has not begun"
+
+
+def test_a_job_shows_for_which_slots_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    wait = SlotWait(worker=2, until=0.0, text="count[1] wait for a slot: worker 2 was lost")
+    tables.show_job(JOB.model_copy(update={"slot_waits": [wait]}))
+    assert f"{wait.text}; the job fails in 0.0 s if none comes\n" in capsys.readouterr().out
 
 
 def test_a_job_shows_its_restarts_and_what_they_cost(capsys: pytest.CaptureFixture[str]) -> None:

@@ -205,6 +205,39 @@ def test_tasks_wait_for_a_slot_and_take_the_next_worker_that_registers(
     assert cluster.show("j1").state == "running"
 
 
+def test_a_job_that_waits_for_a_slot_says_so_and_why(cluster: FakeCluster, restarting: MakeGraph) -> None:
+    first, _ = cluster.add(slots=1), cluster.add(slots=1)
+    cluster.submit(restarting())
+    assert cluster.show("j1").slot_waits == []
+    cluster.heartbeat(first)
+    for _ in range(9):
+        cluster.advance(0.5, heartbeats=False)
+        cluster.heartbeat(first)
+    (wait,) = cluster.show("j1").slot_waits
+    lost = "worker 2 (pid 42 on 10.0.0.1) was lost: it was silent for 3 s"
+    taken = "no other worker has a free slot (1 of 1 are taken)"
+    assert (wait.worker, wait.text) == (2, f"read[1], count[1] wait for a slot: {lost}; {taken}")
+    said = [
+        event
+        for event in cluster.request(GetEvents(job="j1")).events
+        if event.kind == "task waiting for a slot"
+    ]
+    assert {event.text for event in said} == {f"{taken}; waits {SLOT_SECONDS:g} s at most"}
+    assert wait.until == pytest.approx(said[0].at + SLOT_SECONDS)
+    cluster.add(slots=1)
+    assert cluster.show("j1").slot_waits == []
+
+
+def test_slots_that_are_free_and_do_not_do_are_named(cluster: FakeCluster, restarting: MakeGraph) -> None:
+    _, second = cluster.add(slots=1), cluster.add(slots=1)
+    cluster.submit(restarting())
+    cluster.add(slots=4, segments=1)
+    cluster.lose(second)
+    (wait,) = cluster.show("j1").slot_waits
+    why = "have too few network buffers left for it, or cannot reach its other workers"
+    assert wait.text.endswith(f"; 4 of 5 slots are free, on workers (3) that {why}")
+
+
 def test_a_process_with_the_id_of_a_lost_worker_may_take_its_tasks(
     cluster: FakeCluster, restarting: MakeGraph
 ) -> None:
@@ -243,7 +276,8 @@ def test_a_job_whose_tasks_found_no_slot_in_time_fails_and_says_so(
     assert [(cause.code, cause.text) for cause in info.causes] == [
         (
             ResourceExhausted.code,
-            "read[1], count[1] found no free slot in time after worker 2 was lost: start another worker "
+            "read[1], count[1] found no free slot in time: worker 2 (pid 42 on 10.0.0.1) was lost: its "
+            "control link closed; no other worker has a free slot (1 of 1 are taken); start another worker "
             "('minishuffle worker start'), or raise slot_timeout",
         )
     ]

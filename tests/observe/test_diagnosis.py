@@ -11,7 +11,7 @@ import pytest
 from minishuffle.counters import TaskCounters
 from minishuffle.observe.diagnosis import RULES, Diagnosis, Link, Look, diagnose_job
 from minishuffle.wire.messages import PeerReport, WorkerReport
-from minishuffle.wire.requests import JobInfo, TaskInfo, WorkerInfo
+from minishuffle.wire.requests import JobInfo, SlotWait, TaskInfo, WorkerInfo
 
 SECONDS = 3.0
 LOOKS = 30.0
@@ -128,6 +128,17 @@ class Case:
 
     def diagnosis(self) -> Diagnosis:
         return diagnose_job(self.look(5.0), self.look(5.0 + SECONDS), CHAIN)
+
+
+def test_a_job_that_waits_for_a_slot_does_nothing_else() -> None:
+    case = Case().change(SOURCE, backpressured=0.7)
+    before, after = case.look(5.0), case.look(5.0 + SECONDS)
+    wait = SlotWait(worker=2, until=70.0, text="count[1] wait for a slot: worker 2 was lost")
+    after = Look(after.job.model_copy(update={"slot_waits": [wait]}), after.workers)
+    found = diagnose_job(before, after, CHAIN)
+    assert (found.verdict, found.task, found.rule) == ("waiting", "", "waiting for a slot")
+    assert found.evidence == {"why": [wait.text]}
+    assert "start another worker" in found.advice
 
 
 def held_by_the_middle() -> Case:

@@ -36,6 +36,7 @@ export interface Job {
   ended_at: number;
   tasks: Task[];
   causes: Cause[];
+  slot_waits: { worker: number; until: number; text: string }[];
   restarts: Record<string, number>;
   rows_dropped: Record<string, number>;
   rows_in_flight: number;
@@ -99,9 +100,9 @@ export interface VertexLoad extends Omit<SubtaskLoad, "index" | "worker" | "stat
 export interface Loads {
   vertices: VertexLoad[];
 }
-export type Evidence = number | string | (number | { key: string; share: number })[];
+export type Evidence = number | string | (number | string | { key: string; share: number })[];
 export interface Diagnosis {
-  verdict: "healthy" | "throttled";
+  verdict: "healthy" | "waiting" | "throttled";
   task: string;
   rule: string;
   evidence: Record<string, Evidence>;

@@ -21,10 +21,26 @@ export function Diagnosed({ job, graph, choose }: { job: string; graph: Graph; c
           </span>
           : no task waits for another to take its rows.
         </p>
+      ) : data.verdict === "waiting" ? (
+        <Waiting found={data} />
       ) : (
         <Throttled found={data} graph={graph} choose={choose} />
       )}
     </Section>
+  );
+}
+
+function Waiting({ found }: { found: Diagnosis }) {
+  return (
+    <>
+      <p>
+        <span class="state warn">
+          <span aria-hidden="true">▲</span> {found.rule}
+        </span>
+        : {shown(found.evidence.why!)}.
+      </p>
+      <p>What to do: {found.advice}.</p>
+    </>
   );
 }
 

@@ -71,6 +71,11 @@ export function JobView({ id, now, narrow }: { id: string; now: number; narrow: 
         ]}
       />
       {last.causes.length > 0 && <Causes job={last} />}
+      {last.slot_waits.map((wait) => (
+        <p key={wait.worker} class="failure">
+          {wait.text}; the job fails in {duration(Math.max(0, wait.until - now))} if none comes.
+        </p>
+      ))}
       <Section title="Job graph" note="A vertex is as back-pressured as the worst of its subtasks: OK up to 10 % of its time, LOW, HIGH above 50 %.">
         <JobGraph graph={graph} job={last} loads={vertices} chosen={chosen} choose={pick} narrow={narrow} />
       </Section>
