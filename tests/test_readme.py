@@ -40,8 +40,9 @@ FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^    .*$", re.MULTILINE)
 GENERATED = re.compile(r"<!-- metrics:begin -->.*<!-- metrics:end -->", re.DOTALL)
 UNCLEAR = re.compile(
-    r"\b(mend|visitors?|strangers?|story|figures?|(?<!long )polls|ending|asked|farewell|hang up|over|told"
-    r"|said again|of another's|who comes|no workers|at this worker's door|promised to jobs)\b"
+    r"\b(mend|visitors?|strangers?|story|figures?|(?<!long )polls|ending|asked|farewell|hang up"
+    r"|(?<!--take-)over|told|said again|of another's|who comes|no workers|at this worker's door"
+    r"|promised to jobs)\b"
     r"|(?:^|[.:;] )Of ",
     re.MULTILINE,
 )

@@ -177,6 +177,11 @@ def _pin(processor: int) -> None:
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True)
 @click.option("--web-port", type=click.IntRange(0, 65535), help="Web page and metrics. Default: --port + 1.")
 @click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Take the place of a coordinator that runs with the same state directory, which ends.",
+)
 @process_options
 @click.pass_context
 def start_coordinator(
@@ -184,6 +189,7 @@ def start_coordinator(
     /,
     port: int,
     web_port: int | None,
+    take_over: bool,
     host: str,
     exit_with_parent: bool,
     **values: Any,
@@ -197,9 +203,11 @@ def start_coordinator(
     settings = settings_from(values)
     secret = session.secret()
     web_port = web_port if web_port is not None else (port + 1 if 0 < port < 65535 else 0)
-    doctor.require_free_ports(host, port, web_port)
+    if take_over:  # Else one that runs is to be named first.
+        doctor.require_free_ports(host, port, web_port)
     directory = session.make_directory()
     with importing():
+        from minishuffle.coordinator.journallock import sole_coordinator
         from minishuffle.coordinator.process import run_coordinator
         from minishuffle.web.guard import WebAccess
         from minishuffle.web.server import serve_coordinator_web
@@ -220,7 +228,10 @@ def start_coordinator(
             leave=endings.by_signal,
         )
 
-    context.exit(run_process("coordinator", settings, exit_with_parent, body))
+    with sole_coordinator(directory, session.cluster, secret, take_over=take_over):
+        doctor.require_free_ports(host, port, web_port)
+        code = run_process("coordinator", settings, exit_with_parent, body)
+    context.exit(code)
 
 
 def say_ready(kind: str, info: dict[str, Any]) -> None:

@@ -106,6 +106,7 @@ def test_units_are_well_formed_and_do_not_run_as_root(deploy: Path, tmp_path: Pa
         text = path.read_text()
         assert "User=minishuffle\n" in text and "NoNewPrivileges=yes\n" in text
         assert "Restart=always\n" in text
+        assert ("--take-over" in text) == ("coordinator start" in text), "systemd has ended the last one"
         unit = tmp_path / path.name.replace("@", "@1")
         unit.write_text(text.replace("/opt/minishuffle/bin/minishuffle", str(program)))
         units.append(unit)

@@ -49,11 +49,11 @@ def attempts(info: JobInfo) -> dict[tuple[int, int], tuple[int, int, str]]:
 
 
 @contextmanager
-def started_again(cluster: LocalCluster, port: int) -> Iterator[Client]:
+def started_again(cluster: LocalCluster, port: int, *flags: str) -> Iterator[Client]:
     """A coordinator with the journal of the one before."""
     state = str(cluster.state_dir)
     command = [sys.executable, "-m", "minishuffle.cli", "--cluster", "local", "--state-dir", state]
-    command += ["coordinator", "start", "--port", str(port), "--web-port", "0"]
+    command += ["coordinator", "start", "--port", str(port), "--web-port", "0", *flags]
     with subprocess.Popen([*command, *settings_flags(cluster._settings)], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
@@ -145,7 +145,13 @@ def test_a_coordinator_that_was_only_stopped_is_refused_and_its_workers_stay_wit
         )
         old = cluster._running().coordinator
         stopped_outside_of_a_write(old, cluster.state_dir)
-        with started_again(cluster, 0) as client:
+        second = [sys.executable, "-m", "minishuffle.cli", "--cluster", "local", "--state-dir"]
+        second += [str(cluster.state_dir), "coordinator", "start", "--port", "0", "--web-port", "0"]
+        refused = subprocess.run(second, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+        assert refused.returncode == 1
+        place = f"pid {old.process.pid}, {cluster._running().address}"
+        assert f"a coordinator runs with {cluster.state_dir} already ({place}): leave it" in refused.stderr
+        with started_again(cluster, 0, "--take-over") as client:
 
             def alive() -> set[int]:
                 return {each.pid for each in client.status().workers if each.state == "alive"}

@@ -1,0 +1,145 @@
+"""Keeps a second coordinator from a journal that one runs with, unless its user says ``--take-over``.
+
+A coordinator holds a lock (``flock``) on a file beside the journal, which the kernel lets go of when the
+process ends, however it ends. Not on the journal itself: SQLite's own locks on it are of POSIX, which a
+process loses when it closes any descriptor of the file, and with which ``flock`` conflicts on NFS. Where the
+lock says nothing, as on a file system without any or from another host, the coordinator that
+``coordinator.json`` names is asked. Who takes over puts a lock file of its own in place of the other; the
+term ends the other one, as if it had been cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from minishuffle.config import CoordinatorPlace, read_coordinator
+from minishuffle.errors import ResourceExhausted, ShuffleError, UsageError
+from minishuffle.transport.control import BlockingControlClient
+from minishuffle.wire.frames import Role
+from minishuffle.wire.handshake import Identity
+from minishuffle.wire.requests import ClusterStatus, GetStatus
+
+__all__ = ["sole_coordinator"]
+
+FILE_NAME: Final = "journal.lock"
+"""It holds the process id of the coordinator that has locked it last."""
+HELLO_SECONDS: Final = 2.0
+"""Within which a coordinator that runs answers a hello."""
+_log = logging.getLogger("minishuffle.coordinator")
+
+
+@contextlib.contextmanager
+def sole_coordinator(state_dir: Path, cluster: str, secret: bytes, *, take_over: bool) -> Iterator[None]:
+    """Have no other coordinator start with this state directory for the length of the block, or of this
+    process.
+
+    Args:
+        state_dir: exists.
+        take_over: look for none; one that runs ends when it finds out.
+
+    Raises:
+        ResourceExhausted: one runs.
+        UsageError: the lock file cannot be written.
+    """
+    path = state_dir / FILE_NAME
+    try:
+        descriptor = _replace(path) if take_over else _lock(path, state_dir)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}; name another state directory with --state-dir"
+        ) from error
+    try:
+        place = None if take_over else read_coordinator(state_dir)
+        if place is not None and not place.handed_over and (found := _answers(place, cluster, secret)):
+            raise _runs(state_dir, found)
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(path: Path, state_dir: Path) -> int:
+    """The descriptor of the file, locked if locks are there; raises ResourceExhausted: another has it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if not _flock(descriptor, path) or _is_at(descriptor, path):
+                return descriptor
+        except BlockingIOError:
+            pid, place = os.read(descriptor, 32).decode().strip(), read_coordinator(state_dir)
+            where = f", {place.address}" if place is not None else ""
+            os.close(descriptor)
+            raise _runs(state_dir, f"pid {pid or 'unknown'}{where}") from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # Another one has put its own in place of it.
+
+
+def _replace(path: Path) -> int:
+    """Put a locked file in the place of one that somebody may have locked; gives its descriptor."""
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    descriptor = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        _flock(descriptor, path)
+        new.replace(path)
+    except BaseException:
+        os.close(descriptor)
+        new.unlink()
+        raise
+    return descriptor
+
+
+def _flock(descriptor: int, path: Path) -> bool:
+    """Whether there are locks at all; raises BlockingIOError: somebody else has this one."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        _log.warning(
+            "the file system of %s has no locks (%s): a second coordinator is refused only if this one "
+            "answers it, and else takes its place",
+            path,
+            error.strerror,
+        )
+        return False
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _answers(place: CoordinatorPlace, cluster: str, secret: bytes) -> str:
+    """Who answers there, if that is the coordinator of that place; else nothing. Another one may listen at
+    its port since."""
+    identity = Identity(Role.CLIENT, cluster, 0, 0)
+    try:
+        with BlockingControlClient(place.address, identity, secret, HELLO_SECONDS) as client:
+            try:
+                status = client.request(GetStatus(jobs=False))
+            except ShuffleError:
+                return str(place.address)  # It lives, and has no time.
+    except ShuffleError:
+        return ""
+    if not isinstance(status, ClusterStatus) or status.term != place.term:
+        return ""
+    return f"pid {status.pid}, {place.address}"
+
+
+def _runs(state_dir: Path, found: str) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"a coordinator runs with {state_dir} already ({found}): leave it, or have this one take its place "
+        "with --take-over"
+    )
