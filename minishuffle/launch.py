@@ -29,6 +29,7 @@ from pydantic import ValidationError
 from minishuffle.config import ClusterSettings, load_settings
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UnknownName, UsageError
 from minishuffle.ids import Address
+from minishuffle.postmortem import Observation, observed
 
 __all__ = [
     "Child",
@@ -37,6 +38,7 @@ __all__ = [
     "Machines",
     "OUTLIVED",
     "checked_settings",
+    "line_object",
     "settings_flags",
     "signals_later",
     "spawn",
@@ -65,6 +67,8 @@ class Child:
     log: Path
     ready: dict[str, Any] | None = None
     """What its ready line said; None before it was read."""
+    observation: Observation = field(default_factory=lambda: Observation(None))
+    """What will be known of its end, if it is a worker."""
     _descriptor: int = field(init=False)
     """Refers to the process itself (``pidfd_open(2)``), whose number is another's some time after its end. -1
     where a sandbox or the limit of descriptors refuses it."""
@@ -98,6 +102,7 @@ class Child:
         """Let go of it, which ends it if it runs; may be called again."""
         if self.process.stdin is not None:
             self.process.stdin.close()
+        self.observation.close()
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -107,7 +112,7 @@ class Child:
         ``sitecustomize`` say, may have printed others."""
         if self.ready is None and self.out.exists():
             *lines, _ = self.out.read_bytes().split(b"\n")
-            found = map(_object, lines)
+            found = map(line_object, lines)
             self.ready = next((each for each in found if each is not None), None)
         return self.ready
 
@@ -135,7 +140,7 @@ class Child:
         return "\n".join(lines)
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def line_object(line: bytes) -> dict[str, Any] | None:
     """The JSON object that a line is, if it is one."""
     try:
         found = json.loads(line)
@@ -225,7 +230,12 @@ class WorkerLaunch:
         self.started[worker] += 1
         number = self.started[worker]
         name = f"worker-{worker}" if number == 1 else f"worker-{worker}-{number}"
-        return spawn(name, arguments, self.state_dir, self.machines.command(worker) if self.machines else [])
+        front = self.machines.command(worker) if self.machines else []
+        with observed() as (observation, more, descriptors):
+            child = spawn(name, [*arguments, *more], self.state_dir, front, descriptors)
+        observation.began(child.pid)
+        child.observation = observation
+        return child
 
 
 @dataclass(slots=True)
@@ -312,8 +322,15 @@ def signals_later() -> Iterator[None]:
             signal.raise_signal(late)
 
 
-def spawn(name: str, arguments: Sequence[str], state_dir: Path, front: Sequence[str] = ()) -> Child:
-    """Start ``python -m minishuffle.cli`` with ``arguments``, behind ``front``, in a session of its own.
+def spawn(
+    name: str,
+    arguments: Sequence[str],
+    state_dir: Path,
+    front: Sequence[str] = (),
+    descriptors: Sequence[int] = (),
+) -> Child:
+    """Start ``python -m minishuffle.cli`` with ``arguments``, behind ``front``, in a session of its own; it
+    inherits ``descriptors``.
 
     Of its own so that Ctrl-C in the terminal reaches the parent alone, which then stops its children
     in order.
@@ -327,7 +344,13 @@ def spawn(name: str, arguments: Sequence[str], state_dir: Path, front: Sequence[
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     with _output(out) as stdout, _output(log) as stderr:
         process = Popen(
-            command, stdin=PIPE, stdout=stdout, stderr=stderr, env=environment, start_new_session=True
+            command,
+            stdin=PIPE,
+            stdout=stdout,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
+            pass_fds=descriptors,
         )
     return Child(name, process, out, log)
 

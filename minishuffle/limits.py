@@ -96,6 +96,9 @@ RESTART_FAILURES_MAX_DEFAULT: Final = 10
 RESTART_FAILURES_MAX: Final = 1_000_000
 RESTART_FAILURE_WINDOW_SECONDS: Final = 300.0
 """Older failures of a subtask do not count against its job."""
+END_TOLD_SECONDS: Final = 2.0
+"""How long the coordinator waits to hear from a launcher how a worker ended, before it takes it that nobody
+knows."""
 COORDINATOR_RESTARTS_MAX: Final = 5
 """How often in a row a launcher starts a coordinator again that is lost soon after its start."""
 COORDINATOR_YOUNG_SECONDS: Final = 5.0

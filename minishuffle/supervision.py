@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import threading
 import time
 
@@ -13,8 +12,9 @@ from minishuffle.client import Client
 from minishuffle.config import CoordinatorPlace, read_coordinator
 from minishuffle.errors import PeerLost, ShuffleError, UsageError
 from minishuffle.launch import OUTLIVED, Child, LocalProcesses, signals_later, stop_children
+from minishuffle.postmortem import signal_name
 from minishuffle.replacements import CoordinatorRestarts, Replacements, SignalSequence
-from minishuffle.wire.requests import ClusterStatus, GetStatus
+from minishuffle.wire.requests import Accepted, ClusterStatus, GetStatus, WorkerEnded
 
 __all__ = ["Supervisor", "how_it_ended"]
 
@@ -33,8 +33,7 @@ def how_it_ended(code: int) -> str:
     """An exit code in words, also that of a signal."""
     if code >= 0:
         return f"ended with code {code}"
-    known = {each.value: each.name for each in signal.Signals}  # Not those between SIGRTMIN and SIGRTMAX.
-    return f"was killed by {known.get(-code, f'signal {-code}')}"
+    return f"was killed by {signal_name(-code)}"
 
 
 class Supervisor:
@@ -43,9 +42,10 @@ class Supervisor:
 
     The coordinator starts again with its state directory and at its ports, so that workers and clients find
     it, also if SIGTERM ended it: that is no order to end the cluster. A worker that ends in order is not
-    replaced, nor is a coordinator that has ended with its cluster, or whose place another one has taken. A
-    worker that the coordinator has declared lost and that runs on, since it hangs, is ended, and replaced at
-    once. Either somebody calls :meth:`check` again and again, or :meth:`start` has a thread do so.
+    replaced, nor is a coordinator that has ended with its cluster, or whose place another one has taken. The
+    coordinator hears how a worker ended that did not end by itself. A worker that the coordinator has
+    declared lost and that runs on, since it hangs, is ended, and replaced at once. Either somebody calls
+    :meth:`check` again and again, or :meth:`start` has a thread do so.
 
     Args:
         client: a connection that nobody else uses meanwhile; closed by :meth:`stop`.
@@ -83,6 +83,8 @@ class Supervisor:
         """When the coordinator is asked for its verdicts next."""
         self._sequences: dict[int, SignalSequence] = {}
         """By process id, of those that hang."""
+        self._untold: list[WorkerEnded] = []
+        """What the coordinator has yet to hear of their ends."""
 
     def start(self) -> None:
         """Have a thread look until :meth:`stop`, or until the coordinator is not started again: then it stops
@@ -106,7 +108,11 @@ class Supervisor:
                 _log.error("%s", self.failure)
                 stop_children(list(self._processes.workers.values()), STOP_SECONDS)
                 return
-            pending = self._replacements.pending or self._restart_at is not None or bool(self._processes.hung)
+            pending = (
+                self._replacements.pending
+                or self._restart_at is not None
+                or bool(self._processes.hung or self._untold)
+            )
 
     def check(self) -> dict[int, Child]:
         """Start what is due; gives the new processes by worker id, and the coordinator's as 0.
@@ -120,11 +126,22 @@ class Supervisor:
         if (coordinator := self._check_coordinator(now)) is not None:
             return {0: coordinator}
         is_due = self._replacements.pending or (self._replaces_workers and now >= self._ask_at)
-        if not is_due or not self._answers():
+        if not (is_due or self._untold) or not self._answers():
             return {}
+        self._tell_ends()
         if self._replaces_workers and now >= self._ask_at:
             self._find_hung(now)
         return self._start_workers(now) if self._replacements.pending else {}
+
+    def _tell_ends(self) -> None:
+        while self._untold:
+            try:
+                self._client.request(self._untold[0], Accepted)
+            except PeerLost:  # Another try follows.
+                raise
+            except ShuffleError as error:
+                _log.warning("the coordinator does not want to know how a worker ended: %s", error)
+            del self._untold[0]
 
     # --- the coordinator -------------------------------------------------------------------------
 
@@ -194,6 +211,10 @@ class Supervisor:
             if code is None or self._ended.get(worker) is child:
                 continue
             self._ended[worker] = child
+            lost = code != 0 or not child.observation.ended_by_itself(code)
+            if (end := child.observation.report(child.read_ready(), code)) is not None:
+                self._untold.append(end)
+            child.observation.close()
             if code and child.read_ready() is None:
                 _log.warning(
                     "%s (pid %d) %s before it was ready\n%s",
@@ -202,7 +223,7 @@ class Supervisor:
                     how_it_ended(code),
                     child.tail(),
                 )
-            if code and self._replaces_workers:
+            if lost and self._replaces_workers:
                 self._replacements.lost(worker, now)
 
     def _find_hung(self, now: float) -> None:

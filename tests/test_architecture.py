@@ -31,7 +31,7 @@ LAYERS = (
     names("observe"),
     names("web"),
     names("remote"),
-    names("client launch local replacements supervision __init__"),
+    names("client launch local postmortem replacements supervision __init__"),
     names("spark"),
     names("bench examples"),  # Built with the public names, two rows above.
     names("pipelines"),

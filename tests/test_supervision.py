@@ -16,11 +16,12 @@ import pytest
 from minishuffle import limits, replacements
 from minishuffle.client import Client
 from minishuffle.config import CoordinatorPlace, forget_coordinator, write_coordinator
-from minishuffle.errors import PeerLost
+from minishuffle.errors import PeerLost, UsageError
 from minishuffle.ids import Address
 from minishuffle.launch import Child, LocalProcesses, WorkerLaunch, stop_children
+from minishuffle.postmortem import Observation
 from minishuffle.supervision import Supervisor, how_it_ended
-from minishuffle.wire.requests import ClusterStatus, GetStatus
+from minishuffle.wire.requests import Accepted, ClusterStatus, GetStatus, WorkerEnded
 from support.waiting import until
 
 HOME = Address("127.0.0.1", 1)
@@ -91,7 +92,7 @@ def supervised(tmp_path: Path) -> Iterator[Callable[[str], Fixture]]:
     yield make
     for each in made:
         each.supervisor.stop()
-        stop_children([each.worker, *each.launch.children], 10.0)
+        stop_children([each.worker, *each.processes.workers.values(), *each.launch.children], 10.0)
 
 
 def test_a_coordinator_that_was_killed_is_started_again_at_its_ports(
@@ -304,6 +305,72 @@ def test_what_hangs_when_the_supervisor_stops_is_killed(hanging: Callable[[str],
     fixture.supervisor.stop()
     stop_children(fixture.processes.hung, 30.0)
     assert fixture.worker.process.returncode == -signal.SIGKILL
+
+
+class Coordinator:
+    """Stands for the client of one: what it was told, and what it answers."""
+
+    def __init__(self, *answers: Exception | None) -> None:
+        self.answers = list(answers)
+        self.told: list[WorkerEnded] = []
+
+    def request(self, message: WorkerEnded, expected: type[Accepted]) -> Accepted:
+        self.told.append(message)
+        if (error := self.answers.pop(0)) is not None:
+            raise error
+        return Accepted()
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def test_the_coordinator_hears_how_a_worker_ended(
+    supervised: Callable[[str], Fixture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixture = supervised(WAITS)
+    coordinator: Any = Coordinator(PeerLost("it is away"), None)
+    monkeypatch.setattr(fixture.supervisor, "_client", coordinator)
+    ready = {"worker": 1, "epoch": 6}
+    dead = fixture.processes.workers[1] = python(tmp_path, DIES, "worker-1-2", ready)
+    dead.process.wait(30)
+    with pytest.raises(PeerLost):
+        fixture.supervisor.check()
+    assert fixture.supervisor.check() == {}, "workers are not replaced"
+    assert fixture.supervisor.check() == {}
+    assert coordinator.told == [WorkerEnded(worker=1, epoch=6, signal="SIGABRT")] * 2, "until it has answered"
+
+
+def test_a_coordinator_that_does_not_want_to_hear_it_is_left_in_peace(
+    supervised: Callable[[str], Fixture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixture = supervised(WAITS)
+    coordinator: Any = Coordinator(UsageError("what is that"))
+    monkeypatch.setattr(fixture.supervisor, "_client", coordinator)
+    dead = fixture.processes.workers[1] = python(tmp_path, DIES, "worker-1-2", {"worker": 1, "epoch": 6})
+    dead.process.wait(30)
+    assert fixture.supervisor.check() == fixture.supervisor.check() == {}
+    assert len(coordinator.told) == 1
+
+
+def test_a_worker_that_ends_with_code_0_without_having_said_so_is_lost(
+    supervised: Callable[[str], Fixture], tmp_path: Path
+) -> None:
+    fixture = supervised(WAITS)
+    fixture.supervisor._replaces_workers = True
+    process = fixture.worker.process
+    process.communicate(timeout=30)
+    fixture.supervisor._look_at_workers(0.0)
+    assert not fixture.supervisor._replacements.pending, "it was in order"
+
+    class Unannounced(Observation):
+        def ended_by_itself(self, code: int) -> bool:
+            return False
+
+    fixture.processes.workers[1] = Child(
+        "w", process, fixture.worker.out, fixture.worker.log, observation=Unannounced(None)
+    )
+    fixture.supervisor._look_at_workers(0.0)
+    assert fixture.supervisor._replacements.pending
 
 
 def test_how_a_process_ended_is_said_in_words() -> None:

@@ -114,6 +114,12 @@ def process_options(command: Any) -> Any:
     help="Address by which others reach this worker, if it is not --host. Default, for a --host that stands "
     "for all: the one that the coordinator sees.",
 )
+@click.option(
+    "--crash-record",
+    type=click.IntRange(0),
+    hidden=True,
+    help="Descriptor of the memory file by which a launcher learns what tasks had in hand.",
+)
 @process_options
 @click.pass_context
 def start_worker(
@@ -123,6 +129,7 @@ def start_worker(
     processor: int | None,
     web_port: int,
     standby: bool,
+    crash_record: int | None,
     host: str,
     advertise: str,
     exit_with_parent: bool,
@@ -138,9 +145,16 @@ def start_worker(
         from minishuffle.kernels.machinecode import load_kernels
         from minishuffle.web.guard import WebAccess
         from minishuffle.web.server import serve_worker_web
+        from minishuffle.worker.crashrecord import CrashRecord
         from minishuffle.worker.service import run_worker
 
         load_kernels()
+    record = CrashRecord()
+    if crash_record is not None:
+        try:
+            record = CrashRecord(crash_record)
+        except OSError as error:  # What stands in front of the command has closed it.
+            _log.warning("what tasks have in hand is not recorded: %s", error.strerror or error)
     access = WebAccess.of_worker(settings, host, secret)
 
     async def body(ready: Ready, endings: Endings) -> None:
@@ -155,6 +169,7 @@ def start_worker(
             standby=standby,
             spool_directory=str(directory),
             find=lambda: read_coordinator(directory),
+            record=record,
             web=partial(serve_worker_web, port=web_port, access=access),
             ready=ready,
             stop=endings.any,

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 
 from minishuffle import limits
 from minishuffle.coordinator.books import Books, Losses, TaskKey
+from minishuffle.coordinator.deaths import Deaths
 from minishuffle.coordinator.ends import Done, Ends, EndsOfOne, done_with, is_stale, wanted_again
 from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures, Regions
 from minishuffle.coordinator.history import History
@@ -47,7 +48,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
 )
 from minishuffle.wire.outputs import FileCompleted
-from minishuffle.wire.requests import JobInfo, JobRows, SlotWait
+from minishuffle.wire.requests import JobInfo, JobRows, SlotWait, UserCall
 
 __all__ = ["Job"]
 
@@ -118,6 +119,9 @@ class Job:
         self._times: dict[TaskKey, float] = {}
         """When a pending task is deployed, or gives the wait for a slot up."""
         self._failures: dict[TaskKey, Failures] = {}
+        self.deaths = Deaths(graph.settings.restart_failures_max, at)
+        self._held: dict[TaskKey, tuple[int, float]] = {}
+        """The worker of pending tasks that wait to hear how it ended; and until when."""
         self._regions = Regions(graph)
         self._to_cancel: list[TaskKey] = []
         """Those that restart because others do, until CancelTasks is sent."""
@@ -257,6 +261,7 @@ class Job:
             task.traffic = message.traffic or task.traffic
             self._moved(message, at)
         if message.state == "finished":
+            self.deaths.finished(task.key)
             self._keep_result(task, message.result, at)
             self._read_to_the_end([*self.ends.finished(task.key), task.key])
         elif message.state != "running":
@@ -316,11 +321,13 @@ class Job:
         else:
             self._retry(task, error, at)
 
-    def report(self, worker: int, report: TaskReport) -> bool:
+    def report(self, worker: int, report: TaskReport, at: float) -> bool:
         """Counters from a heartbeat; False if nothing is known of the attempt."""
         task = self._named(worker, report)
         if task is not None and task.state in ("created", "running"):
             task.counters = report.counters
+            if self.deaths.heard(task.key, report, at):
+                self.changed.add(task.key)
         return self._exchanged(worker, report, report.counters.rows_dropped)
 
     def task_released(self, worker: int, message: TaskReleased) -> bool:
@@ -383,8 +390,15 @@ class Job:
         text = f"rows {rows.start} to {rows.stop} of {subtask}, which no reader had committed"
         self.history.note(at, "results lost", text, worker=worker)
 
-    def worker_lost(self, worker: int, cause: ErrorInfo, at: float) -> None:
-        """Its tasks there that have not ended are lost, and what was held there is free."""
+    def worker_lost(
+        self, worker: int, cause: ErrorInfo, at: float, end_told_until: float | None = None
+    ) -> None:
+        """Its tasks there that have not ended are lost, and what was held there is free.
+
+        Args:
+            end_told_until: how its process ended is heard by then at the latest. A slot with a subtask that
+                a death counts against waits for that.
+        """
         self.slots.worker_lost(worker, cause.text)
         self._abandoned = {each for each in self._abandoned if each[0] != worker}
         here = [task for task in self._tasks.values() if task.worker == worker and task.on_worker]
@@ -399,7 +413,64 @@ class Job:
             task.rows_made = self.positions.rows_made(*task.key) + self.writes.rows_made(*task.key)
             task.rows_leased = self.positions.rows_leased(*task.key) + self.writes.rows_leased(*task.key)
             self._set(task, "lost", at, f"{task} was lost with worker {worker}: {cause.text}")
+        if end_told_until is not None and self._restarts and not self.stopping:
+            slots = {task.index for task in lost if self.deaths.of(task.key) is not None}
+            self._held.update((task.key, (worker, end_told_until)) for task in lost if task.index in slots)
         self._go_on_without(lost, cause, "on another worker", at)
+
+    def end_told(self, worker: int, at: float) -> None:
+        """How the process of that worker, which is lost, has ended is known by now, or nobody will tell."""
+        held = [key for key, (lost_with, _) in self._held.items() if lost_with == worker]
+        for key in held:
+            del self._held[key]
+        for key in held if any(map(self._regions.is_ending, held)) else self._regions.of(held):
+            if self._tasks[key].state == "restarting":
+                self._times[key] = min(at, self._times[key])
+                self.changed.add(key)
+
+    def attempts_on(self, worker: int) -> list[tuple[TaskKey, int]]:
+        """The attempts that run there."""
+        return [
+            (task.key, task.attempt)
+            for task in self._tasks.values()
+            if task.worker == worker and task.on_worker and task.runs
+        ]
+
+    def died_inside(self, calls: Iterable[UserCall], how: str, worker: int, at: float) -> None:
+        """Attempts were inside user code when their process died of what may have been their doing."""
+        for call in calls:
+            task = self._tasks.get((call.operator, call.index))
+            if task is None or call.attempt > task.attempt or self.stopping or self.terminal:
+                continue
+            deaths = self.deaths.count(call, how)
+            if deaths is None:
+                continue
+            self.changed.add(task.key)
+            self.history.note(
+                at,
+                "death counted",
+                f"{task}: death {deaths.count} of {self.graph.settings.restart_failures_max}; {deaths}",
+                operator=task.operator,
+                index=task.index,
+                attempt=call.attempt,
+                worker=worker,
+            )
+            if self._restarts and self.deaths.too_many(deaths):
+                self.fail(self.deaths.limit_reached(str(task), deaths), at, verdict=True)
+
+    def last_seen_inside(
+        self, attempts: Iterable[tuple[TaskKey, int]], stalled_at: float | None = None
+    ) -> list[UserCall]:
+        """Those of these attempts that were inside user code as far as their workers have said; with a time,
+        those that had passed nothing on for a while then."""
+        return [
+            UserCall(
+                job=self.id, operator=key[0], index=key[1], attempt=attempt, position=seen[0], rows=seen[1]
+            )
+            for key, attempt in attempts
+            if (stalled_at is None or self.deaths.is_stalled(key, stalled_at))
+            and (seen := self.deaths.last_seen(key, attempt)) is not None
+        ]
 
     def coordinator_lost(self) -> None:
         """Sources go on behind their leases while there is none; if their worker is lost too, those rows come
@@ -433,7 +504,8 @@ class Job:
             self._fail_of_loss(lost, cause, at)
         else:
             for task in lost:
-                self._restart_at(task, at, at, f"attempt {task.attempt + 1} follows {where}")
+                _, due = self._held.get(task.key, (0, at))
+                self._restart_at(task, due, at, f"attempt {task.attempt + 1} follows {where}")
             self._cancel_beside(lost)
         self._advance(at)
 
@@ -591,6 +663,7 @@ class Job:
         task.counters, task.traffic, task.result, task.rows_made = TaskCounters(), b"", b"", 0
         task.rows_listed, task.rows_leased, task.passed_on_max, task.repeated = 0, 0, None, ""
         del self._times[task.key]
+        self._held.pop(task.key, None)
         inputs, outputs = self.ends.channels_left(task.key)
         self.recoveries.deployed(task.key, at, inputs=inputs, outputs=outputs)
         self._note(task, "task rescheduled", at, f"{task} to worker {worker}, {where}")
@@ -671,6 +744,7 @@ class Job:
         for key in self._times:
             self._set(self._tasks[key], "canceled", at, "the job ends")
         self._times.clear()
+        self._held.clear()
         self._regions.give_up()
         self._advance(at)
 
@@ -707,6 +781,7 @@ class Job:
         assert sum(len(task.result) for task in self._tasks.values()) <= limits.RESULT_BYTES_MAX
         assert {key for key, task in self._tasks.items() if task.state in PENDING} == set(self._times)
         assert not (self.stopping and self._times)
+        assert self._held.keys() <= self._times.keys()
         for task in self._tasks.values():
             if task.on_worker and not self.released:
                 assert task.index not in self.slots.lost

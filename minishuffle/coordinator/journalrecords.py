@@ -9,7 +9,8 @@ A record has a kind and a name, and takes the place of the one before of that ki
 ``graph`` JOB         a job as it was submitted, its pickled functions included, until it has ended
 ``job`` JOB           the job's state, placement, restarts, causes, and totals of what it lost
 ``task`` JOB/OP/I     a subtask and its current attempt, when the next is due and since when it recovers,
-                      its failures, its positions, and what it has read to the end
+                      its failures, the deaths that count against it, its positions, and what it has read
+                      to the end
 ``counts`` JOB/OP/I   what its attempt has counted and exchanged while it runs, at most a few seconds ago
 ``past`` JOB/OP/I     the attempts of it that were replaced
 ``event`` JOB/NUMBER  an event of the job
@@ -146,6 +147,7 @@ def _task(job: Job, key: TaskKey) -> dict[str, Any]:
         "due": job._times.get(key),
         "recovery": job.recoveries.record(key),
         "failures": failures.record() if failures is not None else None,
+        "deaths": job.deaths.record(key),
         "source": job.positions.record(*key),
         "writes": job.writes.record(*key),
         "ends": job.ends.record(key),
@@ -326,6 +328,7 @@ def _recall(
         job.ends.recall(key, fields.get("ends", ()))
         job.ends.round = max(job.ends.round, job._tasks[key].round)
         job.recoveries.recall(key, fields["recovery"])
+        job.deaths.recall(key, fields.get("deaths"))
         if fields["due"] is not None:
             job._times[key] = fields["due"]
         if fields["failures"] is not None:

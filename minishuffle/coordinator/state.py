@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from minishuffle import limits
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator import journalrecords
+from minishuffle.coordinator.books import TaskKey
+from minishuffle.coordinator.deaths import COUNTS, end_in_words, kind_of
 from minishuffle.coordinator.deployer import Deployer
 from minishuffle.coordinator.instructions import (
     CloseLink,
@@ -83,9 +86,22 @@ from minishuffle.wire.requests import (
     StopCluster,
     SubmitJob,
     WaitJob,
+    WorkerEnded,
 )
 
 __all__ = ["CoordinatorState"]
+
+
+class _Unexplained(NamedTuple):
+    """A worker whose process has ended, and of which its launcher may say how."""
+
+    worker: int
+    due: float
+    """When nobody is waited for any more."""
+    how: str
+    """What is known without."""
+    attempts: dict[str, list[tuple[TaskKey, int]]]
+    """Those that died with it, by job."""
 
 
 class CoordinatorState:
@@ -143,6 +159,8 @@ class CoordinatorState:
         """Jobs to look after before the verb at hand returns, for which ``_jobs.held`` may be out of date."""
         self._changed: dict[int, Worker] = {}
         """Workers that the journal is behind with."""
+        self._unexplained: dict[int, _Unexplained] = {}
+        """By epoch."""
         self._postponed = PostponedRequests()
         self._orderly_stop = OrderlyStop(settings.task_cancel_timeout)
         submitted, self._workers.numbers = journalrecords.recalled_counts(records)
@@ -227,7 +245,7 @@ class CoordinatorState:
         """The process of the worker whose control link that was is not there any more."""
         worker = self._workers.absent(link)
         if worker is not None and worker.absence is not None:
-            self._end_worker(worker, "lost", worker.absence.why, now)
+            self._process_ended(worker, worker.absence.why, now)
         return self._settle(now)
 
     def journaled(self, error: ShuffleError | None, now: float) -> list[Instruction]:
@@ -289,6 +307,10 @@ class CoordinatorState:
             else:
                 self._cut_off(worker, f"it was silent for {seconds:g} s", now)
         self._workers.forget(now)
+        for epoch, each in list(self._unexplained.items()):
+            if now >= each.due:
+                del self._unexplained[epoch]
+                self._judge_unexplained(each, now)
         self._out += self._questions.due(now)
         for name in self._polls.due(now):
             self._touch(self._jobs[name])
@@ -305,6 +327,7 @@ class CoordinatorState:
             self._polls.next_deadline(),
             self._questions.next_deadline(),
             self._orderly_stop.next_deadline(),
+            *(each.due for each in self._unexplained.values()),
             *(self._clock(time) for job in self._timed() if (time := job.next_time()) is not None),
         ]
         return min((time for time in times if time is not None), default=None)
@@ -447,13 +470,71 @@ class CoordinatorState:
             self._touch_waiting()
         for report in message.tasks:
             job = self._jobs.get(report.job)
-            if job is None or not job.report(worker.worker, report):
+            if job is None or not job.report(worker.worker, report, self._wall(now)):
                 self.ignored += 1
             else:
                 self._recorder.reported(job, (report.operator, report.index))
                 self._streams.heard(report, self._wall(now))
 
-    def _end_worker(self, worker: Worker, state: Literal["lost", "gone"], why: str, now: float) -> None:
+    def _process_ended(self, worker: Worker, why: str, now: float) -> None:
+        """Its process is not there any more. How it ended its launcher says soon, or nobody knows."""
+        attempts = self._attempts_on(worker)
+        due = now + limits.END_TOLD_SECONDS if worker.about.end_is_told else now
+        self._end_worker(worker, "lost", why, now, end_told_until=due)
+        memory = f"it used {worker.report.memory_bytes / limits.MIB:,.0f} MiB at its last report"
+        how = f"{worker} was lost: {why}" + (f", and {memory}" if worker.report.memory_bytes else "")
+        unexplained = _Unexplained(worker.worker, due, how, attempts)
+        if due > now:
+            self._unexplained[worker.epoch] = unexplained
+        else:
+            self._judge_unexplained(unexplained, now)
+
+    def _judge_unexplained(self, ended: _Unexplained, now: float) -> None:
+        """Nobody knows how the process ended."""
+        at = self._wall(now)
+        for name, attempts in ended.attempts.items():
+            if (job := self._jobs.get(name)) is not None:
+                calls = job.last_seen_inside(attempts, stalled_at=at)
+                job.died_inside(calls, ended.how, ended.worker, at)
+                job.end_told(ended.worker, at)
+                self._touch(job)
+
+    def _end_explained(self, message: WorkerEnded, now: float) -> None:
+        """A launcher says how a process ended: of a worker that is lost, or is not known to be so far."""
+        words, at = end_in_words(message), self._wall(now)
+        worker = self._workers.get_there(message.worker)
+        ended = self._unexplained.pop(message.epoch, None)
+        attempts = {} if ended is None else ended.attempts
+        if worker is not None and worker.epoch == message.epoch:
+            attempts = self._attempts_on(worker)
+            if worker.state == "alive":
+                self._cut_off(worker, f"its process {words}", now)
+            else:
+                self._end_worker(worker, "lost", f"its process {words}", now)
+        counts = COUNTS[kind_of(message)] == "yes"
+        for job in self._jobs.active():
+            calls = [call for call in message.calls if call.job == job.id]
+            if not message.recorded:
+                calls = job.last_seen_inside(attempts.get(job.id, ()))
+            if counts:
+                job.died_inside(calls, f"worker {message.worker} {words}", message.worker, at)
+            job.end_told(message.worker, at)
+            self._touch(job)
+
+    def _attempts_on(self, worker: Worker) -> dict[str, list[tuple[TaskKey, int]]]:
+        """Those that run there, by job."""
+        jobs = [job for job in self._jobs.active() if worker.worker in job.slots.held()]
+        return {job.id: job.attempts_on(worker.worker) for job in jobs}
+
+    def _end_worker(
+        self,
+        worker: Worker,
+        state: Literal["lost", "gone"],
+        why: str,
+        now: float,
+        *,
+        end_told_until: float | None = None,
+    ) -> None:
         self._workers.end(worker, state, now)
         self._changed[worker.worker] = worker
         self._preparations.worker_ended(worker.worker)
@@ -465,7 +546,8 @@ class CoordinatorState:
         cause = ErrorInfo(code=PeerLost.code, text=f"{worker} was lost: {why}")
         for job in self._jobs.active():
             if worker.worker in job.slots.held():
-                job.worker_lost(worker.worker, cause, self._wall(now))
+                until = None if end_told_until is None else self._wall(end_told_until)
+                job.worker_lost(worker.worker, cause, self._wall(now), until)
                 self._touch(job)
         self._out += self._streams.worker_ended()
 
@@ -522,6 +604,9 @@ class CoordinatorState:
                 reply = self._cancel_submission(submission, now)
             case _ if isinstance(message, StatusRequest):
                 reply = status_reply(message, self._view(), now)
+            case WorkerEnded():
+                self._end_explained(message, now)
+                reply = Accepted()
             case StopCluster():
                 self._out.append(Reply(link, request, Accepted()))
                 self._begin_stop(now)

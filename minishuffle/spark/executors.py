@@ -8,6 +8,7 @@ driver.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -21,12 +22,17 @@ from typing import Final
 
 from pyspark import TaskContext
 
+from minishuffle.client import Client
 from minishuffle.errors import (
     PeerLost,
+    ShuffleError,
     text_of,
 )
 from minishuffle.ids import Address
+from minishuffle.launch import line_object
+from minishuffle.postmortem import observed
 from minishuffle.transport.addresses import unreachable
+from minishuffle.wire.requests import Accepted, WorkerEnded
 
 __all__ = ["WorkerOrder", "run_worker_task"]
 
@@ -92,17 +98,26 @@ def _run(order: WorkerOrder, directory: Path) -> str:
         *("--host", _own_address(order.coordinator), "--id", str(order.worker), *order.flags),
     ]
     log = directory / "worker.log"
-    with log.open("wb") as errors:
+    with log.open("wb") as errors, observed() as (observation, more, descriptors):
         child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+            [*command, *more],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+            pass_fds=descriptors,
         )
+        observation.began(child.pid)
         try:
             assert child.stdout is not None
-            child.stdout.readline()  # It is registered, or has ended.
+            line = child.stdout.readline()  # It is registered, or has ended.
             secret_file.unlink()
             code = child.wait()
         finally:
             _end(child)
+        if (end := observation.report(line_object(line), code)) is not None:
+            _tell(order, end)
+        observation.close()
     if code == 0:
         return ""
     lines = log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
@@ -124,6 +139,15 @@ def _own_address(coordinator: Address) -> str:
             f"executor {socket.gethostname()}: {unreachable(coordinator, CONNECT_SECONDS, error)}; let the "
             "coordinator listen on an address that executors reach (--host, or SparkCluster(host=...))"
         ) from error
+
+
+def _tell(order: WorkerOrder, end: WorkerEnded) -> None:
+    """Tell the coordinator how the worker ended, once; it can do without."""
+    with (
+        contextlib.suppress(ShuffleError),
+        Client(order.coordinator, order.secret, cluster=order.cluster, timeout=CONNECT_SECONDS) as client,
+    ):
+        client.request(end, Accepted)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

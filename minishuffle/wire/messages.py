@@ -112,6 +112,12 @@ class TaskReport(ControlMessage):
     traffic: TrafficTable = b""
     writes: list[Name] = Field(default_factory=list)
     """Writes of external clients that are connected to it."""
+    inside: bool = False
+    """Its thread is inside user code."""
+    position: int = 0
+    """Rows of input that the attempt has dealt with."""
+    in_hand: int = 0
+    """Rows of input that it is dealing with."""
 
 
 class PeerReport(ControlMessage):
@@ -156,6 +162,8 @@ class WorkerReport(ControlMessage):
     """Time that Python's garbage collector held the process up."""
     segment_bytes: int = 0
     """Payload bytes of a network buffer."""
+    memory_bytes: int = 0
+    """Resident memory of the process; 0: not known."""
     stuck: dict[str, list[int]] = Field(default_factory=dict)
     """By job: slots in which the thread of an abandoned task still runs."""
 
@@ -315,6 +323,8 @@ class Register(ControlMessage):
     """An id to be given back (0: any free one); refused while another process holds it."""
     standby: bool = False
     """It is to take over slots of lost workers, and no others before that."""
+    end_is_told: bool = False
+    """Its launcher will send WorkerEnded."""
     epoch: int = 0
     """That of the registration that it has, if it lost its control link and goes on; 0: it is new."""
     term: int = 0

@@ -43,8 +43,10 @@ __all__ = [
     "StopCluster",
     "SubmitJob",
     "TaskInfo",
+    "UserCall",
     "VertexInfo",
     "WaitJob",
+    "WorkerEnded",
     "WorkerInfo",
 ]
 
@@ -102,6 +104,19 @@ class WorkerInfo(ControlMessage):
     heartbeat_age_seconds: float
     report: WorkerReport
     peers: list[PeerReport]
+
+
+class UserCall(ControlMessage):
+    """An attempt whose thread was inside user code when its worker ended."""
+
+    job: Name
+    operator: int
+    index: int
+    attempt: int
+    position: int
+    """Rows of input that it had dealt with."""
+    rows: int
+    """Rows of input that it had in hand."""
 
 
 # --- client -> coordinator (requests) -------------------------------------------------------------
@@ -202,6 +217,24 @@ class GetStatus(ControlMessage):
     type: Literal["get_status"] = "get_status"
     jobs: bool = True
     reports: bool = True
+
+
+class WorkerEnded(ControlMessage):
+    """What a launcher knows of the end of a worker process that it had started, and which did not end by
+    itself. Answered with Accepted; may be sent again."""
+
+    type: Literal["worker_ended"] = "worker_ended"
+    worker: WorkerNumber
+    epoch: int
+    code: OrNone = -1
+    """Its exit code; -1: it was ended by a signal."""
+    signal: Name = ""
+    """The name of that signal, as the launcher's system has it: ``SIGSEGV``."""
+    out_of_memory: bool = False
+    """The kernel has killed a process of its cgroup for want of memory meanwhile."""
+    recorded: bool = False
+    """Whether ``calls`` are known."""
+    calls: list[UserCall] = Field(default_factory=list)
 
 
 class StopCluster(ControlMessage):

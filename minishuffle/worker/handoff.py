@@ -24,6 +24,7 @@ from minishuffle.exchange.channels import GivenBack
 from minishuffle.exchange.segments import LocalPool, Segment
 from minishuffle.exchange.subpartition import Subpartition
 from minishuffle.worker.activity import StateClock
+from minishuffle.worker.crashrecord import TaskCalls
 
 __all__ = ["LoopInbox", "TaskBell", "TaskPaths"]
 
@@ -122,6 +123,8 @@ class TaskPaths:
     def __init__(self, inbox: LoopInbox) -> None:
         self.bell = TaskBell(inbox.loop)
         self.clock = StateClock(time.monotonic)
+        self.calls = TaskCalls.private()
+        """What the task has in hand. Waits here are not inside user code."""
         self.cancelled = False
         self._closed = False
         self._inbox = inbox
@@ -198,6 +201,7 @@ class TaskPaths:
     def wait_until(self, ready: Callable[[], bool]) -> None:
         """Wait for the consumers (hard back-pressure, measured) until ``ready`` says so."""
         self.clock.enter("backpressured")
+        state = self.calls.pause()
         try:
             while True:
                 self.bell.clear()
@@ -206,6 +210,7 @@ class TaskPaths:
                     break
                 self.bell.wait(WAIT_SECONDS_MAX)
         finally:
+            self.calls.resume(state)
             self.clock.enter("busy")
         # The bell may have rung for input as well: let the task look again.
         self.bell.ring_now()
@@ -223,7 +228,9 @@ class TaskPaths:
     def wait(self, seconds: float) -> None:
         """Wait for input (idle time, measured)."""
         self.clock.enter("idle")
+        state = self.calls.pause()
         self.bell.wait(seconds)
+        self.calls.resume(state)
         self.clock.enter("busy")
         self.check()
 

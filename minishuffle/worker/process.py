@@ -48,6 +48,7 @@ from minishuffle.wire.messages import (
 from minishuffle.wire.outputs import FileCompleted
 from minishuffle.wire.requests import Failure
 from minishuffle.worker.clients import ExternalClients, ResultReaders
+from minishuffle.worker.crashrecord import CrashRecord
 from minishuffle.worker.dialing import backoff_seconds
 from minishuffle.worker.flow import FLOW_SECONDS
 from minishuffle.worker.handoff import LoopInbox
@@ -88,7 +89,12 @@ from minishuffle.worker.stuck import StuckThreads
 from minishuffle.worker.task import Task, TaskOutcome, describe_failure
 from minishuffle.worker.tasks import Attempt, Deployment
 from minishuffle.worker.timers import Alarm, Timers
-from minishuffle.worker.workerreports import short_failure, worker_report, worker_snapshot
+from minishuffle.worker.workerreports import (
+    resident_bytes,
+    short_failure,
+    worker_report,
+    worker_snapshot,
+)
 
 __all__ = ["COORDINATOR_SECONDS_MAX", "Worker"]
 
@@ -110,8 +116,11 @@ class Worker:
         secret: bytes,
         spool_directory: str | None = None,
         find: Callable[[], CoordinatorPlace | None] = lambda: None,
+        *,
+        record: CrashRecord | None = None,
     ) -> None:
         self.settings = settings
+        self._record = record or CrashRecord()
         self._secret = secret
         self._spool_directory = spool_directory
         self._find = find
@@ -122,8 +131,7 @@ class Worker:
         """Resolved with the reason why this worker is to stop; empty for an orderly one."""
         self._loop = asyncio.get_running_loop()
         self._inbox = LoopInbox(self._loop)
-        segments = settings.network_memory_bytes // (settings.segment_bytes + limits.SEGMENT_HEADROOM_BYTES)
-        self.pool = NetworkBufferPool(segments, settings.segment_bytes)
+        self.pool = _network_pool(settings)
         self._peers = PeerLinks(self._carry_out, self._loop.time, self._loop.call_at)
         self.refusals = self._peers.refusals.counts
         self.endpoint = DataEndpoint(
@@ -185,6 +193,7 @@ class Worker:
         Raises:
             ShuffleError: the coordinator refuses, or went away.
         """
+        request = request.model_copy(update={"end_is_told": self._record.is_read})
         self._request, self._home = request, home
         self._given_address = bool(request.advertise)
         reply = await self._ask(control, request)
@@ -255,6 +264,7 @@ class Worker:
             clock=self._loop.time,
             wall=time.time,
             away=lambda: self._control is None,
+            record=self._record,
         )
         self._inspection = Inspection(
             state,
@@ -689,6 +699,7 @@ class Worker:
             clock=self._loop.time(),
             cpu_seconds=time.process_time(),
             gc_seconds=self._garbage.seconds,
+            memory_bytes=resident_bytes(),
         )
         self._send(
             Heartbeat(
@@ -724,3 +735,8 @@ class Worker:
             suspicions=self._machine.suspicions if self._machine is not None else 0,
             gc_seconds=self._garbage.seconds,
         )
+
+
+def _network_pool(settings: ClusterSettings) -> NetworkBufferPool:
+    stride = settings.segment_bytes + limits.SEGMENT_HEADROOM_BYTES
+    return NetworkBufferPool(settings.network_memory_bytes // stride, settings.segment_bytes)

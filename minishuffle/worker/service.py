@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol
 
@@ -18,6 +17,7 @@ from minishuffle.transport.interfaces import address_toward
 from minishuffle.wire.advertised import is_loopback
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
+from minishuffle.worker.crashrecord import CrashRecord
 from minishuffle.worker.interpreter import tune_interpreter
 from minishuffle.worker.process import COORDINATOR_SECONDS_MAX, Worker
 from minishuffle.worker.workerreports import registration
@@ -25,6 +25,8 @@ from minishuffle.worker.workerreports import registration
 __all__ = ["run_worker"]
 
 LOOPBACK: Final = "127.0.0.1"
+READY: Final = {"worker", "epoch", "pid", "data_port", "metrics_port"}
+"""What a worker's launcher hears when it is registered."""
 
 
 class _Closeable(Protocol):
@@ -46,6 +48,7 @@ async def run_worker(
     standby: bool = False,
     spool_directory: str | None = None,
     find: Callable[[], CoordinatorPlace | None] = lambda: None,
+    record: CrashRecord,
     web: Callable[[Callable[[], WorkerSnapshot]], Awaitable[_Closeable]],
     ready: Callable[[dict[str, Any]], None],
     stop: asyncio.Event,
@@ -57,6 +60,7 @@ async def run_worker(
         advertise: the address that others use; empty: see :mod:`~minishuffle.wire.advertised`.
         spool_directory: where sinks keep what other programs read; None: the system's for temporary files.
         find: where the coordinator is by now, if that is known; ``coordinator`` is where it is at first.
+        record: where its tasks say what they have in hand, for its launcher.
         web: starts the metrics server (snapshot).
         ready: called once registered.
 
@@ -64,7 +68,7 @@ async def run_worker(
         ShuffleError: it could not register, or lost its coordinator.
     """
     tune_interpreter(settings.switch_interval, lets_tasks_finish=settings.loop_lets_tasks_finish)
-    worker = Worker(settings, cluster, secret, spool_directory, find)
+    worker = Worker(settings, cluster, secret, spool_directory, find, record=record)
     host = host or await _near(coordinator)
     data_port = await worker.endpoint.listen(host)
     server = await web(worker.snapshot)
@@ -83,26 +87,27 @@ async def run_worker(
             standby=standby,
         )
         registered = await worker.register(control, request, coordinator)
-        ports = {"data_port": data_port, "metrics_port": server.port}
-        ready({"worker": registered.worker, "pid": os.getpid(), **ports})
+        ready(request.model_dump(include=READY) | registered.model_dump(include=READY))
         if reason := await worker.ended:
             raise PeerLost(reason)
 
     try:
-        await _until_ended(serve(), stop)
+        await _until_ended(serve(), stop, record)
     finally:
         await worker.close()
         await server.close()
 
 
-async def _until_ended(serve: Coroutine[None, None, None], stop: asyncio.Event) -> None:
-    """Serve until that ends, or until ``stop`` is set. Raises what serving raises before."""
+async def _until_ended(serve: Coroutine[None, None, None], stop: asyncio.Event, record: CrashRecord) -> None:
+    """Serve until that ends, or until ``stop`` is set: either way the worker ends by itself. Raises what
+    serving raises before."""
     serving, stopping = asyncio.create_task(serve), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
             serving.result()
     finally:
+        record.leave()
         for task in (serving, stopping):
             task.cancel()
         await asyncio.gather(serving, stopping, return_exceptions=True)

@@ -58,6 +58,7 @@ from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker.activity import cpu_wait_seconds
 from minishuffle.worker.asynccalls import LoopCalls
 from minishuffle.worker.chain import Chain
+from minishuffle.worker.crashrecord import CrashRecord
 from minishuffle.worker.filereports import FileReports
 from minishuffle.worker.handoff import TaskPaths
 from minishuffle.worker.inputs import Inputs
@@ -117,6 +118,8 @@ class Task:
     leases: SourceLeases
     files: FileReports
     latency: LatencyMarkers
+    record: CrashRecord = field(default_factory=CrashRecord)
+    """Where it says what it has in hand."""
     spool: Spool | None = None
     """Where a sink whose records other programs read keeps them."""
     state: str = "deploying"
@@ -148,8 +151,13 @@ class Task:
     _cpu_wait_seconds: float = field(default=0.0, init=False)
 
     def start(self) -> None:
+        self.paths.calls = self.record.claim(self.attempt_id)
         self.thread = threading.Thread(target=self._run, name=self._thread_name, daemon=True)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except BaseException:
+            self.record.release(self.paths.calls)
+            raise
 
     @property
     def _thread_name(self) -> str:
@@ -234,6 +242,7 @@ class Task:
         self._cpu_seconds = time.thread_time()
         self._cpu_clock = None
         self.paths.clock.enter(None)
+        self.record.release(self.paths.calls)
         self.paths.post(self.report, self, outcome)
 
     def _outcome(self) -> TaskOutcome:
@@ -261,6 +270,7 @@ class Task:
 
     def _execute(self) -> bytes:
         self._recovers = self.attempt_id.attempt > FIRST_ATTEMPT
+        self.paths.calls.enter()
         program: Program = cloudpickle.loads(self.program)
         import_from(program.modules)
         context = TaskContext(
@@ -276,7 +286,7 @@ class Task:
             wait_until=self.paths.wait_until,
             spool=self.spool,
             files=self.files,
-            async_calls=lambda: LoopCalls(f"{self._thread_name} calls", self.paths.bell.ring_now),
+            async_calls=self._loop_calls,
         )
         opened: list[Operator] = []
         try:
@@ -293,6 +303,7 @@ class Task:
                 operator.open(replace(context, metrics=own))
                 opened.append(operator)
             self.operators = (*produced, *chain.counters)
+            self.paths.calls.leave()
             self.paths.post(self.report, self, None)
             if program.source is not None:
                 emit = chain.entrance(0)
@@ -304,10 +315,12 @@ class Task:
                     self._run_gates(inputs, chain)
                 finally:
                     self._left_rows = inputs.rows_left()
+            self.paths.calls.enter()
             chain.finish(self.paths.check)
             self.counters.state_rows, self.counters.rows_done = 0, self._rows_taken
             self._end_partitions()
         except BaseException as error:
+            self.paths.calls.enter()
             results = _close(opened, error)
             if isinstance(error, TaskCancelled):
                 self._closed_with = _packed_result(results)
@@ -316,9 +329,14 @@ class Task:
         self.outbox.drain()
         return packed
 
+    def _loop_calls(self) -> LoopCalls:
+        self.paths.calls.run_on()
+        return LoopCalls(f"{self._thread_name} calls", self.paths.bell.ring_now)
+
     def _run_source(self, source: Source, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
         in_turn = any(operator.by_split for operator in chain.operators)
         index, now = self.attempt_id.subtask.index, time.time()
+        self.paths.calls.enter()
         reader = self.leases.open(source, index, self.parallelism, now, in_turn=in_turn)
         self.counters.rows_skipped = reader.rows_skipped
         try:
@@ -334,6 +352,7 @@ class Task:
             paths.bell.clear()
             begin = time.time()
             due = self._look_at_clock(chain, begin)
+            paths.calls.enter()
             batch = reader.poll(begin)
             for mark in reader.take_marks():
                 if mark.state == "done":
@@ -369,7 +388,9 @@ class Task:
                 continue
             number, item = found
             if isinstance(item, Mark):
+                paths.calls.enter()
                 entrances[number](item)
+                paths.calls.leave()
                 self._count_state(chain)
             else:
                 counters.records_in += len(item)
@@ -383,19 +404,22 @@ class Task:
         """Have the chain take a batch; if that raises, count the rows of it that are lost. The next attempt
         gets all of an input that is ``repeated`` again."""
         written, kept = self._rows_passed_on(), chain.rows_kept()
-        self._in_hand = len(batch), written
+        calls, rows = self.paths.calls, len(batch)
+        self._in_hand = rows, written
+        calls.enter(rows)
         try:
             entrance(batch)
         except BaseException:
             if self.state != "abandoned" and not repeated:
                 # Rows that were kept before and were emitted now are not this batch's.
                 passed = self._rows_passed_on() - written + chain.rows_kept() - kept
-                self._failed_rows = min(max(0, len(batch) - passed), len(batch))
+                self._failed_rows = min(max(0, rows - passed), rows)
             raise
         else:
+            calls.leave(rows)
             self._in_hand = 0, 0
             if not repeated:
-                self._rows_taken += len(batch)
+                self._rows_taken += rows
         finally:
             self._count_state(chain)
         if self._recovers:
@@ -411,7 +435,9 @@ class Task:
         is due (inf: never)."""
         due = chain.deadline()
         if due is not None and due <= now:
+            self.paths.calls.enter()
             chain.on_clock(now)
+            self.paths.calls.leave()
             self._count_state(chain)
             due = chain.deadline()
         next_marker = self.latency.emit_due(now)

@@ -45,6 +45,7 @@ from minishuffle.wire.messages import (
     WritePosition,
 )
 from minishuffle.worker.client_gate import UpstreamGate
+from minishuffle.worker.crashrecord import CrashRecord
 from minishuffle.worker.filereports import FileReports
 from minishuffle.worker.flow import FlowTotals, Turns
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
@@ -105,6 +106,8 @@ class WorkerServices:
     """Seconds since 1970; called on all threads."""
     away: Callable[[], bool]
     """Whether there is no coordinator; called on any thread."""
+    record: CrashRecord
+    """Where tasks say what they have in hand."""
 
 
 class Attempt:
@@ -153,6 +156,7 @@ class Attempt:
             self._source_leases(),
             FileReports(self.paths, partial(services.filed, self.id), spec.files),
             self._latency,
+            services.record,
         )
         try:
             for input_spec in spec.inputs:
@@ -406,6 +410,9 @@ class Attempt:
             counters=self._counted(),
             traffic=self.traffic.table(),
             writes=self.upstreams.connected() if self.upstreams is not None else [],
+            inside=self.paths.calls.inside,
+            position=self.paths.calls.position,
+            in_hand=self.paths.calls.in_hand,
         )
 
 
@@ -435,6 +442,7 @@ class Deployment:
         clock: Callable[[], float],
         wall: Callable[[], float],
         away: Callable[[], bool] = lambda: False,
+        record: CrashRecord | None = None,
     ) -> None:
         self.pool = pool
         self.attempts: dict[AttemptId, Attempt] = {}
@@ -463,6 +471,7 @@ class Deployment:
             clock,
             wall,
             away,
+            record or CrashRecord(),
         )
 
     def start(self, instruction: StartTask) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+from typing import Final
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
@@ -21,7 +22,9 @@ from minishuffle.wire.messages import ErrorInfo, Register, TaskStateChanged, Wor
 from minishuffle.worker.instructions import state_change
 from minishuffle.worker.tasks import Deployment
 
-__all__ = ["registration", "short_failure", "worker_report", "worker_snapshot"]
+__all__ = ["registration", "resident_bytes", "short_failure", "worker_report", "worker_snapshot"]
+
+PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
 
 def registration(
@@ -65,6 +68,7 @@ def worker_report(
     clock: float,
     cpu_seconds: float,
     gc_seconds: float,
+    memory_bytes: int,
 ) -> WorkerReport:
     """For the heartbeat."""
     stride = pool.segment_bytes + limits.SEGMENT_HEADROOM_BYTES
@@ -84,8 +88,18 @@ def worker_report(
         clock_seconds=clock,
         cpu_seconds=cpu_seconds,
         gc_seconds=gc_seconds,
+        memory_bytes=memory_bytes,
         segment_bytes=pool.segment_bytes,
     )
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process; 0 where the system does not say (Linux does, in ``statm``)."""
+    try:
+        with open("/proc/self/statm", "rb", buffering=0) as file:
+            return int(file.read(128).split()[1]) * PAGE_BYTES
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def worker_snapshot(

@@ -265,10 +265,11 @@ class FakeCluster:
         tasks: list[TaskReport] | None = None,
         loaded: int = 0,
         stuck: dict[str, list[int]] | None = None,
+        memory_bytes: int = 0,
         **fields: Any,
     ) -> None:
         values = {"term": self.term, "worker": sender.worker, "epoch": sender.epoch, "peers": [], **fields}
-        report = WorkerReport(jobs_loaded=loaded, stuck=stuck or {})
+        report = WorkerReport(jobs_loaded=loaded, stuck=stuck or {}, memory_bytes=memory_bytes)
         self.send(sender, Heartbeat(report=report, tasks=tasks or [], **values))
 
     def report(self, worker: FakeWorker, key: tuple[str, int, int], state: str, **fields: Any) -> None:

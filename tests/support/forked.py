@@ -12,6 +12,7 @@ as strings do not hash alike in all workers of a cluster, either.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -27,6 +28,8 @@ from typing import Any, BinaryIO
 
 REQUEST_BYTES_MAX = 1 << 20
 START_SECONDS_MAX = 60.0
+DESCRIPTORS_MAX = 8
+"""Three streams, those that a process inherits besides, and where its exit code goes."""
 POLL_SECONDS = 0.02
 FREE = ("MINISHUFFLE_", "PYTEST_", "PYSPARK_", "SPARK_")
 """How variables begin that no import looks at: a process may have other values than its template."""
@@ -50,16 +53,16 @@ def serve(connection: socket.socket) -> None:
             os.read(woken, 4096)
             report_ended(running)
         if connection in readable:
-            text, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES_MAX, 4)
+            text, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES_MAX, DESCRIPTORS_MAX)
             if not text:
                 os._exit(0)
-            *streams, status = descriptors
+            *inherited, status = descriptors
             assert other_threads() <= {JEMALLOC}, "a fork takes only the main thread along"
             if (pid := os.fork()) == 0:
-                become(json.loads(text), streams)
+                become(json.loads(text), inherited)
                 return
             running[pid] = status
-            for descriptor in streams:
+            for descriptor in inherited:
                 os.close(descriptor)
             connection.send(str(pid).encode())
 
@@ -80,15 +83,18 @@ def report_ended(running: dict[int, int]) -> None:
             pipe.write(str(os.waitstatus_to_exitcode(status)).encode())
 
 
-def become(request: dict[str, Any], streams: Sequence[int]) -> None:
-    """Turn this process, just forked, into what was asked for."""
+def become(request: dict[str, Any], descriptors: Sequence[int]) -> None:
+    """Turn this process, just forked, into what was asked for; the first descriptors are its streams."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()
-    for number, descriptor in enumerate(streams):
+    high = [fcntl.fcntl(each, fcntl.F_DUPFD, 200) for each in descriptors]  # Out of each other's way.
+    os.closerange(0, min(high))
+    os.closerange(max(high) + 1, 1024)
+    for number, descriptor in zip([0, 1, 2, *request["inherits"]], high, strict=True):
         os.dup2(descriptor, number)
-    os.closerange(3, 1024)
+        os.close(descriptor)
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -195,14 +201,17 @@ class Template:
         """Whether a process with these variables may come from it."""
         return bound(environment) == self._environment and self.process.poll() is None
 
-    def fork(
-        self, command: Sequence[str], stdout: BinaryIO, stderr: BinaryIO, environment: Mapping[str, str]
-    ) -> Forked:
-        """``command`` is ``python -m minishuffle.cli`` and arguments."""
-        request = {"arguments": command[3:], "environment": dict(environment), "directory": os.getcwd()}
+    def fork(self, command: Sequence[str], how: Mapping[str, Any]) -> Forked:
+        """``command`` is ``python -m minishuffle.cli`` and arguments; ``how`` is what ``Popen`` takes."""
+        request = {
+            "arguments": command[3:],
+            "environment": dict(how["env"]),
+            "directory": os.getcwd(),
+            "inherits": list(how["pass_fds"]),
+        }
         stdin, feed = os.pipe()
         status, report = os.pipe()
-        given = [stdin, stdout.fileno(), stderr.fileno(), report]
+        given = [stdin, how["stdout"].fileno(), how["stderr"].fileno(), *how["pass_fds"], report]
         socket.send_fds(self.connection, [json.dumps(request).encode()], given)
         os.close(stdin)
         os.close(report)
@@ -226,7 +235,7 @@ def started(command: Sequence[str], **how: Any) -> Forked | subprocess.Popen[byt
         _templates[kind] = Template(kind, how["env"])
     if not _templates[kind].fits(how["env"]):
         return subprocess.Popen(command, **how)
-    return _templates[kind].fork(command, how["stdout"], how["stderr"], how["env"])
+    return _templates[kind].fork(command, how)
 
 
 def kind_of(command: Sequence[str]) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import LAG_SECONDS_BOUNDS, ConnectionCounters, Histogram
 from minishuffle.worker.interpreter import GarbageClock
-from minishuffle.worker.workerreports import registration, worker_report
+from minishuffle.worker.workerreports import registration, resident_bytes, worker_report
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -28,7 +28,9 @@ async def test_a_heartbeat_has_what_rates_are_made_from(site: Site) -> None:
         clock=10.5,
         cpu_seconds=3.5,
         gc_seconds=0.25,
+        memory_bytes=77,
     )
+    assert report.memory_bytes == 77
     assert (report.clock_seconds, report.cpu_seconds, report.gc_seconds) == (10.5, 3.5, 0.25)
     assert (report.abandoned_tasks, report.stuck) == (1, {"j1": [0]})
     assert (report.segments_free, report.segment_bytes) == (site.pool.total, site.pool.segment_bytes)
@@ -53,6 +55,13 @@ async def test_a_registration_has_what_placement_needs(site: Site) -> None:
         3,
         True,
     )
+
+
+def test_the_resident_memory_of_a_process_grows_with_what_it_holds() -> None:
+    before = resident_bytes()
+    held = bytearray(b"x") * 64_000_000
+    assert resident_bytes() > before + 32_000_000 > 32_000_000
+    assert held
 
 
 def test_the_time_of_collections_is_added_up_until_the_clock_is_closed() -> None:

@@ -31,6 +31,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerAddress,
 )
+from minishuffle.worker.crashrecord import CrashRecord
 from minishuffle.worker.outbox import NumberedReport
 from minishuffle.worker.service import run_worker
 
@@ -196,6 +197,7 @@ class Coordinator:
                 requested_worker=worker,
                 standby=standby,
                 find=find,
+                record=CrashRecord(),
                 web=web,
                 ready=running.told.update,
                 stop=running.stop,

@@ -52,6 +52,7 @@ async def test_a_worker_registers_and_sends_heartbeats(coordinator: Coordinator)
     assert request.segments * request.segment_bytes <= coordinator.settings.network_memory_bytes
     assert running.told == {
         "worker": 4,
+        "epoch": 1,
         "pid": os.getpid(),
         "data_port": request.data_port,
         "metrics_port": 9,

@@ -1,0 +1,138 @@
+"""What a launcher knows of the end of a worker process that it has started.
+
+That is its exit status, whether the kernel has killed for want of memory meanwhile, and what its tasks had in
+hand. The coordinator decides what follows (``coordinator/deaths.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from mmap import mmap
+from pathlib import Path
+from typing import Any, Final
+
+from minishuffle.wire.requests import WorkerEnded
+from minishuffle.worker.crashrecord import RECORD_BYTES, calls_in, is_leaving, is_used
+
+__all__ = ["Observation", "observed", "signal_name"]
+
+PROC: Final = Path("/proc")
+CGROUPS: Final = Path("/sys/fs/cgroup")
+FLAG: Final = "--crash-record"
+_log = logging.getLogger("minishuffle.local")
+
+
+class Observation:
+    """A launcher's view of one worker process, from its start to its end.
+
+    Args:
+        memory: what the worker maps too; None where the system has no such files.
+    """
+
+    def __init__(self, memory: mmap | None) -> None:
+        self._memory = memory
+        self._counter: Path | None = None
+        """Where the kernel counts what it has killed of the process's cgroup for want of memory."""
+        self._killed_before = 0
+
+    def began(self, pid: int) -> None:
+        """The process was started just now."""
+        self._counter = _oom_counter(pid)
+        self._killed_before = _oom_kills(self._counter)
+
+    def ended_by_itself(self, code: int) -> bool:
+        """Whether the process, which has ended with that code (negative: a signal), had said so before. Of
+        one that says nothing, the code of an orderly end stands for that."""
+        if self._memory is None or not is_used(self._memory):
+            return code == 0
+        return is_leaving(self._memory)
+
+    def report(self, ready: dict[str, Any] | None, code: int) -> WorkerEnded | None:
+        """What the coordinator is to hear; None if the worker was not registered, or ended by itself.
+
+        Args:
+            ready: what its ready line said.
+            code: as in :meth:`ended_by_itself`.
+        """
+        if ready is None or "epoch" not in ready or self.ended_by_itself(code):
+            return None
+        return WorkerEnded(
+            worker=ready["worker"],
+            epoch=ready["epoch"],
+            code=max(-1, code),
+            signal=signal_name(-code) if code < 0 else "",
+            out_of_memory=_oom_kills(self._counter) > self._killed_before,
+            recorded=self._memory is not None and is_used(self._memory),
+            calls=calls_in(self._memory) if self._memory is not None else [],
+        )
+
+    def close(self) -> None:
+        """Let go of the memory. Idempotent."""
+        if self._memory is not None:
+            self._memory.close()
+
+
+@contextlib.contextmanager
+def observed() -> Iterator[tuple[Observation, list[str], tuple[int, ...]]]:
+    """For the start of a worker process: its observation, further arguments of its command, and the
+    descriptors that it is to inherit. If the block raises, nothing is left of it."""
+    try:
+        descriptor = os.memfd_create("minishuffle-crash-record")
+    except (AttributeError, OSError) as error:  # It is Linux's, and there may be no more descriptors.
+        _log.warning("what tasks of a worker have in hand cannot be recorded: %s", error)
+        yield Observation(None), [], ()
+        return
+    try:
+        os.ftruncate(descriptor, RECORD_BYTES)
+        observation = Observation(mmap(descriptor, RECORD_BYTES))
+        try:
+            yield observation, [FLAG, str(descriptor)], (descriptor,)
+        except BaseException:
+            observation.close()
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def signal_name(number: int) -> str:
+    """Those between SIGRTMIN and SIGRTMAX have none."""
+    known = {each.value: each.name for each in signal.Signals}
+    return known.get(number, f"signal {number}")
+
+
+# --- the memory killer ----------------------------------------------------------------------------
+
+
+def _oom_counter(pid: int) -> Path | None:
+    """The file that has a line ``oom_kill N`` for the cgroup of a process (version 2 or 1); None if there is
+    none. In a container the path may be the host's, and the container's cgroup is the root."""
+    try:
+        lines = (PROC / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            root, name = CGROUPS, "memory.events"
+        elif "memory" in controllers.split(","):
+            root, name = CGROUPS / "memory", "memory.oom_control"
+        else:
+            continue
+        for folder in (root / path.lstrip("/"), root):
+            if (folder / name).exists():
+                return folder / name
+    return None
+
+
+def _oom_kills(counter: Path | None) -> int:
+    """How many processes of the cgroup the kernel has killed so far; 0 if nobody knows."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in counter.read_text().splitlines() if counter is not None else ():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return 0
