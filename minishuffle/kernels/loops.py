@@ -422,20 +422,24 @@ def fold_floats(
     return rows
 
 
-def fold_wide(state: Vector, slots: Vector, values: Vector, results: Vector, rows: int) -> int:
-    """The sum of each row's slot after that row, of integers of 128 bits, each as two words, the lower one
-    first. Gives the row at which a sum would leave 128 bits; or ``rows``."""
+def fold_wide(
+    state: Vector, slots: Vector, values: Vector, width: int, results: Vector, wanted: int, rows: int
+) -> int:
+    """The sum of each row's slot after that row, if ``wanted``, of integers of 256 bits, each as four words,
+    the lowest first. Values have ``width`` words."""
     for row in range(rows):
-        at = 2 * slots[row]
-        low = uint64(state[at]) + uint64(values[2 * row])
-        held, value = state[at + 1], values[2 * row + 1]
-        after = held + value
-        if low < uint64(state[at]):
-            after += 1
-        if (held ^ after) & (value ^ after) < 0:
-            return row
-        state[at], state[at + 1] = int64(low), after
-        results[2 * row], results[2 * row + 1] = int64(low), after
+        at, begin = 4 * slots[row], width * row
+        sign = values[begin + width - 1] >> 63
+        carry = uint64(0)
+        for place in range(4):
+            value = uint64(values[begin + place]) if place < width else uint64(sign)
+            total = value + carry
+            carry = uint64(total < carry)
+            after = uint64(state[at + place]) + total
+            carry += uint64(after < total)
+            state[at + place] = int64(after)
+            if wanted:
+                results[4 * row + place] = int64(after)
     return rows
 
 

@@ -55,7 +55,7 @@ KERNELS: Final[dict[str, tuple[str, ...]]] = {
     "fill_table": (TO_PLACES, WORD, INTS, INT, INT),
     "write_texts": (OFFSETS, BYTES, TO_INTS, INT, INT, INT, INT),
     "fold_ints": (INT, TO_INTS, INTS, INTS, TO_INTS, INT, INT),
-    "fold_wide": (TO_INTS, INTS, INTS, TO_INTS, INT),
+    "fold_wide": (TO_INTS, INTS, INTS, INT, TO_INTS, INT, INT),
     "fold_spread": (*[TO_FLOATS] * 3, INTS, *[FLOATS] * 3, TO_FLOATS, INT),
     "fold_floats": (INT, TO_FLOATS, INTS, FLOATS, TO_FLOATS, INT, INT),
     "link_rows": (INTS, INTS, INT, TO_INTS, WORD, TO_INTS, INT, INT),

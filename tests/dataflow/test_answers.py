@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator
-from datetime import time, timedelta
+from datetime import UTC, datetime, time, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -729,3 +729,22 @@ def test_dictionaries_of_views_are_as_those_of_strings(index: pa.DataType, tmp_p
     assert grouped(rows(letters.to_rows().to_table({"k": int, "t": int, "n": int, "x": kind}))) == all_of_them
     unknown = letters.map_batches(lambda batch: batch)
     assert {row["x"]: row["count"] for row in rows(unknown.key_by("x").count())} == all_of_them
+
+
+WINDOWED: dict[str, Any] = {
+    "window": lambda keyed: keyed.window(timedelta(hours=1)),
+    "slide": lambda keyed: keyed.window(timedelta(hours=1), slide=timedelta(minutes=30)),
+    "zone": lambda keyed: keyed.window(timedelta(days=1), tz="Etc/GMT+1"),
+    "session": lambda keyed: keyed.session_window(timedelta(hours=1)),
+}
+
+
+@pytest.mark.parametrize("kind", WINDOWED)
+def test_a_window_that_ends_in_the_year_10000_says_so(kind: str) -> None:
+    last = datetime.max.replace(tzinfo=UTC)
+    timed = Table.from_arrow(pa.table({"k": [1], "t": [last]})).event_time("t")
+    counts = WINDOWED[kind](timed.key_by("k")).count()
+    for result in (counts.collect(), counts.to_rows().collect()):
+        with pytest.raises(UsageError, match=r"^a window ends at 10000-01-01 .* drop\('window_end'\)"):
+            run(result)
+    assert run(counts.drop("window_end").select("k", "count").collect()).rows[0] == {"k": 1, "count": 1}

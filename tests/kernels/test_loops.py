@@ -249,24 +249,40 @@ def test_a_sum_that_would_leave_int64_stops(held: int, value: int) -> None:
     assert kernel("fold_ints")(SUM, state, ints(1), ints(-value), results, 1, 1) == 1
 
 
-@given(st.lists(st.tuples(st.integers(0, 1), st.integers(-(2**127), 2**127 - 1)), max_size=20))
-def test_sums_of_128_bits(rows: list[tuple[int, int]]) -> None:
-    def halves(value: int) -> tuple[int, int]:
-        return int.from_bytes((value & MASK).to_bytes(8), signed=True), value >> 64
+@given(
+    st.sampled_from([2, 4]).flatmap(
+        lambda width: st.tuples(
+            st.just(width),
+            st.lists(
+                st.tuples(
+                    st.integers(0, 1),
+                    st.integers(-(2 ** (64 * width - 1)), 2 ** (64 * width - 1) - 1)
+                    | st.integers(-2, 2).map(lambda value: value << 64),
+                ),
+                max_size=20,
+            ),
+        )
+    ),
+    st.booleans(),
+)
+def test_sums_of_256_bits(given_rows: tuple[int, list[tuple[int, int]]], wanted: bool) -> None:
+    width, rows = given_rows
 
-    state, results = np.zeros(4, np.int64), np.zeros(2 * len(rows), np.int64)
-    values = ints(*(half for _, value in rows for half in halves(value)))
-    done = kernel("fold_wide")(state, ints(*(slot for slot, _ in rows)), values, results, len(rows))
+    def words_of(value: int, count: int) -> list[int]:
+        whole = value & ((1 << 64 * count) - 1)
+        return np.frombuffer(whole.to_bytes(8 * count, "little"), np.int64).tolist()
+
+    state = np.zeros(8, np.int64)
+    results = np.zeros(4 * len(rows) if wanted else 0, np.int64)
+    values = ints(*(word for _, value in rows for word in words_of(value, width)))
+    slots = ints(*(slot for slot, _ in rows))
+    assert kernel("fold_wide")(state, slots, values, width, results, wanted, len(rows)) == len(rows)
     sums = [0, 0]
     for row, (slot, value) in enumerate(rows):
-        if not -(2**127) <= sums[slot] + value < 2**127:
-            assert done == row
-            break
         sums[slot] += value
-        assert tuple(results[2 * row : 2 * row + 2].tolist()) == halves(sums[slot])
-    else:
-        assert done == len(rows)
-    assert state.tolist() == [half for total in sums for half in halves(total)]
+        if wanted:
+            assert results[4 * row : 4 * row + 4].tolist() == words_of(sums[slot], 4)
+    assert state.tolist() == [word for total in sums for word in words_of(total, 4)]
 
 
 @pytest.mark.parametrize(("operation", "expected"), [(MINIMUM, [3.0, 2.0, 2.0]), (MAXIMUM, [3.0, 3.0, 3.0])])

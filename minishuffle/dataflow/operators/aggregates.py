@@ -20,7 +20,8 @@ from minishuffle.dataflow.operators.columns import (
     sum_out_of_range,
 )
 from minishuffle.dataflow.operators.convert import column_of
-from minishuffle.dataflow.operators.decimals import DecimalSum
+from minishuffle.dataflow.operators.decimals import DecimalSum, exact_mean
+from minishuffle.dataflow.operators.decimals import wide as wide_decimal
 from minishuffle.dataflow.operators.distinct import DistinctCount
 from minishuffle.dataflow.operators.firstlast import Extreme, FirstOrLast
 from minishuffle.dataflow.operators.spread import Deviation
@@ -138,7 +139,7 @@ class _OneType(Aggregate):
                 "common that is exact: cast the column first, or declare it with to_table(schema)"
             )
         if self._state is None or (wide != self._kind and kind != self._kind):
-            held, self._kind = self.at(slice(0, self._known)), wide
+            held, self._kind = self._totals(slice(0, self._known)), wide
             self._state, self._stored = self._state_of(wide)
             self._state.grow(self._known)
             if self._known:
@@ -149,6 +150,9 @@ class _OneType(Aggregate):
     def _fitted(self, column: pa.Array) -> pa.Array:
         """The column in the type of the state."""
         kind, given = self._stored, column.type
+        is_longer = pa.types.is_decimal256(given) or getattr(given, "scale", 0) != getattr(kind, "scale", 0)
+        if isinstance(self._state, DecimalSum) and is_longer:  # a sum so far, or it gets more digits
+            kind = wide_decimal(kind)
         if given == kind:
             return column
         try:
@@ -170,7 +174,8 @@ class _OneType(Aggregate):
         if self._function == "mean" and pa.types.is_integer(kind):
             kind = pa.decimal128(DIGITS_MAX, 0)
         if pa.types.is_decimal(kind):
-            return DecimalSum(f"{self._function} of column {self._name!r}", kind), kind
+            result = wide_decimal(kind) if self._function == "mean" else kind
+            return DecimalSum(f"{self._function} of column {self._name!r}", result), kind
         return Fold("sum", self._name, kind), kind
 
     def at(self, slots: Vector | slice) -> pa.Array:
@@ -178,14 +183,30 @@ class _OneType(Aggregate):
             return pa.nulls(len(np.arange(self._size)[slots]))
         return self._state.at(slots)
 
+    def _totals(self, slots: Vector | slice) -> pa.Array:
+        """The values, or sums that may have more digits than a result."""
+        return self._state.totals(slots) if isinstance(self._state, DecimalSum) else self.at(slots)
+
     def keep(self, slots: Vector) -> None:
         if self._state is not None:
             self._state.keep(slots)
         self._size = self._known = len(slots)
 
+    def as_columns(self, slots: Vector | slice) -> list[pa.Array]:
+        return [self._totals(slots)]
+
+    def merge(self, slots: Vector, columns: list[pa.Array]) -> None:
+        (column,) = columns
+        kind = column.type
+        if not pa.types.is_decimal256(kind):
+            self.update(slots, column)
+        elif (state := self._state_for(pa.decimal128(DIGITS_MAX, kind.scale))) is not None:
+            state.merge(slots, [self._fitted(column)])
+
 
 class Mean(Aggregate):
-    """Sum divided by the number of values, as float64; null if there is none."""
+    """Sum divided by the number of values, as float64; null if there is none. Of integers and decimals the
+    sum is exact, and rounded once, when it is divided."""
 
     def __init__(self, name: str) -> None:
         self._sum = _OneType("mean", name)
@@ -220,4 +241,6 @@ class Mean(Aggregate):
 
 def _quotient(total: pa.Array, count: pa.Array) -> pa.Array:
     """Null where there is no value: the total is null there."""
+    if pa.types.is_decimal(total.type):
+        return exact_mean(total, count)
     return pc.divide(total.cast(pa.float64(), safe=False), count.cast(pa.float64()))

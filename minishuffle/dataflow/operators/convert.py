@@ -52,11 +52,30 @@ def _python_values(name: str, column: pa.Array) -> list[Any]:
         held = with_innermost(column.type, _in_microseconds, castable=False)
         values: list[Any] = (column if held == column.type else column.cast(held)).to_pylist()
     except (ValueError, OverflowError, NotImplementedError) as error:
+        if (moment := _beyond_calendar(column)) is not None:
+            what = "a window ends" if name == "window_end" else f"column {name!r} has a time"
+            raise UsageError(
+                f"{what} at {moment}, and the datetimes of Python are in the years 1 to 9999: leave such "
+                f"rows out with filter(), or the column with drop({name!r})"
+            ) from error
         raise UsageError(
             f"column {name!r} of type {column.type} does not fit Python values ({error}): "
             "cast it first, a timestamp to microseconds for example"
         ) from error
     return values
+
+
+def _beyond_calendar(column: pa.Array) -> str | None:
+    """The first time that no datetime or date of Python holds, if there is one."""
+    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+        for scalar in column:
+            try:
+                scalar.as_py()
+            except OverflowError:
+                return str(scalar.cast(pa.string()))
+            except ValueError:
+                continue  # of its nanoseconds
+    return None
 
 
 def _in_microseconds(kind: pa.DataType) -> pa.DataType:

@@ -415,5 +415,23 @@ def test_batches_without_columns_keep_their_number_of_rows() -> None:
     ids=str,
 )
 def test_times_beyond_pythons_calendar_are_told(values: pa.Array) -> None:
-    with pytest.raises(UsageError, match="column 'a' of type .* does not fit Python values"):
+    with pytest.raises(UsageError, match="column 'a' (has a time at|of type .* does not fit Python values)"):
         rows_of(pa.record_batch({"a": values}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "moment"),
+    [
+        (pa.timestamp("us", "UTC"), "10000-01-01 00:00:00.000000Z"),
+        (pa.timestamp("s"), "10000-01-01 00:00:00"),
+        (pa.date32(), "10000-01-01"),
+    ],
+    ids=str,
+)
+def test_what_is_beyond_the_calendar_of_python_is_named(kind: pa.DataType, moment: str) -> None:
+    days = pa.array([0, 2_932_897], pa.int32()).cast(pa.date32())
+    batch = pa.record_batch([days.cast(pa.timestamp("s")).cast(kind)], ["at"])
+    with pytest.raises(
+        UsageError, match=rf"column 'at' has a time at {moment}, .* years 1 to 9999: .* drop\('at'\)"
+    ):
+        rows_of(batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Context, Decimal
+from fractions import Fraction
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.operators.chained import Emission
 from minishuffle.dataflow.operators.columns import result_type
 from minishuffle.dataflow.operators.convert import RowsToArrow, rows_of
+from minishuffle.dataflow.operators.decimals import DecimalSum, exact_mean, wide
 from minishuffle.errors import UsageError
 from minishuffle.exchange.rows import pack_rows, unpack_rows
 
@@ -22,6 +24,7 @@ EXACT = Context(prec=80)
 LARGE = pa.decimal128(38, 2)
 TOP = Decimal((0, (9,) * 38, -2))
 """The greatest decimal128(38, 2)."""
+BOTTOM = TOP.copy_negate()
 
 amounts = st.one_of(
     st.integers(-(10**38) + 1, 10**38 - 1), st.integers(-(2**63), 2**63), st.integers(-99, 99)
@@ -65,18 +68,89 @@ OUTPUTS = {"s": ("v", "sum"), "low": ("v", "min"), "high": ("v", "max")}
 
 @given(batches=pairs)
 def test_sums_and_bounds_are_exact(batches: list[list[tuple[int, Decimal | None]]]) -> None:
-    expected = expected_of(batches)
-    emissions: tuple[Emission, ...] = ("each", "end")
-    if any(row["s"] is not None and row["s"].copy_abs() > TOP for row in expected):
-        with pytest.raises(UsageError, match=r"sum of column 'v' leaves the range of decimal128\(38, 2\)"):
-            run(AggregateArrow(("k",), OUTPUTS, "each"), *map(batch_of, batches))  # type: ignore[arg-type]
-        return
-    for emit in emissions:
-        found = run(AggregateArrow(("k",), OUTPUTS, emit), *map(batch_of, batches))  # type: ignore[arg-type]
+    each = expected_of(batches)
+    last = list({row["k"]: row for row in each}.values())
+    emissions: dict[Emission, list[dict[str, Any]]] = {"each": each, "end": last}
+    for emit, expected in emissions.items():
+        operator = AggregateArrow(("k",), OUTPUTS, emit)  # type: ignore[arg-type]
+        if any(row["s"] is not None and row["s"].copy_abs() > TOP for row in expected):
+            with pytest.raises(
+                UsageError, match=r"sum of column 'v' leaves the range of decimal128\(38, 2\)"
+            ):
+                run(operator, *map(batch_of, batches))
+            continue
+        found = run(operator, *map(batch_of, batches))
         if emit == "end":
-            expected = list({row["k"]: row for row in expected}.values())
             found.sort(key=lambda row: [r["k"] for r in expected].index(row["k"]))
         assert found == expected
+
+
+def test_sums_may_be_beyond_38_digits_on_their_way() -> None:
+    batches = [
+        batch_of([(1, TOP), (1, TOP), (2, TOP)]),
+        batch_of([(1, BOTTOM), (1, BOTTOM), (2, None), (1, BOTTOM)]),
+    ]
+    found = run(AggregateArrow(("k",), {"s": ("v", "sum")}, "end"), *batches)
+    assert found == [{"k": 1, "s": BOTTOM}, {"k": 2, "s": TOP}]
+    narrow = batch_of([(1, Decimal("0.125"))], pa.decimal128(4, 3))
+    wider = AggregateArrow(("k",), {"s": ("v", "sum")}, "end")
+    with pytest.raises(UsageError, match=r"sum of column 'v' .* decimal128\(38, 3\)"):
+        run(wider, *batches, narrow)
+    less = [batch_of([(1, TOP), (1, TOP)]), narrow, batch_of([(1, BOTTOM), (1, BOTTOM)])]
+    assert run(AggregateArrow(("k",), {"s": ("v", "sum")}, "end"), *less) == [{"k": 1, "s": Decimal("0.125")}]
+
+
+def test_sums_beyond_38_digits_are_taken_to_another_subtask() -> None:
+    first, second = (AggregateArrow(("k",), {"s": ("v", "sum"), "m": ("v", "mean")}, "end") for _ in range(2))
+    first.open(TaskContext("job", "task", 0, 1, 1))
+    first.process(batch_of([(1, TOP), (1, TOP)]), 0, lambda batch: None)
+    second.read_state(list(first.write_state()))
+    assert run(second, batch_of([(1, BOTTOM), (1, Decimal(0))])) == [{"k": 1, "s": TOP, "m": float(TOP) / 4}]
+
+
+# --- means ------------------------------------------------------------------------------------------
+
+
+def mean_of(values: list[Any], kind: pa.DataType, emit: Emission = "end") -> list[Any]:
+    batch = pa.record_batch({"k": pa.array([1] * len(values)), "v": pa.array(values, kind)})
+    return [row["m"] for row in run(AggregateArrow(("k",), {"m": ("v", "mean")}, emit), batch)]
+
+
+def test_a_mean_is_the_exact_sum_divided_and_rounded_once() -> None:
+    price = Decimal("99.99")
+    assert mean_of([price] * 2, pa.decimal128(4, 2)) == [99.99]
+    assert mean_of([price, None, price], pa.decimal32(4, 2), "each") == [99.99] * 3
+    assert mean_of([TOP] * 3, LARGE) == [float(TOP)]
+    assert mean_of([2**53 + 1, 2**53 + 1], pa.int64()) == [float(2**53 + 1)]
+    assert mean_of([None], LARGE) == [None]
+    assert mean_of([Decimal(1200), Decimal(1300)], pa.decimal128(4, -2)) == [1250.0]
+
+
+@given(
+    st.integers(0, 37).flatmap(
+        lambda scale: st.tuples(
+            st.just(scale),
+            st.lists(
+                st.integers(-(10**38) + 1, 10**38 - 1) | st.integers(-(10**7), 10**7), min_size=1, max_size=9
+            ),
+        )
+    )
+)
+def test_means_are_the_floats_nearest_to_them(units: tuple[int, list[int]]) -> None:
+    scale, numbers = units
+    values = [Decimal(number).scaleb(-scale, EXACT) for number in numbers]
+    nearest = float(Fraction(sum(numbers), len(numbers) * 10**scale))
+    assert mean_of(values, pa.decimal128(38, scale)) == [nearest]
+
+
+def test_exact_means_of_slices() -> None:
+    sums = pa.array([Decimal(5), None, Decimal(10**60), Decimal(-1)], wide(pa.decimal128(1, 0)))
+    counts = pa.array([2, 0, 3, 3])
+    assert exact_mean(sums, counts).to_pylist() == [2.5, None, 10**60 / 3, -1 / 3]
+    assert exact_mean(sums.slice(2), counts.slice(2)).to_pylist() == [10**60 / 3, -1 / 3]
+    total = DecimalSum("sum of column 'v'", wide(LARGE))
+    total.grow(1)
+    assert total.at(slice(0, 1)).to_pylist() == [None]
 
 
 @pytest.mark.parametrize("kind", [pa.decimal128(7, 3), pa.decimal32(7, 3), pa.decimal64(9, 3)], ids=str)
