@@ -39,7 +39,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.errors import UsageError
+from minishuffle.errors import UsageError, WrongColumns
 from minishuffle.exchange.schemas import decoded
 from minishuffle.kernels.machinecode import kernel, text_kernel
 
@@ -389,7 +389,7 @@ def family(kind: pa.DataType) -> str:
     duration, uuid, null.
 
     Raises:
-        UsageError: the type cannot be a key.
+        WrongColumns: the type cannot be a key.
     """
     is_a = pa.types
     if kind == BOOL8:
@@ -407,7 +407,7 @@ def family(kind: pa.DataType) -> str:
     for name in ("timestamp", "date", "time", "duration", "null"):
         if getattr(is_a, f"is_{name}")(kind):
             return name
-    raise UsageError(
+    raise WrongColumns(
         f"a column of type {kind} cannot be a key: cast it to an integer, float, string, binary, boolean, "
         "decimal, timestamp, date, time or duration type"
     )
@@ -424,7 +424,7 @@ def hash_array(array: pa.Array) -> Vector:
     """The hash of each value (uint64), equal to :func:`hash_form` of its canonical form.
 
     Raises:
-        UsageError: the type cannot be a key.
+        WrongColumns: the type cannot be a key.
     """
     array = decoded(array)
     kind = array.type
@@ -613,7 +613,7 @@ def hash_columns(arrays: Sequence[pa.Array]) -> Hashes:
     """The hash of each row: of the bare value for one array, of the tuple of values for several.
 
     Raises:
-        UsageError: a column's type cannot be a key.
+        WrongColumns: a column's type cannot be a key.
     """
     rows = len(arrays[0])
     if rows <= CHUNK_ROWS:

@@ -81,6 +81,7 @@ class Partitioner:
 
         Raises:
             UnknownName: the batch lacks a key column; names those that it has.
+            WrongColumns: a key column is of a type that cannot be one.
             UsageError: a key cannot be hashed, or ``choose`` gave no consumer.
         """
         if self._columns is not None and isinstance(batch, pa.RecordBatch):

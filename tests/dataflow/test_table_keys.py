@@ -169,3 +169,28 @@ def test_a_time_of_day_with_a_time_zone_is_refused() -> None:
         run(rows.key_by("k").count().collect(), Cut(1))
     with pytest.raises(UsageError, match="times of day with a time zone, which no type holds"):
         run(rows.to_table().key_by("k").count().collect(), Cut(1))
+
+
+LISTS = pa.table({"k": [[1], [2]], "n": [1, 2]})
+BY_KEY: dict[str, Callable[[Table], Table]] = {
+    "count": lambda table: table.key_by("k").count(),
+    "several": lambda table: table.key_by("n", "k").count(),
+    "distinct": lambda table: table.key_by("k").distinct(),
+    "top_n": lambda table: table.key_by("k").top_n(1, "n"),
+    "join": lambda table: table.key_by("k").join(table.key_by("k")),
+    "broadcast_join": lambda table: table.broadcast_join(Table.from_arrow(LISTS), "k"),
+}
+
+
+@pytest.mark.parametrize("cut", [Cut(1), CUT], ids=str)
+@pytest.mark.parametrize("known", [True, False], ids=["declared", "undeclared"])
+@pytest.mark.parametrize("case", BY_KEY)
+def test_a_column_that_cannot_be_a_key_ends_the_job_at_once(case: str, known: bool, cut: Cut) -> None:
+    table = Table.from_arrow(LISTS)
+    if not known:
+        table = table.map_batches(lambda batch: batch)
+    with pytest.raises(UsageError, match="a column of type list.* cannot be a key") as refusal:
+        result = BY_KEY[case](table)
+        if not known:
+            run(result.collect(), cut)
+    assert known or refusal.value.final

@@ -48,7 +48,7 @@ def exactly(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     """Keys in another type; None if one has no equal there.
 
     Raises:
-        UsageError: a type cannot be a key.
+        WrongColumns: a type cannot be a key.
     """
     if array.type == kind:
         return array
@@ -243,7 +243,7 @@ def key_column(kind: pa.DataType) -> KeyColumn:
     """A column for keys of that type.
 
     Raises:
-        UsageError: the type cannot be a key.
+        WrongColumns: the type cannot be a key.
     """
     group = family(kind)
     wide = group in ("text", "binary", "uuid") or (pa.types.is_decimal(kind) and kind.bit_width > 64)

@@ -58,7 +58,8 @@ class KeyIndex:
         """The slot (int64) of each row; new keys get the next slots.
 
         Raises:
-            UsageError: a column's type cannot be a key, or no type holds its keys and those before.
+            WrongColumns: a column's type cannot be a key.
+            UsageError: no type holds a column's keys and those before.
             ResourceExhausted: there are too many keys.
         """
         arrays = list(map(decoded, arrays))
@@ -80,7 +81,7 @@ class KeyIndex:
         type.
 
         Raises:
-            UsageError: a column's type cannot be a key.
+            WrongColumns: a column's type cannot be a key.
         """
         absent = np.zeros(len(arrays[0]), dtype=np.bool_)
         if not self._columns:
