@@ -11,6 +11,7 @@ import pwd
 import secrets
 import stat
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -179,24 +180,25 @@ def _near(name: str) -> str | None:
     return next(iter(difflib.get_close_matches(name.lower(), ClusterSettings.model_fields, 1)), None)
 
 
-def default_state_dir(cluster: str) -> Path:
-    """``$XDG_STATE_HOME/minishuffle/<cluster>``, with ``~/.local/state`` when that is not set.
+def default_state_dir(cluster: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """``$XDG_STATE_HOME/minishuffle/<cluster>``, with ``~/.local/state`` when that is not set; of this user,
+    by the ``environment`` of some process.
 
     Raises:
         UsageError: the cluster's name cannot name a directory, or there is no home directory.
     """
     if not cluster or "/" in cluster or "\0" in cluster or cluster in (".", ".."):
         raise UsageError(f"{cluster!r} cannot name a cluster: use letters, digits, '-' and '_'")
-    base = os.environ.get("XDG_STATE_HOME", "")
+    base = environment.get("XDG_STATE_HOME", "")
     # A relative path there is to be ignored, says the XDG base directory specification.
     if os.path.isabs(base):
         return Path(base) / "minishuffle" / cluster
-    return _home() / ".local" / "state" / "minishuffle" / cluster
+    return _home(environment) / ".local" / "state" / "minishuffle" / cluster
 
 
-def _home() -> Path:
+def _home(environment: Mapping[str, str]) -> Path:
     """The home directory: ``$HOME``, or what the password database says if that is empty or not set."""
-    named = os.environ.get("HOME")
+    named = environment.get("HOME")
     if named:
         return Path(named)
     try:

@@ -16,6 +16,7 @@ import click
 import psutil
 
 from minishuffle.cli import doctor, tables
+from minishuffle.cli.ownprocesses import LAUNCHER, alive, own_processes
 from minishuffle.cli.session import (
     DEFAULT_HOST,
     DEFAULT_PORT,
@@ -30,7 +31,7 @@ from minishuffle.cli.session import (
 from minishuffle.cli.terminal import echo
 from minishuffle.client import Client
 from minishuffle.config import ClusterSettings, create_secret, read_token, web_token
-from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
+from minishuffle.errors import AuthenticationError, PeerLost, ResourceExhausted, ShuffleError, UsageError
 from minishuffle.ids import Address
 from minishuffle.launch import Child, LocalProcesses, settings_flags, start_processes, stop_children
 from minishuffle.local import remove_abandoned_state
@@ -47,8 +48,6 @@ SPARK_START_SECONDS = 120.0
 STOP_SECONDS = 20.0
 ENDING_SECONDS = 5.0
 """For a coordinator that lives and does not answer: another command may have asked it to stop."""
-LAUNCHER = "'cluster up'"
-"""The command that has started the others, and looks after them unless it has detached them."""
 LAUNCHER_SECONDS = 30.0
 """For that to end what it has started: it asks a coordinator that may not answer, and then gives it time."""
 POLL_SECONDS = 0.1
@@ -113,6 +112,7 @@ def up(
         raise UsageError("lost workers on Spark's executors are ordered anew: leave out --standby")
     web_port = web_port if web_port is not None else (port + 1 if 0 < port < 65535 else 0)
     if not session.directory().exists():  # What is refused leaves none behind.
+        _refuse_beside_others(session)
         doctor.require_free_ports(host, port, web_port)
     session.make_directory()
     with _starting_alone(session):
@@ -221,11 +221,18 @@ def _supplied(
         stop_spark(spark)
 
 
+def _refuse_beside_others(session: Session) -> None:
+    """Raises UsageError: processes of this cluster run, and what they need on the disk is gone."""
+    if (others := session.running_without()) is not None:
+        raise others
+
+
 def _refuse_second(session: Session) -> None:
     record = session.record()
     if record is None:
+        _refuse_beside_others(session)
         return
-    coordinator, left = record["processes"]["coordinator"], _alive(record)
+    coordinator, left = record["processes"]["coordinator"], alive(record)
     process = f"pid {coordinator['pid']}" if "coordinator" in left else ""
     if not process and LAUNCHER in left:  # It starts a coordinator again, or is about to end.
         process = f"{LAUNCHER}, pid {left[LAUNCHER]}"
@@ -392,25 +399,48 @@ def down(context: click.Context) -> None:
     """Cancel all jobs and stop every process of the cluster."""
     session = session_of(context)
     record, address = session.record(), session.address()
-    asked = False
-    try:
-        with session.client() as client:
-            client.stop_cluster()
-            asked = True
-    except PeerLost:
-        if record is None:
-            raise
-    if record is not None:
-        silent = ENDING_SECONDS if "coordinator" in _alive(record) else 0.0
-        _end_recorded(session, record, STOP_SECONDS if asked else silent)
-        if (last := session.record()) is not None and not _alive(last):  # Else it is a new cluster's.
+    asked, found = _order(session, record)
+    if (there := found or record) is not None:
+        answers_no_more = not asked and found is None and "coordinator" in alive(there)
+        _end_recorded(session, there, STOP_SECONDS if asked else ENDING_SECONDS if answers_no_more else 0.0)
+        if (last := session.record()) is not None and not alive(last):  # Else it is a new cluster's.
             session.record_path().unlink(missing_ok=True)
-    if not asked and _accepts(address):  # "coordinator start" took the cluster back, and is not on record.
+    if not asked and found is None and _accepts(address):  # "coordinator start", which is not on record.
         raise PeerLost(
             f"what 'cluster up' started of cluster {session.cluster!r} has ended, but at {address} listens, "
             f"and does not answer, {doctor.port_holder(address.port)}: end that, too"
         )
     echo(f"cluster {session.cluster!r} is down")
+
+
+def _order(session: Session, record: dict[str, Any] | None) -> tuple[bool, dict[str, Any] | None]:
+    """Have the coordinator end the cluster. Gives whether it was asked, or else the processes that were found
+    by their command lines, if they are not on record or nothing on the disk leads to their coordinator.
+
+    Raises:
+        ShuffleError: it cannot be asked, and there are no processes to end.
+    """
+    directory, missing = session.directory(), session.missing()
+    if missing and ((found := own_processes(directory)) is not None or record is not None):
+        _say_found(missing, found)
+        return False, found
+    try:
+        with session.client() as client:
+            client.stop_cluster()
+        return True, None
+    except (PeerLost, AuthenticationError) as error:
+        if record is not None and isinstance(error, PeerLost):
+            return False, None
+        found = own_processes(directory) if session.coordinator is None else None
+        if found is None:
+            raise
+        _say_found(str(error), found)
+        return False, found
+
+
+def _say_found(why: str, record: dict[str, Any] | None) -> None:
+    names = ", ".join(f"{name} (pid {pid})" for name, pid in alive(record or {"processes": {}}).items())
+    echo(f"{why}; ending {names or 'no process'}", err=True)
 
 
 def _accepts(address: Address) -> bool:
@@ -440,7 +470,7 @@ def _wait(record: dict[str, Any], seconds: float, *, note_seconds: float | None 
     """Wait for the recorded processes to end, and say so after a while; gives those that have not."""
     now = time.monotonic()
     deadline, note_at = now + seconds, None if note_seconds is None else now + note_seconds
-    while (left := _alive(record)) and (now := time.monotonic()) < deadline:
+    while (left := alive(record)) and (now := time.monotonic()) < deadline:
         if note_at is not None and now >= note_at:
             names = ", ".join(f"{name} (pid {pid})" for name, pid in left.items())
             echo(f"waiting for {names} to end", err=True)
@@ -456,7 +486,7 @@ def _end(record: dict[str, Any], term_seconds: float) -> None:
         ShuffleError: one does not end even so.
     """
     for number, seconds in ((signal.SIGTERM, term_seconds), (signal.SIGKILL, 5.0)):
-        for pid in _alive(record).values():
+        for pid in alive(record).values():
             with contextlib.suppress(ProcessLookupError):  # It ended just now, as it should.
                 os.kill(pid, number)
         left = _wait(record, seconds)
@@ -464,14 +494,3 @@ def _end(record: dict[str, Any], term_seconds: float) -> None:
             return
     for name, pid in left.items():
         raise ShuffleError(f"{name} (pid {pid}) does not end; look at it with 'ps -fp {pid}'")
-
-
-def _alive(record: dict[str, Any]) -> dict[str, int]:
-    """Those recorded processes that run, by name."""
-    launcher = record.get("launcher")
-    entries = record["processes"] | ({LAUNCHER: launcher} if launcher else {})
-    return {
-        name: entry["pid"]
-        for name, entry in entries.items()
-        if doctor.is_minishuffle(entry["pid"], entry["started"])
-    }

@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from minishuffle.cli import doctor, tables
+from minishuffle.cli import tables
 from minishuffle.cli.loading import load_pipeline
+from minishuffle.cli.ownprocesses import is_minishuffle
 from minishuffle.cli.pipeline import show_outcome, started_spark
 from minishuffle.cli.session import late_global_options
 from minishuffle.cli.tables import byte_text, rate_text
@@ -338,7 +339,7 @@ def demo(context: click.Context, only: str | None, keep: bool) -> None:
             _keep(cluster, out, page)
         pids, directory = list(cluster.workers.values()), cluster.state_dir
         began = time.monotonic()
-    left = [pid for pid in pids if doctor.is_minishuffle(pid)] or directory.exists()
+    left = [pid for pid in pids if is_minishuffle(pid)] or directory.exists()
     text = "something is left behind" if left else "all processes ended, state removed"
     results.append(("clean-up", Verdict(not left, text), time.monotonic() - began))
     _last_screen(out, results)

@@ -36,7 +36,6 @@ __all__ = [
     "Check",
     "checks",
     "doctor",
-    "is_minishuffle",
     "port_holder",
     "require_free_port",
     "require_free_ports",
@@ -46,10 +45,7 @@ __all__ = [
 
 # --- machine --------------------------------------------------------------------------------------
 #
-# What the command line asks this machine: who holds a port, whether a process is ours.
-
-
-START_TIME_TOLERANCE_SECONDS = 2.0
+# What the command line asks this machine: who holds a port, whether an address is its own.
 
 
 def require_free_port(host: str, port: int, flag: str) -> None:
@@ -89,21 +85,6 @@ def require_free_ports(host: str, port: int, web_port: int) -> None:
         raise UsageError(f"--port and --web-port are both {port}: choose another port for one of them")
     require_free_port(host, port, "--port")
     require_free_port(host, web_port, "--web-port")
-
-
-def is_minishuffle(pid: int, started: float | None = None) -> bool:
-    """Whether process ``pid`` runs and is one of ours.
-
-    ``started`` (seconds since the epoch) guards against a process id that was given again.
-    """
-    try:
-        process = psutil.Process(pid)
-        names = {os.path.basename(word) for word in process.cmdline()[:3]}
-        if process.status() == psutil.STATUS_ZOMBIE or not names & {"minishuffle", "minishuffle.cli"}:
-            return False
-        return started is None or abs(process.create_time() - started) < START_TIME_TOLERANCE_SECONDS
-    except psutil.NoSuchProcess:
-        return False
 
 
 def require_local(host: str, what: str) -> None:

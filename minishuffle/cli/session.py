@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
+from minishuffle.cli.ownprocesses import LAUNCHER, alive, own_processes
 from minishuffle.cli.terminal import echo
 from minishuffle.client import Client
 from minishuffle.config import (
@@ -132,15 +133,52 @@ class Session:
             raise UsageError(f"{path} is not a cluster's record; remove it")
         return record
 
+    def missing(self) -> str:
+        """Which of the two is gone that commands need, the state directory or the secret; empty if none."""
+        if _is_gone(self.directory()):
+            return f"the state directory {self.directory()} is gone"
+        return f"the secret at {self.secret_path()} is gone" if _is_gone(self.secret_path()) else ""
+
+    def running_without(self) -> UsageError | None:
+        """What to say if that is so, and processes of the cluster run on this machine; else None."""
+        missing = self.missing()
+        record = (self.record() or own_processes(self.directory())) if missing else None
+        left = alive(record) if record is not None else {}
+        if not left.keys() - {LAUNCHER}:  # One that is just starting has none of the others.
+            return None
+        names = ", ".join(f"{name} (pid {pid})" for name, pid in left.items())
+        return UsageError(
+            f"{missing}, and of cluster {self.cluster!r} there run {names}: "
+            f"'minishuffle{self.flags()} cluster down' stops them"
+        )
+
     def client(self) -> Client:
-        """Waits and follows while the coordinator is away, for :data:`RECONNECT_SECONDS_MAX`."""
+        """Waits and follows while the coordinator is away, for :data:`RECONNECT_SECONDS_MAX`.
+
+        Raises:
+            UsageError: there is no secret that can be used.
+        """
+        address = self.address()
+        try:
+            secret = self.secret()
+        except UsageError as error:
+            raise self.running_without() or error from None
         return Client(
-            self.address(),
-            self.secret(),
+            address,
+            secret,
             cluster=self.cluster,
             reconnect_timeout=RECONNECT_SECONDS_MAX,
             find=self.address,
         )
+
+
+def _is_gone(path: Path) -> bool:
+    """Not so if nobody can say."""
+    try:
+        path.stat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
 
 
 def session_of(context: click.Context) -> Session:

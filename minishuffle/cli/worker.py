@@ -18,6 +18,7 @@ import click
 
 from minishuffle.cli import doctor
 from minishuffle.cli.entry import importing
+from minishuffle.cli.ownprocesses import is_minishuffle
 from minishuffle.cli.session import (
     DEFAULT_HOST,
     DEFAULT_PORT,
@@ -379,7 +380,7 @@ def signal_worker(info: WorkerInfo, number: signal.Signals) -> None:
         UnknownName: it is on another machine, or that process is none of ours.
     """
     doctor.require_local(info.host, f"worker {info.worker}")
-    if not doctor.is_minishuffle(info.pid):
+    if not is_minishuffle(info.pid):
         raise UnknownName(
             f"worker {info.worker} is not process {info.pid} of this machine: type the command there"
         )

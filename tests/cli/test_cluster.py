@@ -12,7 +12,7 @@ import psutil
 import pytest
 from click.testing import Result
 
-from minishuffle.cli import cluster
+from minishuffle.cli import cluster, ownprocesses
 from minishuffle.config import create_secret
 from minishuffle.errors import ShuffleError
 
@@ -66,7 +66,7 @@ def test_standby_workers_are_not_for_executors(run: Run, own_state: Path) -> Non
 
 def test_a_second_up_says_that_it_is_up(run: Run, own_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_record(own_state, os.getpid())
-    monkeypatch.setattr(cluster.doctor, "is_minishuffle", lambda pid, started: pid == os.getpid())
+    monkeypatch.setattr(ownprocesses, "is_minishuffle", lambda pid, started: pid == os.getpid())
     result = run("cluster", "up")
     assert result.exit_code == 1
     assert f"cluster 'default' is already up at 127.0.0.1:1 (pid {os.getpid()})" in result.stderr
@@ -109,7 +109,7 @@ def test_a_coordinator_that_took_a_cluster_back_is_seen_by_up_and_named_by_down(
         worker = {"pid": os.getpid() + 1, "started": 0.0}
         path.write_text(json.dumps({**record, "processes": {**record["processes"], "worker-1": worker}}))
         with monkeypatch.context() as patch:
-            patch.setattr(cluster.doctor, "is_minishuffle", lambda pid, started: pid == worker["pid"])
+            patch.setattr(ownprocesses, "is_minishuffle", lambda pid, started: pid == worker["pid"])
             up = run("--cluster", "default", "cluster", "up")
         monkeypatch.setattr(cluster.Client.__init__, "__kwdefaults__", {**defaults, "timeout": 0.2})
         down = run("cluster", "down")
@@ -145,7 +145,7 @@ def test_down_waits_for_a_coordinator_that_another_down_has_stopped_and_says_so(
     looks = iter([True] * 4)
     sent: list[int] = []
     monkeypatch.setattr(cluster, "NOTE_SECONDS", 0.0)
-    monkeypatch.setattr(cluster.doctor, "is_minishuffle", lambda pid, started: next(looks, False))
+    monkeypatch.setattr(ownprocesses, "is_minishuffle", lambda pid, started: next(looks, False))
     monkeypatch.setattr(cluster.os, "kill", lambda pid, number: sent.append(number))
     result = run("cluster", "down")
     assert (result.exit_code, sent) == (0, [])
@@ -182,7 +182,7 @@ def test_down_ends_first_what_would_start_others_and_then_what_that_has_started(
         sent.append(pid)
         running.discard(pid)
 
-    monkeypatch.setattr(cluster.doctor, "is_minishuffle", lambda pid, started: pid in running)
+    monkeypatch.setattr(ownprocesses, "is_minishuffle", lambda pid, started: pid in running)
     monkeypatch.setattr(cluster.os, "kill", kill)
     monkeypatch.setattr(cluster, "ENDING_SECONDS", 0.0)
     cluster._end_recorded(Mock(record=lambda: later), record, 0.0)
@@ -196,7 +196,7 @@ def test_a_second_up_sees_a_first_one_that_starts_its_coordinator_again(
     path = write_record(own_state, os.getpid())
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "launcher": {"pid": 4711, "started": 0.0}}))
-    monkeypatch.setattr(cluster.doctor, "is_minishuffle", lambda pid, started: pid == 4711)
+    monkeypatch.setattr(ownprocesses, "is_minishuffle", lambda pid, started: pid == 4711)
     result = run("cluster", "up")
     assert result.exit_code == 1
     assert "cluster 'default' is already up at 127.0.0.1:1 ('cluster up', pid 4711)" in result.stderr
@@ -204,7 +204,7 @@ def test_a_second_up_sees_a_first_one_that_starts_its_coordinator_again(
 
 def test_a_process_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
-    monkeypatch.setattr(cluster.doctor, "is_minishuffle", lambda pid, started: True)
+    monkeypatch.setattr(ownprocesses, "is_minishuffle", lambda pid, started: True)
     monkeypatch.setattr(cluster.os, "kill", lambda pid, number: sent.append(number))
     monkeypatch.setattr(cluster.time, "monotonic", iter(range(0, 1000, 10)).__next__)
     record = {"processes": {"worker-1": {"pid": 1, "started": 0.0}}}
@@ -219,3 +219,77 @@ def test_a_worker_on_a_processor_that_is_not_there_says_which_are(run: Run, own_
     usable = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
     assert f"--processor 65535: this process may use {usable}" in result.stderr
     assert not own_state.exists()
+
+
+RUNNING = {
+    "processes": {"coordinator": {"pid": 71, "started": 0.0}, "worker 1": {"pid": 72, "started": 0.0}},
+    "launcher": None,
+}
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Processes 71 and 72 are found by their command lines; gives which signals they got."""
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(cluster, "own_processes", lambda directory: RUNNING)
+    monkeypatch.setattr("minishuffle.cli.session.own_processes", lambda directory: RUNNING)
+    monkeypatch.setattr(
+        ownprocesses,
+        "is_minishuffle",
+        lambda pid, started: pid in (71, 72) and pid not in [each for each, _ in sent],
+    )
+    monkeypatch.setattr(cluster.os, "kill", lambda pid, number: sent.append((pid, number)))
+    return sent
+
+
+def test_without_its_state_directory_a_cluster_is_named_by_all_commands_and_ended_by_down(
+    run: Run, own_state: Path, ended: list[tuple[int, int]]
+) -> None:
+    for command in (("cluster", "status"), ("jobs", "list"), ("cluster", "up", "--port", "0")):
+        refused = run(*command)
+        assert refused.exit_code == 2
+        assert refused.stderr == (
+            f"minishuffle: the state directory {own_state} is gone, and of cluster 'default' there run "
+            "coordinator (pid 71), worker 1 (pid 72): 'minishuffle cluster down' stops them\n"
+        )
+    assert not ended and not own_state.exists()
+    down = run("cluster", "down")
+    assert (down.exit_code, down.stdout) == (0, "cluster 'default' is down\n")
+    assert down.stderr == (
+        f"the state directory {own_state} is gone; ending coordinator (pid 71), worker 1 (pid 72)\n"
+    )
+    assert ended == [(71, 15), (72, 15)]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_without_the_secret_a_cluster_is_ended_by_process_id(
+    run: Run, own_state: Path, ended: list[tuple[int, int]], recorded: bool
+) -> None:
+    own_state.mkdir(parents=True)
+    if recorded:
+        record = {**RUNNING, "coordinator": "127.0.0.1:1"}
+        (own_state / "cluster.json").write_text(json.dumps(record))
+    refused = run("jobs", "list")
+    assert refused.exit_code == 2
+    assert f"the secret at {own_state / 'secret'} is gone, and of cluster" in refused.stderr
+    down = run("cluster", "down")
+    assert (down.exit_code, down.stdout) == (0, "cluster 'default' is down\n"), down.stderr
+    assert f"the secret at {own_state / 'secret'} is gone; ending coordinator (pid 71), w" in down.stderr
+    assert ended == [(71, 15), (72, 15)]
+    assert not (own_state / "cluster.json").exists()
+
+
+def test_what_no_coordinator_leads_and_nothing_records_is_ended_unless_another_place_was_named(
+    run: Run, own_state: Path, ended: list[tuple[int, int]]
+) -> None:
+    own_state.mkdir(parents=True)
+    create_secret(own_state / "secret")
+    (own_state / "coordinator.json").write_text('{"coordinator": "127.0.0.1:1", "term": 1}')
+    elsewhere = run("cluster", "down", "--coordinator", "127.0.0.1:1")
+    assert elsewhere.exit_code == 1 and "cannot connect to 127.0.0.1:1" in elsewhere.stderr
+    assert not ended
+    down = run("cluster", "down")
+    assert (down.exit_code, down.stdout) == (0, "cluster 'default' is down\n")
+    assert "cannot connect to 127.0.0.1:1: Connection refused" in down.stderr
+    assert "; ending coordinator (pid 71), worker 1 (pid 72)\n" in down.stderr
+    assert ended == [(71, 15), (72, 15)]

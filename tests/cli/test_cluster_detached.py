@@ -3,6 +3,7 @@ and one that another one comes in the way of."""
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -75,3 +76,19 @@ def test_of_two_starts_one_wins_and_the_other_says_why_not(tmp_path: Path, own_s
         assert (down.returncode, down.stdout) == (0, "cluster 'default' is down\n")
         _, alive = psutil.wait_procs(found, SECONDS_MAX)
         assert not alive
+
+
+def test_what_runs_on_without_its_state_directory_is_named_and_ended(tmp_path: Path, own_state: Path) -> None:
+    with starting(tmp_path, 3) as (up, found):
+        assert up.wait(SECONDS_MAX) == 0
+        shutil.rmtree(own_state)
+        status = [*MINISHUFFLE, "cluster", "status"]
+        refused = subprocess.run(status, capture_output=True, text=True, timeout=SECONDS_MAX)
+        assert refused.returncode == 2
+        assert f"the state directory {own_state} is gone, and of cluster 'default' there" in refused.stderr
+        assert all(f"(pid {process.pid})" in refused.stderr for process in found)
+        down = subprocess.run(DOWN, capture_output=True, text=True, timeout=SECONDS_MAX)
+        assert (down.returncode, down.stdout) == (0, "cluster 'default' is down\n"), down.stderr
+        _, alive = psutil.wait_procs(found, SECONDS_MAX)
+        assert not alive
+        assert not own_state.exists()
