@@ -66,6 +66,9 @@ class ClusterSettings(BaseSettings):
     """A worker that says nothing for so long is lost. Six heartbeats: with eight threads that compute in pure
     Python, their longest delay was 0.15 s in the worker (the 99th percentile: 0.11 s) and is as much in the
     coordinator if it shares the processor, so that a worker that lives is never that late."""
+    host_timeout: float | Literal["off"] = 0.6
+    """A host whose kernel is silent for so long is lost, with all of its workers: it was cut off, or has lost
+    its power. For that two others have to find that it completes and refuses no connection."""
     suspect_after: float = Field(0.5, gt=0)
     """A worker that answers no Ping of another one for so long is suspected: what is sent to it is dropped or
     waits, until it answers, and only the coordinator can say that it is lost. Where all jobs wait for their
@@ -109,6 +112,11 @@ class ClusterSettings(BaseSettings):
             raise ValueError(
                 f"heartbeat_timeout ({self.heartbeat_timeout} s) must be at least three times "
                 f"heartbeat_interval ({self.heartbeat_interval} s)"
+            )
+        if self.host_timeout != "off" and self.host_timeout < limits.HOST_TIMEOUT_SECONDS_MIN:
+            raise ValueError(
+                f"host_timeout ({self.host_timeout} s) must be at least {limits.HOST_TIMEOUT_SECONDS_MIN} s, "
+                "or off"
             )
         return self
 

@@ -42,6 +42,12 @@ processor's second-level cache comes from further away, and a shorter one takes 
 HANDSHAKE_SECONDS_MAX: Final = 5.0
 LINK_GRACE_SECONDS: Final = 0.3
 """How long a worker is awaited whose control link closed, while nobody knows whether its process is there."""
+HOST_LOOKS_MAX: Final = 10
+"""How often one message has a worker dial another host."""
+HOST_TIMEOUT_SECONDS_MIN: Final = 0.4
+"""To look at a host takes 0.3 s."""
+HOST_LOOK_LATE_SECONDS_MAX: Final = 0.1
+"""Whoever looks whether a host answers and is held up for longer meanwhile says nothing of it."""
 LISTEN_BACKLOG: Final = 128
 """Connections that the kernel completes ahead of a process, which may then accept all of them at once."""
 UNAUTHENTICATED_CONNECTIONS_MAX: Final = 2 * LISTEN_BACKLOG

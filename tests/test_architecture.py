@@ -47,6 +47,7 @@ MAY_BLOCK = frozenset(
         "kernels/machinecode.py",
         "transport/tcp.py",
         "transport/control.py",
+        "transport/hostlook.py",
         "transport/interfaces.py",
         "worker/activity.py",
         "worker/asynccalls.py",

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
@@ -276,8 +276,11 @@ def settings_options(command: Command) -> Command:
         flag = name.replace("_", "-")
         declared = f"--{flag}/--no-{flag}" if field.annotation is bool else f"--{flag}"
         text = f"Default: {field.default}; environment: MINISHUFFLE_{name.upper()}."
-        one_of = get_args(field.annotation)
-        kind = click.Choice(one_of) if one_of else field.annotation
+        kind: Any = field.annotation
+        if get_origin(kind) is Literal:
+            kind = click.Choice(get_args(kind))
+        elif get_args(kind):  # A number or a word: ClusterSettings says what fits.
+            kind = str
         command = click.option(declared, name, type=kind, default=None, help=text)(command)
     config = click.option(
         "--config", type=click.Path(path_type=Path, dir_okay=False), help="A TOML file with settings."

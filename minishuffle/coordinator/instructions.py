@@ -10,13 +10,14 @@ from typing import TypeAlias
 
 from minishuffle.errors import ShuffleError
 from minishuffle.ids import Changes
-from minishuffle.wire.messages import ControlMessage, WorkerAddress
+from minishuffle.wire.messages import ControlMessage, HostLook, WorkerAddress
 from minishuffle.wire.requests import Failure
 
 __all__ = [
     "CloseLink",
     "Instruction",
     "Journal",
+    "LookForHost",
     "Reply",
     "SendToWorker",
     "Stopped",
@@ -61,6 +62,14 @@ class WatchProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class LookForHost:
+    """Find out whether a host answers, as a worker does that gets this message. Answer with
+    ``host_looked``."""
+
+    look: HostLook
+
+
+@dataclass(frozen=True, slots=True)
 class Journal:
     """Have these records in the journal before anything that follows is carried out. If they cannot be
     written, the state's ``write_ahead`` says what is carried out instead."""
@@ -75,7 +84,7 @@ class Stopped:
     """The cluster is shut down: end the process."""
 
 
-Instruction: TypeAlias = SendToWorker | Reply | CloseLink | WatchProcess | Journal | Stopped
+Instruction: TypeAlias = SendToWorker | Reply | CloseLink | WatchProcess | LookForHost | Journal | Stopped
 
 
 def refusal(link: int, request: int, error: ShuffleError) -> Reply:

@@ -14,7 +14,7 @@ import platform
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
@@ -33,6 +33,7 @@ from minishuffle.coordinator.instructions import (
     CloseLink,
     Instruction,
     Journal,
+    LookForHost,
     Reply,
     SendToWorker,
     Stopped,
@@ -49,10 +50,11 @@ from minishuffle.ids import Address, Changes, RecordKey
 from minishuffle.transport.addresses import cannot_listen
 from minishuffle.transport.admission import RefusalLog
 from minishuffle.transport.control import ControlLink, ControlServer
+from minishuffle.transport.hostlook import host_answers
 from minishuffle.transport.interfaces import host_identity
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import ControlMessage, DeployTasks, Register
+from minishuffle.wire.messages import ControlMessage, DeployTasks, HostLook, Register
 from minishuffle.wire.requests import Failure
 
 __all__ = ["Coordinator", "run_coordinator"]
@@ -167,7 +169,7 @@ class Coordinator:
         self._whole = False
         """What is to be written is all that there is."""
         self._watches: set[asyncio.Task[None]] = set()
-        """For processes whose control link closed."""
+        """For processes whose control link closed, and for hosts that are silent."""
         self._watch_seconds = settings.heartbeat_timeout
         self._look: asyncio.TimerHandle | None = None
         self._refusals = RefusalLog(_log.warning, self._loop.call_at)
@@ -337,6 +339,15 @@ class Coordinator:
         if closed.done():
             self._carry_out(self._state.process_gone(watch.link, self._loop.time()))
 
+    async def _look_for_host(self, look: HostLook) -> None:
+        answer = await host_answers(look.addresses, look.times, look.seconds)
+        self._carry_out(self._state.host_looked(look.ticket, answer, self._loop.time()))
+
+    def _in_background(self, work: Coroutine[None, None, None], name: str) -> None:
+        watch = self._loop.create_task(work, name=name)
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+
     def _on_refused(self, reason: str, text: str, remote: str) -> None:
         self._refusals.refused(reason, text, remote, self._loop.time())
 
@@ -372,9 +383,9 @@ class Coordinator:
             case CloseLink(number, why, refusal):
                 self._close_link(number, why, refusal)
             case WatchProcess(address=address):
-                watch = self._loop.create_task(self._watch(instruction), name=f"watch {address.worker}")
-                self._watches.add(watch)
-                watch.add_done_callback(self._watches.discard)
+                self._in_background(self._watch(instruction), f"watch {address.worker}")
+            case LookForHost(look):
+                self._in_background(self._look_for_host(look), "look for a host")
             case Stopped():
                 if not self.stopped.done():
                     self.stopped.set_result(None)

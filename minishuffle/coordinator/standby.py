@@ -1,8 +1,9 @@
-"""What standby workers have ahead of need: programs of the jobs that run, and links to all workers. Pure.
+"""What workers have ahead of need: programs of jobs, and links to all workers. Pure.
 
 So a takeover is one DeployTasks, which only names tasks: functions and their imports are loaded, and links
-are authenticated. What a standby worker keeps, it keeps until the job ends, also when it has become a
-regular worker meanwhile.
+are authenticated. Standby workers are prepared for all jobs that run. Where there are none, workers with free
+slots are prepared for the jobs of one that is suspected, before any verdict. What a worker keeps, it keeps
+until the job ends, also when it has become a regular worker meanwhile.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from minishuffle import limits
+from minishuffle.coordinator.holdings import Holdings
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.workers import Worker
 from minishuffle.wire.messages import ControlMessage, DeployTasks, Dial, PrepareJob
@@ -46,6 +48,30 @@ class Preparations:
         """A worker is at an address that standby workers do not know: what to send to whom."""
         dial = Dial(term=self._term, peer=worker.address)
         return [(each.worker, dial) for each in workers if each.standby and each is not worker]
+
+    def suspected(
+        self, suspect: Worker, workers: Sequence[Worker], jobs: Iterable[Job], held: Holdings
+    ) -> list[tuple[int, ControlMessage]]:
+        """What to send to whom when a worker may be lost: those that would get its slots, as many as it has
+        of a job, are prepared for the job unless they run it."""
+        others = [each for each in workers if each is not suspect]
+        spare = sum(each.standby for each in others)
+        free = {each.worker: each.slots - held.slots[each.worker] for each in others if not each.standby}
+        ordered = sorted(
+            (each for each in others if free.get(each.worker, 0) > 0), key=lambda each: -free[each.worker]
+        )
+        messages: list[tuple[int, ControlMessage]] = []
+        for job in jobs:
+            there = job.slots.held()
+            if spare or job.stopping or not there[suspect.worker]:
+                continue
+            heirs = [each for each in ordered if not there[each.worker]][: there[suspect.worker]]
+            messages += [
+                (each.worker, self._prepare(each, job, others))
+                for each in heirs
+                if job.id not in self._kept.get(each.worker, ())
+            ]
+        return messages
 
     def _prepare(self, worker: Worker, job: Job, workers: Sequence[Worker]) -> PrepareJob:
         programs = {number: vertex.program for number, vertex in enumerate(job.graph.vertices)}

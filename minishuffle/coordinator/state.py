@@ -22,6 +22,7 @@ from minishuffle.coordinator.instructions import (
     CloseLink,
     Instruction,
     Journal,
+    LookForHost,
     Reply,
     SendToWorker,
     Stopped,
@@ -37,6 +38,13 @@ from minishuffle.coordinator.questions import Questions
 from minishuffle.coordinator.results import GIVEN_UP, ResultRequest, Results
 from minishuffle.coordinator.scheduling import admit, checked_graph
 from minishuffle.coordinator.shutdown import OrderlyStop
+from minishuffle.coordinator.silenthosts import (
+    OWN,
+    HostSuspicion,
+    HostVerdict,
+    LookAtHost,
+    SilentHosts,
+)
 from minishuffle.coordinator.standby import Preparations
 from minishuffle.coordinator.status import (
     ClusterView,
@@ -68,6 +76,7 @@ from minishuffle.wire.messages import (
     Dial,
     ErrorInfo,
     Heartbeat,
+    HostLooked,
     LogLines,
     PeerSuspicion,
     RecoverySteps,
@@ -139,6 +148,8 @@ class CoordinatorState:
         self._random = random
         self._recorder = journalrecords.Recorder(records)
         self._workers = WorkerRegistry(settings, facts.python, facts.version)
+        seconds = settings.host_timeout
+        self._hosts = SilentHosts(facts.term, facts.identity, None if seconds == "off" else seconds)
         self._jobs = JobTable()
         self._preparations = Preparations(facts.term)
         self._deployer = Deployer(
@@ -190,6 +201,7 @@ class CoordinatorState:
         worker = self._workers.by_link(link)
         if isinstance(message, Register):
             self._register(link, message, worker, now)
+            self._hosts.joined(now)
         elif worker is None or (term := getattr(message, "term", 0)) < self._facts.term:
             self.ignored += 1
         elif term > self._facts.term:
@@ -246,6 +258,11 @@ class CoordinatorState:
         worker = self._workers.absent(link)
         if worker is not None and worker.absence is not None:
             self._process_ended(worker, worker.absence.why, now)
+        return self._settle(now)
+
+    def host_looked(self, ticket: int, answer: bool | None, now: float) -> list[Instruction]:
+        """What came of a :class:`LookForHost`."""
+        self._host_looked(OWN, ticket, answer, now)
         return self._settle(now)
 
     def journaled(self, error: ShuffleError | None, now: float) -> list[Instruction]:
@@ -306,6 +323,7 @@ class CoordinatorState:
                 self._end_worker(worker, "lost", f"{before}it did not come back within {seconds:g} s", now)
             else:
                 self._cut_off(worker, f"it was silent for {seconds:g} s", now)
+        self._look_after_hosts(now)
         self._workers.forget(now)
         for epoch, each in list(self._unexplained.items()):
             if now >= each.due:
@@ -324,6 +342,7 @@ class CoordinatorState:
         """When :meth:`handle_timer` wants to be called; None for not at all."""
         times = [
             self._workers.next_deadline(),
+            self._hosts.next_deadline(),
             self._polls.next_deadline(),
             self._questions.next_deadline(),
             self._orderly_stop.next_deadline(),
@@ -412,6 +431,8 @@ class CoordinatorState:
                     self._send(dialer, Dial(term=self._facts.term, peer=worker.address))
             case Advertised(host=host):
                 self._advertised(worker, host)
+            case HostLooked(ticket=ticket, answer=answer):
+                self._host_looked(worker.worker, ticket, answer, now)
             case PeerSuspicion():
                 self._suspected(worker, message, at)
             case Shutdown(reason=reason):
@@ -432,13 +453,24 @@ class CoordinatorState:
             self._touch_waiting()
 
     def _suspected(self, by: Worker, message: PeerSuspicion, at: float) -> None:
-        """Nothing follows but a line for those who wonder where their rows are: a suspicion is no verdict."""
+        """A line for those who wonder where their rows are, and others are prepared: it is no verdict."""
         worker = self._workers.get_alive(message.worker)
         if worker is None or worker.epoch != message.epoch:
             self.ignored += 1
             return
         worker.suspicions += message.suspected
+        if message.suspected:
+            self._prepare_for(worker)
         self._touch(*self._jobs.suspected(by.worker, message, at))
+
+    def _prepare_for(self, suspect: Worker) -> None:
+        """It may be lost."""
+        self._jobs.held.note(*self._touched.values())
+        ahead = self._preparations.suspected(
+            suspect, self._workers.alive(), self._jobs.active(), self._jobs.held
+        )
+        for number, message in ahead:
+            self._send_to(number, message)
 
     def _repeated(self, worker: Worker, message: RepeatedReport, at: float) -> None:
         """Apply a report once, and acknowledge it. Number 0 is of a report that is sent once."""
@@ -558,6 +590,24 @@ class CoordinatorState:
         verdict = WorkerLost(term=self._facts.term, worker=worker.worker, epoch=worker.epoch, reason=why)
         self._out.append(SendToWorker(worker.worker, link, verdict))
         self._out.append(CloseLink(link, f"worker {worker.worker} is lost: {why}", refusal))
+
+    def _host_looked(self, observer: int, ticket: int, answer: bool | None, now: float) -> None:
+        self._hosts.answered(observer, ticket, answer)
+        self._look_after_hosts(now)
+
+    def _look_after_hosts(self, now: float) -> None:
+        for each in self._hosts.due(self._workers.alive(), now):
+            match each:
+                case LookAtHost(observer, look) if observer == OWN:
+                    self._out.append(LookForHost(look))
+                case LookAtHost(observer, look):
+                    self._send_to(observer, look)
+                case HostSuspicion(workers):
+                    for worker in workers:
+                        self._prepare_for(worker)
+                case HostVerdict(workers, why):
+                    for worker in workers:
+                        self._cut_off(worker, why, now)
 
     def _send_to(self, number: int, message: ControlMessage) -> bool:
         if (worker := self._workers.get_alive(number)) is not None:

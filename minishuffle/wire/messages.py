@@ -460,6 +460,15 @@ class Advertised(ControlMessage):
     host: Name
 
 
+class HostLooked(ControlMessage):
+    """The answer to HostLook: whether the host has answered; None: the sender was held up and cannot tell."""
+
+    type: Literal["host_looked"] = "host_looked"
+    term: int
+    ticket: int
+    answer: bool | None
+
+
 class PeerSuspicion(ControlMessage):
     """The sender suspects ``worker``, which answers no Ping, or is connected to it again."""
 
@@ -626,6 +635,18 @@ class Advertise(ControlMessage):
     term: int
     toward: Name
     """An address of that host."""
+
+
+class HostLook(ControlMessage):
+    """Dial these ports of a silent host, ``times`` times within ``seconds``: does its kernel answer?"""
+
+    type: Literal["host_look"] = "host_look"
+    term: int
+    ticket: int
+    addresses: list[Name]
+    """HOST:PORT, with numbers for hosts."""
+    times: Annotated[int, Field(ge=1, le=limits.HOST_LOOKS_MAX)]
+    seconds: float
 
 
 class WorkerLost(ControlMessage):

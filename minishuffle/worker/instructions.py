@@ -24,6 +24,7 @@ from minishuffle.wire.messages import (
     DeployTasks,
     ErrorInfo,
     HeldAttempt,
+    HostLook,
     SourcePositions,
     TaskAttempt,
     TaskSpec,
@@ -36,6 +37,7 @@ from minishuffle.worker.registry import ChannelKey
 __all__ = [
     "AbandonTask",
     "Acknowledged",
+    "LookThere",
     "AnswerQuestion",
     "Attach",
     "CancelTask",
@@ -167,6 +169,13 @@ class FindAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class LookThere:
+    """Say whether that host answers."""
+
+    look: HostLook
+
+
+@dataclass(frozen=True, slots=True)
 class CloseLinks:
     """Let go of the link to that worker if it is of that epoch or an earlier one."""
 
@@ -282,6 +291,7 @@ Instruction: TypeAlias = (
     | Send
     | DialPeer
     | FindAddress
+    | LookThere
     | CloseLinks
     | RequestPartition
     | ConnectLocal

@@ -28,6 +28,7 @@ from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import Address, AttemptId
 from minishuffle.transport.control import ControlLink, connect_control
+from minishuffle.transport.hostlook import host_answers
 from minishuffle.transport.interfaces import address_toward
 from minishuffle.transport.tcp import DataEndpoint
 from minishuffle.wire.advertised import is_loopback, is_wildcard
@@ -37,6 +38,8 @@ from minishuffle.wire.messages import (
     Advertised,
     ControlMessage,
     Heartbeat,
+    HostLook,
+    HostLooked,
     Register,
     Registered,
     Shutdown,
@@ -71,6 +74,7 @@ from minishuffle.worker.instructions import (
     Instruction,
     KeepResults,
     LoadPrograms,
+    LookThere,
     Refuse,
     Release,
     RequestPartition,
@@ -513,10 +517,8 @@ class Worker:
             case ForgetJob(job):
                 self._programs.forget(job)
                 self._peers.external.forget(job)
-            case DialPeer(peer):
-                self._in_background(self._peers.dial(peer), f"dial worker {peer.worker}")
-            case FindAddress(toward):
-                self._in_background(self._advertise(toward), f"find an address toward {toward}")
+            case DialPeer() | FindAddress() | LookThere():
+                self._ask_network(instruction)
             case CloseLinks():
                 self._peers.close(instruction)
             case ServeStream(message):
@@ -530,6 +532,16 @@ class Worker:
                 self._send(self._inspection.answer(question))
             case Exit(reason):
                 self._end(reason)
+
+    def _ask_network(self, instruction: DialPeer | FindAddress | LookThere) -> None:
+        """Begin what takes as long as others take to answer."""
+        match instruction:
+            case DialPeer(peer):
+                self._in_background(self._peers.dial(peer), f"dial worker {peer.worker}")
+            case FindAddress(toward):
+                self._in_background(self._advertise(toward), f"find an address toward {toward}")
+            case LookThere(look):
+                self._in_background(self._look_for_host(look), "look for a host")
 
     def _abandon(self, attempt: Attempt) -> None:
         attempt.abandon()
@@ -570,6 +582,10 @@ class Worker:
         task = self._loop.create_task(work, name=name)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+    async def _look_for_host(self, look: HostLook) -> None:
+        answer = await host_answers(look.addresses, look.times, look.seconds)
+        self._send(HostLooked(term=look.term, ticket=look.ticket, answer=answer))
 
     async def _advertise(self, toward: str) -> None:
         """Have others use the address by which that host is reached, if this worker listens on all and was

@@ -36,6 +36,7 @@ from minishuffle.wire.messages import (
     Dial,
     ErrorInfo,
     HeldAttempt,
+    HostLook,
     PeerSuspicion,
     PrepareJob,
     ReleaseJob,
@@ -66,6 +67,7 @@ from minishuffle.worker.instructions import (
     Instruction,
     KeepResults,
     LoadPrograms,
+    LookThere,
     Refuse,
     Release,
     RequestPartition,
@@ -198,6 +200,8 @@ class WorkerState:
                 return [Acknowledged(message.number, message.refused, message.journaled)]
             case Advertise(toward=toward):
                 return [FindAddress(toward)]
+            case HostLook():
+                return [LookThere(message)]
             case WorkerAsked():
                 return [AnswerQuestion(message)]
             case Shutdown():

@@ -15,6 +15,7 @@ from minishuffle.coordinator.instructions import (
     CloseLink,
     Instruction,
     Journal,
+    LookForHost,
     Reply,
     SendToWorker,
     Stopped,
@@ -35,6 +36,7 @@ from minishuffle.wire.messages import (
     ErrorInfo,
     Heartbeat,
     HeldAttempt,
+    HostLook,
     LogLines,
     PrepareJob,
     Register,
@@ -126,6 +128,8 @@ class FakeCluster:
         self.closed: dict[int, str] = {}
         self.watched: dict[int, WorkerAddress] = {}
         """Where a process is looked for, by the link that closed."""
+        self.looks: list[HostLook] = []
+        """At hosts, by the coordinator itself."""
         self.journal_error: ShuffleError | None = None
         """What writing the journal fails with."""
         self.unwritten: Changes | None = None
@@ -197,6 +201,8 @@ class FakeCluster:
                     self.replies[link, request] = message
                 case CloseLink(link, why):
                     self.closed[link] = why
+                case LookForHost(look):
+                    self.looks.append(look)
                 case WatchProcess(link, address):
                     self.watched[link] = address
                 case Journal(changes, submission):

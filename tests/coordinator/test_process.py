@@ -592,6 +592,7 @@ def test_a_journal_of_another_release_is_refused_in_words(run: Run, tmp_path: Pa
                 web_port=0,
                 ready=lambda info: None,
                 stop=asyncio.Event(),
+                leave=asyncio.Event(),
             )
         assert str(tmp_path) in str(raised.value)
 

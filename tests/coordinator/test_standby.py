@@ -14,6 +14,7 @@ from minishuffle.wire.messages import (
     DeployTasks,
     Dial,
     ErrorInfo,
+    PeerSuspicion,
     PrepareJob,
     ReleaseJob,
     Shutdown,
@@ -348,6 +349,37 @@ def test_one_that_took_over_forgets_the_other_jobs_too(cluster: FakeCluster, res
     cluster.report(second, ("j2", 1, 0), "finished")
     assert cluster.show("j2").state == "finished"
     assert set(spare.prepared) == {"j1"}
+
+
+def test_who_would_take_over_from_a_suspected_worker_is_prepared_once(
+    cluster: FakeCluster, restarting: MakeGraph
+) -> None:
+    first, second = cluster.add(slots=1), cluster.add(slots=1)
+    cluster.submit(restarting(2, 2), name="pair")
+    idle, other = cluster.add(slots=2), cluster.add(slots=1)
+    assert {worker for _, worker in placed(cluster).values()} == {first.worker, second.worker}
+    suspicion = PeerSuspicion(term=cluster.term, worker=first.worker, epoch=first.epoch, suspected=True)
+    cluster.send(second, suspicion)
+    (message,) = idle.got(PrepareJob)
+    assert (message.job, message.programs) == ("j1", PROGRAMS)
+    assert first.worker not in [each.worker for each in message.workers]
+    assert not other.got(PrepareJob) and not second.got(PrepareJob), "one slot needs one heir"
+    cluster.send(second, suspicion.model_copy(update={"suspected": False}))
+    cluster.send(second, suspicion)
+    assert len(idle.got(PrepareJob)) == 1
+    kill(cluster, first)
+    (deployed,) = idle.got(DeployTasks)
+    assert deployed.programs == {}, "it has them"
+
+
+def test_a_standby_worker_makes_that_needless(cluster: FakeCluster, restarting: MakeGraph) -> None:
+    first, second, idle = cluster.add(slots=1), cluster.add(slots=1), cluster.add()
+    cluster.add(standby=True)
+    cluster.submit(restarting(2, 2), name="pair")
+    cluster.send(
+        second, PeerSuspicion(term=cluster.term, worker=first.worker, epoch=first.epoch, suspected=True)
+    )
+    assert not idle.got(PrepareJob)
 
 
 def test_programs_that_are_too_large_to_be_kept_come_with_the_takeover(

@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import PeerLost, ResourceExhausted, TaskCancelled, TaskFailed
-from minishuffle.wire.messages import CancelTasks, DeployTasks, PeerSuspicion, ReleaseJob, Shutdown
-from minishuffle.wire.requests import GetEvents, JobInfo
+from minishuffle.wire.messages import (
+    CancelTasks,
+    DeployTasks,
+    HostLook,
+    HostLooked,
+    PeerSuspicion,
+    ReleaseJob,
+    Shutdown,
+    WorkerLost,
+)
+from minishuffle.wire.requests import GetEvents, GetStatus, JobInfo
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -181,3 +190,39 @@ def test_a_suspicion_is_an_event_of_the_jobs_that_both_workers_run_and_changes_n
     assert cluster.show("j1") == before
     snapshot = cluster.state.snapshot(cluster.now, {})
     assert [(entry.worker, entry.suspicions) for entry in snapshot.workers] == [(1, 0), (2, 2), (3, 0)]
+
+
+def test_a_silent_host_is_lost_with_all_its_workers_before_any_of_them(
+    cluster: FakeCluster, make_graph: MakeGraph
+) -> None:
+    """Two workers on a host, and two on others that have no answer from it either."""
+    first, second = cluster.add(identity="a"), cluster.add(identity="a")
+    others = [cluster.add(identity="b"), cluster.add(identity="c")]
+    cluster.submit(make_graph(4, 4, restart_strategy="individual"))
+    cluster.report_all("j1", "running")
+
+    def pass_time(seconds: float) -> None:
+        cluster.advance(seconds)
+        for other in others:
+            cluster.heartbeat(other)
+
+    pass_time(0.25)
+    pass_time(0.1)
+    (glance,) = cluster.looks
+    assert (glance.times, [each.got(HostLook) for each in others]) == (1, [[], []])
+    cluster.do(cluster.state.host_looked(glance.ticket, False, cluster.now))
+    look = cluster.looks[-1]
+    assert [each.got(HostLook) for each in others] == [[look], [look]]
+    pass_time(0.26)
+    cluster.do(cluster.state.host_looked(look.ticket, False, cluster.now))
+    for other in others:
+        assert {each.state for each in cluster.request(GetStatus()).workers} == {"alive"}
+        cluster.send(other, HostLooked(term=cluster.term, ticket=look.ticket, answer=False))
+    found = {each.worker: each.state for each in cluster.request(GetStatus()).workers}
+    assert [found[each.worker] for each in (first, second, *others)] == ["lost", "lost", "alive", "alive"]
+    (cause, *_) = [
+        event.text for event in cluster.request(GetEvents(job="j1")).events if "lost" in event.kind
+    ]
+    assert "its host did not answer: nothing was heard of it for 0.6" in cause
+    (verdict,) = first.got(WorkerLost)
+    assert "its host did not answer" in verdict.reason, "it may be there, and is to stop"

@@ -25,7 +25,6 @@ from minishuffle.config import ClusterSettings
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 SECONDS_MAX = 60.0
-SETTINGS = ClusterSettings()
 RATE = 2_000.0
 Until = Callable[..., Any]
 
@@ -77,8 +76,9 @@ def test_links_flap_and_a_host_is_lost_and_comes_back_too_late(
     tmp_path: Path, wait_until: Until, is_running: Callable[[int], bool]
 ) -> None:
     """Source and collector are on worker 1. Its link to worker 3 is cut for a while; then host 3 is off the
-    network for so long that its subtask has moved when it is back."""
-    with HostCluster(workers=3, slots=2) as cluster:
+    network for so long that its subtask has moved when it is back. The verdict is about the host: a process
+    of it would have a minute. Nobody here ends the worker that was lost."""
+    with HostCluster(workers=3, slots=2, heartbeat_timeout=60.0, restart_workers=False) as cluster:
         hosts = cluster.hosts
         assert {worker.host for worker in cluster.status().workers} == {hosts.address(n) for n in (1, 2, 3)}
         handle = cluster.submit(numbered_job(RATE, str(tmp_path)), name="hosts", parallelism=3)
@@ -100,6 +100,7 @@ def test_links_flap_and_a_host_is_lost_and_comes_back_too_late(
         zombie = cluster.workers[3]
         hosts.cut(3)
         wait_until(lambda: attempts(handle) != before, "the verdict")
+        assert any("its host did not answer" in text for text in events(handle))
         goes_on(handle, wait_until, 0, 1, 2)
         after = attempts(handle)
         (moved,) = (key for key in before if before[key] != after[key])
@@ -107,7 +108,6 @@ def test_links_flap_and_a_host_is_lost_and_comes_back_too_late(
         assert is_running(zombie), "it does not know"
         hosts.restore(3)
         wait_until(lambda: not is_running(zombie), "the end of the worker that came back", SECONDS_MAX)
-        wait_until(lambda: sum(w.state == "alive" for w in cluster.status().workers) == 3, "another one")
         goes_on(handle, wait_until, 0, 1, 2)
         assert attempts(handle) == after
 
@@ -122,7 +122,7 @@ def test_links_flap_and_a_host_is_lost_and_comes_back_too_late(
     assert dropped <= missing <= dropped + info.rows_in_flight
 
 
-def test_a_host_that_is_lost_is_missed_for_the_heartbeat_timeout_and_nobody_else_is() -> None:
+def test_a_host_that_is_lost_is_missed_alone() -> None:
     options = ["--failure", "host", "--kills", "1", "--rate", "2000", "--json"]
     result = CliRunner().invoke(cli, ["bench", "recovery", *options])
     assert result.exit_code == 0, result.output
@@ -130,7 +130,6 @@ def test_a_host_that_is_lost_is_missed_for_the_heartbeat_timeout_and_nobody_else
     assert (found["failure"], found["others_restarted"], found["duplicated"]) == ("host", 0, 0)
     assert found["dropped"] <= found["missing"] <= found["dropped"] + found["in_flight"]
     assert found["others_gap_ms"]["p50"] < found["outage_ms"]["p50"]
-    assert found["outage_ms"]["p50"] > 1000 * (SETTINGS.heartbeat_timeout - SETTINGS.heartbeat_interval)
 
 
 def test_hosts_leave_nothing_behind_and_those_of_a_dead_process_go_with_the_next() -> None:

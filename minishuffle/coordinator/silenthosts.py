@@ -1,0 +1,244 @@
+"""When a host is lost, and not only slow: its kernel says nothing any more. Pure.
+
+A worker that is silent may be stopped or busy, and has ``heartbeat_timeout``. If its whole host was cut off
+or lost its power, no connection to any of its ports is completed or refused either, which is known sooner. So
+a host from which nothing was heard for a part of ``host_timeout`` is looked at: once by the coordinator, and
+if that has no answer, three times by the coordinator and by workers on other hosts. If none of them has an
+answer, and no process of the host was heard meanwhile, all its workers are lost after ``host_timeout``.
+
+Whoever looks may be the one that is cut off. So two observers on different hosts have to say the same, and
+the coordinator has to hear the other one say it; with fewer hosts there is no such verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Final, TypeAlias
+
+from minishuffle import limits
+from minishuffle.coordinator.workers import Worker
+from minishuffle.ids import Address
+from minishuffle.wire.messages import HostLook
+
+__all__ = ["OWN", "HostStep", "HostSuspicion", "HostVerdict", "LookAtHost", "SilentHosts"]
+
+GLANCE_SECONDS: Final = 0.05
+"""For the coordinator's own first look: an answer takes a round trip."""
+LOOK_SECONDS: Final = 0.25
+"""For the looks that a verdict needs."""
+LOOKS: Final = 3
+REPORT_SECONDS_MAX: Final = 0.15
+"""How long the reports of other observers are awaited after their looks."""
+OBSERVERS_MAX: Final = 2
+"""Workers that look, each on a host of its own."""
+ADDRESSES_MAX: Final = 4
+"""Ports of one host that are dialed."""
+OWN: Final = 0
+"""The coordinator as an observer; workers have their ids."""
+
+assert GLANCE_SECONDS + LOOK_SECONDS < limits.HOST_TIMEOUT_SECONDS_MIN
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtHost:
+    """Have an observer dial a host; its answer goes to :meth:`SilentHosts.answered`."""
+
+    observer: int
+    """A worker, or :data:`OWN`."""
+    look: HostLook
+
+
+@dataclass(frozen=True, slots=True)
+class HostSuspicion:
+    """A host may be lost: whoever would take over from its workers is to be prepared."""
+
+    workers: list[Worker]
+
+
+@dataclass(frozen=True, slots=True)
+class HostVerdict:
+    """A host is lost, and all of its workers."""
+
+    workers: list[Worker]
+    why: str
+
+
+HostStep: TypeAlias = LookAtHost | HostSuspicion | HostVerdict
+
+
+@dataclass(slots=True)
+class _Look:
+    """One that is under way."""
+
+    ticket: int
+    heard_at: float
+    """When a process of the host was heard last; what is heard later ends this."""
+    observers: list[int]
+    until: float
+    """When those that have not answered are waited for no longer."""
+    answers: dict[int, bool | None] = field(default_factory=dict)
+    """By observer: whether the host has answered; None: the observer cannot tell."""
+
+    @property
+    def is_glance(self) -> bool:
+        return self.observers == [OWN]
+
+    @property
+    def has_ended(self) -> bool:
+        return True in self.answers.values() or len(self.answers) == len(self.observers)
+
+    @property
+    def is_silence(self) -> bool:
+        """All that could tell have seen none: the coordinator, and one at least on another host."""
+        seen = [observer for observer, answer in self.answers.items() if answer is False]
+        return OWN in seen and (self.is_glance or len(seen) > 1)
+
+
+class SilentHosts:
+    """The hosts of a cluster by identity, and those that are being looked at.
+
+    Invariants: at most one look for each host, and none if a process of it was heard within ``patience``;
+    no verdict before ``seconds`` of silence.
+
+    Args:
+        identity: that of the coordinator's host.
+        seconds: ``host_timeout``; None: there are no such verdicts.
+    """
+
+    def __init__(self, term: int, identity: str, seconds: float | None) -> None:
+        self._term = term
+        self._identity = identity
+        self._seconds = seconds
+        self._looks: dict[str, _Look] = {}
+        self._answered_at: dict[str, float] = {}
+        """By host, when a look had an answer last."""
+        self._tickets = 0
+        self._next: float | None = None
+
+    @property
+    def patience(self) -> float:
+        """After how many seconds of silence a host is looked at."""
+        return (self._seconds or 0.0) - GLANCE_SECONDS - LOOK_SECONDS
+
+    def joined(self, now: float) -> None:
+        """There is another worker."""
+        if self._seconds is not None and self._next is None:
+            self._next = now + self.patience
+
+    def answered(self, observer: int, ticket: int, answer: bool | None) -> None:
+        """An observer has looked; :meth:`due` says what follows."""
+        for look in self._looks.values():
+            if look.ticket == ticket and observer in look.observers:
+                look.answers[observer] = answer
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`due` wants to be called; that may be too early, for a host that was heard since."""
+        return self._next
+
+    def due(self, workers: Iterable[Worker], now: float) -> list[HostStep]:
+        """What follows from the time and from what was seen; ``workers`` are all that are alive."""
+        if self._seconds is None or self._next is None:
+            return []
+        hosts: dict[str, list[Worker]] = {}
+        for worker in workers:
+            hosts.setdefault(worker.about.identity, []).append(worker)
+        self._looks = {host: look for host, look in self._looks.items() if host in hosts}
+        self._answered_at = {host: at for host, at in self._answered_at.items() if host in hosts}
+        found: list[HostStep] = []
+        again: list[float] = []
+        for host in hosts.keys() - {self._identity, ""}:
+            at, what = self._look_after(host, hosts, now)
+            found += what
+            again.append(at)
+        self._next = min(again, default=None)
+        return found
+
+    def _look_after(
+        self, host: str, hosts: dict[str, list[Worker]], now: float
+    ) -> tuple[float, Sequence[HostStep]]:
+        """When to look after that host again, and what to do now."""
+        assert self._seconds is not None
+        heard_at = max(worker.heard_at for worker in hosts[host])
+        look = self._looks.get(host)
+        if look is not None and heard_at <= look.heard_at:
+            until = look.until
+            if look.has_ended:
+                is_early = look.is_silence and not look.is_glance
+                until = heard_at + self._seconds if is_early else now
+            if now < until:
+                return until, []
+            return self._looked(host, look, hosts, now)
+        self._looks.pop(host, None)
+        begin = max(heard_at, self._answered_at.get(host, heard_at)) + self.patience
+        if now < begin:
+            return begin, []
+        if not (self._observers(host, hosts) and _addresses(hosts[host])):
+            return now + self._seconds, []
+        return self._begin(host, heard_at, [OWN], hosts, now)
+
+    def _looked(
+        self, host: str, look: _Look, hosts: dict[str, list[Worker]], now: float
+    ) -> tuple[float, Sequence[HostStep]]:
+        """A look has ended."""
+        del self._looks[host]
+        if True in look.answers.values():
+            self._answered_at[host] = now
+            return now + self.patience, []
+        if not look.is_silence:
+            return now + GLANCE_SECONDS, []
+        if look.is_glance:
+            again, looks = self._begin(host, look.heard_at, [OWN, *self._observers(host, hosts)], hosts, now)
+            return again, [HostSuspicion(hosts[host]), *looks]
+        names = " and ".join("the coordinator" if each == OWN else f"worker {each}" for each in look.answers)
+        why = (
+            f"its host did not answer: nothing was heard of it for {now - look.heard_at:.2f} s, and {names} "
+            f"could not connect to any of its ports ({LOOKS} tries each)"
+        )
+        return now + self.patience, [HostVerdict(hosts[host], why)]
+
+    def _begin(
+        self, host: str, heard_at: float, observers: list[int], hosts: dict[str, list[Worker]], now: float
+    ) -> tuple[float, Sequence[HostStep]]:
+        seconds, times = (GLANCE_SECONDS, 1) if observers == [OWN] else (LOOK_SECONDS, LOOKS)
+        self._tickets += 1
+        until = now + seconds + REPORT_SECONDS_MAX
+        self._looks[host] = _Look(self._tickets, heard_at, observers, until)
+        addresses = _addresses(hosts[host])
+        what = HostLook(
+            term=self._term, ticket=self._tickets, addresses=addresses, times=times, seconds=seconds
+        )
+        return until, [LookAtHost(each, what) for each in observers]
+
+    def _observers(self, host: str, hosts: dict[str, list[Worker]]) -> list[int]:
+        """Workers on other hosts than that one and the coordinator's, those heard last first."""
+        others = hosts.keys() - {host, self._identity, ""} - self._looks.keys()
+        latest = [max(hosts[other], key=lambda worker: worker.heard_at) for other in others]
+        latest.sort(key=lambda worker: (-worker.heard_at, worker.worker))
+        return [worker.worker for worker in latest[:OBSERVERS_MAX]]
+
+    def validate(self, now: float) -> None:
+        """Check the invariants; for tests, after each step."""
+        for look in self._looks.values():
+            assert set(look.answers) <= set(look.observers)
+            assert look.heard_at + self.patience <= now + 1e-9
+
+
+def _addresses(workers: Iterable[Worker]) -> list[str]:
+    """Data and metrics ports of a host, with addresses that need no looking up: a name server may be silent,
+    too."""
+    found: list[str] = []
+    for worker in sorted(workers, key=lambda worker: worker.worker):
+        host = next((each for each in (worker.about.host, worker.about.seen) if _is_numeric(each)), "")
+        if host:
+            ports = (worker.about.data_port, worker.about.metrics_port)
+            found += [str(Address(host, port)) for port in ports if port]
+    return found[:ADDRESSES_MAX]
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        return not ip_address(host).is_loopback
+    except ValueError:
+        return False
