@@ -250,6 +250,8 @@ class Supervisor:
         for child in list(self._processes.hung):
             if (code := child.process.poll()) is not None:
                 _log.warning("%s (pid %d) %s", child.name, child.pid, how_it_ended(code))
+                if (end := child.observation.report(child.read_ready(), code)) is not None:
+                    self._untold.append(end)
                 self._processes.hung.remove(child)
                 del self._sequences[child.pid]
                 child.close()

@@ -29,6 +29,7 @@ from minishuffle.cli.session import (
     settings_from,
     settings_options,
 )
+from minishuffle.cli.systemd import Notifier
 from minishuffle.cli.terminal import echo
 from minishuffle.config import ClusterSettings, read_coordinator
 from minishuffle.errors import UnknownName, UsageError
@@ -272,6 +273,7 @@ def run_process(
     signal ends it at once.
     """
     interrupted = False
+    notifier = Notifier(os.environ, os.getpid())
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -289,7 +291,12 @@ def run_process(
         _leave_forks_their_signals()
         if exit_with_parent:
             _watch_parent(loop, partial(endings.note, endings.by_parent))
-        await body(partial(say_ready, kind), endings)
+
+        def ready(info: dict[str, Any]) -> None:
+            say_ready(kind, info)
+            notifier.ready(loop, settings.heartbeat_timeout)
+
+        await body(ready, endings)
 
     with asyncio.Runner(loop_factory=_loop_factory(settings)) as runner:
         runner.run(run())

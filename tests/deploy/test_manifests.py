@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from minishuffle.cli.systemd import WATCHDOG_TIMEOUTS
+from minishuffle.config import ClusterSettings
+
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = re.compile(r"\b[0-9a-f]{32,}\b|password\s*[:=]\s*\S", re.IGNORECASE)
@@ -105,7 +108,9 @@ def test_units_are_well_formed_and_do_not_run_as_root(deploy: Path, tmp_path: Pa
     for path in sorted((deploy / "systemd").glob("*.service")):
         text = path.read_text()
         assert "User=minishuffle\n" in text and "NoNewPrivileges=yes\n" in text
-        assert "Restart=always\n" in text
+        assert "Restart=always\n" in text and "Type=notify\n" in text
+        seconds = WATCHDOG_TIMEOUTS * ClusterSettings().heartbeat_timeout
+        assert f"WatchdogSec={seconds:g}\nWatchdogSignal=SIGKILL\n" in text
         assert ("--take-over" in text) == ("coordinator start" in text), "systemd has ended the last one"
         unit = tmp_path / path.name.replace("@", "@1")
         unit.write_text(text.replace("/opt/minishuffle/bin/minishuffle", str(program)))
