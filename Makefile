@@ -21,7 +21,7 @@ SIMULATED := tests/e2e/test_simulated_clusters.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast fmt lint types bench soak clean
-.PHONY: soak-failures soak-hung soak-spinning soak-seeds soak-examples
+.PHONY: soak-failures soak-hung soak-stops soak-spinning soak-seeds soak-examples
 
 help: ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,15 +61,18 @@ bench: setup ## Measure transport, exchange and keyBy (some minutes)
 	$(WITHIN) 900 $(BIN)/minishuffle bench keyby --format rows --record event --emit each --records 6000000
 	$(WITHIN) 900 $(BIN)/minishuffle bench spark
 
-soak: setup ## Run what takes too long for the tests (some hours): failures, workers that hang, spinning threads, seeds, examples
+soak: setup ## Run what takes too long for the tests (some hours): failures, workers that hang, planned stops, spinning threads, seeds, examples
 	@scripts/bootstrap --tests
-	$(MAKE) soak-failures soak-hung soak-spinning soak-seeds soak-examples
+	$(MAKE) soak-failures soak-hung soak-stops soak-spinning soak-seeds soak-examples
 
 soak-failures: ## A hundred failures of all kinds, as root those of hosts too (about 10 minutes)
 	$(WITHIN) 3600 $(BIN)/minishuffle drill --times 100 --every 0.2 --seed $${SEED:-1}
 
 soak-hung: ## Ten workers stopped by SIGSTOP and ten killed: how soon all slots are there again (2 minutes)
 	$(WITHIN) 900 $(BIN)/python scripts/soak-hung
+
+soak-stops: ## SIGTERM of coordinators, second ones, and clusters without their files (4 minutes)
+	$(WITHIN) 900 $(BIN)/python scripts/soak-stops
 
 soak-spinning: ## Ten minutes of threads that compute, without a suspicion or a verdict
 	MINISHUFFLE_SOAK=1 $(WITHIN) 1200 $(BIN)/python -m pytest -q -s --timeout 1200 -m alone tests/e2e/test_suspicion.py
