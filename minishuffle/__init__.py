@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from minishuffle.errors import UnserializableRecord as UnserializableRecord
     from minishuffle.errors import UsageError as UsageError
     from minishuffle.errors import WrongColumns as WrongColumns
+    from minishuffle.errors import WrongInput as WrongInput
     from minishuffle.errors import WrongResult as WrongResult
     from minishuffle.local import LocalCluster as LocalCluster
 
@@ -96,6 +97,7 @@ _MODULE_OF: Final = {
     "UnserializableRecord": "minishuffle.errors",
     "UsageError": "minishuffle.errors",
     "WrongColumns": "minishuffle.errors",
+    "WrongInput": "minishuffle.errors",
     "WrongResult": "minishuffle.errors",
     "LocalCluster": "minishuffle.local",
 }

@@ -11,6 +11,7 @@
     |   +-- CannotWrite             a sink's directory cannot be made, by no attempt: no restart
     |   +-- WrongResult             a function gave what its step has no place for: no restart
     |   +-- WrongColumns            a batch has columns or types that a step cannot take: no restart
+    |   +-- WrongInput              a file holds what cannot be read, by no attempt: no restart
     +-- ProtocolError               never raised itself
     |   +-- LocalProtocolError      we misused the machine: a bug here
     |   +-- RemoteProtocolError     the peer sent something that it must not
@@ -54,6 +55,7 @@ __all__ = [
     "UnserializableRecord",
     "UsageError",
     "WrongColumns",
+    "WrongInput",
     "WrongResult",
     "clipped",
     "described",
@@ -127,6 +129,13 @@ class WrongColumns(UsageError):
     once."""
 
     code = 17
+    final = True
+
+
+class WrongInput(UsageError):
+    """A file holds what cannot be read as it is declared, by no attempt: the job fails at once."""
+
+    code = 18
     final = True
 
 

@@ -60,6 +60,7 @@ def test_the_callers_mistakes_are_usage_errors() -> None:
         errors.UnserializableRecord,
         errors.CannotWrite,
         errors.WrongColumns,
+        errors.WrongInput,
         errors.WrongResult,
     }
 
@@ -69,6 +70,7 @@ def test_what_no_other_attempt_can_change_is_final() -> None:
         errors.CannotWrite,
         errors.MissingColumn,
         errors.WrongColumns,
+        errors.WrongInput,
         errors.WrongResult,
     }
 

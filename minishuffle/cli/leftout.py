@@ -10,8 +10,8 @@ __all__ = ["left_out", "left_out_texts"]
 
 _TEXTS: Final = {
     "late": "came too late and were dropped: raise out_of_order= of event_time(), or write late='side'",
-    "skipped": "were skipped, since a function raised for them (on_error='skip')",
-    "dead_letters": "are dead letters, since a function raised for them: see 'minishuffle jobs logs {job}'",
+    "skipped": "were skipped, since a function raised for them, or they cannot be read (on_error='skip')",
+    "dead_letters": "are dead letters (on_error='dead_letter'): see 'minishuffle jobs logs {job}'",
     "never_made": "fell due at a source with a rate while it did not run, and were never made",
     "dropped": "were dropped when a task or worker failed: see 'minishuffle jobs show {job}'",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -41,6 +42,7 @@ class TableSources(StreamBase):
         header: bool = True,
         delimiter: str = ",",
         partitioning: Literal["hive"] | None = None,
+        on_error: Literal["fail", "skip", "dead_letter"] = "fail",
     ) -> Self:
         """The rows of files; a path may be a directory, a glob pattern or a URI such as ``s3://bucket/folder``,
         and CSV and JSON files may be compressed (``.gz``, ``.bz2``, ``.zst``, ``.lz4``).
@@ -53,31 +55,34 @@ class TableSources(StreamBase):
 
         Args:
             format: CSV files are UTF-8; JSON files have one object a line.
-            schema: the columns to read, and their types; those in names of directories come in any case. A
-                value that does not fit fails the task.
+            schema: the columns to read, and their types; those in names of directories come in any case.
             nulls: (CSV) spellings that stand for null where they are not quoted.
             header: (CSV) each file's first line names its columns; else they are those of ``schema``.
             delimiter: (CSV) between two values.
             partitioning: ``"hive"``: the paths are directories, and the names of those below, such as
                 ``day=2026-01-01``, give columns: texts, unless ``schema`` says another type.
+            on_error: (CSV, JSON) what is done about a record that cannot be read, or does not fit: "fail"
+                ends the job, "skip" leaves it out and counts it, "dead_letter" also writes it into the job's
+                log with file, number and byte.
 
         Raises:
             UnknownName: there is no such file or column.
             UsageError: a file cannot be read; two have a column in types with none in common.
+            WrongInput: a record cannot be read in any types.
         """
         files = checked_paths(paths, "Table.from_files")
         declared = None if schema is None else arrow_schema(schema)
         if isinstance(nulls, str):
             raise UsageError(f"nulls takes a list of spellings: write nulls=[{nulls!r}]")
-        csv = (nulls, header, delimiter)
+        read = partial(_source_of_files, format=format, csv=(nulls, header, delimiter), on_error=on_error)
         if partitioning is None:
-            source = _source_of_files(files, format, declared, csv)
+            source = read(files, declared)
         elif partitioning == "hive":
             from minishuffle.dataflow.operators.hive import HiveSource, hive_files
 
             found = hive_files(files)
             inside = None if declared is None else _without(declared, next(iter(found.values())))
-            source = HiveSource(_source_of_files(list(found), format, inside, csv), found, declared)
+            source = HiveSource(read(list(found), inside), found, declared)
         else:
             raise UsageError(f"partitioning is {partitioning!r}: write 'hive'")
         return cls._from_source(format, source, source.schema)
@@ -182,23 +187,30 @@ class TableSources(StreamBase):
 
 def _source_of_files(
     files: Sequence[str | Path],
-    format: str,
     declared: pa.Schema | None,
+    *,
+    format: str,
     csv: tuple[Sequence[str], bool, str],
+    on_error: Literal["fail", "skip", "dead_letter"],
 ) -> Any:
     """The source for files of that format; ``csv`` are the spellings of null, header and delimiter."""
     if format == "parquet":
         from minishuffle.dataflow.operators.sources import ParquetSource
 
+        if on_error != "fail":
+            raise UsageError(
+                f"on_error={on_error!r} is for CSV and JSON: of Parquet files no record can be left out "
+                "because it cannot be read; drop rows with filter()"
+            )
         return ParquetSource(files, schema=declared)
     if format == "csv":
         from minishuffle.dataflow.operators.csv import CsvSource
 
-        return CsvSource(files, declared, *csv)
+        return CsvSource(files, declared, *csv, on_error=on_error)
     if format == "json":
         from minishuffle.dataflow.operators.json import JsonSource
 
-        return JsonSource(files, declared)
+        return JsonSource(files, declared, on_error=on_error)
     raise UsageError(f"format is {format!r}: write 'parquet', 'csv' or 'json'")
 
 

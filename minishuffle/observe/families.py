@@ -337,7 +337,7 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "minishuffle_user_errors_total",
         "counter",
         (*TASK_LABELS, "policy"),
-        "Records whose user function raised, by what was done with them.",
+        "Records whose user function raised, or that cannot be read, by what was done with them.",
         "worker",
     ),
     MetricSpec(

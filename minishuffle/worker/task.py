@@ -27,6 +27,7 @@ from minishuffle.dataflow.operators.base import (
     Emit,
     Mark,
     Operator,
+    Portion,
     Program,
     Source,
     TaskContext,
@@ -360,11 +361,15 @@ class Task:
                 emit(mark)
             if batch is None:
                 return
-            if not len(batch):
+            if not reader.records:
                 leases.look(begin)
                 paths.wait(min(reader.next_due, due) - time.time())
                 continue
-            leases.take(len(batch), begin)
+            leases.take(reader.records, begin)
+            for portion in reader.take_left_out():
+                self._leave_out(portion)
+            if not len(batch):
+                continue
             if not counters.first_output_at:
                 counters.first_output_at = begin
             produced.records_out += len(batch)
@@ -372,6 +377,14 @@ class Task:
                 counters.records_out += len(batch)
             self._pass(batch, emit, chain)
             counters.last_input_at = time.time()
+
+    def _leave_out(self, portion: Portion) -> None:
+        """Count and report records of the source that it could not read."""
+        errors = self.counters.user_errors
+        errors[portion.policy] = errors.get(portion.policy, 0) + len(portion.letters)
+        if portion.policy == "dead_letter":
+            for letter in portion.letters:
+                self.outbox.log(f"dead letter: {letter}")
 
     def _run_gates(self, inputs: Inputs, chain: Chain) -> None:
         paths, counters = self.paths, self.counters

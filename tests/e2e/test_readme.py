@@ -42,6 +42,7 @@ AS_PRINTED = {
     "Asynchronous functions": 1,
     "Tables": 2,
     "Event time": 1,
+    "Reading files": 1,
     "Joins": 1,
     "Process functions": 1,
 }

@@ -53,6 +53,7 @@ __all__ = [
     "Operator",
     "Output",
     "OutputFiles",
+    "Portion",
     "Program",
     "Reached",
     "Side",
@@ -320,6 +321,18 @@ class Source(Protocol):
     def splits(self) -> Sequence[Any]: ...
 
     def read(self, split: Any, offset: int) -> Iterator[Batch]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """What a source gives in place of a batch if it left records of the split out, which count as records of
+    it all the same: the ``batch`` is what is left of ``records`` of them. ``letters`` has a text for each one
+    that is missing: which it is, and why."""
+
+    batch: pa.RecordBatch
+    records: int
+    policy: Literal["skip", "dead_letter"]
+    letters: Sequence[str]
 
 
 @dataclass(slots=True)

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import csv
 import io
-from codecs import BOM_UTF8
+import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from minishuffle.dataflow.operators.filerecords import csv_lines
-from minishuffle.dataflow.operators.files import Paths, RecordFiles, decompressed, parsed_schema
+from minishuffle.dataflow.operators.filerecords import CsvRecords
+from minishuffle.dataflow.operators.files import Paths, decompressed
 from minishuffle.dataflow.operators.inferred import Part
+from minishuffle.dataflow.operators.recordfiles import (
+    CORRECT,
+    OnFault,
+    RecordFiles,
+    one_batch,
+    parsed_schema,
+    shown,
+)
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import CSV_BLOCK_BYTES
 
 __all__ = ["CsvSource"]
+
+_TOGETHER_BYTES: Final = 3 * CSV_BLOCK_BYTES
+"""More than any block has."""
 
 
 class CsvSource(RecordFiles):
@@ -30,13 +41,17 @@ class CsvSource(RecordFiles):
         nulls: the spellings that stand for null, where they are not quoted.
         header: the first line of each file names its columns; else they are those of ``schema``.
         delimiter: between two values, one character of ASCII.
+        on_error: what is done about a record that cannot be read.
 
     Raises:
         UnknownName: no such file, or no file's header has a column of ``schema``.
         UsageError: the delimiter cannot be one; a file or its header cannot be read; without a schema, there
             is no header, a file is larger than INFERRED_FILE_BYTES_MAX, or a column has types with none in
-            common; or (from ``read``) a value does not fit its column, named with file and line.
+            common.
+        WrongInput: (also from ``read``) with "fail", a record cannot be read; named with file and line.
     """
+
+    advice = "correct the file or the schema, name what stands for null, as in nulls=('NA',)"
 
     def __init__(
         self,
@@ -45,6 +60,8 @@ class CsvSource(RecordFiles):
         nulls: Sequence[str] = ("",),
         header: bool = True,
         delimiter: str = ",",
+        *,
+        on_error: OnFault = "fail",
     ) -> None:
         _check_delimiter(delimiter)
         if not schema and not header:
@@ -52,9 +69,8 @@ class CsvSource(RecordFiles):
                 "CSV files without a header do not name their columns: declare them with schema="
             )
         self.nulls = list(nulls)
-        self.header = header
         self.delimiter = delimiter
-        super().__init__(paths, schema)
+        super().__init__(paths, schema, CsvRecords(delimiter), on_error, header=header)
         if header:
             self._check_headers()
 
@@ -81,7 +97,7 @@ class CsvSource(RecordFiles):
         with decompressed(path) as file:
             text = io.TextIOWrapper(file, "utf-8-sig", errors="replace", newline="")
             try:
-                return next(csv.reader(text, delimiter=self.delimiter), None)
+                return next(filter(None, csv.reader(text, delimiter=self.delimiter)), None)
             except csv.Error as error:
                 raise UsageError(f"{path}: its header cannot be read ({error}): correct the file") from error
 
@@ -91,7 +107,7 @@ class CsvSource(RecordFiles):
     def literals(self, file: io.BytesIO, parts: Collection[Part]) -> Iterator[tuple[Part, int, str]]:
         as_texts = self._options(column_types={name: pa.string() for (name,) in parts})
         texts = pa_csv.read_csv(_WithLastLineEnd(file), **as_texts)
-        lines = csv_lines(file.getvalue(), self.delimiter)
+        lines = self._lines(file.getvalue())
         if self.header:
             next(lines)
         places = [texts.schema.get_all_field_indices(name)[0] for (name,) in parts]
@@ -101,11 +117,21 @@ class CsvSource(RecordFiles):
                 if text is not None:
                     yield part, line, text
 
+    def _lines(self, data: bytes) -> Iterator[int]:
+        """The line in which each record begins."""
+        line, place = 1, 0
+        for start, _ in self._splitter.spans(data):
+            line += data.count(b"\n", place, start) or data.count(b"\r", place, start)
+            place = start
+            yield line
+
     def _options(self, names: Sequence[str] | None = None, **columns: Any) -> dict[str, Any]:
         """For pyarrow, which infers what ``columns`` do not say."""
         return {
             "read_options": pa_csv.ReadOptions(
-                use_threads=False, column_names=names, block_size=CSV_BLOCK_BYTES
+                use_threads=False,
+                column_names=names,
+                block_size=_TOGETHER_BYTES if names else CSV_BLOCK_BYTES,
             ),
             "parse_options": pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
             "convert_options": pa_csv.ConvertOptions(
@@ -113,31 +139,48 @@ class CsvSource(RecordFiles):
             ),
         }
 
-    def batches(self, path: str, file: io.BufferedReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        if file.peek(len(BOM_UTF8) + 1)[: len(BOM_UTF8) + 1] in (b"", BOM_UTF8):
-            return
+    def names_of(self, path: str) -> Sequence[str]:
+        return self._names(path) or () if self.header else self.schema.names
+
+    def parse(self, data: bytes, names: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
         # For pyarrow no columns are all of them.
-        read = schema or pa.schema([(name, pa.binary()) for name in (self._names(path) or ())[:1]])
-        options = self._options(
-            None if self.header else read.names,
+        read = schema or pa.schema([(name, pa.binary()) for name in names[:1]])
+        batch = self._parsed(
+            data,
+            names,
             column_types=parsed_schema(read),
             include_columns=read.names,
             include_missing_columns=True,
         )
+        _check(batch, read)
+        return batch if schema else batch.select([])
+
+    def _parsed(self, data: bytes, names: Sequence[str], **columns: Any) -> pa.RecordBatch:
+        file = pa.BufferReader(data if data.endswith(b"\n") else data + b"\n")
+        return one_batch(pa_csv.read_csv(file, **self._options(names, **columns)))
+
+    def is_sound(self, data: bytes, names: Sequence[str]) -> bool:
         try:
-            with pa_csv.open_csv(_WithLastLineEnd(file), **options) as reader:
-                for batch in reader:
-                    _check(batch, read)
-                    yield batch if schema else batch.select([])
+            self._parsed(data, names, column_types=dict.fromkeys(names, pa.binary()))
+        except pa.ArrowException:
+            return False
+        return not self._splitter.is_open(data)
+
+    def fault(self, record: bytes, names: Sequence[str]) -> tuple[str, str] | None:
+        if self._splitter.is_open(record):
+            return "a quotation mark is not closed", CORRECT
+        try:
+            self._parsed(record, names, column_types=dict.fromkeys(names, pa.binary()))
         except pa.ArrowException as error:
-            if "straddl" in str(error):
-                raise UsageError(
-                    f"{path}: a line has more than {CSV_BLOCK_BYTES >> 20} MiB, or a quotation mark is not "
-                    "closed: correct the file, or convert it to Parquet"
-                ) from error
-            raise UsageError(
-                f"{path}: {error}: correct the file or the schema, or name what is null: nulls=('NA',)"
-            ) from error
+            counts = re.search(r"Expected (\d+) columns, got (\d+)", str(error))
+            why = f"it has {counts[2]} values for {counts[1]} columns" if counts else str(error)
+            return why, CORRECT
+        return None
+
+    def value(self, record: bytes, names: Sequence[str], name: str) -> str:
+        batch = self.parse(record, names, pa.schema([(name, pa.binary())]))
+        found = batch.column(0)[0].as_py()
+        return "null" if found is None else shown(found)
 
 
 def _check(batch: pa.RecordBatch, schema: pa.Schema) -> None:

@@ -10,25 +10,20 @@ from __future__ import annotations
 
 import glob
 import io
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast
+from typing import Any, BinaryIO, Final, TypeAlias, cast
 from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.inferred import InferredTypes, Part, UnfitNumber
-from minishuffle.dataflow.operators.widertype import in_schema
-from minishuffle.errors import UnknownName, UsageError
-from minishuffle.exchange.schemas import with_innermost
-from minishuffle.limits import BATCH_ROWS_MAX, INFERRED_FILE_BYTES_MAX, MIB
+from minishuffle.errors import UnknownName, UsageError, WrongInput
+from minishuffle.limits import MIB
 
 __all__ = [
     "Paths",
-    "RecordFiles",
     "compression_of",
-    "parsed_schema",
     "files_below",
     "files_of",
     "is_uri",
@@ -72,20 +67,24 @@ def decompressed(path: str) -> io.BufferedReader:
     """The file's bytes from first to last, decompressed.
 
     Raises:
-        UsageError: it cannot be opened, or (from its ``read``) not be decompressed.
+        UsageError: it cannot be opened, or (from its ``read``) not be read.
+        WrongInput: (from its ``read``) what it holds cannot be decompressed.
     """
     file = opened(path)
     if (compression := compression_of(path)) is None:
         return cast("io.BufferedReader", file)
-    return io.BufferedReader(_Reported(path, pa.CompressedInputStream(file, compression)), MIB)
+    stream = pa.CompressedInputStream(file, compression)
+    return io.BufferedReader(_Reported(path, stream, damaged=WrongInput), MIB)
 
 
 class _Reported(io.RawIOBase):
-    """A stream of pyarrow whose errors name the file."""
+    """A stream of pyarrow whose errors name the file; those that are not of the operating system are
+    ``damaged``."""
 
-    def __init__(self, path: str, stream: Any) -> None:
+    def __init__(self, path: str, stream: Any, damaged: type[UsageError] = UsageError) -> None:
         self._path = path
         self._stream = stream
+        self._damaged = damaged
 
     def readable(self) -> bool:
         return True
@@ -95,12 +94,12 @@ class _Reported(io.RawIOBase):
         return seekable
 
     def readinto(self, buffer: Any) -> int:
-        with _reported(self._path):
+        with _reported(self._path, self._damaged):
             count: int = self._stream.readinto(buffer)
         return count
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        with _reported(self._path):
+        with _reported(self._path, self._damaged):
             position: int = self._stream.seek(offset, whence)
         return position
 
@@ -115,12 +114,14 @@ class _Reported(io.RawIOBase):
 
 
 @contextmanager
-def _reported(path: str) -> Iterator[None]:
-    """Turn what the system says of a file into an error that names it."""
+def _reported(path: str, damaged: type[UsageError] = UsageError) -> Iterator[None]:
+    """Turn what the system says of a file into an error that names it, and what pyarrow says of what is in it
+    into one that is ``damaged``."""
     try:
         yield
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+        kind = damaged if error.errno is None else UsageError
+        raise kind(f"cannot read {path}: {error.strerror or error}") from error
 
 
 # --- which files ------------------------------------------------------------------------------------
@@ -233,113 +234,3 @@ def _as_uri(given: str, inside: str) -> str:
     place = parts.netloc if inside.startswith("/") else user
     query = f"?{parts.query}" if parts.query else ""
     return f"{parts.scheme}://{place}{quote(inside)}{query}"
-
-
-# --- records of files -------------------------------------------------------------------------------
-
-
-def parsed_schema(schema: pa.Schema) -> pa.Schema:
-    """What pyarrow is to make of texts: it has no word for numbers that are too large for short floats."""
-    return pa.schema([field.with_type(with_innermost(field.type, _long)) for field in schema])
-
-
-def _long(kind: pa.DataType) -> pa.DataType:
-    return pa.float64() if pa.types.is_floating(kind) else kind
-
-
-class RecordFiles:
-    """Record batches of files that are read from first to last; a split is a file.
-
-    ``schema`` None: the one that holds what :meth:`whole` makes of all files. Each is read in its own types
-    then, and converted, so that a value that does not fit is noticed.
-    """
-
-    bounded = True
-    format: Literal["arrow"] = "arrow"
-    finds_times = False
-    """What :meth:`whole` has as texts may be times."""
-
-    def __init__(self, paths: Paths, schema: pa.Schema | None) -> None:
-        self._splits = files_of(paths)
-        self._own: dict[str, pa.Schema] = {}
-        self.schema = self._inferred() if schema is None else schema
-
-    def splits(self) -> list[str]:
-        return self._splits
-
-    def read(self, split: str, offset: int) -> Iterator[pa.RecordBatch]:
-        with decompressed(split) as file:
-            for batch in self.batches(split, file, self._own.get(split, self.schema)):
-                for start in range(min(offset, batch.num_rows), batch.num_rows, BATCH_ROWS_MAX):
-                    yield in_schema(batch.slice(start, BATCH_ROWS_MAX), self.schema, split)
-                offset = max(0, offset - batch.num_rows)
-
-    def whole(self, file: io.BytesIO) -> pa.Table:
-        """The file in types that are inferred from all of it."""
-        raise NotImplementedError
-
-    def literals(self, file: io.BytesIO, parts: Collection[Part]) -> Iterator[tuple[Part, int, str]]:
-        """All numbers of those parts as they stand in the file, each with the line of its record."""
-        raise NotImplementedError
-
-    def batches(self, path: str, file: io.BufferedReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The file's batches with the columns of that schema, of any length."""
-        raise NotImplementedError
-
-    def _inferred(self) -> pa.Schema:
-        """The schema for all files, without columns if there are none. A column without values is text.
-
-        Raises:
-            UsageError: a file is larger than INFERRED_FILE_BYTES_MAX, cannot be read, or is not UTF-8; a
-                column has types with none in common, or numbers that no type holds.
-        """
-        types = InferredTypes(self.finds_times)
-        for path in self._splits:
-            self._infer(path, types)
-        try:
-            own, schema = types.own(), types.common()
-        except UnfitNumber as error:
-            place = error.place
-            file = io.BytesIO(_all_of(place.path))
-            line = next(
-                line for _, line, literal in self.literals(file, [place.part]) if literal == place.literal
-            )
-            raise UsageError(
-                f"{place.path}, line {line}: column {place.name!r} has {place.literal:.40}, {error}: declare "
-                "its type with schema=, such as float64, which rounds it"
-            ) from None
-        schema = pa.schema(
-            field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in schema
-        )
-        self._own = {path: each for path, each in own.items() if not each.equals(schema)}
-        return schema
-
-    def _infer(self, path: str, types: InferredTypes) -> None:
-        file = io.BytesIO(_all_of(path))
-        try:
-            table = self.whole(file)
-            unclear = types.add(path, table)
-            if unclear:
-                file.seek(0)
-                types.tell(path, self.literals(file, unclear))
-        except pa.ArrowException as error:
-            if not any(f"Empty {kind} file" in str(error) for kind in ("CSV", "JSON")):
-                raise UsageError(f"{path}: {error}: correct the file, or declare schema=") from error
-            return
-        if not_text := [field.name for field in table.schema if pa.types.is_binary(field.type)]:
-            raise UsageError(
-                f"{path}: column {not_text[0]!r} is not UTF-8: convert the file first, with iconv for "
-                "example, or declare the column as bytes with schema="
-            )
-
-
-def _all_of(path: str) -> bytes:
-    """The file's bytes, decompressed. Raises UsageError: there are more than INFERRED_FILE_BYTES_MAX."""
-    with decompressed(path) as file:
-        data = file.read(INFERRED_FILE_BYTES_MAX + 1)
-    if len(data) > INFERRED_FILE_BYTES_MAX:
-        raise UsageError(
-            f"{path} has more than {INFERRED_FILE_BYTES_MAX // MIB} MiB, and all of it would be read for "
-            "the types of its columns: declare them with schema="
-        )
-    return data

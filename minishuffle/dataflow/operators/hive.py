@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
 
 import pyarrow as pa
 
+from minishuffle.dataflow.operators.base import Portion
 from minishuffle.dataflow.operators.files import files_below
 from minishuffle.errors import UnknownName, UsageError
 
@@ -83,11 +85,13 @@ class HiveSource:
         splits: Sequence[Any] = self._source.splits()
         return splits
 
-    def read(self, split: Any, offset: int) -> Iterator[pa.RecordBatch]:
+    def read(self, split: Any, offset: int) -> Iterator[pa.RecordBatch | Portion]:
         constants = self._constants[split if isinstance(split, str) else split[0]]
-        for batch in self._source.read(split, offset):
+        for given in self._source.read(split, offset):
+            batch = given.batch if isinstance(given, Portion) else given
             added = [pa.repeat(value, batch.num_rows) for value in constants]
-            yield pa.RecordBatch.from_arrays([*batch.columns, *added], schema=self.schema)
+            whole = pa.RecordBatch.from_arrays([*batch.columns, *added], schema=self.schema)
+            yield replace(given, batch=whole) if isinstance(given, Portion) else whole
 
 
 def _constants(path: str, values: dict[str, str | None], fields: Sequence[pa.Field]) -> list[pa.Scalar]:

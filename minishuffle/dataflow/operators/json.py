@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.json as pa_json
 
-from minishuffle.dataflow.operators.files import Paths, RecordFiles, opened, parsed_schema
+from minishuffle.dataflow.operators.filerecords import JsonLines
+from minishuffle.dataflow.operators.files import Paths, opened
 from minishuffle.dataflow.operators.inferred import Part
-from minishuffle.errors import UnknownName, UsageError
+from minishuffle.dataflow.operators.recordfiles import CORRECT, OnFault, RecordFiles, one_batch, parsed_schema
+from minishuffle.errors import UnknownName
 from minishuffle.exchange.schemas import with_innermost
 from minishuffle.limits import CSV_BLOCK_BYTES
 
@@ -30,17 +33,19 @@ class JsonSource(RecordFiles):
     Args:
         schema: the fields to read; others are left out. None: those of all files, each of which is read
             whole, in types that hold the values of all.
+        on_error: what is done about a line that cannot be read.
 
     Raises:
         UnknownName: no such file.
         UsageError: a file is larger than INFERRED_FILE_BYTES_MAX and the schema is not declared; a field has
-            types with none in common; or (from ``read``) a value does not fit.
+            types with none in common.
+        WrongInput: (also from ``read``) with "fail", a line cannot be read; named with file and line.
     """
 
     finds_times = True
 
-    def __init__(self, paths: Paths, schema: pa.Schema | None = None) -> None:
-        super().__init__(paths, schema)
+    def __init__(self, paths: Paths, schema: pa.Schema | None = None, *, on_error: OnFault = "fail") -> None:
+        super().__init__(paths, schema, JsonLines(), on_error, header=False)
         for path in self._splits:
             opened(path).close()
         if schema is None and not self.schema.names:
@@ -63,21 +68,54 @@ class JsonSource(RecordFiles):
                 for literal in _numbers_at(value, part):
                     yield part, line, literal
 
-    def batches(self, path: str, file: io.BufferedReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        if not file.peek(1):
-            return
+    def parse(self, data: bytes, names: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
+        explicit = pa_json.ParseOptions(
+            explicit_schema=parsed_schema(schema), unexpected_field_behavior="ignore"
+        )
+        table = pa_json.read_json(pa.BufferReader(data), read_options=_together(data), parse_options=explicit)
+        return one_batch(table).select(schema.names)
+
+    def is_sound(self, data: bytes, names: Sequence[str]) -> bool:
         try:
-            with pa_json.open_json(
-                file,
-                read_options=pa_json.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES),
-                parse_options=pa_json.ParseOptions(
-                    explicit_schema=parsed_schema(schema), unexpected_field_behavior="ignore"
-                ),
-            ) as reader:
-                for batch in reader:
-                    yield batch.select(schema.names)
-        except pa.ArrowException as error:
-            raise UsageError(f"{path}: {error}: correct the file, or the schema") from error
+            count = pa_json.read_json(pa.BufferReader(data), read_options=_together(data)).num_rows
+        except pa.ArrowException:
+            return False
+        return self._splitter.has_records(data, count)
+
+    def fault(self, record: bytes, names: Sequence[str]) -> tuple[str, str] | None:
+        text = record.decode("utf-8", "replace").strip()
+        if text.startswith("["):
+            return "it begins an array", "write one object a line, as jq -c '.[]' makes of an array"
+        try:
+            value, end = _decoder(_without_repeats).raw_decode(text)
+        except json.JSONDecodeError as error:
+            return f"it is no JSON object ({error.msg} at character {error.pos + 1} of the line)", CORRECT
+        except _Repeated as error:
+            return f"it has the field {error.args[0]!r} twice", CORRECT
+        if text[end:].strip():
+            return "there is more in the line than one object", CORRECT
+        if not isinstance(value, dict):
+            return "it is no JSON object", CORRECT
+        huge = next((number for number in _all_numbers(value) if number.is_huge), None)
+        return None if huge is None else (f"it has {huge:.40}, which no float64 holds", CORRECT)
+
+    def value(self, record: bytes, names: Sequence[str], name: str) -> str:
+        value = json.loads(record.decode("utf-8", "replace"), strict=False).get(name)
+        return f"{json.dumps(value, ensure_ascii=False):.200}"
+
+    def mixture(self, data: bytes) -> tuple[int, str] | None:
+        known: dict[Part, tuple[str, int]] = {}
+        for line, value in _objects(data.decode("utf-8-sig", "replace")):
+            for part, kind, each in _kinds(value, ()):
+                before, first = known.setdefault(part, (kind, line))
+                if before != kind:
+                    name = ".".join(part)
+                    return line, f"column {name!r} has {kind}, {each!s:.40}, and {before} in line {first}"
+        return None
+
+
+def _together(data: bytes) -> pa_json.ReadOptions:
+    return pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
 
 
 def _as_text(kind: pa.DataType) -> pa.DataType:
@@ -87,10 +125,38 @@ def _as_text(kind: pa.DataType) -> pa.DataType:
 class _Number(str):
     """The literal of a number."""
 
+    @property
+    def is_huge(self) -> bool:
+        """It has a fraction or an exponent, and is beyond float64."""
+        return math.isinf(float(self)) and not self.lstrip("-").isdigit() and self[-1].isdigit()
+
+
+class _Repeated(Exception):
+    """An object has a field twice: its name."""
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Repeated(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+def _decoder(pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> json.JSONDecoder:
+    """Gives literals for numbers."""
+    return json.JSONDecoder(
+        parse_float=_Number,
+        parse_int=_Number,
+        parse_constant=_Number,
+        strict=False,
+        object_pairs_hook=pairs,
+    )
+
 
 def _objects(text: str) -> Iterator[tuple[int, Any]]:
     """The values in the text, with the line in which each begins, and with literals for their numbers."""
-    decoder = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_Number, strict=False)
+    decoder = _decoder()
     place, line = 0, 1
     while match := _VALUE.search(text, place):
         begin = match.start()
@@ -98,6 +164,30 @@ def _objects(text: str) -> Iterator[tuple[int, Any]]:
         value, place = decoder.raw_decode(text, begin)
         yield line, value
         line += text.count("\n", begin, place)
+
+
+def _all_numbers(value: Any) -> Iterator[_Number]:
+    if isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _all_numbers(each)
+    elif isinstance(value, _Number):
+        yield value
+
+
+def _kinds(value: Any, part: Part) -> Iterator[tuple[Part, str, Any]]:
+    """What the value, and each value in it, is, with its part."""
+    if isinstance(value, dict):
+        yield part, "an object", value
+        for name, each in value.items():
+            yield from _kinds(each, (*part, name))
+    elif isinstance(value, list):
+        yield part, "a list", value
+        for each in value:
+            yield from _kinds(each, (*part, "[]"))
+    elif isinstance(value, _Number):
+        yield part, "a number", value
+    elif value is not None:
+        yield part, "a truth value" if isinstance(value, bool) else "a text", value
 
 
 def _numbers_at(value: Any, part: Part) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Batch, Source, SplitMark
+from minishuffle.dataflow.operators.base import Batch, Portion, Source, SplitMark
 from minishuffle.dataflow.operators.pandasindex import without_unnamed_index
 from minishuffle.errors import UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
@@ -100,6 +100,9 @@ class SourceReader:
         self._marks = [SplitMark(split.number, "open") for split in mine]
         self.current = -1
         """The split of the batch polled last."""
+        self.records = 0
+        """How many of that split the batch polled last stands for; the source may have left some out."""
+        self._left_out: list[Portion] = []
         self._splits = mine
         self.next_due = started_at
 
@@ -127,7 +130,9 @@ class SourceReader:
         return (split.number for split in self._waiting)
 
     def poll(self, now: float) -> Batch | None:
-        """The next batch; an empty list if there is none now; None after the last split's end."""
+        """The next batch; an empty list if there is none now; None after the last split's end. One without
+        rows may stand for records that were left out."""
+        self.records = 0
         if not self._waiting:
             return None
         if self._pace is not None and (due := self._pace.due(now)) > now:
@@ -140,7 +145,7 @@ class SourceReader:
                 self.next_due = now + IDLE_SECONDS
                 return []
             split = self._waiting[0]
-            batch = self._next_of(split)
+            batch, count = self._next_of(split)
             if batch is None:
                 self._waiting.popleft()
                 self._marks.append(SplitMark(split.number, "done"))
@@ -148,7 +153,7 @@ class SourceReader:
             if turns > 1:
                 self._waiting.popleft()
                 self._waiting.insert(turns - 1, split)
-            if count := len(batch):
+            if count:
                 if split.number != self.current:
                     self.current = split.number
                     self._marks.append(SplitMark(split.number, "current"))
@@ -156,6 +161,7 @@ class SourceReader:
                 if self._pace is not None:
                     self._pace.records += count
                 self.next_due = now
+                self.records = count
                 return batch
             asked += 1
         return None
@@ -165,6 +171,11 @@ class SourceReader:
         marks, self._marks = self._marks, []
         return marks
 
+    def take_left_out(self) -> list[Portion]:
+        """Portions polled, the last one included, from which records are missing."""
+        left_out, self._left_out = self._left_out, []
+        return left_out
+
     def close(self) -> None:
         """Let go of open files: close every read that has not ended."""
         for split in self._splits:
@@ -173,7 +184,8 @@ class SourceReader:
                 close()
         self._waiting.clear()
 
-    def _next_of(self, split: _Split) -> Batch | None:
+    def _next_of(self, split: _Split) -> tuple[Batch | None, int]:
+        """The next batch and the records that it stands for."""
         try:
             if split.batches is None:
                 split.batches = iter(self._source.read(split.value, split.position))
@@ -186,9 +198,14 @@ class SourceReader:
             raise
         if batch is _END:
             split.batches = None
-            return None
+            return None, 0
+        count = None
+        if isinstance(batch, Portion):
+            self._left_out.append(batch)
+            batch, count = batch.batch, batch.records
         self._check(batch)
-        return without_unnamed_index(batch) if isinstance(batch, pa.RecordBatch) else batch
+        count = len(batch) if count is None else count
+        return without_unnamed_index(batch) if isinstance(batch, pa.RecordBatch) else batch, count
 
     def _check(self, batch: Any) -> None:
         name = type(self._source).__name__

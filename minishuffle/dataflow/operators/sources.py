@@ -21,7 +21,7 @@ from minishuffle.dataflow.operators.files import Paths, compression_of, decompre
 from minishuffle.dataflow.operators.pandasindex import unnamed_index
 from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.operators.widertype import common_schema, in_schema
-from minishuffle.errors import UnknownName, UsageError
+from minishuffle.errors import UnknownName, UsageError, WrongInput
 from minishuffle.limits import BATCH_ROWS_MAX, MIB, RATE_MAX
 
 __all__ = [
@@ -58,7 +58,8 @@ class TextSource:
 
     Raises:
         UnknownName: no such file.
-        UsageError: a file cannot be read, or (from ``read``) is not UTF-8.
+        UsageError: a file cannot be read.
+        WrongInput: (from ``read``) a file is not UTF-8.
     """
 
     bounded = True
@@ -76,7 +77,7 @@ class TextSource:
             try:
                 text = data.decode("utf-8-sig" if start == 0 else "utf-8")
             except UnicodeDecodeError as error:
-                raise UsageError(
+                raise WrongInput(
                     f"{path} is not UTF-8 at byte {start + error.start}: convert it first, with iconv for "
                     "example"
                 ) from error
@@ -129,8 +130,8 @@ class ParquetSource:
 
     Raises:
         UnknownName: no such file, or each lacks a column of ``schema``.
-        UsageError: a file cannot be read or is not Parquet; two files have types with none in common; or
-            (from ``read``) a value does not fit the common type.
+        UsageError: a file cannot be read or is not Parquet; two files have types with none in common.
+        WrongInput: (from ``read``) a value does not fit the common type.
     """
 
     bounded = True
@@ -172,8 +173,15 @@ class ParquetSource:
             batches = file.iter_batches(BATCH_ROWS_MAX, row_groups=[group], columns=self.columns)
             for batch in batches:
                 if offset < batch.num_rows:
-                    yield in_schema(batch.slice(offset), self.schema, path)
+                    yield self._fitted(path, batch.slice(offset))
                 offset = max(0, offset - batch.num_rows)
+
+    def _fitted(self, path: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+        try:
+            fitted: pa.RecordBatch = in_schema(batch, self.schema, path)
+        except UsageError as error:
+            raise WrongInput(str(error)) from error
+        return fitted
 
 
 def _schema_and_groups(path: str) -> tuple[pa.Schema, int]:

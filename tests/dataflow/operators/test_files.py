@@ -17,7 +17,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from minishuffle.dataflow.operators import files, sources
+from minishuffle.dataflow.operators import files, recordfiles, sources
 from minishuffle.dataflow.operators.csv import CsvSource
 from minishuffle.dataflow.operators.json import JsonSource
 from minishuffle.dataflow.operators.sources import TextSource
@@ -104,7 +104,7 @@ def test_a_damaged_file_is_named(damage: Callable[[bytes], bytes], tmp_path: Pat
 def test_what_a_compressed_file_grows_to_is_bounded_where_all_of_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "INFERRED_FILE_BYTES_MAX", len(CSV) - 1)
+    monkeypatch.setattr(recordfiles, "INFERRED_FILE_BYTES_MAX", len(CSV) - 1)
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(CSV))
     assert path.stat().st_size < len(CSV) - 1
