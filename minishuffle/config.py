@@ -87,6 +87,10 @@ class ClusterSettings(BaseSettings):
     """A task that stays this long in one call of its function, while the next attempt of a producer waits for
     it to read what is left of a channel, is stuck and is restarted itself. It is looked at that often: this
     takes up to twice as long. Time in which it waits for its consumers does not count."""
+    link_timeout: float = Field(10.0, gt=0)
+    """How long tasks of a job may need a connection between two workers that cannot be made, or broke, before
+    that is an event of the job, and one of the two is excluded from it. Not less than ``heartbeat_timeout``
+    counts: a worker that is lost explains it."""
     coordinator_timeout: float = Field(300.0, gt=0)
     """How long a worker that has lost its coordinator runs on and looks for it before it exits."""
     slot_timeout: float = Field(60.0, gt=0)

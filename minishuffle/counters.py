@@ -382,6 +382,9 @@ class JobRecoveries:
     seconds: Mapping[str, Histogram] = field(default_factory=dict)
     """What recoveries took since this coordinator started, by phase: reschedule, reattach, first_record.
     Empty for a job that has ended and had none."""
+    links_broken: int = 0
+    """Pairs of workers between which its tasks need a connection that there has not been for
+    ``link_timeout``."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -40,6 +40,14 @@ RECEIVE_BUFFER_BYTES: Final = 512 * KIB
 """One read takes what lies in the socket. It is copied from there at once: what does not stay in the
 processor's second-level cache comes from further away, and a shorter one takes more turns of the loop."""
 HANDSHAKE_SECONDS_MAX: Final = 5.0
+PROBE_SECONDS_MAX: Final = 3.0
+"""How long a worker tries to reach another to see whether a link could be made."""
+CLUSTER_EVENTS_SHOWN: Final = 50
+"""Events that are of no job, and pairs of workers that cannot link, in a status."""
+LINK_ERROR_CHARS_MAX: Final = 300
+"""Why there is no link, as a worker reports it."""
+PROBES_MAX: Final = 32
+"""Such tries of one worker at a time."""
 LINK_GRACE_SECONDS: Final = 0.3
 """How long a worker is awaited whose control link closed, while nobody knows whether its process is there."""
 HOST_LOOKS_MAX: Final = 10

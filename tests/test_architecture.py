@@ -53,6 +53,7 @@ MAY_BLOCK = frozenset(
         "worker/asynccalls.py",
         "worker/handoff.py",
         "worker/preparation.py",
+        "worker/probing.py",
         "worker/task.py",
         "worker/process.py",
         "worker/service.py",

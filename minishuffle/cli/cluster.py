@@ -382,6 +382,20 @@ def status(context: click.Context, as_json: bool) -> None:
         tables.show_status(state)
 
 
+@cluster.command("events")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@late_global_options
+@click.pass_context
+def cluster_events(context: click.Context, as_json: bool) -> None:
+    """Print the last events that are of no job, oldest first: which workers reach each other."""
+    with session_of(context).client() as client:
+        for event in client.status().events:
+            if as_json:
+                print_json(event.model_dump())
+            else:
+                echo(tables.event_line(event))
+
+
 @cluster.command()
 @click.option("--read", is_flag=True, help="Print the one that only reads: for Prometheus, say.")
 @late_global_options

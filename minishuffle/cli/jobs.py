@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import PurePath
-from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +18,7 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import ShuffleError, TaskFailed, UsageError
 from minishuffle.limits import PARALLELISM_MAX
 from minishuffle.wire.outputs import ListedFile
-from minishuffle.wire.requests import JobEvent, JobInfo
+from minishuffle.wire.requests import JobInfo
 
 if TYPE_CHECKING:
     from minishuffle.cli.loading import Job
@@ -153,7 +151,7 @@ def _run_and_wait(
             echo(f"job {handle.id} ({handle.name}) runs, parallelism {handle.parallelism}", err=True)
             for event in handle.events(follow=True):
                 if event.kind in RECOVERIES:
-                    echo(_event_line(event), err=True)
+                    echo(tables.event_line(event), err=True)
         try:
             result = handle.wait(allow_loss=True)
         except TaskFailed:
@@ -364,16 +362,7 @@ def events(context: click.Context, job: str, follow: bool, as_json: bool) -> Non
             if as_json:
                 print_json(event.model_dump())
             else:
-                echo(_event_line(event))
-
-
-def _event_line(event: JobEvent) -> str:
-    at = datetime.fromtimestamp(event.at).astimezone().isoformat(timespec="milliseconds")
-    where = f" {event.operator}.{event.index}#{event.attempt}" if event.operator >= 0 else ""
-    on = f" on worker {event.worker}" if event.worker else ""
-    since = f" +{1000 * event.since:.1f} ms" if event.since else ""
-    own = f"\n{indent(event.traceback.rstrip(), '    ')}" if event.traceback else ""
-    return f"{at} {event.kind}{where}{on}{since}: {event.text}{own}"
+                echo(tables.event_line(event))
 
 
 @jobs.command()

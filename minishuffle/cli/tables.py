@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from datetime import datetime
+from textwrap import indent
 from typing import Any
 
 from rich.console import Console
@@ -14,11 +16,12 @@ from minishuffle.cli.terminal import encodable
 from minishuffle.client import cause_text, failure_lines
 from minishuffle.counters import LIMITS, TaskCounters
 from minishuffle.ids import Address
-from minishuffle.wire.requests import ClusterStatus, JobInfo, TaskInfo
+from minishuffle.wire.requests import ClusterStatus, JobEvent, JobInfo, TaskInfo
 
 __all__ = [
     "byte_text",
     "console",
+    "event_line",
     "job_map",
     "limits_hit",
     "new_table",
@@ -129,7 +132,8 @@ def show_status(status: ClusterStatus) -> None:
             f"submissions are refused, and restarts wait, until it can be written: {status.journal_problem}"
         )
     numbers = ("pid", "slots free", "heartbeat", "network memory")
-    table = new_table(["worker", "state", "address", *numbers, "connections"], numbers)
+    table = new_table(["worker", "state", "address", *numbers, "reachable", "connections"], numbers)
+    others = sum(worker.state == "alive" for worker in status.workers) - 1
     running = sum(job.state in ("created", "running") for job in status.jobs)
     for worker in status.workers:
         report = worker.report
@@ -142,9 +146,12 @@ def show_status(status: ClusterStatus) -> None:
             f"{worker.slots_free}/{worker.slots}",
             f"{worker.heartbeat_age_seconds:.1f} s ago",
             f"{byte_text(report.network_peak_bytes)} of {byte_text(report.network_cap_bytes)}",
+            f"{worker.reachable} of {others}" if worker.state == "alive" and others else "-",
             ", ".join(f"{peer.connections} to {peer.worker}" for peer in worker.peers) or "-",
         )
     out.print(table)
+    for text in status.unreached:
+        out.print(text)
     if confined := [worker for worker in status.workers if worker.confined]:
         names = ", ".join(str(worker.worker) for worker in confined)
         out.print(
@@ -154,6 +161,16 @@ def show_status(status: ClusterStatus) -> None:
     if status.jobs:
         out.print()
         show_jobs(status.jobs)
+
+
+def event_line(event: JobEvent) -> str:
+    """One event, with the user's traceback below it if there is one."""
+    at = datetime.fromtimestamp(event.at).astimezone().isoformat(timespec="milliseconds")
+    where = f" {event.operator}.{event.index}#{event.attempt}" if event.operator >= 0 else ""
+    on = f" on worker {event.worker}" if event.worker else ""
+    since = f" +{1000 * event.since:.1f} ms" if event.since else ""
+    own = f"\n{indent(event.traceback.rstrip(), '    ')}" if event.traceback else ""
+    return f"{at} {event.kind}{where}{on}{since}: {event.text}{own}"
 
 
 def show_jobs(jobs: list[JobInfo]) -> None:

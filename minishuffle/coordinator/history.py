@@ -160,6 +160,10 @@ class History:
         self.log(about["lines"])
         self._lines_seen = about["lines_seen"]
 
+    def last_events(self, count: int) -> list[JobEvent]:
+        """So many at most."""
+        return self.events_above(self._event_number - count)
+
     def recall(self, record: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> None:
         """Become what the records say. Rows and lines were lost with the coordinator that had them, unless
         :meth:`take_over` follows."""

@@ -16,6 +16,7 @@ from minishuffle.coordinator.deaths import Deaths
 from minishuffle.coordinator.ends import Done, Ends, EndsOfOne, done_with, is_stale, wanted_again
 from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures, Regions
 from minishuffle.coordinator.history import History
+from minishuffle.coordinator.joblinks import JobLinks
 from minishuffle.coordinator.lifecycle import (
     ENDED,
     JOB_MOVES,
@@ -83,9 +84,7 @@ class Job:
         random: Callable[[], float],
         submission: str = "",
     ) -> None:
-        self.id = job
-        self.name = name
-        self.graph = graph
+        self.id, self.name, self.graph = job, name, graph
         self.submission = submission
         """The id that the client gave its submission; may be empty."""
         self.slots = Slots(placement, segments)
@@ -129,6 +128,7 @@ class Job:
         """Worker and slot of attempts that were abandoned."""
         self._result_bytes = 0
         self.recoveries = Recoveries()
+        self.links = JobLinks(self.history)
         where = ", ".join(map(str, sorted(set(placement))))
         self.history.note(at, "created", f"{name}: {len(self._tasks)} tasks on workers {where}")
 
@@ -202,6 +202,7 @@ class Job:
             task_states=dict(+self._states),
             first_failure=self.history.first_failure,
             slot_waits=self._slot_waits(),
+            links_broken=self.links.infos(),
         )
 
     def _slot_waits(self) -> list[SlotWait]:
@@ -736,6 +737,7 @@ class Job:
         self.state = state
         if self.terminal:
             self.ended_at = at
+            self.links.broken = {}
         self.history.note(at, state, text)
 
     def _stop(self, state: str, at: float, text: str) -> None:

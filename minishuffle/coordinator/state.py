@@ -18,6 +18,7 @@ from minishuffle.coordinator import journalrecords
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.deaths import COUNTS, end_in_words, kind_of
 from minishuffle.coordinator.deployer import Deployer
+from minishuffle.coordinator.history import History
 from minishuffle.coordinator.instructions import (
     CloseLink,
     Instruction,
@@ -32,6 +33,7 @@ from minishuffle.coordinator.instructions import (
 from minishuffle.coordinator.jobreports import JobReport, RepeatedReport, heard, is_refused
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.jobtable import JobTable
+from minishuffle.coordinator.links import Links
 from minishuffle.coordinator.polls import LongPolls
 from minishuffle.coordinator.postponed import PostponedRequests
 from minishuffle.coordinator.questions import Questions
@@ -79,6 +81,7 @@ from minishuffle.wire.messages import (
     HostLooked,
     LogLines,
     PeerSuspicion,
+    Probed,
     RecoverySteps,
     Register,
     Shutdown,
@@ -170,6 +173,9 @@ class CoordinatorState:
         """Jobs to look after before the verb at hand returns, for which ``_jobs.held`` may be out of date."""
         self._changed: dict[int, Worker] = {}
         """Workers that the journal is behind with."""
+        self._links = Links(facts.term, max(settings.link_timeout, settings.heartbeat_timeout))
+        self._history = History()
+        """What happens that is of no job."""
         self._unexplained: dict[int, _Unexplained] = {}
         """By epoch."""
         self._postponed = PostponedRequests()
@@ -325,6 +331,7 @@ class CoordinatorState:
                 self._cut_off(worker, f"it was silent for {seconds:g} s", now)
         self._look_after_hosts(now)
         self._workers.forget(now)
+        self._probe(now)
         for epoch, each in list(self._unexplained.items()):
             if now >= each.due:
                 del self._unexplained[epoch]
@@ -345,6 +352,7 @@ class CoordinatorState:
             self._hosts.next_deadline(),
             self._polls.next_deadline(),
             self._questions.next_deadline(),
+            self._links.next_deadline(),
             self._orderly_stop.next_deadline(),
             *(each.due for each in self._unexplained.values()),
             *(self._clock(time) for job in self._timed() if (time := job.next_time()) is not None),
@@ -377,7 +385,7 @@ class CoordinatorState:
             self._out.append(refusal(link, 0, error))
             self._out.append(CloseLink(link, f"registration refused: {error}", "peer"))
             return
-        self._welcome(worker)
+        self._welcome(worker, now)
 
     def _take_back(self, link: int, message: Register, now: float) -> None:
         """A worker comes back, with what it runs. Raises UsageError: it was declared lost."""
@@ -385,7 +393,7 @@ class CoordinatorState:
         worker, old = self._workers.take_back(link, message, now)
         if old:
             self._out.append(CloseLink(old, f"worker {worker.worker} has a new control link"))
-        self._welcome(worker)
+        self._welcome(worker, now)
         for lost in self._workers.ended_since(since):
             self._send(worker, WorkerLost(term=self._facts.term, worker=lost.worker, epoch=lost.epoch))
         self._results.worker_back(worker.worker)
@@ -399,7 +407,7 @@ class CoordinatorState:
             self._touch(job)
         self._streams.worker_back(number)
 
-    def _welcome(self, worker: Worker) -> None:
+    def _welcome(self, worker: Worker, now: float) -> None:
         """It is registered, and standby workers are to know it."""
         self._send(worker, worker.registered(self._facts.term, self._settings.heartbeat_interval))
         self._changed[worker.worker] = worker
@@ -408,6 +416,8 @@ class CoordinatorState:
             self._send_to(number, ahead)
         for each, toward in self._workers.to_advertise(worker):
             self._send(each, Advertise(term=self._facts.term, toward=toward))
+        self._links.joined(worker.worker, (each.worker for each in self._workers.alive()), now)
+        self._probe(now)
         self._touch_waiting()
 
     def _from_worker(self, worker: Worker, message: ControlMessage, now: float) -> None:
@@ -430,7 +440,9 @@ class CoordinatorState:
                 if dialer is not None and dialer is not worker:
                     self._send(dialer, Dial(term=self._facts.term, peer=worker.address))
             case Advertised(host=host):
-                self._advertised(worker, host)
+                self._advertised(worker, host, now)
+            case Probed():
+                self._probed(worker, message, now)
             case HostLooked(ticket=ticket, answer=answer):
                 self._host_looked(worker.worker, ticket, answer, now)
             case PeerSuspicion():
@@ -444,13 +456,58 @@ class CoordinatorState:
                 why = f"it sent {message.type}, which no worker may"  # type: ignore[attr-defined]
                 self._cut_off(worker, why, now, "malformed")
 
-    def _advertised(self, worker: Worker, host: str) -> None:
+    def _advertised(self, worker: Worker, host: str, now: float) -> None:
         """It has an address for other hosts: it can have slots of jobs that run there too."""
         if self._workers.advertised(worker, host):
+            self._links.joined(worker.worker, (each.worker for each in self._workers.alive()), now)
+            self._probe(now)
             self._changed[worker.worker] = worker
             for number, dial in self._preparations.worker_moved(worker, self._workers.alive()):
                 self._send_to(number, dial)
             self._touch_waiting()
+
+    # --- links between workers -------------------------------------------------------------------
+
+    def _probe(self, now: float) -> None:
+        for number, probe in self._links.due(self._workers, now):
+            self._send_to(number, probe)
+
+    def _probed(self, by: Worker, message: Probed, now: float) -> None:
+        """A worker has found out whether it can link with another."""
+        other = self._workers.get_alive(message.worker)
+        if other is None or other.epoch != message.epoch:
+            self.ignored += 1
+            return
+        is_new = self._links.probed(by.worker, message, now)
+        at, pair = self._wall(now), (by.worker, other.worker)
+        if is_new and message.why:
+            self._history.note(at, "workers apart", self._workers.no_link(pair, message.why))
+        elif is_new:
+            self._history.note(at, "workers linked", f"{by.place} and {other.place} can connect again")
+
+    def _note_reach(self, number: int, at: float) -> None:
+        """The probes of a newcomer have been answered."""
+        worker, others = self._workers.get_there(number), len(self._workers.alive()) - 1
+        if worker is None or not others:
+            return
+        apart = [self._workers.no_link(key, why) for key, why in self._links.failing() if number in key]
+        text = f"{worker.place}: reachable: {self._links.reached[number]} of {others}"
+        self._history.note(at, "worker probed", "; ".join([text, *apart]), worker=number)
+
+    def _hear_links(self, worker: Worker, message: Heartbeat, now: float) -> None:
+        """Tasks wait for links that the worker does not have, or do so no more."""
+        for name in self._links.heard(worker, message, self._workers, now):
+            job = self._jobs.get(name)
+            if job is None or job.terminal:
+                continue
+            held, seconds = job.slots.held().keys(), self._links.seconds
+            broken = {
+                key: self._workers.no_link(key, why, seconds)
+                for key, why in self._links.broken(name, now).items()
+                if held >= set(key)
+            }
+            if job.links.hear(broken, self._wall(now)):
+                self._touch(job)
 
     def _suspected(self, by: Worker, message: PeerSuspicion, at: float) -> None:
         """A line for those who wonder where their rows are, and others are prepared: it is no verdict."""
@@ -497,6 +554,7 @@ class CoordinatorState:
         if message.worker != worker.worker or message.epoch < worker.epoch:
             self.ignored += 1
             return
+        self._hear_links(worker, message, now)
         if self._workers.heartbeat(worker, message):
             self._changed[worker.worker] = worker
             self._touch_waiting()
@@ -570,6 +628,7 @@ class CoordinatorState:
         self._workers.end(worker, state, now)
         self._changed[worker.worker] = worker
         self._preparations.worker_ended(worker.worker)
+        self._links.left(worker.worker)
         self._out += self._results.worker_ended(worker.worker, worker.epoch, self._wall(now))
         self._out += self._questions.worker_ended(worker.worker)
         verdict = WorkerLost(term=self._facts.term, worker=worker.worker, epoch=worker.epoch)
@@ -577,6 +636,7 @@ class CoordinatorState:
             self._send(other, verdict)
         cause = ErrorInfo(code=PeerLost.code, text=f"{worker} was lost: {why}")
         for job in self._jobs.active():
+            job.links.forget(worker.worker)
             if worker.worker in job.slots.held():
                 until = None if end_told_until is None else self._wall(end_told_until)
                 job.worker_lost(worker.worker, cause, self._wall(now), until)
@@ -755,6 +815,8 @@ class CoordinatorState:
             self._jobs.held.note(job)
             touched.add(job.id)
             self._out += self._polls.changed(job, now)
+        for number in self._links.take_new():
+            self._note_reach(number, self._wall(now))
         self._workers.standby_short += len(called)
         self._advance_stop(now)
         self._record(touched | {job.id for job in self._jobs.values() if job.changed})
@@ -835,7 +897,8 @@ class CoordinatorState:
 
     def _view(self) -> ClusterView:
         problem = self.write_ahead.problem
-        return ClusterView(self._facts, self.web_port, problem, self._workers, self._jobs)
+        jobs, workers = self._jobs, self._workers
+        return ClusterView(self._facts, self.web_port, problem, workers, jobs, self._links, self._history)
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
@@ -846,6 +909,7 @@ class CoordinatorState:
         alive = {worker.worker for worker in self._workers.alive()}
         assert self._awaiting == bool(self._workers.awaited())
         self._preparations.validate(alive, {job.id for job in self._jobs.active()})
+        self._links.validate({worker.worker for worker in self._workers.there()})
         for worker in self._workers.alive():
             assert 0 <= self._jobs.held.slots[worker.worker] <= worker.slots <= worker.about.slots
             assert 0 <= self._jobs.held.segments[worker.worker] <= worker.about.segments

@@ -6,9 +6,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from minishuffle import limits
+from minishuffle.coordinator.history import History
 from minishuffle.coordinator.holdings import Holdings
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.jobtable import JobTable
+from minishuffle.coordinator.links import Links
 from minishuffle.coordinator.workers import WorkerRegistry
 from minishuffle.counters import CoordinatorSnapshot, JobRecoveries
 from minishuffle.wire.messages import ControlMessage
@@ -52,6 +55,9 @@ class ClusterView(NamedTuple):
     journal_problem: str
     workers: WorkerRegistry
     jobs: JobTable
+    links: Links
+    history: History
+    """Events that are of no job."""
 
 
 StatusRequest: TypeAlias = ListJobs | ShowJob | ShowGraph | GetFiles | GetStatus
@@ -89,10 +95,21 @@ def _cluster_status(cluster: ClusterView, now: float, request: GetStatus) -> Clu
         web_port=cluster.web_port,
         journal_problem=cluster.journal_problem,
         workers=[
-            worker.info(used[worker.worker], now, confined=worker.worker in confined, reports=request.reports)
+            worker.info(
+                used[worker.worker],
+                now,
+                cluster.links.reached[worker.worker],
+                confined=worker.worker in confined,
+                reports=request.reports,
+            )
             for worker in cluster.workers
         ],
         jobs=[job.info(results=False) for job in cluster.jobs.values() if request.jobs],
+        unreached=[
+            cluster.workers.no_link(key, why)
+            for key, why in cluster.links.failing()[: limits.CLUSTER_EVENTS_SHOWN]
+        ],
+        events=cluster.history.last_events(limits.CLUSTER_EVENTS_SHOWN),
     )
 
 
@@ -145,4 +162,5 @@ def _recoveries(job: Job) -> JobRecoveries:
         losses.dropped,
         losses.state_rows,
         seconds if shown else {},
+        len(job.links.broken),
     )

@@ -69,6 +69,8 @@ class Worker:
     """How often others have suspected it."""
     standby: bool = False
     """It was started as one, or has taken the place of one, and has not taken over a slot so far."""
+    joined_at: float = -math.inf
+    """When it registered, or came back."""
     absence: Absence | None = None
     """While it is awaited because its control link closed; none of one that an earlier coordinator knew."""
 
@@ -107,9 +109,9 @@ class Worker:
         return is_loopback(self.about.host)
 
     def info(
-        self, slots_used: int, now: float, *, confined: bool = False, reports: bool = True
+        self, slots_used: int, now: float, reachable: int, *, confined: bool = False, reports: bool = True
     ) -> WorkerInfo:
-        """As clients see it, with or without what it has reported last."""
+        """As clients see it, with or without what it has reported last; ``reachable`` as there."""
         admits = self.state == "alive" and not self.standby
         return WorkerInfo(
             worker=self.worker,
@@ -123,6 +125,7 @@ class Worker:
             slots_free=max(0, self.slots - slots_used) if admits else 0,
             standby=self.standby,
             confined=confined,
+            reachable=reachable,
             heartbeat_age_seconds=max(0.0, now - self.heard_at),
             report=self.report if reports else WorkerReport(),
             peers=self.peers if reports else [],
@@ -255,7 +258,7 @@ class WorkerRegistry:
         self.epoch += 1
         standby = about.standby or (self.standby_short > 0 and not is_awaited)
         self.standby_short -= standby and self.standby_short > 0
-        worker = Worker(number, self.epoch, link, about, now, standby=standby)
+        worker = Worker(number, self.epoch, link, about, now, standby=standby, joined_at=now)
         self._workers[number] = self._by_link[link] = worker
         return worker
 
@@ -293,6 +296,7 @@ class WorkerRegistry:
         self._by_link.pop(before, None)
         self._by_link[link] = worker
         worker.link, worker.heard_at, worker.state, worker.absence = link, now, "alive", None
+        worker.joined_at = now
         return worker, before
 
     def link_lost(self, worker: Worker, why: str, now: float) -> None:
@@ -372,6 +376,16 @@ class WorkerRegistry:
             return False
         worker.about = worker.about.model_copy(update={"host": host})
         return True
+
+    def no_link(self, workers: tuple[int, int], why: str, seconds: float = 0.0) -> str:
+        """Names two workers between which there is no link, for texts."""
+        there = [self.get_there(number) for number in workers]
+        one, other = (
+            each.place if each is not None else f"worker {number}"
+            for each, number in zip(there, workers, strict=True)
+        )
+        time = f" for {seconds:g} s" if seconds else ""
+        return f"no connection between {one} and {other}{time}{f': {why}' if why else ''}"
 
     def confined(self, identity: str) -> set[int]:
         """Workers that those of other hosts cannot reach, if there are any; ``identity`` is the

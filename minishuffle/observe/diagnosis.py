@@ -1,5 +1,7 @@
 """What throttles a job: a pure function of two looks at what heartbeats carry, and of the job graph.
 
+If workers of the job have no connection, that is it: whatever waits then waits for that.
+
 A task is *throttled* while it waits for its output (``LOW_FROM`` of its time or more). Whoever throttles it
 is behind it, so the search follows the data: among the tasks that throttled ones write to, the one that is
 busy, or always has something to read, is the bottleneck; if none is, what lies between them is, the exchange.
@@ -86,7 +88,7 @@ class Look:
 
 class Diagnosis(BaseModel):
     """``verdict`` is ``healthy``, with no ``task`` and ``none`` as the ``rule``; ``waiting``, with no
-    ``task``, if tasks have no slot; or ``throttled``."""
+    ``task``, if tasks have no slot or no connection; or ``throttled``."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -370,6 +372,8 @@ def require_running(job: JobInfo) -> JobInfo:
 
 def diagnose_job(before: Look, after: Look, links: Iterable[Link]) -> Diagnosis:
     """What throttles the job most, between two looks at it and at the workers."""
+    if after.job.links_broken:
+        return _disconnected(after.job)
     if after.job.slot_waits:
         return _without_slots(after.job)
     edges = list(links)
@@ -493,6 +497,21 @@ def _without_slots(job: JobInfo) -> Diagnosis:
         rule="waiting for a slot",
         evidence={"why": [wait.text for wait in job.slot_waits]},
         advice="start another worker ('minishuffle worker start'), or cancel a job that holds slots",
+    )
+
+
+def _disconnected(job: JobInfo) -> Diagnosis:
+    """Tasks wait for a connection between two workers; what else there is to see follows from that."""
+    workers = sorted({worker for link in job.links_broken for worker in link.workers})
+    return Diagnosis(
+        job=job.job,
+        verdict="waiting",
+        task="",
+        rule="waiting for a connection",
+        evidence={"workers": workers, "why": [link.text for link in job.links_broken]},
+        advice="have the network let each worker reach the address that the other advertises ('minishuffle "
+        "cluster status'): look at firewalls, network policies and routes between the two, and at --host and "
+        "--advertise of 'worker start'",
     )
 
 

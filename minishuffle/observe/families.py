@@ -123,6 +123,14 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "coordinator",
     ),
     MetricSpec(
+        "minishuffle_links_broken",
+        "gauge",
+        ("pipeline", "pipeline_id"),
+        "Pairs of workers between which tasks of a job need a connection that there has not been for "
+        "link_timeout.",
+        "coordinator",
+    ),
+    MetricSpec(
         "minishuffle_task_restarts_total",
         "counter",
         ("pipeline", "pipeline_id", "reason"),

@@ -191,6 +191,8 @@ class Role(IntEnum):
     WORKER = 1
     COORDINATOR = 2
     CLIENT = 3
+    PROBE = 4
+    """A worker that only looks whether a link could be made."""
 
 
 class DataType(IntEnum):

@@ -124,6 +124,7 @@ class PeerReport(ControlMessage):
     """One data connection inside a heartbeat; ``connections`` is 1 at rest, always."""
 
     worker: WorkerNumber
+    epoch: int = 0
     connections: int
     local: Name
     remote: Name
@@ -135,6 +136,17 @@ class PeerReport(ControlMessage):
     """The mean of late; 0.0: not known."""
     in_flight_bytes: int = 0
     """What was sent and is not acknowledged."""
+
+
+class UnlinkedPeer(ControlMessage):
+    """A worker to which channels need a link that there has not been for ``seconds``."""
+
+    worker: WorkerNumber
+    epoch: int
+    seconds: float
+    why: str
+    """What the last try failed with; empty if the other side dials."""
+    jobs: list[str]
 
 
 class WorkerReport(ControlMessage):
@@ -343,6 +355,7 @@ class Heartbeat(ControlMessage):
     report: WorkerReport
     tasks: list[TaskReport]
     peers: list[PeerReport]
+    unlinked: list[UnlinkedPeer] = Field(default_factory=list)
 
 
 class TaskStateChanged(ControlMessage):
@@ -467,6 +480,16 @@ class HostLooked(ControlMessage):
     term: int
     ticket: int
     answer: bool | None
+
+
+class Probed(ControlMessage):
+    """Whether the sender could make a link to ``worker``: empty, or why not."""
+
+    type: Literal["probed"] = "probed"
+    term: int
+    worker: WorkerNumber
+    epoch: int
+    why: str = ""
 
 
 class PeerSuspicion(ControlMessage):
@@ -626,6 +649,14 @@ class Dial(ControlMessage):
     type: Literal["dial"] = "dial"
     term: int
     peer: WorkerAddress
+
+
+class Probe(ControlMessage):
+    """Say of each of these, which have higher ids, whether a link to it could be made."""
+
+    type: Literal["probe"] = "probe"
+    term: int
+    peers: list[WorkerAddress]
 
 
 class Advertise(ControlMessage):

@@ -101,6 +101,8 @@ class WorkerInfo(ControlMessage):
     confined: bool = False
     """There are processes on other hosts, which cannot reach it: its address is loopback's. It takes slots
     only of jobs that run on its host alone."""
+    reachable: int = 0
+    """Other workers that are alive, and to which there is a link or the last probe could make one."""
     heartbeat_age_seconds: float
     report: WorkerReport
     peers: list[PeerReport]
@@ -271,6 +273,14 @@ class SlotWait(ControlMessage):
     """Which they are, how the worker was lost, and why no other one takes its slots."""
 
 
+class BrokenLink(ControlMessage):
+    """Two workers between which tasks of a job need a link that there has not been for ``link_timeout``."""
+
+    workers: list[int]
+    text: str
+    """Both with their addresses, and why there is none as far as that is known."""
+
+
 class JobInfo(ControlMessage):
     """``state`` is created, running, finished, finished_with_loss, failing, failed, canceling or canceled."""
 
@@ -307,6 +317,7 @@ class JobInfo(ControlMessage):
     """At most so many rows of sources that died were emitted twice; by ``source_lease`` 0, or while there was
     no coordinator."""
     slot_waits: list[SlotWait] = Field(default_factory=list)
+    links_broken: list[BrokenLink] = Field(default_factory=list)
 
 
 class JobList(ControlMessage):
@@ -377,5 +388,9 @@ class ClusterStatus(ControlMessage):
     web_port: Port
     journal_problem: str = ""
     """Why the journal could not be written last; empty: it could."""
+    unreached: list[str] = Field(default_factory=list)
+    """Pairs of workers, with their addresses, that could make no link, and why; the first ones."""
+    events: list[JobEvent] = Field(default_factory=list)
+    """What happened last that is of no job."""
     workers: list[WorkerInfo]
     jobs: list[JobInfo]

@@ -50,6 +50,10 @@ class _Peer:
     """Dials, or requests to be dialed, of this time."""
     failure: str = ""
     """Why the last dial of this time failed, as the end of a sentence."""
+    needed_since: float | None = None
+    """Since when channels have needed a link that there is not."""
+    why: str = ""
+    """What the last dial failed with, or the last link ended with."""
 
 
 class Dialing:
@@ -92,7 +96,7 @@ class Dialing:
         if peer is None or peer.lost or peer.address.epoch > epoch:
             return False
         self._stop(worker)
-        peer.lost, peer.suspected = True, False
+        peer.lost, peer.suspected, peer.needed_since = True, False, None
         return True
 
     def is_lost(self, worker: int) -> bool:
@@ -112,9 +116,29 @@ class Dialing:
         self._stop(worker)
         peer = self._peers[worker]
         peer.up, peer.linked, peer.dialing = True, True, False
+        peer.needed_since, peer.why = None, ""
 
-    def link_down(self, worker: int) -> None:
-        self._peers[worker].up = False
+    def link_down(self, worker: int, error: ShuffleError) -> None:
+        self._peers[worker].up, self._peers[worker].why = False, str(error)
+
+    def need(self, worker: int, now: float) -> None:
+        """Channels need a link to a peer; nothing new if there is one, or they have needed it before."""
+        peer = self._peers.get(worker)
+        if peer is not None and peer.needed_since is None and not (peer.up or peer.lost):
+            peer.needed_since = now
+
+    def unlinked(self) -> list[tuple[WorkerAddress, float, str]]:
+        """The peers that channels have needed a link to, each with the time of :meth:`need`, and why there is
+        none as far as is known here."""
+        return [
+            (peer.address, peer.needed_since, peer.why)
+            for _, peer in sorted(self._peers.items())
+            if peer.needed_since is not None
+        ]
+
+    def spare(self, worker: int) -> None:
+        """No channel needs a link to that peer any more."""
+        self._peers[worker].needed_since = None
 
     def restore(self, worker: int, now: float) -> None:
         """A link that there was is to be made again, by the one that dials. It waits a moment: most links end
@@ -163,6 +187,7 @@ class Dialing:
         peer.dialing = False
         if peer.up:
             return False
+        peer.why = str(error)
         passing = error.retriable or (isinstance(error, HandshakeRefused) and error.reason == "peer")
         if passing and peer.give_up_at is not None and now < peer.give_up_at:
             peer.tries = max(1, peer.tries)
@@ -204,4 +229,5 @@ class Dialing:
             assert not ((peer.up or peer.lost) and worker in self._trying)
             assert not (peer.up and peer.dialing)
             assert not (peer.suspected and (peer.up or peer.lost))
+            assert peer.needed_since is None or not (peer.up or peer.lost)
         assert set(self._trying) <= set(self._peers)

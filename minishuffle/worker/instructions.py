@@ -162,6 +162,13 @@ class DialPeer:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbePeer:
+    """Say whether a link to that worker could be made."""
+
+    peer: WorkerAddress
+
+
+@dataclass(frozen=True, slots=True)
 class FindAddress:
     """Say by which address of this host that one is reached, and advertise it from now on."""
 
@@ -290,6 +297,7 @@ Instruction: TypeAlias = (
     | ForgetJob
     | Send
     | DialPeer
+    | ProbePeer
     | FindAddress
     | LookThere
     | CloseLinks

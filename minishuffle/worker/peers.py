@@ -97,6 +97,8 @@ class PeerLinks:
             return "this worker is not registered yet"
         if peer.role == Role.CLIENT:
             return self.external.refusal(peer.worker, peer.epoch)
+        if peer.role == Role.PROBE:
+            return None
         if peer.role != Role.WORKER:
             return "only workers connect to a worker's data port, and programs that are expected"
         refusal = self._state.refusal(peer.worker, peer.epoch)
@@ -120,6 +122,8 @@ class PeerLinks:
             self.external.link_up(link)
             return
         peer = link.peer
+        if peer.role == Role.PROBE:
+            return  # It has seen what it wanted, and closes the connection.
         refusal = self._state.refusal(peer.worker, peer.epoch)
         if refusal is not None:  # the coordinator said so while this side dialed
             link.abort(PeerLost(refusal))
@@ -225,6 +229,8 @@ class PeerLinks:
         worker = link.peer.worker
         if link.peer.role == Role.CLIENT:
             self.external.readers.link_down(link)
+        elif link.peer.role == Role.PROBE:
+            pass
         elif self._links.get(worker) is link:
             del self._links[worker]
             self._carry_out(self._state.peer_down(worker, error, self._now()))
@@ -288,6 +294,7 @@ def _report(peer: int, links: list[DataLink]) -> PeerReport:
     measured = links[0].measured()
     return PeerReport(
         worker=peer,
+        epoch=links[0].peer.epoch,
         connections=len(links),
         local=links[0].local,
         remote=links[0].remote,

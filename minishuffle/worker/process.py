@@ -40,12 +40,14 @@ from minishuffle.wire.messages import (
     Heartbeat,
     HostLook,
     HostLooked,
+    Probed,
     Register,
     Registered,
     Shutdown,
     SourcePositions,
     TaskReleased,
     TaskStateChanged,
+    WorkerAddress,
     WritePosition,
 )
 from minishuffle.wire.outputs import FileCompleted
@@ -75,6 +77,7 @@ from minishuffle.worker.instructions import (
     KeepResults,
     LoadPrograms,
     LookThere,
+    ProbePeer,
     Refuse,
     Release,
     RequestPartition,
@@ -87,6 +90,7 @@ from minishuffle.worker.interpreter import GarbageClock, collect_garbage
 from minishuffle.worker.outbox import ACKNOWLEDGE_LOOKS, NumberedReport, OutboxSender, ReportLog
 from minishuffle.worker.peers import PeerLinks
 from minishuffle.worker.preparation import ProgramLoader
+from minishuffle.worker.probing import Prober
 from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.state import WorkerState
 from minishuffle.worker.stuck import StuckThreads
@@ -128,8 +132,7 @@ class Worker:
         self._secret = secret
         self._spool_directory = spool_directory
         self._find = find
-        self.remote = ConnectionCounters()
-        self.loop_lag = Histogram(LAG_SECONDS_BOUNDS)
+        self.remote, self.loop_lag = ConnectionCounters(), Histogram(LAG_SECONDS_BOUNDS)
         self._garbage = GarbageClock(time.perf_counter)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolved with the reason why this worker is to stop; empty for an orderly one."""
@@ -166,6 +169,7 @@ class Worker:
         """Looks for the coordinator while there is none."""
         self._machine: WorkerState | None = None
         self._deployed: Deployment | None = None
+        self._prober: Prober | None = None
         self._outgoing: OutboxSender | None = None
         self._inspection: Inspection | None = None
         self._reports = ReportLog()
@@ -252,6 +256,7 @@ class Worker:
         state = self._machine = WorkerState(
             self.settings, message.worker, message.epoch, message.term, self._progress
         )
+        self._prober = Prober(self.endpoint.identity, self._secret, self.remote, self.settings.ping_interval)
         self._outgoing = OutboxSender(lambda: state.term, self._send, self._writable, self._loop.call_soon)
         self._deployed = Deployment(
             message.worker,
@@ -424,6 +429,8 @@ class Worker:
                 await asyncio.sleep(0.02)
         for task in self._background:
             task.cancel()
+        if self._prober is not None:
+            await self._prober.close()
         await self.endpoint.close()
         self._inbox.close()
         self._alarm.cancel()
@@ -517,7 +524,7 @@ class Worker:
             case ForgetJob(job):
                 self._programs.forget(job)
                 self._peers.external.forget(job)
-            case DialPeer() | FindAddress() | LookThere():
+            case DialPeer() | FindAddress() | LookThere() | ProbePeer():
                 self._ask_network(instruction)
             case CloseLinks():
                 self._peers.close(instruction)
@@ -533,7 +540,7 @@ class Worker:
             case Exit(reason):
                 self._end(reason)
 
-    def _ask_network(self, instruction: DialPeer | FindAddress | LookThere) -> None:
+    def _ask_network(self, instruction: DialPeer | FindAddress | LookThere | ProbePeer) -> None:
         """Begin what takes as long as others take to answer."""
         match instruction:
             case DialPeer(peer):
@@ -542,6 +549,8 @@ class Worker:
                 self._in_background(self._advertise(toward), f"find an address toward {toward}")
             case LookThere(look):
                 self._in_background(self._look_for_host(look), "look for a host")
+            case ProbePeer(peer):
+                self._in_background(self._probe(peer), f"probe worker {peer.worker}")
 
     def _abandon(self, attempt: Attempt) -> None:
         attempt.abandon()
@@ -586,6 +595,12 @@ class Worker:
     async def _look_for_host(self, look: HostLook) -> None:
         answer = await host_answers(look.addresses, look.times, look.seconds)
         self._send(HostLooked(term=look.term, ticket=look.ticket, answer=answer))
+
+    async def _probe(self, peer: WorkerAddress) -> None:
+        """Say whether that worker can be reached."""
+        assert self._prober is not None
+        why = await self._prober.probe(peer)
+        self._send(Probed(term=self._state.term, worker=peer.worker, epoch=peer.epoch, why=why))
 
     async def _advertise(self, toward: str) -> None:
         """Have others use the address by which that host is reached, if this worker listens on all and was
@@ -725,6 +740,7 @@ class Worker:
                 report=report.model_copy(update={"loop_lag_seconds": self._timers.take_latest()}),
                 tasks=self._deployment.reports(),
                 peers=self._peers.reports(),
+                unlinked=state.unlinked(self._loop.time()),
             )
         )
 

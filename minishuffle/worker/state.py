@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from minishuffle import limits
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import PeerLost, PeerSuspected, ShuffleError, Superseded
+from minishuffle.errors import PeerLost, PeerSuspected, ShuffleError, Superseded, clipped
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.ids import AttemptId, OperatorId, SubtaskId
 from minishuffle.wire.clients import (
@@ -39,10 +40,13 @@ from minishuffle.wire.messages import (
     HostLook,
     PeerSuspicion,
     PrepareJob,
+    Probe,
+    Probed,
     ReleaseJob,
     Shutdown,
     TaskSpec,
     TasksRestarted,
+    UnlinkedPeer,
     WorkerAddress,
     WorkerLost,
     WritePosition,
@@ -68,6 +72,7 @@ from minishuffle.worker.instructions import (
     KeepResults,
     LoadPrograms,
     LookThere,
+    ProbePeer,
     Refuse,
     Release,
     RequestPartition,
@@ -198,6 +203,8 @@ class WorkerState:
                 return [KeepResults(message)]
             case Acknowledge():
                 return [Acknowledged(message.number, message.refused, message.journaled)]
+            case Probe(peers=peers):
+                return self._probe(peers)
             case Advertise(toward=toward):
                 return [FindAddress(toward)]
             case HostLook():
@@ -391,6 +398,7 @@ class WorkerState:
         if self._peers.is_up(worker):
             self.inputs.move(channel, request.generation, ChannelEvent.REQUEST)
             return [RequestPartition(worker, channel, request, entry.base)]
+        self._peers.need(worker, now)
         return self._want_link(worker, now)
 
     def _renew(self, channel: ChannelKey, upstream: Upstream, now: float) -> list[Instruction]:
@@ -528,7 +536,9 @@ class WorkerState:
     def peer_down(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
         """The link of that worker that was up last is gone. Until the coordinator's verdict the channels of a
         peer that is suspected are repaired like any others."""
-        self._peers.link_down(worker)
+        self._peers.link_down(worker, error)
+        if self._jobs_reading(worker):
+            self._peers.need(worker, now)
         if not isinstance(error, PeerSuspected):
             self._restore(worker, now)
             return self._link_gone(worker, error, now)
@@ -554,6 +564,38 @@ class WorkerState:
         """What was asked over the link, either way, names channels that no other link knows."""
         self._drop_waiting(lambda each: each.link == worker)
         return [self._fail(channel, error, now) for channel in self.inputs.reading(worker)]
+
+    def _jobs_reading(self, worker: int) -> list[str]:
+        """The jobs of tasks here that have something to read from a worker, now or when it can be asked."""
+        keys = self.inputs.of_worker(worker)
+        unread = (key for key in keys if self.inputs[key].phase is not ChannelPhase.ENDED)
+        return sorted({key.attempt.subtask.job for key in unread})
+
+    def unlinked(self, now: float) -> list[UnlinkedPeer]:
+        """The peers that channels here need a link to and have none."""
+        found = []
+        for address, since, why in self._peers.unlinked():
+            jobs = self._jobs_reading(address.worker)
+            if not jobs:
+                self._peers.spare(address.worker)
+                continue
+            found.append(
+                UnlinkedPeer(
+                    worker=address.worker,
+                    epoch=address.epoch,
+                    seconds=max(0.0, now - since),
+                    why=clipped(why, limits.LINK_ERROR_CHARS_MAX),
+                    jobs=list(jobs),
+                )
+            )
+        return found
+
+    def _probe(self, peers: Sequence[WorkerAddress]) -> list[Instruction]:
+        """Peers that a link leads to are reached; the others are dialed."""
+        linked = [each for each in peers if self.announced(each.worker) == each.epoch]
+        linked = [each for each in linked if self._peers.is_up(each.worker)]
+        answers = [Probed(term=self.term, worker=each.worker, epoch=each.epoch) for each in linked]
+        return [*map(Send, answers), *(ProbePeer(each) for each in peers if each not in linked)]
 
     def dial_failed(self, dialed: WorkerAddress, error: ShuffleError, now: float) -> list[Instruction]:
         """A dial came to nothing: it is tried again, or what needs that peer fails."""

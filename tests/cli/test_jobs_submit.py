@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from minishuffle.cli.jobs import _event_line, _file_line, _parted, _run_and_wait
+from minishuffle.cli.jobs import _file_line, _parted, _run_and_wait
 from minishuffle.cli.loading import load_job
 from minishuffle.cli.main import Terminated
+from minishuffle.cli.tables import event_line
 from minishuffle.client import Client, JobResult
 from minishuffle.config import create_secret
 from minishuffle.counters import TaskCounters
@@ -216,7 +217,7 @@ def test_an_event_of_a_failure_has_the_users_traceback_under_it() -> None:
     event = JobEvent(
         number=1, at=0.0, kind="task failed", text="map[0]: KeyError: 'a'", traceback="one\ntwo\n"
     )
-    assert _event_line(event).endswith(" task failed: map[0]: KeyError: 'a'\n    one\n    two")
+    assert event_line(event).endswith(" task failed: map[0]: KeyError: 'a'\n    one\n    two")
 
 
 @pytest.mark.parametrize(("flags", "code"), [([], 3), (["--allow-loss"], 0)])

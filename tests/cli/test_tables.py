@@ -94,6 +94,22 @@ def test_status_shows_workers_connections_and_jobs(capsys: pytest.CaptureFixture
     assert "restarts wait, until it can be written: it is full [Errno 28]" in capsys.readouterr().out
 
 
+def test_status_says_who_can_connect_to_whom(capsys: pytest.CaptureFixture[str]) -> None:
+    one = STATUS.workers[0].model_copy(update={"reachable": 1, "host": "fd00::1"})
+    two = one.model_copy(update={"worker": 2, "reachable": 2, "host": "127.0.0.1", "confined": True})
+    lost = one.model_copy(update={"worker": 3, "state": "lost"})
+    workers = [one, two, lost, one.model_copy(update={"worker": 4})]
+    tables.show_status(STATUS.model_copy(update={"workers": workers, "unreached": ["no way from 1 to 4"]}))
+    out = capsys.readouterr().out
+    rows = {line[0]: line for line in out.splitlines() if line[:1].isdigit()}
+    assert "1 of 2" in rows["1"] and "[fd00::1]:5000" in rows["1"]
+    assert "2 of 2" in rows["2"] and " of 2" not in rows["3"]
+    assert "no way from 1 to 4" in out and "other hosts cannot reach worker 2," in out
+    tables.show_status(STATUS)
+    out = capsys.readouterr().out
+    assert "cannot reach" not in out and " of 0" not in out
+
+
 @pytest.mark.parametrize(("state", "shown"), [("alive", "standby"), ("lost", "lost")])
 def test_status_says_who_is_on_standby(capsys: pytest.CaptureFixture[str], state: str, shown: str) -> None:
     spare = STATUS.workers[0].model_copy(update={"standby": True, "state": state, "slots_free": 0})

@@ -11,7 +11,7 @@ import pytest
 from minishuffle.counters import TaskCounters
 from minishuffle.observe.diagnosis import RULES, Diagnosis, Link, Look, diagnose_job
 from minishuffle.wire.messages import PeerReport, WorkerReport
-from minishuffle.wire.requests import JobInfo, SlotWait, TaskInfo, WorkerInfo
+from minishuffle.wire.requests import BrokenLink, JobInfo, SlotWait, TaskInfo, WorkerInfo
 
 SECONDS = 3.0
 LOOKS = 30.0
@@ -252,6 +252,18 @@ def test_nothing_is_wrong_with_a_job_in_which_nobody_waits(seed: int) -> None:
     assert (found.verdict, found.rule, found.task) == ("healthy", "none", "")
     assert found.advice.startswith("nothing is wrong")
     assert found.evidence["most_backpressured"] < 0.1
+
+
+def test_workers_without_a_connection_explain_whatever_else_there_is_to_see() -> None:
+    text = "no connection between worker 1 (a:1) and worker 3 (b:2) for 10 s: no route"
+    for case, _ in SICK.values():
+        before, after = case.look(5.0), case.look(5.0 + SECONDS)
+        links = [BrokenLink(workers=[1, 3], text=text)]
+        after = Look(after.job.model_copy(update={"links_broken": links}), after.workers)
+        found = diagnose_job(before, after, CHAIN)
+        assert (found.verdict, found.rule, found.task) == ("waiting", "waiting for a connection", "")
+        assert found.evidence == {"workers": [1, 3], "why": [text]}
+        assert "firewalls" in found.advice
 
 
 def test_a_producer_without_a_processor_is_named_if_nobody_behind_it_is_busy() -> None:

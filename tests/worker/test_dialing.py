@@ -54,6 +54,31 @@ def test_a_peer_is_tried_less_and_less_often_until_the_time_is_up(fails: bool) -
     assert given_up == [(10.0, f"no connection to worker 3 within 10 s{failure}")]
 
 
+def test_a_link_that_is_needed_is_missed_until_it_is_there_or_needed_no_more() -> None:
+    peers = dialing(2, 3)
+    assert peers.unlinked() == []
+    peers.need(3, 1.0)
+    peers.need(3, 2.0)
+    assert peers.want(3, 2.0) and not peers.dial_failed(address(3), REFUSED, 2.5)
+    assert peers.unlinked() == [(address(3), 1.0, "refused")]
+    peers.link_up(3)
+    peers.need(3, 3.0)
+    assert peers.unlinked() == []
+    peers.link_down(3, PeerLost("it broke"))
+    peers.need(3, 4.0)
+    assert peers.unlinked() == [(address(3), 4.0, "it broke")]
+    peers.spare(3)
+    assert peers.unlinked() == []
+    peers.need(3, 5.0)
+    assert peers.announce(address(3, epoch=2)) and peers.unlinked() == []
+    peers.need(3, 6.0)
+    assert peers.declare_lost(3, 2) and peers.unlinked() == []
+    peers.need(3, 7.0)
+    peers.need(4, 7.0)
+    assert peers.unlinked() == []
+    peers.validate()
+
+
 def test_a_worker_that_has_another_address_by_now_is_dialed_there() -> None:
     peers = dialing(2, 3)
     moved = address(3).model_copy(update={"host": "10.0.0.3"})
@@ -69,7 +94,7 @@ def test_a_link_ends_the_tries_and_one_that_breaks_is_tried_for_like_a_new_one()
     assert peers.want(3, 0.0) and not peers.want(3, 0.0)
     peers.link_up(3)
     assert (peers.is_up(3), peers.next_deadline()) == (True, None)
-    peers.link_down(3)
+    peers.link_down(3, REFUSED)
     assert not peers.is_up(3)
     assert peers.want(3, 5.0)
     assert not peers.dial_failed(address(3), REFUSED, 5.0)
@@ -83,7 +108,7 @@ def test_the_one_that_dials_makes_a_link_again_that_is_gone(dials: bool) -> None
     peers.restore(3, 0.0)
     assert peers.next_deadline() is None, "there was none"
     peers.link_up(3)
-    peers.link_down(3)
+    peers.link_down(3, REFUSED)
     peers.restore(3, 1.0)
     peers.validate()
     if not dials:
@@ -110,7 +135,7 @@ def test_the_one_that_dials_makes_a_link_again_that_is_gone(dials: bool) -> None
 def test_a_dial_that_fails_late_is_not_the_last_one() -> None:
     peers = dialing(2, 3)
     peers.link_up(3)
-    peers.link_down(3)
+    peers.link_down(3, REFUSED)
     peers.restore(3, 0.0)
     assert list(peers.due(0.1)) == [(3, None)]
     ((_, error),) = peers.due(10.0)

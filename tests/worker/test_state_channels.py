@@ -11,7 +11,10 @@ from minishuffle.wire.messages import (
     ConsumersEnded,
     PeerSuspicion,
     PlacedAttempt,
+    Probe,
+    Probed,
     RecoverySteps,
+    ReleaseJob,
     TaskAttempt,
     TasksRestarted,
     TaskStateChanged,
@@ -27,6 +30,7 @@ from minishuffle.worker.instructions import (
     FailChannel,
     Fence,
     Instruction,
+    ProbePeer,
     RequestPartition,
     Send,
 )
@@ -120,6 +124,39 @@ def test_a_peer_that_cannot_be_reached_is_tried_for_ever_until_the_verdict() -> 
     assert 25 <= dials <= 60
     machine.tell(WorkerLost(term=1, worker=3, epoch=1), now)
     assert machine.tick(now + 60.0) == [] and machine.state.next_deadline() is None
+
+
+def test_links_that_channels_need_are_reported_with_their_jobs_since_they_are_missing() -> None:
+    """Worker 2 dials worker 3, and has worker 1 asked to dial."""
+    machine = Machine(worker=2)
+    machine.tell(deploy(sink(), workers=[address(2), address(3)]), 1.0)
+    (missing,) = machine.state.unlinked(4.0)
+    assert (missing.worker, missing.epoch, missing.seconds, missing.why) == (3, 1, 3.0, "")
+    assert missing.jobs == ["j1"]
+    machine.dial_failed(3, PeerLost("no route"), 4.0)
+    assert [each.why for each in machine.state.unlinked(5.0)] == ["no route"]
+    for time in range(5, 60):
+        machine.tick(float(time))
+    assert [each.seconds for each in machine.state.unlinked(61.0)] == [60.0], "however often it was tried"
+    machine.up(3, 61.0)
+    assert machine.state.unlinked(61.0) == []
+    machine.down(3, 70.0)
+    (missing,) = machine.state.unlinked(72.0)
+    assert (missing.seconds, missing.why) == (2.0, "the link to worker 3 broke")
+    machine.tell(ReleaseJob(term=1, job="j1"), 73.0)
+    assert machine.state.unlinked(74.0) == []
+    machine.tell(deploy(sink(2), workers=[address(2), address(3)]), 80.0)
+    assert [each.seconds for each in machine.state.unlinked(81.0)] == [1.0]
+    machine.tell(WorkerLost(term=1, worker=3, epoch=1), 82.0)
+    assert machine.state.unlinked(90.0) == []
+
+
+def test_a_probe_of_a_peer_that_is_linked_is_answered_at_once() -> None:
+    machine = serving(sink())
+    probe = Probe(term=1, peers=[address(3), address(4), address(3, epoch=2)])
+    linked, *dialed = machine.tell(probe)
+    assert linked == Send(Probed(term=1, worker=3, epoch=1))
+    assert dialed == [ProbePeer(address(4)), ProbePeer(address(3, epoch=2))]
 
 
 def test_a_verdict_fails_what_reads_from_there_and_nothing_is_requested_there_again() -> None:
