@@ -21,7 +21,7 @@ SIMULATED := tests/e2e/test_simulated_clusters.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast fmt lint types bench soak clean
-.PHONY: soak-failures soak-hung soak-stops soak-spinning soak-seeds soak-examples
+.PHONY: soak-failures soak-hosts soak-hung soak-stops soak-spinning soak-seeds soak-examples
 
 help: ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,12 +61,15 @@ bench: setup ## Measure transport, exchange and keyBy (some minutes)
 	$(WITHIN) 900 $(BIN)/minishuffle bench keyby --format rows --record event --emit each --records 6000000
 	$(WITHIN) 900 $(BIN)/minishuffle bench spark
 
-soak: setup ## Run what takes too long for the tests (some hours): failures, workers that hang, planned stops, spinning threads, seeds, examples
+soak: setup ## Run what takes too long for the tests (some hours): failures, silent hosts, workers that hang, planned stops, spinning threads, seeds, examples
 	@scripts/bootstrap --tests
-	$(MAKE) soak-failures soak-hung soak-stops soak-spinning soak-seeds soak-examples
+	$(MAKE) soak-failures soak-hosts soak-hung soak-stops soak-spinning soak-seeds soak-examples
 
 soak-failures: ## A hundred failures of all kinds, as root those of hosts too (about 10 minutes)
 	$(WITHIN) 3600 $(BIN)/minishuffle drill --times 100 --every 0.2 --seed $${SEED:-1}
+
+soak-hosts: ## Thousands of SIGSTOPs and lost packets, after which nobody is to be lost; as root (half an hour)
+	$(WITHIN) 3600 $(BIN)/python scripts/soak-hosts
 
 soak-hung: ## Ten workers stopped by SIGSTOP and ten killed: how soon all slots are there again (2 minutes)
 	$(WITHIN) 900 $(BIN)/python scripts/soak-hung
