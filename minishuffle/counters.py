@@ -178,9 +178,9 @@ class TaskCounters:
     watermark: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     """The last event time that the task sent to its consumers, in microseconds since 1970; None: none yet."""
     first_output_at: float = 0.0
-    """Wall clock, seconds since 1970, of the first record that a source emitted; 0.0: none yet."""
+    """When a source emitted its first record, by the monotonic clock of its host; 0.0: none yet."""
     last_input_at: float = 0.0
-    """Wall clock at which the last batch had been dealt with; 0.0: none yet."""
+    """When the last batch had been dealt with, by the same clock; 0.0: none yet."""
     buffers_out: int = 0
     """Network buffers with data that were handed to consumers. This and what follows is filled in when the
     counters are read: see ``Task.read_counters``."""
@@ -351,6 +351,8 @@ class WorkerSnapshot:
     """Time that Python's garbage collector held the process up."""
     local_batch_bytes: int = 0
     """Bytes of the batches that wait as objects for consumers on this worker."""
+    wall: float = 0.0
+    """The worker's wall clock, seconds since 1970."""
 
 
 @dataclass(slots=True, frozen=True)

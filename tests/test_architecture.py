@@ -20,7 +20,7 @@ def names(text: str) -> frozenset[str]:
 
 
 LAYERS = (
-    names("errors limits config ids counters releases"),
+    names("errors limits clock config ids counters releases"),
     names("wire"),
     names("protocol"),
     names("transport"),
@@ -56,6 +56,7 @@ MAY_BLOCK = frozenset(
         "worker/probing.py",
         "worker/task.py",
         "worker/process.py",
+        "worker/wallclock.py",
         "worker/service.py",
         "worker/clients.py",
         "coordinator/process.py",

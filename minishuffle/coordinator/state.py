@@ -72,6 +72,7 @@ from minishuffle.wire.messages import (
     Advertise,
     Advertised,
     AskDial,
+    ClockSet,
     Collected,
     ControlMessage,
     DeployTasks,
@@ -447,6 +448,9 @@ class CoordinatorState:
                 self._host_looked(worker.worker, ticket, answer, now)
             case PeerSuspicion():
                 self._suspected(worker, message, at)
+            case ClockSet(seconds=seconds, forward=forward):
+                step = seconds if forward else -seconds
+                self._touch(*self._jobs.clock_set(worker.worker, step, at))
             case Shutdown(reason=reason):
                 link = worker.link
                 why = f"it was stopped ({reason})" if reason else "it was stopped"

@@ -8,7 +8,6 @@ totals and present values are served: rates are the scraper's work.
 from __future__ import annotations
 
 import platform
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
@@ -77,13 +76,13 @@ def _worker_scrape(snapshot: WorkerSnapshot, version: str) -> Scrape:
     for task in _newest_attempts(snapshot.tasks):
         names = (task.job_name, task.job, task.name, str(task.operator), str(task.index))
         labels = label_text(TASK_LABELS, names)
-        _add_task(scrape, labels, task)
+        _add_task(scrape, labels, task, snapshot.wall)
         for position, operator in enumerate(task.operators):
             place = label_text(("operator", "position"), (operator.name, str(position)))
             records = {"in": operator.records_in, "out": operator.records_out}
             scrape.by_label("minishuffle_operator_records_total", records, f"{labels},{place}")
         for position, gate in enumerate(task.gates):
-            _add_gate(scrape, f'{labels},gate="{position}"', gate)
+            _add_gate(scrape, f'{labels},gate="{position}"', gate, snapshot.wall)
         if task.partitions:
             _add_output(scrape, labels, task)
         for series in task.user_series:
@@ -143,7 +142,7 @@ def _add_network(scrape: Scrape, snapshot: WorkerSnapshot) -> None:
     scrape.value("minishuffle_local_batch_bytes", snapshot.local_batch_bytes)
 
 
-def _add_task(scrape: Scrape, labels: str, task: TaskSnapshot) -> None:
+def _add_task(scrape: Scrape, labels: str, task: TaskSnapshot, wall: float) -> None:
     counters = task.counters
     for what, taken, emitted in (
         ("records", counters.records_in, counters.records_out),
@@ -168,10 +167,10 @@ def _add_task(scrape: Scrape, labels: str, task: TaskSnapshot) -> None:
     scrape.value("minishuffle_state_rows", counters.state_rows, labels)
     scrape.value("minishuffle_source_rows_skipped_total", counters.rows_skipped, labels)
     if counters.watermark is not None:
-        scrape.value("minishuffle_watermark_lag_seconds", _lag(counters.watermark), labels)
+        scrape.value("minishuffle_watermark_lag_seconds", wall - counters.watermark / MICROSECONDS, labels)
 
 
-def _add_gate(scrape: Scrape, labels: str, gate: GateSnapshot) -> None:
+def _add_gate(scrape: Scrape, labels: str, gate: GateSnapshot, wall: float) -> None:
     scrape.value("minishuffle_input_queue_buffers", gate.queue_buffers, labels)
     used = {"exclusive": gate.exclusive_used, "floating": gate.floating_used}
     scrape.by_label("minishuffle_input_buffers", used, labels)
@@ -183,12 +182,7 @@ def _add_gate(scrape: Scrape, labels: str, gate: GateSnapshot) -> None:
     credits = {"announced": gate.credits_announced, "unannounced": gate.credits_unannounced}
     scrape.by_label("minishuffle_input_credits", credits, labels)
     if gate.watermark is not None:
-        scrape.value("minishuffle_input_watermark_lag_seconds", _lag(gate.watermark), labels)
-
-
-def _lag(watermark: int) -> float:
-    """Seconds from an event time to now."""
-    return time.time() - watermark / MICROSECONDS
+        scrape.value("minishuffle_input_watermark_lag_seconds", wall - gate.watermark / MICROSECONDS, labels)
 
 
 def _add_output(scrape: Scrape, labels: str, task: TaskSnapshot) -> None:

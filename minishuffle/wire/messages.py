@@ -502,6 +502,15 @@ class PeerSuspicion(ControlMessage):
     suspected: bool
 
 
+class ClockSet(ControlMessage):
+    """The system clock of the sender was set by so much."""
+
+    type: Literal["clock_set"] = "clock_set"
+    term: int
+    seconds: float
+    forward: bool
+
+
 # --- coordinator -> worker ------------------------------------------------------------------------
 
 

@@ -3,8 +3,9 @@
 A source emits a marker at an interval, which travels behind its rows through the same queues, buffers and
 sockets. Each task that reads one books the time since, and sends it on to one consumer of each output, past
 its operators: what they hold does not hold it up. A marker is an event: no row, not counted as one, and not
-repeated after a failure. Clocks of different machines are compared as they are; what would be negative
-counts as zero. (Flink: ``LatencyMarker``, ``LatencyStats``.)
+repeated after a failure. Its time is the wall time as its worker has anchored it (:mod:`minishuffle.clock`).
+Clocks of different machines are compared as they are; what would be negative counts as zero. (Flink:
+``LatencyMarker``, ``LatencyStats``.)
 """
 
 from __future__ import annotations
@@ -68,19 +69,19 @@ class LatencyMarkers:
         self._granularity = settings.latency_granularity
         self._partitions = partitions
         self._wall = wall
-        self._due = 0.0
+        self._due = -math.inf
         self._all = Histogram(LATENCY_SECONDS_BOUNDS)
         self._longest = 0.0
         self._by_source: dict[str, Histogram] = {}
 
     def emit_due(self, now: float) -> float:
-        """Emit a marker if it is time; gives when the next one is due (inf: never). ``now``: seconds since
-        1970."""
+        """Emit a marker if it is time; gives when the next one is due (inf: never). ``now``: seconds, of any
+        origin."""
         if self._source is None:
             return math.inf
         if now >= self._due:
             self._due = now + self._interval
-            self._send(LatencyMarker(*self._source, int(now * MICROSECONDS)))
+            self._send(LatencyMarker(*self._source, int(self._wall() * MICROSECONDS)))
         return self._due
 
     def take(self, marker: LatencyMarker) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 from minishuffle import limits
+from minishuffle.clock import set_by
 from minishuffle.config import ClusterSettings, CoordinatorPlace
 from minishuffle.counters import (
     LAG_SECONDS_BOUNDS,
@@ -36,6 +37,7 @@ from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
     Advertised,
+    ClockSet,
     ControlMessage,
     Heartbeat,
     HostLook,
@@ -97,6 +99,7 @@ from minishuffle.worker.stuck import StuckThreads
 from minishuffle.worker.task import Task, TaskOutcome, describe_failure
 from minishuffle.worker.tasks import Attempt, Deployment
 from minishuffle.worker.timers import Alarm, Timers
+from minishuffle.worker.wallclock import WallClock
 from minishuffle.worker.workerreports import (
     resident_bytes,
     short_failure,
@@ -133,7 +136,7 @@ class Worker:
         self._spool_directory = spool_directory
         self._find = find
         self.remote, self.loop_lag = ConnectionCounters(), Histogram(LAG_SECONDS_BOUNDS)
-        self._garbage = GarbageClock(time.perf_counter)
+        self._garbage, self._wall = GarbageClock(time.perf_counter), WallClock()
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolved with the reason why this worker is to stop; empty for an orderly one."""
         self._loop = asyncio.get_running_loop()
@@ -271,7 +274,7 @@ class Worker:
             first_record=self._on_first_record,
             filed=self._on_filed,
             clock=self._loop.time,
-            wall=time.time,
+            wall=self._wall,
             away=lambda: self._control is None,
             record=self._record,
         )
@@ -284,7 +287,7 @@ class Worker:
             reports=self._reports,
             connected=lambda: self._control is not None,
             clock=self._loop.time,
-            wall=time.time,
+            wall=self._wall,
         )
         self._timers.every("flow", FLOW_SECONDS, self._inspection.look)
         readers = ResultReaders(lambda: state.term, self._deployment, self._inbox, self._send)
@@ -717,6 +720,7 @@ class Worker:
     def _heartbeat(self) -> None:
         state = self._state
         self._look_for_successor()
+        self._tell_clock_set()
         stuck = self._stuck.slots()
         state.stuck = len(self._stuck)
         report = worker_report(
@@ -744,6 +748,13 @@ class Worker:
             )
         )
 
+    def _tell_clock_set(self) -> None:
+        """The system clock was set: say so once there is somebody to hear it."""
+        self._wall()
+        for seconds in self._wall.take_steps() if self._control is not None else ():
+            _log.warning("the system clock was set %s", set_by(seconds))
+            self._send(ClockSet(term=self._state.term, seconds=abs(seconds), forward=seconds > 0))
+
     def _look_for_successor(self) -> None:
         """The coordinator may be stopped, and another have taken its place without that its link closed."""
         control = self._control
@@ -766,6 +777,7 @@ class Worker:
             abandoned=self._machine.abandoned if self._machine is not None else 0,
             suspicions=self._machine.suspicions if self._machine is not None else 0,
             gc_seconds=self._garbage.seconds,
+            wall=self._wall(),
         )
 
 

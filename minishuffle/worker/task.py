@@ -68,6 +68,7 @@ from minishuffle.worker.jobimports import import_from
 from minishuffle.worker.latencymarkers import LatencyMarkers
 from minishuffle.worker.leases import SourceLeases
 from minishuffle.worker.outbox import Outbox
+from minishuffle.worker.wallclock import WallClock
 
 __all__ = ["Task", "TaskOutcome"]
 
@@ -119,6 +120,7 @@ class Task:
     leases: SourceLeases
     files: FileReports
     latency: LatencyMarkers
+    wall: WallClock
     record: CrashRecord = field(default_factory=CrashRecord)
     """Where it says what it has in hand."""
     spool: Spool | None = None
@@ -274,21 +276,7 @@ class Task:
         self.paths.calls.enter()
         program: Program = cloudpickle.loads(self.program)
         import_from(program.modules)
-        context = TaskContext(
-            job=self.attempt_id.subtask.job,
-            name=self.name,
-            index=self.attempt_id.subtask.index,
-            parallelism=self.parallelism,
-            attempt=self.attempt_id.attempt,
-            counters=self.counters,
-            now=time.time,
-            collect=self._collect,
-            log=self.outbox.log,
-            wait_until=self.paths.wait_until,
-            spool=self.spool,
-            files=self.files,
-            async_calls=self._loop_calls,
-        )
+        context = self._context()
         opened: list[Operator] = []
         try:
             kept = {gate.input for gate in self.gates if gate.kept}
@@ -330,13 +318,32 @@ class Task:
         self.outbox.drain()
         return packed
 
+    def _context(self) -> TaskContext:
+        return TaskContext(
+            job=self.attempt_id.subtask.job,
+            name=self.name,
+            index=self.attempt_id.subtask.index,
+            parallelism=self.parallelism,
+            attempt=self.attempt_id.attempt,
+            counters=self.counters,
+            now=time.monotonic,
+            wall=self.wall,
+            lead=self.wall.lead,
+            collect=self._collect,
+            log=self.outbox.log,
+            wait_until=self.paths.wait_until,
+            spool=self.spool,
+            files=self.files,
+            async_calls=self._loop_calls,
+        )
+
     def _loop_calls(self) -> LoopCalls:
         self.paths.calls.run_on()
         return LoopCalls(f"{self._thread_name} calls", self.paths.bell.ring_now)
 
     def _run_source(self, source: Source, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
         in_turn = any(operator.by_split for operator in chain.operators)
-        index, now = self.attempt_id.subtask.index, time.time()
+        index, now = self.attempt_id.subtask.index, time.monotonic()
         self.paths.calls.enter()
         reader = self.leases.open(source, index, self.parallelism, now, in_turn=in_turn)
         self.counters.rows_skipped = reader.rows_skipped
@@ -351,7 +358,7 @@ class Task:
         while True:
             paths.check()
             paths.bell.clear()
-            begin = time.time()
+            begin = time.monotonic()
             due = self._look_at_clock(chain, begin)
             paths.calls.enter()
             batch = reader.poll(begin)
@@ -363,7 +370,7 @@ class Task:
                 return
             if not reader.records:
                 leases.look(begin)
-                paths.wait(min(reader.next_due, due) - time.time())
+                paths.wait(min(reader.next_due, due) - time.monotonic())
                 continue
             leases.take(reader.records, begin)
             for portion in reader.take_left_out():
@@ -376,7 +383,7 @@ class Task:
             if ends_here:
                 counters.records_out += len(batch)
             self._pass(batch, emit, chain)
-            counters.last_input_at = time.time()
+            counters.last_input_at = time.monotonic()
 
     def _leave_out(self, portion: Portion) -> None:
         """Count and report records of the source that it could not read."""
@@ -392,7 +399,7 @@ class Task:
         while not inputs.finished:
             paths.check()
             paths.bell.clear()
-            now = time.time()
+            now = time.monotonic()
             due = self._look_at_clock(chain, now)
             found = inputs.poll()
             if found is None:
@@ -411,7 +418,7 @@ class Task:
                 self._pass(item, entrances[number], chain, repeated=number in inputs.repeated)
                 if inputs.lagging:
                     self._late_rows += counters.late_dropped - late
-                counters.last_input_at = time.time()
+                counters.last_input_at = time.monotonic()
 
     def _pass(self, batch: Batch, entrance: Emit, chain: Chain, *, repeated: bool = False) -> None:
         """Have the chain take a batch; if that raises, count the rows of it that are lost. The next attempt
@@ -460,7 +467,7 @@ class Task:
         for partition in self.partitions.values():
             partition.broadcast_event(EventKind.END_OF_DATA)
             partition.broadcast_event(EventKind.END_OF_PARTITION)
-        self.counters.last_input_at = time.time()
+        self.counters.last_input_at = time.monotonic()
 
     def _collect(self, rows: list[Any]) -> None:
         try:

@@ -62,6 +62,7 @@ from minishuffle.worker.outbox import Outbox
 from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.task import Task, TaskOutcome
 from minishuffle.worker.traffic import Traffic
+from minishuffle.worker.wallclock import WallClock
 
 __all__ = ["Attempt", "Deployment"]
 
@@ -102,8 +103,7 @@ class WorkerServices:
     """Called on the loop with the generation; see :class:`InputChannel`."""
     clock: Callable[[], float]
     """Seconds, of any origin; called on all threads."""
-    wall: Callable[[], float]
-    """Seconds since 1970; called on all threads."""
+    wall: WallClock
     away: Callable[[], bool]
     """Whether there is no coordinator; called on any thread."""
     record: CrashRecord
@@ -156,6 +156,7 @@ class Attempt:
             self._source_leases(),
             FileReports(self.paths, partial(services.filed, self.id), spec.files),
             self._latency,
+            services.wall,
             services.record,
         )
         try:
@@ -440,7 +441,7 @@ class Deployment:
         first_record: Callable[[AttemptId], None],
         filed: Callable[[AttemptId, CompleteFile], None],
         clock: Callable[[], float],
-        wall: Callable[[], float],
+        wall: WallClock,
         away: Callable[[], bool] = lambda: False,
         record: CrashRecord | None = None,
     ) -> None:

@@ -115,6 +115,7 @@ def worker_snapshot(
     abandoned: int,
     suspicions: int,
     gc_seconds: float,
+    wall: float,
 ) -> WorkerSnapshot:
     """For ``/metrics``; there is no deployment before the worker is registered."""
     tasks = deployment.snapshots() if deployment is not None else ()
@@ -140,6 +141,7 @@ def worker_snapshot(
         suspicions=suspicions,
         local_batch_bytes=deployment.local.used if deployment is not None else 0,
         gc_seconds=gc_seconds,
+        wall=wall,
     )
 
 

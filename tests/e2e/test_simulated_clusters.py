@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import pytest
 
 from minishuffle.dataflow.graph import Edge
-from support.simulated_faults import DURING_RECOVERY, FORGETFUL, HEADLESS
+from support.simulated_faults import CLOCKS_SET, DURING_RECOVERY, FORGETFUL, HEADLESS
 from support.simulated_jobs import Strategy
 from support.simulated_runs import Run, Scenario
 from support.simulated_writes import WriteLog
@@ -37,6 +37,10 @@ SHAKEN = [
 ]
 LED_ANEW = [
     Scenario(faults=True, bounded_share=0.6, strategy=strategy, kinds=HEADLESS) for strategy in STRATEGIES
+]
+
+SET_CLOCKS = [
+    Scenario(faults=True, bounded_share=0.6, strategy=strategy, kinds=CLOCKS_SET) for strategy in STRATEGIES
 ]
 
 FORGOTTEN = [
@@ -115,6 +119,11 @@ def test_a_failure_during_a_recovery_ends_in_a_running_job_or_at_a_limit(batch: 
 @pytest.mark.parametrize("batch", batches(2))
 def test_the_next_coordinator_goes_on_where_the_last_one_was_lost(batch: range, play: Play) -> None:
     play(batch, LED_ANEW)
+
+
+@pytest.mark.parametrize("batch", batches(1))
+def test_a_job_goes_on_when_the_system_clock_is_set(batch: range, play: Play) -> None:
+    play(batch, SET_CLOCKS)
 
 
 @pytest.mark.parametrize("batch", batches(1))

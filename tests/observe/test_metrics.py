@@ -324,13 +324,12 @@ def test_each_scrape_reads_anew(make_worker: MakeWorker, make_task: MakeTask) ->
 
 
 def test_the_lag_of_a_watermark_is_told_once_there_is_one(
-    make_worker: MakeWorker, make_task: MakeTask, make_gate: MakeGate, monkeypatch: pytest.MonkeyPatch
+    make_worker: MakeWorker, make_task: MakeTask, make_gate: MakeGate
 ) -> None:
-    monkeypatch.setattr("minishuffle.observe.metrics.time.time", lambda: 1_000.0)
     for watermark, lag in ((990_500_000, 9.5), (None, None)):
         gate = make_gate(watermark=watermark)
         task = make_task(counters=TaskCounters(watermark=watermark), gates=(gate,))
-        exposition = worker_exposition(lambda task=task: make_worker(tasks=(task,)), "1.2.3")
+        exposition = worker_exposition(lambda task=task: make_worker(tasks=(task,), wall=1_000.0), "1.2.3")
         assert Scraper(exposition).value("minishuffle_watermark_lag_seconds", FIRST_TASK) == lag
         assert Scraper(exposition).value("minishuffle_input_watermark_lag_seconds", FIRST_GATE) == lag
 

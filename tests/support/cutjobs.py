@@ -203,6 +203,7 @@ class _Task:
             parallelism=told.parallelism,
             attempt=1,
             now=lambda: run.now,
+            wall=lambda: run.now,
             collect=lambda rows: run.outcome.rows.extend(unpack_rows(pack_rows(rows))),
             log=run.outcome.log.append,
             files=Listing(),

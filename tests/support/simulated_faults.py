@@ -10,7 +10,17 @@ from typing import Literal, TypeAlias
 from support.simulated_jobs import Plan
 from support.simulation import Cluster, SimulatedWorker
 
-__all__ = ["DURING_RECOVERY", "FORGETFUL", "HEADLESS", "KINDS", "Fault", "FaultKind", "draw_faults", "inject"]
+__all__ = [
+    "CLOCKS_SET",
+    "DURING_RECOVERY",
+    "FORGETFUL",
+    "HEADLESS",
+    "KINDS",
+    "Fault",
+    "FaultKind",
+    "draw_faults",
+    "inject",
+]
 
 FaultKind: TypeAlias = Literal[
     "raise",
@@ -35,6 +45,7 @@ FaultKind: TypeAlias = Literal[
     "replace coordinator",
     "hand over",
     "full disk",
+    "set clock",
 ]
 """A task raises, or does not react; a worker is killed, its machine is gone, or it is cut off from the
 coordinator alone; a link between two workers breaks, loses all that is sent from now on, or is slow for a
@@ -44,7 +55,7 @@ attempt raises when it opens; a producer and a consumer raise at one time; a wor
 one that gets the next attempt of anything; the coordinator does nothing for a while. The coordinator is
 killed, and started again with its journal; or it is stopped, another takes its place, and it goes on; or it
 hands over to the next one. Its journal cannot be written for a while, at whose end it is killed more often
-than not."""
+than not. Somebody sets the system clock of all hosts, by an hour at most."""
 KINDS: tuple[FaultKind, ...] = (
     "raise",
     "raise",
@@ -103,6 +114,9 @@ HEADLESS: tuple[FaultKind, ...] = (
 """What happens to a coordinator, and while it is away."""
 FORGETFUL: tuple[FaultKind, ...] = ("full disk", "full disk", "full disk", "cancel", *HEADLESS[4:])
 """The same, and what the journal did not take."""
+CLOCKS_SET: tuple[FaultKind, ...] = (*["set clock"] * len(KINDS), *KINDS)  # type: ignore[assignment]
+"""Each second one sets the system clock."""
+HOUR = 3600.0
 CANCEL_SHARE = 0.1
 """Of the runs, those with a cancel somewhere."""
 FAULT_SECONDS_MAX = 1.5
@@ -153,6 +167,9 @@ def inject(cluster: Cluster, plan: Plan, fault: Fault) -> None:
     elif fault.kind == "stop coordinator":
         cluster.coordinator_host.stop()
         world.at(world.now + random.uniform(*COORDINATOR_STOP_SECONDS), cluster.coordinator_host.go_on)
+    elif fault.kind == "set clock":
+        world.clock_ahead = random.choice([0.0, -HOUR, HOUR, random.uniform(-HOUR, HOUR)])
+        world.note(f"fault: the system clock is {world.clock_ahead:.1f} s ahead")
     elif fault.kind == "full disk":
         _fill_disk(cluster)
     elif fault.kind in ("kill coordinator", "replace coordinator", "hand over"):

@@ -44,6 +44,8 @@ class World:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.now = 0.0
+        self.clock_ahead = 0.0
+        """How far the system clock of all hosts is ahead of where it was."""
         self.steps = 0
         self.trace: deque[str] = deque(maxlen=TRACE_LENGTH)
         self.hosts: list[Host] = []

@@ -198,15 +198,18 @@ def running_host() -> Host:
 
 
 class SimulatedTime:
-    """Stands in for the module ``time``: all clocks are the world's."""
+    """Stands in for the module ``time``: all clocks are the world's, but the system clock may be set."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
     def time(self) -> float:
+        return self._world.now + self._world.clock_ahead
+
+    def monotonic(self) -> float:
         return self._world.now
 
-    monotonic = perf_counter = time
+    perf_counter = monotonic
 
     def process_time(self) -> float:
         return 0.0

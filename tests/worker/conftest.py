@@ -26,6 +26,7 @@ from minishuffle.worker.outbox import Outbox
 from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.task import Task, TaskOutcome
 from minishuffle.worker.tasks import Deployment
+from minishuffle.worker.wallclock import WallClock
 from support.attempts import attempt
 
 SECONDS_MAX = 20.0
@@ -51,7 +52,7 @@ class Site:
             first_record=self.recovered.append,
             filed=self._on_filed,
             clock=asyncio.get_running_loop().time,
-            wall=lambda: 0.0,
+            wall=WallClock(),
         )
         self.reports: list[tuple[AttemptId, TaskOutcome | None]] = []
         self.outcomes: dict[AttemptId, TaskOutcome] = {}

@@ -59,9 +59,10 @@ class Made:
 
 def test_a_source_emits_one_into_each_output_when_it_is_time() -> None:
     made = Made(source=(3, 4))
-    assert made.markers.emit_due(1000.0) == 1002.0
-    assert made.markers.emit_due(1001.9) == 1002.0
-    assert made.markers.emit_due(1002.5) == 1004.5
+    assert made.markers.emit_due(10.0) == 12.0
+    assert made.markers.emit_due(11.9) == 12.0
+    made.now = 1002.5
+    assert made.markers.emit_due(12.5) == 14.5
     expected = [LatencyMarker(3, 4, 1_000_000_000), LatencyMarker(3, 4, 1_002_500_000)]
     assert [output.markers for output in made.outputs] == [expected, expected]
     assert made.markers.summary() == {} and made.markers.histograms() == {}

@@ -205,7 +205,11 @@ class TaskContext:
     attempt: int
     counters: TaskCounters = field(default_factory=TaskCounters)
     now: Callable[[], float] = lambda: 0.0
-    """Wall clock, seconds since the epoch."""
+    """Monotonic clock, seconds of any origin."""
+    wall: Callable[[], float] = lambda: 0.0
+    """Wall clock as anchored, seconds since 1970: see :mod:`minishuffle.clock`."""
+    lead: Callable[[], float] = lambda: 0.0
+    """By how many seconds the system clock, which functions of users read, is ahead of ``wall``."""
     collect: Callable[[list[Any]], None] = lambda rows: None
     """Send rows to the client (``collect`` sink)."""
     log: Callable[[str], None] = lambda line: None

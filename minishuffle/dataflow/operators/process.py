@@ -53,6 +53,7 @@ __all__ = ["ProcessContext", "ProcessRows"]
 
 Clock: TypeAlias = Literal["event", "wall"]
 
+MICROSECONDS: Final = 1_000_000
 SWEEP_KEYS: Final = 1000
 """Keys whose age is looked at in one go, so that a sweep holds nothing up."""
 SWEEPS_PER_TTL: Final = 10
@@ -162,8 +163,8 @@ class ProcessRows(RecordOperator):
         self._entries: dict[Any, _Entry] = {}
         """By canonical key, those not touched for longest first."""
         self._timers: dict[Clock, Timers] = {"event": Timers(), "wall": Timers()}
-        self._firing: tuple[Clock, int] | None = None
-        """The timer that is being fired."""
+        self._firing: tuple[Clock, int, int] | None = None
+        """The timer that is being fired, and when it was due."""
         self._stamp: int | None = None
         """The event time of what is made now."""
         self.gives_pairs = time is not None
@@ -172,7 +173,7 @@ class ProcessRows(RecordOperator):
     def open(self, context: TaskContext) -> None:
         super().open(context)
         self._given = ProcessContext(self)
-        self._swept_at = context.now()
+        self._swept_at = context.wall()
 
     def state_rows(self) -> int:
         return len(self._entries)
@@ -200,7 +201,7 @@ class ProcessRows(RecordOperator):
             else:
                 forms = canonical_rows(keys_of(part))
                 for form, at in zip(forms, part.batch["at"].to_pylist(), strict=True):
-                    self._timers_of(part.name).set(form, at)  # type: ignore[arg-type]
+                    self._set(part.name, form, at)  # type: ignore[arg-type]
                     self._entries[form].timers += 1
         self._entries = dict(sorted(self._entries.items(), key=lambda item: item[1].touched))
 
@@ -219,7 +220,7 @@ class ProcessRows(RecordOperator):
         times, rows = [None] * len(batch), batch.rows
         if self.time is not None:
             times, rows = event_times(self.time, batch).tolist(), without_times(self.time, batch).rows
-        now = self.context.now()
+        now = self.context.wall()
         out = RowsOut(self.parted(emit))
         for key, form, row, time in zip(batch.keys, forms, rows, times, strict=True):
             self._given.time, self._stamp = None if time is None else datetime_of(time), time
@@ -279,8 +280,20 @@ class ProcessRows(RecordOperator):
             raise UsageError("set_timer needs a function for timers: process(on_record, on_timer)")
         if self._firing is not None and self._firing[0] == clock and time <= self._firing[1]:
             raise UsageError("on_timer sets a timer that is not after its own: it would fire for ever")
-        if self.reached != END_OF_TIME and self._timers_of(clock).set(form, time):
+        if self.reached != END_OF_TIME and self._set(clock, form, time):
             entry.timers += 1
+
+    def _set(self, clock: Clock, form: Any, time: int) -> bool:
+        """A time of the wall clock is one of the system clock as it is now, or goes by that of the timer that
+        is being fired. If the system clock was set these differ: it is the one that is nearer to now."""
+        due = time
+        if clock == "wall":
+            due -= round(self.context.lead() * MICROSECONDS)
+            if self._firing is not None and self._firing[0] == "wall":
+                _, its, was_due = self._firing
+                now = self.context.wall() * MICROSECONDS
+                due = min(due, time - its + was_due, key=lambda each: abs(each - now))
+        return self._timers_of(clock).set(form, time, due)
 
     def delete_timer(self, form: Any, entry: _Entry, time: int, clock: Clock) -> None:
         """See :meth:`ProcessContext.delete_timer`."""
@@ -293,16 +306,16 @@ class ProcessRows(RecordOperator):
         return self._timers[clock]
 
     def _fire(self, clock: Clock, until: int, emit: Emit) -> None:
-        now = self.context.now()
+        now = self.context.wall()
         out = RowsOut(self.parted(emit))
-        for form, time in self._timers[clock].take_until(until):
+        for form, time, due in self._timers[clock].take_until(until):
             entry = self._entries[form]
             if now - entry.touched >= self.ttl:
                 entry.state = {}
             entry.timers -= 1
             self._given.time = at = datetime_of(time)
             self._stamp = self._stamp_of(clock, time)
-            self._firing = (clock, time)
+            self._firing = (clock, time, due)
             assert self.on_timer is not None
             self._call(self.on_timer, at, form, entry, now, out.rows)
             self._firing = None
@@ -330,14 +343,18 @@ class ProcessRows(RecordOperator):
         times = []
         due = self._timers["wall"].earliest
         if due is not None:
-            times.append(due / 1_000_000)
+            times.append(due / MICROSECONDS)
         if self.ttl < math.inf and self._entries:
             times.append(self._swept_at + self.ttl / SWEEPS_PER_TTL)
-        return min(times, default=None)
+        if not times:
+            return None
+        left = min(times) - self.context.wall()
+        return self.context.now() + left if left > 0.0 else 0.0
 
     def on_clock(self, now: float, emit: Emit) -> None:
-        self._fire("wall", math.ceil(now * 1_000_000), emit)
-        self._sweep(now)
+        wall = self.context.wall()
+        self._fire("wall", math.ceil(wall * MICROSECONDS), emit)
+        self._sweep(wall)
 
     def _sweep(self, now: float) -> None:
         """Free the state of keys that were not touched for ``ttl``, the oldest first, some at a time."""

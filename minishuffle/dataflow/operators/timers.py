@@ -11,14 +11,15 @@ __all__ = ["Timers"]
 
 
 class Timers:
-    """At most one timer for each key and time (microseconds since 1970), given back in order of time.
+    """At most one timer for each key and time (microseconds since 1970), given back in order of when they are
+    due: at their time, or as said when they are set.
 
-    Those of one time come in the order in which they were set.
+    Those that are due at one time come in the order in which they were set.
     """
 
     def __init__(self) -> None:
         self._set: dict[tuple[Any, int], list[Any]] = {}
-        """What stands for each timer in the heap: its key alone in a list."""
+        """What stands for each timer in the heap: key, time, and when it is due."""
         self._heap: TimeHeap[list[Any]] = TimeHeap()
         """A timer that was deleted stays, its list empty, until most are such."""
 
@@ -32,12 +33,13 @@ class Timers:
         """All of them as (key, time), in the order in which they were set."""
         return iter(self._set)
 
-    def set(self, form: Any, time: int) -> bool:
+    def set(self, form: Any, time: int, due: int | None = None) -> bool:
         """False if there is that one already."""
         if (form, time) in self._set:
             return False
-        self._set[form, time] = entry = [form]
-        self._heap.push(time, entry)
+        due = time if due is None else due
+        self._set[form, time] = entry = [form, time, due]
+        self._heap.push(due, entry)
         return True
 
     def delete(self, form: Any, time: int) -> bool:
@@ -48,8 +50,8 @@ class Timers:
         entry.clear()
         if len(self._heap) > 2 * len(self._set) + 64:
             self._heap = TimeHeap()
-            for (_, at), kept in self._set.items():
-                self._heap.push(at, kept)
+            for kept in self._set.values():
+                self._heap.push(kept[2], kept)
         return True
 
     @property
@@ -60,9 +62,9 @@ class Timers:
             heap.pop()
         return heap.earliest if heap else None
 
-    def take_until(self, time: int) -> Iterator[tuple[Any, int]]:
-        """Take those up to ``time``, also such as are set meanwhile: (key, time)."""
+    def take_until(self, time: int) -> Iterator[tuple[Any, int, int]]:
+        """Take those that are due up to ``time``, also such as are set meanwhile: key, time, when due."""
         while (due := self.earliest) is not None and due <= time:
-            _, (form,) = self._heap.pop()
-            del self._set[form, due]
-            yield form, due
+            _, (form, at, _) = self._heap.pop()
+            del self._set[form, at]
+            yield form, at, due

@@ -46,7 +46,9 @@ class Run:
         self.times: list[int] = []
         self.now = 1000.0
         self.log: list[str] = []
-        self.context = TaskContext("job", "task", 0, 1, 1, now=lambda: self.now, log=self.log.append)
+        self.context = TaskContext(
+            "job", "task", 0, 1, 1, now=lambda: self.now, wall=lambda: self.now, log=self.log.append
+        )
         operator.open(self.context)
 
     def emit(self, item: Any) -> None:
@@ -217,6 +219,56 @@ def test_timers_of_the_clock_fire_by_the_clock() -> None:
     assert run.out[2:] == [("fired", "a", 1_001_500_000)]
     assert run.operator.deadline() is None
     assert run.operator._entries == {}
+
+
+@pytest.mark.parametrize("step", [-3600, 3600])
+def test_timers_of_the_clock_fire_once_and_in_time_when_it_is_set(step: int) -> None:
+    """Whoever sets a timer reads the system clock; the clock of the operator does not follow so far."""
+
+    def on_record(row: Any, context: ProcessContext) -> None:
+        context.set_timer(micros_now() + 10_000_000, "wall")
+
+    def on_timer(at: datetime, context: ProcessContext) -> list[Any]:
+        if context.key == "a":
+            context.set_timer(at + timedelta(seconds=10), "wall")
+        return fired(at, context)
+
+    run = Run(ProcessRows(on_record, on_timer))
+    system = 0
+
+    def micros_now() -> int:
+        return round(run.now * 1_000_000) + system * 1_000_000
+
+    run.context.lead = lambda: float(system)
+    run.take(("a", 1))  # Set before the step, at 1,010 seconds.
+    run.now, system = 1003.0, step
+    run.take(("b", 1))
+    assert run.operator.deadline() == 1010.0
+    run.clock(1009.999)
+    assert run.out == []
+    run.clock(1010.0)
+    assert run.out == [("fired", "a", 1_010_000_000)]
+    run.clock(1012.999)
+    assert len(run.out) == 1
+    run.clock(1013.0)
+    assert run.out[1:] == [("fired", "b", (1013 + step) * 1_000_000)]
+    # The timer that follows its own time by ten seconds has one of the clock as it was before.
+    assert run.operator.deadline() == 1020.0
+    run.clock(1020.0)
+    assert run.out[2:] == [("fired", "a", 1_020_000_000)]
+    assert run.operator.deadline() == 1030.0
+
+
+def test_timers_that_are_read_back_are_due_by_the_clock_there() -> None:
+    def on_record(row: Any, context: ProcessContext) -> None:
+        context.set_timer(moment(1_005_000_000), "wall")
+
+    before = Run(ProcessRows(on_record, fired))
+    before.take(("a", 1))
+    after = Run(ProcessRows(on_record, fired))
+    after.context.lead = lambda: 2.0
+    after.operator.read_state(before.operator.write_state())
+    assert after.operator.deadline() == 1003.0
 
 
 def test_timers_may_be_deleted() -> None:
