@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from datetime import UTC, datetime, time
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -20,13 +18,6 @@ from minishuffle.dataflow.table import Table
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import NAME_BYTES_MAX
 from support.cutjobs import Cut, run
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _pipe_of_pyarrow() -> None:
-    """pyarrow opens a pipe for signals, once in a process, when it first reads a whole CSV file."""
-    pa_csv.read_csv(io.BytesIO(b"a\n1\n"))
-
 
 SCHEMA = pa.schema({"user": pa.string(), "at": pa.timestamp("us", "UTC")}, metadata={"made": "by hand"})
 

@@ -190,7 +190,6 @@ def test_a_name_in_the_header_may_hold_line_ends_and_quotation_marks(tmp_path: P
     assert read(source) == [{name: 1}]
 
 
-@pytest.mark.usefixtures("wider_resources")  # pyarrow opens a pipe once when it infers types.
 def test_columns_of_one_name_are_refused_unless_nobody_reads_them(tmp_path: Path) -> None:
     path = written(tmp_path, "a,b,b\n1,2,3\n")
     for schema in (None, pa.schema([("b", pa.int64())])):

@@ -55,7 +55,6 @@ def _json_lines(data: bytes) -> list[re.Match[bytes]]:
 
 
 @given(records=st.lists(CSV_BYTES.filter(lambda data: b"," not in data), max_size=6))
-@pytest.mark.usefixtures("wider_resources")
 def test_records_of_csv_are_those_of_pyarrow(records: list[bytes]) -> None:
     data = b"\n".join(records) + b"\n"
     splitter = CsvRecords(",")

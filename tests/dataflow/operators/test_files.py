@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -38,12 +37,6 @@ def by_arrow(codec: str) -> Callable[[bytes], bytes]:
         return packed
 
     return compress
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _pipe_of_pyarrow() -> None:
-    """pyarrow opens a pipe for signals, once in a process, when it first reads a whole CSV file."""
-    pa_csv.read_csv(io.BytesIO(b"a\n1\n"))
 
 
 COMPRESSED: list[tuple[str, Callable[[bytes], bytes]]] = [

@@ -19,8 +19,6 @@ from minishuffle.errors import UsageError
 from support.cutjobs import Cut, run
 from tests.dataflow.test_jobs import execute
 
-pytestmark = pytest.mark.usefixtures("wider_resources")  # pyarrow opens a pipe once when it infers types.
-
 BEYOND = 2**64 - 1
 WIDE = pa.decimal128(38, 0)
 ZONED = pa.timestamp("us", "UTC")

@@ -23,8 +23,6 @@ from minishuffle.errors import UsageError, WrongInput
 from minishuffle.wire.packed import SplitPosition
 from support.cutjobs import Cut, run
 
-pytestmark = pytest.mark.usefixtures("wider_resources")  # pyarrow opens a pipe once when it infers types.
-
 Format = Literal["csv", "json"]
 SCHEMA = pa.schema({"n": pa.int64(), "s": pa.string()})
 LETTER = re.compile(r"(?s)(.*), record (\d+), byte (\d+): (.*): text '(.*)'")
