@@ -21,7 +21,7 @@ SIMULATED := tests/e2e/test_simulated_clusters.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast fmt lint types bench soak clean
-.PHONY: soak-failures soak-hosts soak-hung soak-stops soak-spinning soak-seeds soak-examples
+.PHONY: soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples
 
 help: ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,9 +61,9 @@ bench: setup ## Measure transport, exchange and keyBy (some minutes)
 	$(WITHIN) 900 $(BIN)/minishuffle bench keyby --format rows --record event --emit each --records 6000000
 	$(WITHIN) 900 $(BIN)/minishuffle bench spark
 
-soak: setup ## Run what takes too long for the tests (some hours): failures, silent hosts, workers that hang, planned stops, spinning threads, seeds, examples
+soak: setup ## Run what takes too long for the tests (some hours): failures, silent hosts, workers that hang or that functions end, planned stops, spinning threads, seeds, examples
 	@scripts/bootstrap --tests
-	$(MAKE) soak-failures soak-hosts soak-hung soak-stops soak-spinning soak-seeds soak-examples
+	$(MAKE) soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples
 
 soak-failures: ## A hundred failures of all kinds, as root those of hosts too (about 10 minutes)
 	$(WITHIN) 3600 $(BIN)/minishuffle drill --times 100 --every 0.2 --seed $${SEED:-1}
@@ -73,6 +73,9 @@ soak-hosts: ## Thousands of SIGSTOPs and lost packets, after which nobody is to 
 
 soak-hung: ## Ten workers stopped by SIGSTOP and ten killed: how soon all slots are there again (2 minutes)
 	$(WITHIN) 900 $(BIN)/python scripts/soak-hung
+
+soak-killers: ## Functions that end their process in each way, as root for want of memory too (about 5 minutes)
+	MINISHUFFLE_SOAK=1 $(WITHIN) 1800 $(BIN)/python -m pytest -q --timeout 900 tests/e2e/test_killers.py
 
 soak-stops: ## SIGTERM of coordinators, second ones, and clusters without their files (4 minutes)
 	$(WITHIN) 900 $(BIN)/python scripts/soak-stops
@@ -84,7 +87,7 @@ soak-seeds: ## Ten thousand simulated clusters
 	MINISHUFFLE_SOAK=1 $(WITHIN) 14400 $(BIN)/python -m pytest -q -n 2 --dist load --timeout 3600 $(SIMULATED)
 
 soak-examples: ## The tests with two thousand examples of each property
-	MINISHUFFLE_SOAK=1 $(WITHIN) 10000 $(SIDE_BY_SIDE) --timeout 3600 -m "not alone" --ignore $(SIMULATED)
+	MINISHUFFLE_SOAK=1 $(WITHIN) 10000 $(SIDE_BY_SIDE) --timeout 3600 -m "not alone" --ignore $(SIMULATED) --ignore tests/e2e/test_killers.py
 
 clean: ## Remove .venv and everything that was built
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from minishuffle.coordinator.books import TaskKey
-from minishuffle.errors import TaskFailed
+from minishuffle.errors import ResourceExhausted
 from minishuffle.wire.messages import ErrorInfo, TaskReport
 from minishuffle.wire.requests import UserCall, WorkerEnded
 
@@ -85,6 +85,7 @@ class TaskDeaths:
     """What it had in hand."""
     how: str
     """What is known of that end: a sentence without its end."""
+    at: float
     count: int = 1
 
     @property
@@ -165,14 +166,14 @@ class Deaths:
 
     # --- deaths ----------------------------------------------------------------------------------
 
-    def count(self, call: UserCall, how: str) -> TaskDeaths | None:
+    def count(self, call: UserCall, how: str, at: float) -> TaskDeaths | None:
         """An attempt died inside user code, and it may have been its doing; gives the deaths of its subtask.
         None: it was counted before."""
         key = (call.operator, call.index)
         before = self._counted.get(key)
         if before is not None and call.attempt <= before.attempt:
             return None
-        deaths = TaskDeaths(call.attempt, call.position, call.rows, how)
+        deaths = TaskDeaths(call.attempt, call.position, call.rows, how, at)
         if before is not None and call.position < before.needed:
             deaths.count = before.count + 1
         self._counted[key] = deaths
@@ -202,7 +203,7 @@ class Deaths:
             f"(restart_failures_max), and got no further; the last time {deaths}: correct the function, give "
             "workers more memory if it takes that much, or allow more with --set restart_failures_max=N"
         )
-        return ErrorInfo(code=TaskFailed.code, text=text, task=task)
+        return ErrorInfo(code=ResourceExhausted.code, text=text, task=task)
 
     # --- the journal -----------------------------------------------------------------------------
 

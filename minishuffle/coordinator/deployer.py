@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from minishuffle.coordinator.holdings import Holdings
+from minishuffle.coordinator.isolation import Isolation
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.lifecycle import Subtask
 from minishuffle.coordinator.scheduling import (
@@ -49,6 +50,7 @@ class Deployer:
     preparations: Preparations
     send: Callable[[int, ControlMessage], bool]
     write_ahead: WriteAhead
+    isolation: Isolation
 
     def deploy(self, job: Job) -> None:
         """Every task of a job that starts, and to standby workers what they need to take over from it."""
@@ -77,16 +79,36 @@ class Deployer:
             return []
         workers = self.workers.alive()
         lost = sorted({task.index for task in due if task.index in job.slots.lost})
-        move_lost_slots(job, lost, workers, held, called)
+        waits = self._move(job, lost, held, at, called)
         for task in due:
             if task.index in job.slots.lost:
-                job.wait_for_slot(task, at + self.slot_timeout, at)
+                job.wait_for_slot(task, at + waits[task.index], at)
         ready = [task for task in due if task.index not in job.slots.lost]
         if ready:
             addresses = {worker.worker: worker.address for worker in workers}
             for number, message in redeployments(job, ready, addresses, term=self.term, at=at):
                 self.send(number, self.preparations.shortened(number, message))
         return ready
+
+    def _move(
+        self, job: Job, lost: list[int], held: Holdings, at: float, called: set[int]
+    ) -> dict[int, float]:
+        """Give lost slots to workers, as far as there are some for them; gives how long each that is left
+        waits."""
+        waits: dict[int, float] = {}
+        workers = self.workers.alive()
+        for slots in [[slot] for slot in lost] if self.isolation.suspects(job) else [lost]:
+            free = {each.worker: each.slots - held.slots[each.worker] for each in workers}
+            closed = self.isolation.closed(job, slots[0], list(self.workers), held) if slots else {}
+            move_lost_slots(job, slots, workers, held, called, closed=closed)
+            held.note(job)
+            for slot in slots:
+                waits[slot] = self.isolation.tried(job, slot, closed, free)
+                if slot not in job.slots.lost and closed and self.isolation.suspects(job, slot):
+                    worker = job.slots.placement[slot]
+                    text = f"worker {worker} takes no slots of other jobs while slot {slot} is suspected"
+                    job.history.note(at, "worker isolated", text, worker=worker)
+        return waits
 
     def _tell_ends(self, job: Job, at: float) -> None:
         """Consumers have read all, as attempts are to know that were deployed before that was heard of, but

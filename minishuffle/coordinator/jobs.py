@@ -329,6 +329,7 @@ class Job:
             task.counters = report.counters
             if self.deaths.heard(task.key, report, at):
                 self.changed.add(task.key)
+                self._note(task, "task cleared", at, f"{task} got past the place at which it died")
         return self._exchanged(worker, report, report.counters.rows_dropped)
 
     def task_released(self, worker: int, message: TaskReleased) -> bool:
@@ -443,7 +444,7 @@ class Job:
             task = self._tasks.get((call.operator, call.index))
             if task is None or call.attempt > task.attempt or self.stopping or self.terminal:
                 continue
-            deaths = self.deaths.count(call, how)
+            deaths = self.deaths.count(call, how, at)
             if deaths is None:
                 continue
             self.changed.add(task.key)
@@ -629,6 +630,18 @@ class Job:
             text = f"{self.slots.shortage}; waits {until - at:g} s at most"
             self._set(task, "waiting for a slot", at, text)
             self._times[task.key] = until
+
+    def slots_overdue(self, at: float) -> set[int]:
+        """Lost slots whose tasks have waited for as long as they are to."""
+        over = [key for key, time in self._times.items() if time <= at]
+        return {key[1] for key in over if self._tasks[key].state == "waiting for a slot"}
+
+    def wait_on(self, slot: int, until: float) -> None:
+        """Tasks that wait for that slot do so for longer."""
+        for key in self._times:
+            if key[1] == slot and self._tasks[key].state == "waiting for a slot":
+                self._times[key] = until
+                self.changed.add(key)
 
     def give_up_waiting(self, at: float) -> None:
         """Fail if a task has waited for a slot for too long."""

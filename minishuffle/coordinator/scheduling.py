@@ -66,6 +66,8 @@ __all__ = [
 
 WORKERS_NAMED: Final = 5
 """In one text."""
+NONE_CLOSED: Final[Mapping[int, str]] = MappingProxyType({})
+"""Every worker takes slots of the job."""
 TERMS_SHOWN = 8
 """Terms of the arithmetic in an error; the largest come first."""
 
@@ -212,15 +214,20 @@ def checked_graph(message: SubmitJob, python: str) -> JobGraph:
     return graph
 
 
-def admit(graph: JobGraph, workers: Sequence[Worker], held: Holdings) -> tuple[Placement, dict[int, int]]:
+def admit(
+    graph: JobGraph, workers: Sequence[Worker], held: Holdings, closed: Mapping[int, str] = NONE_CLOSED
+) -> tuple[Placement, dict[int, int]]:
     """Where the job goes beside those that hold ``held``, and how many segments it requires on each worker;
     standby workers admit none.
+
+    Args:
+        closed: workers that take no slots of it, and why, behind their name.
 
     Raises:
         ResourceExhausted: it does not fit; with the arithmetic.
     """
     refused: list[ResourceExhausted] = []
-    regular = [worker for worker in workers if not worker.standby]
+    regular = [worker for worker in workers if not worker.standby and worker.worker not in closed]
     spare = sum(worker.slots for worker in workers if worker.standby)
     groups = [
         [worker for number, worker in enumerate(regular) if number in group]
@@ -230,10 +237,14 @@ def admit(graph: JobGraph, workers: Sequence[Worker], held: Holdings) -> tuple[P
     for group in sorted(groups, key=lambda group: -sum(free[worker.worker] for worker in group)):
         apart = [worker for worker in regular if worker not in group]
         try:
-            return _admit_to(graph, group, held, _not_there(group, spare, apart))
+            return _admit_to(graph, group, held, _not_there(group, spare, apart) + _closed_text(closed))
         except ResourceExhausted as error:
             refused.append(error)
     raise refused[0]
+
+
+def _closed_text(closed: Mapping[int, str]) -> str:
+    return "".join(f" (worker {number} {why})" for number, why in sorted(closed.items()))
 
 
 def _not_there(workers: Sequence[Worker], spare: int, apart: Sequence[Worker]) -> str:
@@ -265,7 +276,13 @@ def _admit_to(
 
 
 def move_lost_slots(
-    job: Job, slots: Iterable[int], workers: Sequence[Worker], held_by_all: Holdings, called: set[int]
+    job: Job,
+    slots: Iterable[int],
+    workers: Sequence[Worker],
+    held_by_all: Holdings,
+    called: set[int],
+    *,
+    closed: Mapping[int, str] = NONE_CLOSED,
 ) -> None:
     """Give lost slots of a job to workers with a free slot and the segments for it, if there are any.
 
@@ -273,6 +290,9 @@ def move_lost_slots(
     which have been called upon for the same loss, and to which others are added. One that still loads the
     programs of the jobs comes last: a free slot elsewhere takes over sooner. Then comes the worker with
     the fewest slots of the job; then the emptiest; then the lowest id.
+
+    Args:
+        closed: workers that take none of them, and why, behind their name.
     """
 
     def order(worker: Worker) -> tuple[bool, int, int, int, int]:
@@ -294,7 +314,7 @@ def move_lost_slots(
         free = {worker.worker: worker.slots - used[worker.worker] for worker in workers}
         for worker in sorted(workers, key=order):
             number = worker.worker
-            if free[number] <= 0 or not links(worker):
+            if free[number] <= 0 or number in closed or not links(worker):
                 continue
             there = [
                 each
@@ -313,13 +333,18 @@ def move_lost_slots(
                 called.add(number)
             break
         else:
-            job.slots.shortage = _shortage(workers, used)
+            job.slots.shortage = _shortage(workers, used, closed)
 
 
-def _shortage(workers: Sequence[Worker], used: Mapping[int, int]) -> str:
+def _shortage(workers: Sequence[Worker], used: Mapping[int, int], closed: Mapping[int, str]) -> str:
     """Why none of these, which are alive, takes the lost slot of a job."""
     if len(workers) == 0:
         return "no other worker is there"
+    shut = [worker for worker in workers if worker.worker in closed and used[worker.worker] < worker.slots]
+    if shut:
+        why = "; ".join(f"worker {each.worker} {closed[each.worker]}" for each in shut)
+        rest = [worker for worker in workers if worker.worker not in closed]
+        return f"{why}; {_shortage(rest, used, {})}" if rest else why
     slots = sum(worker.slots for worker in workers)
     free = {worker.worker: max(0, worker.slots - used[worker.worker]) for worker in workers}
     if not any(free.values()):

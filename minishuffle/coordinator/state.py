@@ -30,6 +30,7 @@ from minishuffle.coordinator.instructions import (
     WatchProcess,
     refusal,
 )
+from minishuffle.coordinator.isolation import Isolation
 from minishuffle.coordinator.jobreports import JobReport, RepeatedReport, heard, is_refused
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.jobtable import JobTable
@@ -156,6 +157,7 @@ class CoordinatorState:
         self._hosts = SilentHosts(facts.term, facts.identity, None if seconds == "off" else seconds)
         self._jobs = JobTable()
         self._preparations = Preparations(facts.term)
+        self._isolation = Isolation(settings.slot_timeout)
         self._deployer = Deployer(
             facts.term,
             settings.slot_timeout,
@@ -163,6 +165,7 @@ class CoordinatorState:
             self._preparations,
             self._send_to,
             self.write_ahead,
+            self._isolation,
         )
         self._polls = LongPolls()
         tickets = itertools.count(1)
@@ -279,7 +282,7 @@ class CoordinatorState:
             if error is not None:
                 raise type(error)(f"the job cannot be accepted: {error}, and submit it again")
             self._recorder.note(submission.changes)
-            accepted = self._start(submission)
+            accepted = self._start(submission, self._wall(now))
         except ShuffleError as refused:
             self._recorder.forget_job(submission.job)
             self._submissions.take_back(submission)
@@ -342,6 +345,7 @@ class CoordinatorState:
             self._touch(self._jobs[name])
         for job in self._timed():
             if (time := job.next_time()) is not None and time <= self._wall(now):
+                self._isolation.wait_on(job, self._wall(now))
                 job.give_up_waiting(self._wall(now))
                 self._touch(job)
         return self._settle(now)
@@ -547,9 +551,12 @@ class CoordinatorState:
 
     def _about_job(self, worker: Worker, message: JobReport, at: float) -> None:
         job = self._jobs.get(message.job)
+        counted = 0 if job is None else len(job.deaths.counted())
         if job is None or not heard(job, worker.worker, message, at):
             self.ignored += 1
             return
+        if len(job.deaths.counted()) < counted:
+            self._touch_waiting()
         if isinstance(message, Collected):
             self._jobs.make_room(job, at)
         self._touch(job)
@@ -564,9 +571,12 @@ class CoordinatorState:
             self._touch_waiting()
         for report in message.tasks:
             job = self._jobs.get(report.job)
+            counted = 0 if job is None else len(job.deaths.counted())
             if job is None or not job.report(worker.worker, report, self._wall(now)):
                 self.ignored += 1
             else:
+                if len(job.deaths.counted()) < counted:  # Its worker may take others again.
+                    self._touch_waiting()
                 self._recorder.reported(job, (report.operator, report.index))
                 self._streams.heard(report, self._wall(now))
 
@@ -755,28 +765,30 @@ class CoordinatorState:
             return
         self._submissions.require_wanted(message.submission)
         graph = checked_graph(message, self._facts.python)
-        placement = self._admit(graph)
+        placement = self._admit(graph, at)
         warning = compared_releases(message.releases, self._workers.releases())
         submission = self._submissions.accept(link, request, message, graph, at, warning=warning)
         job = submission.make_job(*placement, self._random)
         submission.changes.update(journalrecords.job_records(job))
         self._out.append(Journal(submission.changes, submission=True))
 
-    def _admit(self, graph: JobGraph) -> tuple[Placement, dict[int, int]]:
+    def _admit(self, graph: JobGraph, at: float) -> tuple[Placement, dict[int, int]]:
         """Raises ShuffleError: the job does not fit."""
         self._orderly_stop.require_up()
         self._streams.check(graph)
         self._results.check(graph)
         self._jobs.held.note(*self._touched.values())
-        return admit(graph, self._workers.alive(), self._jobs.held)
+        alive = self._workers.alive()
+        self._isolation.look(self._jobs.active(), at)
+        return admit(graph, alive, self._jobs.held, self._isolation.closed_to_new(alive))
 
-    def _start(self, submission: Submission) -> Accepted:
+    def _start(self, submission: Submission, at: float) -> Accepted:
         """Send a job to its workers, or raise and leave nothing behind: it may fit no more."""
         if (known := self._jobs.submitted(submission.id)) is not None:
             return Accepted(job=known.id)
         self._submissions.require_wanted(submission.id)
         graph = submission.graph
-        job = submission.make_job(*self._admit(graph), self._random)
+        job = submission.make_job(*self._admit(graph, at), self._random)
         self._jobs[job.id] = job
         self._streams.add(job, graph, {})
         self._results.add(job, graph, {})
@@ -808,8 +820,10 @@ class CoordinatorState:
         if self.write_ahead.problem:  # What they had on the way may have been held back since.
             self._touch(*(job for job in self._jobs.active() if job.stopping))
         called, touched = set[int](), set(self._touched)
+        suspect = self._isolation.look(self._jobs.active(), self._wall(now)) if self._touched else None
         while self._touched:
-            job = self._touched.pop(next(iter(self._touched)))
+            first = suspect if suspect is not None and suspect.id in self._touched else None
+            job = self._touched.pop(next(iter(self._touched)) if first is None else first.id)
             if job.stopping:
                 self._deployer.stop(job, self._wall(now))
             if job.terminal:
@@ -863,6 +877,7 @@ class CoordinatorState:
         if job.released:
             return
         job.release()
+        self._isolation.forget(job.id)
         self._out += self._streams.remove(job)
         self._results.job_ended(job)
         self._deployer.release(job, {*job.slots.held(), *self._preparations.job_ended(job.id)}, at)

@@ -19,7 +19,7 @@ from minishuffle.coordinator.deaths import (
 )
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.errors import TaskFailed
+from minishuffle.errors import ResourceExhausted
 from minishuffle.wire.messages import DeployTasks, TaskReport, WorkerLost
 from minishuffle.wire.requests import Accepted, GetEvents, JobEvent, JobEvents, UserCall, WorkerEnded
 
@@ -83,7 +83,7 @@ def report(attempt: int, position: int, rows: int = 0, *, inside: bool = True, o
 
 
 def counts(deaths: Deaths, *calls: UserCall) -> list[int | None]:
-    found = [deaths.count(each, "it died") for each in calls]
+    found = [deaths.count(each, "it died", 1.0) for each in calls]
     return [None if each is None else each.count for each in found]
 
 
@@ -221,7 +221,7 @@ def test_a_function_that_ends_its_process_again_and_again_fails_the_job(
         workers.append(cluster.add(end_is_told=True, requested_worker=worker.worker))
     info = cluster.show("j1")
     assert info.state == "failed"
-    assert info.causes[0].code == TaskFailed.code
+    assert info.causes[0].code == ResourceExhausted.code
     assert info.causes[0].text.startswith(
         "count[0] was inside user code each of the 3 times that its worker died (restart_failures_max), and "
         f"got no further; the last time worker 1 was killed by SIGSEGV; {IN_HAND.format(9, 0)}: correct"

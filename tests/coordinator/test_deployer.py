@@ -9,6 +9,7 @@ from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.deployer import Deployer
 from minishuffle.coordinator.holdings import Holdings
 from minishuffle.coordinator.instructions import SendToWorker
+from minishuffle.coordinator.isolation import Isolation
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.standby import Preparations
 from minishuffle.coordinator.workers import WorkerRegistry
@@ -48,7 +49,9 @@ class Workers:
                 standby=spare,
             )
             self.registry.register(link, about, 0.0)
-        self.deployer = Deployer(1, 5.0, self.registry, Preparations(1), self.send, self.ahead)
+        self.deployer = Deployer(
+            1, 5.0, self.registry, Preparations(1), self.send, self.ahead, Isolation(5.0)
+        )
 
     def send(self, worker: int, message: ControlMessage) -> bool:
         self.sent.append((worker, message))

@@ -21,7 +21,16 @@ from minishuffle.coordinator.lifecycle import JOB_OVER
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import ResourceExhausted, TaskFailed
 from minishuffle.wire.messages import DeployTasks, Dial, ErrorInfo, PrepareJob, Shutdown, TasksRestarted
-from minishuffle.wire.requests import Accepted, CancelJob, GetStatus, JobInfo, ListJobs, SubmitJob
+from minishuffle.wire.requests import (
+    Accepted,
+    CancelJob,
+    GetStatus,
+    JobInfo,
+    ListJobs,
+    SubmitJob,
+    UserCall,
+    WorkerEnded,
+)
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -94,7 +103,7 @@ class Restarts(RuleBasedStateMachine):
     def begin(self) -> None:
         """Two workers and a job: few runs would come to a restart if these were left to chance."""
         for _ in range(2):
-            self.register(slots=2, segments=2000, again=False, standby=False)
+            self.register(slots=2, segments=2000, again=False, standby=False, told=True)
         self.submit((2, 2, 1), ("hash", "hash"), "individual")
 
     @precondition(lambda self: len(self.living()) < WORKERS_MAX)
@@ -103,14 +112,17 @@ class Restarts(RuleBasedStateMachine):
         segments=st.sampled_from([60, 2000]),
         again=st.booleans(),
         standby=st.sampled_from([False, False, True]),
+        told=st.booleans(),
     )
-    def register(self, slots: int, segments: int, again: bool, standby: bool) -> None:
+    def register(self, slots: int, segments: int, again: bool, standby: bool, told: bool) -> None:
         """``again``: a process with the id of one that was lost, and a later epoch."""
         gone = {worker.worker for worker in self.everyone.values()} - {
             worker.worker for worker in self.living()
         }
         requested = min(gone, default=0) if again else 0
-        worker = self.cluster.add(slots=slots, segments=segments, requested_worker=requested, standby=standby)
+        worker = self.cluster.add(
+            slots=slots, segments=segments, requested_worker=requested, standby=standby, end_is_told=told
+        )
         if worker.worker:
             self.everyone[worker.link] = worker
             workers = self.cluster.request(GetStatus()).workers
@@ -120,14 +132,35 @@ class Restarts(RuleBasedStateMachine):
             del self.cluster.workers[worker.link]
 
     @precondition(lambda self: self.living())
-    @rule(data=st.data(), how=st.sampled_from(["killed", "killed", "silent", "stopped"]))
+    @rule(
+        data=st.data(), how=st.sampled_from(["killed", "killed", "silent", "stopped", "crashed", "crashed"])
+    )
     def lose(self, data: st.DataObject, how: str) -> None:
         worker = pick(data, self.living())
         if how == "stopped":
             self.cluster.send(worker, Shutdown(term=7, reason=""))
         del self.cluster.workers[worker.link]
-        if how == "killed":
+        if how == "killed" or (how == "crashed" and data.draw(st.booleans(), "missed before it is told")):
             self.cluster.lose(worker)
+        if how == "crashed":
+            inside = data.draw(st.sets(st.sampled_from(sorted(worker.tasks)))) if worker.tasks else ()
+            self.tell(worker, sorted(inside))
+
+    def tell(self, worker: FakeWorker, inside: Sequence[Subtask]) -> None:
+        """Its launcher says that these tasks were inside user code when it ended."""
+        calls = [
+            UserCall(
+                job=job,
+                operator=operator,
+                index=index,
+                attempt=worker.tasks[job, operator, index].attempt,
+                position=0,
+                rows=1,
+            )
+            for job, operator, index in inside
+        ]
+        end = {"worker": worker.worker, "epoch": worker.epoch, "signal": "SIGSEGV", "recorded": True}
+        assert self.cluster.request(WorkerEnded(**end, calls=calls)) == Accepted()
 
     @precondition(lambda self: len(self.graphs) < JOBS_MAX)
     @rule(

@@ -1,49 +1,140 @@
-"""Functions that end their process: the job that they are of fails, with the cause."""
+"""Functions that end their process: their job fails with the cause, and a job beside it goes on."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from minishuffle import JobSettings, LocalCluster, Stream
+from minishuffle import JobSettings, LocalCluster, Stream, replacements
+from minishuffle.client import JobHandle
 from minishuffle.errors import TaskFailed
+from minishuffle.limits import RESTART_FAILURES_MAX_DEFAULT
+from minishuffle.wire.requests import JobEvent
+from support.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+SOAK = os.environ.get("MINISHUFFLE_SOAK") == "1"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-FAILURES_MAX = 3
+ROWS_PER_SECOND = 2_000
+WAYS = {
+    "exit 1": "ended with code 1, which was not its own doing",
+    "exit 0": "ended with code 0, which was not its own doing",
+    "SIGSEGV": "was killed by SIGSEGV",
+    "SIGBUS": "was killed by SIGBUS",
+    "SIGABRT": "was killed by SIGABRT",
+    "SIGFPE": "was killed by SIGFPE",
+    "SIGILL": "was killed by SIGILL",
+    "memory": "was killed for want of memory (SIGKILL, and its cgroup counts an oom_kill)",
+}
+MEMORY_BYTES = 1_600_000_000
+"""Of a whole cluster; its workers take 100 MB each before they do anything."""
 
 
 class Killer:
     """Ends its process at its first record."""
 
-    def __init__(self, how: str) -> None:
-        self.how = how
+    def __init__(self, way: str) -> None:
+        self.way = way
 
     def __call__(self, row: Any) -> Any:
-        if self.how == "exit":
-            os._exit(1)
-        signal.raise_signal(getattr(signal, self.how))
+        if self.way.startswith("exit"):
+            os._exit(int(self.way[-1]))
+        held = []
+        while self.way == "memory":
+            held.append(bytearray(b"x") * 50_000_000)
+        signal.raise_signal(getattr(signal, self.way))
         return row
 
 
-def test_a_function_that_ends_its_process_fails_its_job_with_the_cause() -> None:
-    settings = JobSettings(restart_failures_max=FAILURES_MAX, source_lease=0)
-    # Each death has a worker of its own, so that nobody waits for a new one.
-    with LocalCluster(workers=2 * FAILURES_MAX, slots=1, restart_workers=False) as cluster:
-        for how, ended in (
-            ("SIGSEGV", "was killed by SIGSEGV"),
-            ("exit", "ended with code 1, which was not"),
-        ):
-            rows = Stream.items(range(1000)).map(Killer(how))
-            job = cluster.submit(rows.collect(), name="killer", settings=settings, parallelism=1)
-            with pytest.raises(TaskFailed) as failed:
-                job.wait(timeout=100)
-            text = str(failed.value)
-            assert f"each of the {FAILURES_MAX} times that its worker died (restart_failures_max)" in text
-            assert ended in text and "rows in hand behind the 0 that it had done" in text
-            assert "items -> map -> collect[0]" in text
-            counted = [event for event in job.events() if event.kind == "death counted"]
-            assert len({event.worker for event in counted}) == len(counted) == FAILURES_MAX
+@contextlib.contextmanager
+def small_cgroup() -> Iterator[None]:
+    """This process, and what it starts, may have only so much memory."""
+    root = Path("/sys/fs/cgroup/memory")
+    if not root.is_dir():
+        root = root.parent
+    limit = "memory.max" if root.name == "cgroup" else "memory.limit_in_bytes"
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    controller = "" if root.name == "cgroup" else "memory"
+    (before,) = [line.split(":", 2)[2] for line in lines if line.split(":")[1] == controller]
+    group = root / "minishuffle-killers"
+    try:
+        group.mkdir(exist_ok=True)
+        (group / limit).write_text(str(MEMORY_BYTES))
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    try:
+        yield
+    finally:
+        (root / before.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
+        until(lambda: not (group / "cgroup.procs").read_text(), "the end of what was started there")
+        group.rmdir()
+
+
+def same(row: Any) -> Any:
+    return row
+
+
+def found(job: JobHandle, kind: str) -> list[JobEvent]:
+    return [event for event in job.events() if event.kind == kind]
+
+
+@pytest.mark.parametrize(
+    ("way", "failures_max", "seconds"),
+    [
+        ("exit 1", 3, 4),
+        *(
+            pytest.param(
+                way, RESTART_FAILURES_MAX_DEFAULT, 60, marks=pytest.mark.skipif(not SOAK, reason="soak")
+            )
+            for way in WAYS
+        ),
+    ],
+)
+def test_a_function_that_ends_its_process_fails_its_job_and_no_other(
+    way: str, failures_max: int, seconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not SOAK:
+        monkeypatch.setattr(replacements, "BACKOFF_SECONDS", 0.0)
+    if way == "memory":
+        monkeypatch.setattr("minishuffle.launch.Popen", subprocess.Popen)
+    rows = seconds * ROWS_PER_SECOND
+    healthy_rows = Stream.generate(rate=ROWS_PER_SECOND, records=rows).map(same).key_by(lambda row: row % 7)
+    place = small_cgroup() if way == "memory" else contextlib.nullcontext()
+    with place, LocalCluster(workers=3, slots=2) as cluster:
+        healthy = cluster.submit(healthy_rows.count().collect(), name="healthy", parallelism=3)
+        killer = cluster.submit(
+            Stream.generate(rate=1000).map(Killer(way)).collect(),
+            name="killer",
+            parallelism=1,
+            settings=JobSettings(restart_failures_max=failures_max),
+        )
+        with pytest.raises(TaskFailed) as failed:
+            killer.wait(timeout=300)
+        result = healthy.wait(timeout=300, allow_loss=True)
+        info = healthy.info()
+        isolated = min(event.at for event in found(killer, "worker isolated"))
+        before = [event for event in found(killer, "death counted") if event.at < isolated]
+        lost = found(healthy, "task lost")
+
+    assert f"each of the {failures_max} times that its worker died (restart_failures_max)" in str(
+        failed.value
+    )
+    assert WAYS[way] in str(failed.value) and "generate -> map -> collect[0]" in str(failed.value)
+    assert "rows in hand behind the 0 that it had done" in str(failed.value)
+    subtasks = {(event.operator, event.index) for event in lost}
+    for operator, index in subtasks:
+        times = [event for event in lost if (event.operator, event.index) == (operator, index)]
+        assert len(times) <= len(before), "each death before that took it along once"
+    assert all(event.at <= isolated for event in lost), "none afterwards"
+    counted = sum(count for _, count in result.rows)
+    missing = rows - counted
+    dropped = sum(info.rows_dropped.values()) + info.state_rows_lost
+    assert dropped <= missing <= dropped + info.rows_in_flight, "the books balance"
