@@ -9,6 +9,7 @@ import logging
 import os
 import pwd
 import secrets
+import shlex
 import stat
 import tomllib
 from collections.abc import Mapping
@@ -316,7 +317,7 @@ def read_secret(path: Path) -> bytes:
     """The secret in that file, without white space around it.
 
     Raises:
-        UsageError: missing, empty, not readable, or readable by other users.
+        UsageError: missing, too short, not readable, or readable by other users.
     """
     try:
         with path.open("rb") as file:
@@ -333,6 +334,11 @@ def read_secret(path: Path) -> bytes:
         ) from error
     if mode & 0o077:
         raise UsageError(f"other users may read the secret at {path} (mode {mode:04o}); chmod 600 {path}")
-    if not secret:
-        raise UsageError(f"the secret at {path} is empty; remove it and start the cluster anew")
+    if len(secret) < limits.SECRET_CHARS_MIN:
+        raise UsageError(
+            f"the secret at {path} has {len(secret)} characters, and a shorter one than "
+            f"{limits.SECRET_CHARS_MIN} can be guessed: replace it with "
+            f"'(umask 077; openssl rand -hex 32 > {shlex.quote(str(path))})', give it to all processes "
+            "of the cluster, and start them anew"
+        )
     return secret

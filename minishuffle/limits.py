@@ -174,6 +174,8 @@ KEPT_MEMORY_BYTES: Final = 16 * MIB
 into a file."""
 KEPT_BYTES_MAX: Final = 16 * 1024 * MIB
 """The size of a kept partition."""
+SECRET_CHARS_MIN: Final = 32
+"""The cluster's secret: 128 bits, written in hexadecimal."""
 JOURNAL_COUNTS_SECONDS: Final = 1.0
 """Between two records of what running attempts have counted."""
 JOURNAL_COUNTS_BYTES_MAX: Final = 2 * MIB

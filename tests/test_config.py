@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -174,9 +175,27 @@ def test_secret_where_nothing_can_be_written(tmp_path: Path) -> None:
 
 def test_secret_may_be_the_users_own_text(tmp_path: Path) -> None:
     path = tmp_path / "secret"
-    path.write_bytes(b"  correct horse\n")
+    path.write_bytes(b"  correct horse battery staple and so on\n")
     path.chmod(0o400)
-    assert read_secret(path) == b"correct horse"
+    assert read_secret(path) == b"correct horse battery staple and so on"
+
+
+@pytest.mark.parametrize("size", [0, 1, 31])
+def test_secret_that_can_be_guessed_is_refused_with_the_command_that_replaces_it(
+    tmp_path: Path, size: int
+) -> None:
+    path = tmp_path / "a secret"
+    path.touch(mode=0o600)
+    path.write_bytes(b"  " + b"s" * size + b"\n")
+    with pytest.raises(UsageError, match=f"the secret at {path} has {size} characters, and a sho") as refused:
+        read_secret(path)
+    command = str(refused.value).partition("replace it with '")[2].partition("', give it")[0]
+    assert command == f"(umask 077; openssl rand -hex 32 > '{path}')"
+    path.unlink()
+    subprocess.run(command, shell=True, check=True, timeout=30)
+    assert len(read_secret(path)) == 64
+    path.write_bytes(b"s" * 32)
+    assert read_secret(path) == b"s" * 32
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o610, 0o602])
@@ -188,13 +207,9 @@ def test_secret_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
         read_secret(path)
 
 
-def test_secret_that_is_missing_empty_or_no_file(tmp_path: Path) -> None:
+def test_secret_that_is_missing_or_no_file(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     with pytest.raises(UsageError, match=f"there is no secret at {path}.*--secret-file"):
-        read_secret(path)
-    path.touch(mode=0o600)
-    path.write_bytes(b" \n")
-    with pytest.raises(UsageError, match=f"the secret at {path} is empty"):
         read_secret(path)
     with pytest.raises(UsageError, match=f"cannot read the secret at {tmp_path}"):
         read_secret(tmp_path)

@@ -264,7 +264,7 @@ class BufferFlags(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Opening of either side; ``proof`` is empty in the dialer's first one.
+    """Opening of either side; ``proof`` is empty in the first one.
 
     ``target`` is the worker id that the dialer means to reach, 0 for a coordinator; ``nonce`` has
     32 bytes, ``proof`` 0 or 32. ``counter`` says how many times this process has dialed that target, from

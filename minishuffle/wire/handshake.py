@@ -4,14 +4,17 @@
 
     dialer                                   acceptor
     Hello(nonce d, no proof)         ->
-                                     <-      Hello(nonce a, proof "acceptor")
+                                     <-      Hello(nonce a, no proof)
     Hello(nonce d, proof "dialer")   ->
-                                     <-      Welcome, or Reject(reason, text) at any point
+                                     <-      Hello(nonce a, proof "acceptor"), Welcome;
+                                             or Reject(reason, text) at any point
 
-A proof is HMAC-SHA256, keyed with the secret, over the protocol version, the direction, both nonces,
-the cluster id, and role, worker id, epoch and counter of both sides: dialer first. The direction differs both
-ways, so that a proof sent back to its maker proves nothing. Until the peer has proved itself,
-Hello is the only frame that is read from an acceptor's peer, and a dialer reads a Reject besides.
+The dialer proves itself first: whoever can reach the port, and does not know the secret, gets nothing of an
+acceptor to try guesses against. A proof is HMAC-SHA256, keyed with the secret, over the protocol version,
+the direction, both nonces, the cluster id, and role, worker id, epoch and counter of both sides: dialer
+first. The direction differs both ways, so that a proof sent back to its maker proves nothing. Until the peer
+has proved itself, Hello is the only frame that is read from an acceptor's peer, and a dialer reads a Reject
+besides.
 """
 
 from __future__ import annotations
@@ -136,10 +139,10 @@ class Handshake:
         )
         self._theirs: Hello | None = None
         """The peer's first Hello."""
+        self._proved = False
+        """The acceptor has proved itself, to a dialer."""
         self._buffer = bytearray()
         self._refused = False
-        self._rejected = False
-        """By the peer, with a Reject."""
 
     @property
     def greeted(self) -> bool:
@@ -209,17 +212,12 @@ class Handshake:
     def _expected(self) -> tuple[FrameType, ...]:
         if not self._dialer:
             return (FrameType.HELLO,)
-        return (FrameType.WELCOME if self._theirs else FrameType.HELLO, FrameType.REJECT)
+        return (FrameType.WELCOME if self._proved else FrameType.HELLO, FrameType.REJECT)
 
     def _final_frame(self, refusal: HandshakeRefused) -> bytes:
-        """Tells the refused peer why.
-
-        A dialer that found the acceptor's proof wrong answers without one, and so lets the acceptor
-        count and log what went wrong without giving it a proof.
-        """
+        """Tells the refused peer why; a dialer only disconnects."""
         if self._dialer:
-            unproved = refusal.reason == "secret" and not self._rejected
-            return self._encode(self._mine) if unproved else b""
+            return b""
         text = encode_text(str(refusal), _REJECT_TEXT_BYTES_MAX).decode()
         return self._encode(Reject(REASONS.index(refusal.reason) + 1, text))
 
@@ -227,12 +225,13 @@ class Handshake:
 
     def _dialer_step(self, frame: Frame) -> bytes:
         if isinstance(frame, Hello):
-            self._check_peer(frame)
-            self._theirs = frame
-            self._check_proof(frame, frame)
-            return self._encode(replace(self._mine, proof=self._proof("dialer", self._mine, frame)))
+            if self._theirs is None:
+                self._greeted_by(frame)
+                return self._encode(replace(self._mine, proof=self._proof("dialer", self._mine, frame)))
+            self._check_proof(self._theirs, frame)
+            self._proved = True
+            return b""
         if isinstance(frame, Reject):
-            self._rejected = True
             reason = REASONS[frame.code - 1] if 1 <= frame.code <= len(REASONS) else "peer"
             text = "".join(char if char.isprintable() else " " for char in frame.text)
             raise HandshakeRefused(reason, text)
@@ -244,23 +243,25 @@ class Handshake:
 
     def _acceptor_step(self, frame: Frame) -> bytes:
         assert isinstance(frame, Hello)
-        mine = self._mine
         if self._theirs is None:
-            self._check_peer(frame)
-            if frame.proof:
-                raise HandshakeRefused("malformed", "the peer's first Hello has a proof already")
-            self._theirs = frame
-            self._mine = replace(mine, target=frame.worker)
-            return self._encode(replace(self._mine, proof=self._proof("acceptor", frame, mine)))
+            self._greeted_by(frame)
+            self._mine = replace(self._mine, target=frame.worker)
+            return self._encode(self._mine)
         self._check_proof(self._theirs, frame)
-        if replace(frame, proof=b"") != self._theirs:
-            raise HandshakeRefused("malformed", "the peer's two Hello frames differ")
         peer = _identity(frame)
         refusal = self._authorize(peer)
         if refusal is not None:
             raise HandshakeRefused("peer", refusal)
         self.peer = peer
-        return self._encode(Welcome(mine.worker, mine.epoch))
+        mine = replace(self._mine, proof=self._proof("acceptor", self._theirs, self._mine))
+        return self._encode(mine) + self._encode(Welcome(mine.worker, mine.epoch))
+
+    def _greeted_by(self, hello: Hello) -> None:
+        """The peer's first Hello."""
+        self._check_peer(hello)
+        if hello.proof:
+            raise HandshakeRefused("malformed", "the peer's first Hello has a proof already")
+        self._theirs = hello
 
     # --- checks -----------------------------------------------------------------------------------
 
@@ -287,6 +288,7 @@ class Handshake:
             )
 
     def _check_proof(self, first: Hello, proved: Hello) -> None:
+        """Check the peer's second Hello, which is the first one with a proof."""
         if self._dialer:
             expected = self._proof("acceptor", self._mine, first)
         else:
@@ -295,6 +297,8 @@ class Handshake:
             raise HandshakeRefused(
                 "secret", f"{_identity(first)} and {self._identity} do not have the same secret"
             )
+        if replace(proved, proof=b"") != first:
+            raise HandshakeRefused("malformed", "the peer's two Hello frames differ")
 
     def _proof(self, direction: str, dialer: Hello, acceptor: Hello) -> bytes:
         cluster = dialer.cluster.encode()

@@ -41,10 +41,18 @@ def acceptor(identity: Identity = COORDINATOR, secret: bytes = SECRET, **options
     return Handshake(identity, secret, ACCEPTOR_NONCE, dialer=False, **options)  # type: ignore[arg-type]
 
 
+def frames_of(data: bytes) -> list[Frame]:
+    found = []
+    while data:
+        length, kind, channel = FRAME_HEADER.unpack_from(data)
+        found.append(decode_body(kind, channel, memoryview(data)[FRAME_HEADER_BYTES : length + 4]))
+        data = data[length + 4 :]
+    return found
+
+
 def frame_of(data: bytes) -> Frame:
-    length, kind, channel = FRAME_HEADER.unpack_from(data)
-    assert length + 4 == len(data), "exactly one frame is expected"
-    return decode_body(kind, channel, memoryview(data)[FRAME_HEADER_BYTES:])
+    (frame,) = frames_of(data)
+    return frame
 
 
 def hello_of(data: bytes) -> Hello:
@@ -87,9 +95,30 @@ def test_the_acceptor_learns_how_often_it_was_dialed() -> None:
     assert high.peer == replace(WORKER_1, counter=3)
 
 
-def test_acceptor_says_nothing_first_and_dialer_shows_no_proof_first() -> None:
+def test_acceptor_says_nothing_first_and_nobody_shows_a_proof_in_the_first_hello() -> None:
     assert acceptor().start() == b""
-    assert hello_of(dialer().start()) == Hello(Role.CLIENT, "blue", 0, 0, 0, DIALER_NONCE, b"")
+    first = dialer().start()
+    assert hello_of(first) == Hello(Role.CLIENT, "blue", 0, 0, 0, DIALER_NONCE, b"")
+    answer = Hello(Role.COORDINATOR, "blue", 0, 0, 0, ACCEPTOR_NONCE, b"")
+    assert hello_of(acceptor().receive(first)) == answer
+
+
+def test_who_does_not_know_the_secret_gets_nothing_to_guess_with_and_the_dialer_proves_itself_first() -> None:
+    """What an acceptor sends before it has seen a proof is the same whatever its secret is."""
+    for proof in (b"", bytes(32)):
+        said = []
+        for secret in (SECRET, b"another"):
+            other = acceptor(secret=secret)
+            first = dialer(secret=b"guess")
+            answer = other.receive(first.start())
+            mine = replace(hello_of(first.receive(answer)), proof=proof)
+            said.append((answer, refusal(other, encode_frame(mine)).final_frame))
+        assert said[0] == said[1]
+    one, other = dialer(), acceptor()
+    third = one.receive(other.receive(one.start()))
+    assert len(hello_of(third).proof) == 32 and one.peer is None
+    hello, welcome = frames_of(other.receive(third))
+    assert isinstance(hello, Hello) and len(hello.proof) == 32 and welcome == Welcome(0, 0)
 
 
 def test_every_split_of_the_bytes_gives_the_same() -> None:
@@ -99,17 +128,16 @@ def test_every_split_of_the_bytes_gives_the_same() -> None:
     third = one.receive(second)
     fourth = other.receive(third)
     assert one.receive(fourth) == b"" and one.peer == COORDINATOR
-    for cut in range(1, max(len(first + third), len(second + fourth))):
-        one, other = dialer(), acceptor()
-        incoming = first + third
-        assert other.receive(incoming[:cut]) + other.receive(incoming[cut:]) == second + fourth
-        assert other.peer == CLIENT
-        incoming = second + fourth
-        assert (
-            one.receive(incoming[:cut]) + (one.receive(incoming[cut:]) if cut < len(incoming) else b"")
-            == third
-        )
-        assert one.peer == COORDINATOR
+    for side, incoming, outgoing in (
+        (acceptor, first + third, second + fourth),
+        (dialer, second + fourth, first + third),
+    ):
+        for cut in range(1, len(incoming)):
+            tried = side()
+            said = tried.start() + tried.receive(incoming[:cut])
+            assert tried.peer is None
+            assert said + tried.receive(incoming[cut:]) == outgoing
+            assert tried.peer is not None
 
 
 def test_bytes_behind_the_last_frame_are_left_over() -> None:
@@ -203,13 +231,17 @@ def test_frame_of_the_largest_size_is_waited_for() -> None:
     assert other.peer is None
 
 
-def test_any_changed_bit_of_the_acceptors_hello_is_noticed() -> None:
-    one = dialer()
-    answer = acceptor().receive(one.start())
+def test_any_changed_bit_of_the_acceptors_hellos_is_noticed() -> None:
+    answer = acceptor().receive(dialer().start())
     for at in range(NONCE_AT, NONCE_AT + 32):
-        assert refusal(dialer(), _flip(answer, at)).reason == "secret"
-    for at in range(len(answer) - 32, len(answer)):
-        assert refusal(dialer(), _flip(answer, at)).reason == "secret"
+        one, other = dialer(), acceptor()
+        proof = one.receive(_flip(other.receive(one.start()), at))
+        assert refusal(other, proof).reason == "secret"
+    for at in [*range(NONCE_AT, NONCE_AT + 32), *range(len(answer), len(answer) + 32)]:
+        one, other = dialer(), acceptor()
+        last = other.receive(one.receive(other.receive(one.start())))
+        assert refusal(one, _flip(last, at)).reason in ("secret", "malformed")
+        assert one.peer is None
 
 
 def test_any_changed_bit_of_the_dialers_hello_is_noticed() -> None:
@@ -237,38 +269,41 @@ def test_proof_covers_who_the_dialer_is(claim: dict[str, int]) -> None:
     """Someone on the path changes both Hellos of a dialer alike."""
     one, other = dialer(), acceptor()
     first = hello_of(one.start())
-    answer = hello_of(other.receive(encode_frame(replace(first, **claim))))  # type: ignore[arg-type]
-    assert answer.proof != _proved_for(first).proof
-    proof = hello_of(one.receive(encode_frame(_proved_for(first))))
+    other.receive(encode_frame(replace(first, **claim)))  # type: ignore[arg-type]
+    proof = hello_of(one.receive(acceptor().receive(encode_frame(first))))
     assert refusal(other, encode_frame(replace(proof, **claim))).reason == "secret"  # type: ignore[arg-type]
-
-
-def _proved_for(first: Hello) -> Hello:
-    """What an acceptor that saw ``first`` would have answered."""
-    return hello_of(acceptor().receive(encode_frame(first)))
 
 
 @pytest.mark.parametrize("claim", [{"worker": 3}, {"epoch": 99}])
 def test_proof_covers_who_the_acceptor_is(claim: dict[str, int]) -> None:
-    one = dialer(WORKER_1, target=claim.get("worker", 2))
+    """Someone on the path changes what an acceptor says of itself."""
+    one, other = dialer(WORKER_1, target=claim.get("worker", 2)), acceptor(WORKER_2)
     first = replace(hello_of(one.start()), target=2)
-    answer = hello_of(acceptor(WORKER_2).receive(encode_frame(first)))
-    assert refusal(one, encode_frame(replace(answer, **claim))).reason == "secret"  # type: ignore[arg-type]
+    answer = hello_of(other.receive(encode_frame(first)))
+    proof = hello_of(one.receive(encode_frame(replace(answer, **claim))))  # type: ignore[arg-type]
+    assert refusal(other, encode_frame(replace(proof, target=2))).reason == "secret"
+    honest = dialer(WORKER_1, target=2)
+    twin = acceptor(WORKER_2)
+    hello, _ = frames_of(twin.receive(honest.receive(twin.receive(honest.start()))))
+    assert isinstance(hello, Hello)
+    assert refusal(one, encode_frame(replace(hello, **claim))).reason == "secret"  # type: ignore[arg-type]
 
 
 def test_nothing_sent_back_to_its_maker_proves_anything() -> None:
     assert refusal(dialer(), dialer().start()).reason == "peer"
-    # A peer that plays back the acceptor's own words as a dialer, and the other way round.
-    answer = hello_of(acceptor(WORKER_2).receive(dialer(WORKER_1, target=2).start()))
-    twin = Handshake(WORKER_2, SECRET, ACCEPTOR_NONCE, dialer=False)
-    twin.receive(encode_frame(replace(answer, target=2, proof=b"")))
-    assert refusal(twin, encode_frame(replace(answer, target=2))).reason == "secret"
-    mirrored = dialer(WORKER_2, target=2)
-    first = hello_of(mirrored.start())
-    verdict = refusal(mirrored, encode_frame(replace(first, proof=b"")))
-    assert verdict.reason == "secret"
-    proof = hello_of(dialer(WORKER_2, target=2).receive(acceptor(WORKER_2).receive(encode_frame(first))))
-    assert refusal(dialer(WORKER_2, target=2), encode_frame(proof)).reason == "secret"
+    # The dialer's own words, as an acceptor's.
+    one = dialer(WORKER_2, target=2)
+    first = hello_of(one.start())
+    proof = hello_of(one.receive(encode_frame(first)))
+    assert refusal(one, encode_frame(proof)).reason == "secret"
+    # The acceptor's own words, as a dialer's.
+    other = acceptor(WORKER_2)
+    honest = dialer(WORKER_2, target=2)
+    hello, _ = frames_of(other.receive(honest.receive(other.receive(honest.start()))))
+    assert isinstance(hello, Hello)
+    twin = acceptor(WORKER_2)
+    twin.receive(encode_frame(replace(hello, proof=b"")))
+    assert refusal(twin, encode_frame(hello)).reason == "secret"
 
 
 def test_old_proof_is_worth_nothing_in_a_new_handshake() -> None:
@@ -280,14 +315,21 @@ def test_old_proof_is_worth_nothing_in_a_new_handshake() -> None:
     assert refusal(fresh, proof).reason == "secret"
 
 
-def test_dialer_that_finds_the_proof_wrong_lets_the_acceptor_know_without_a_proof_of_its_own() -> None:
+def test_an_acceptor_with_another_secret_says_so_to_the_dialer() -> None:
     one, other = dialer(secret=b"another"), acceptor()
-    verdict = refusal(one, other.receive(one.start()))
+    verdict = refusal(other, one.receive(other.receive(one.start())))
     assert verdict.reason == "secret"
-    assert hello_of(verdict.final_frame).proof == b""
-    told = refusal(other, verdict.final_frame)
-    assert told.reason == "secret"
-    assert frame_of(told.final_frame) == Reject(1, str(told))
+    assert frame_of(verdict.final_frame) == Reject(1, str(verdict))
+    passed_on = refusal(one, verdict.final_frame)
+    assert (passed_on.reason, str(passed_on)) == ("secret", str(verdict))
+
+
+def test_a_dialer_that_is_welcomed_with_a_wrong_proof_only_closes() -> None:
+    one, other = dialer(), acceptor()
+    hello, _ = frames_of(other.receive(one.receive(other.receive(one.start()))))
+    assert isinstance(hello, Hello)
+    verdict = refusal(one, encode_frame(replace(hello, proof=bytes(32))))
+    assert (verdict.reason, verdict.final_frame) == ("secret", b"")
 
 
 def test_dialer_passes_on_a_reject_in_printable_characters() -> None:
@@ -319,12 +361,18 @@ def test_long_refusal_is_cut_to_fit_a_handshake_frame() -> None:
 @pytest.mark.parametrize("frame", [Welcome(1, 0), Welcome(0, 1), hello_of(dialer().start())])
 def test_dialer_takes_only_the_acceptors_own_welcome(frame: Frame) -> None:
     one, other = dialer(), acceptor()
-    one.receive(other.receive(one.start()))
+    hello, _ = frames_of(other.receive(one.receive(other.receive(one.start()))))
+    assert isinstance(hello, Hello)
+    assert one.receive(encode_frame(hello)) == b""
     assert refusal(one, encode_frame(frame)).reason == "malformed"
 
 
 def test_dialer_takes_no_welcome_without_proof() -> None:
     assert refusal(dialer(), encode_frame(Welcome(0, 0))).reason == "malformed"
+    one = dialer()
+    one.receive(acceptor().receive(one.start()))
+    assert refusal(one, encode_frame(Welcome(0, 0))).reason == "malformed"
+    assert one.peer is None
 
 
 def test_authorize_sees_the_proven_peer_only() -> None:
