@@ -6,6 +6,8 @@ ever imports numba. numba's own cache is not used: it does not notice when a fun
 from another file has changed, and it needs all of numba to be loaded. Here the file's name has the
 versions, the processor and a hash of the sources, so that code that fits is found or none.
 
+The file is code: it is loaded only if nobody but this user and root can have written it.
+
 A compiled loop is called through ctypes, which releases the interpreter's lock for the call.
 """
 
@@ -26,6 +28,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+
+from minishuffle.kernels.trust import distrusted
 
 __all__ = ["KERNELS", "TEXT_SLACK", "kernel", "load_kernels", "text_kernel"]
 
@@ -168,6 +172,14 @@ def _object_code() -> bytes:
     try:
         path = _cache_folder() / _file_name()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if why := distrusted(path):  # Whoever can write the file has this process run what is in it.
+            log.warning(
+                "the compiled loops in %s are not used, and this process compiles them anew: %s; take that "
+                "right away, or set XDG_CACHE_HOME to a folder of your own",
+                path.parent,
+                why,
+            )
+            return _compile()
         code = _read(path)
         if code is None:
             with _locked(path.parent / "lock"):

@@ -91,6 +91,28 @@ def test_without_a_folder_that_can_be_written_each_start_compiles_and_warns_once
     assert "set XDG_CACHE_HOME to a folder that can be written to" in record.getMessage()
 
 
+def test_what_others_may_have_written_is_neither_loaded_nor_replaced_and_warned_of_once(
+    compiler: Compiler, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    the_file().parent.mkdir(parents=True)
+    machinecode._write(the_file(), b"another's code")
+    assert machinecode._object_code() == b"another's code", "as long as it is one's own"
+    tmp_path.chmod(0o777)
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert machinecode._object_code() == CODE
+    finally:
+        tmp_path.chmod(0o700)
+    assert compiler.calls == 1
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"the compiled loops in {the_file().parent} are not used, and this process compiles them anew: "
+        f"others may write {tmp_path} (mode 0777); take that right away, or set XDG_CACHE_HOME to a folder "
+        "of your own"
+    )
+    assert machinecode._object_code() == b"another's code"
+
+
 def test_without_a_home_directory_it_compiles_and_warns_once(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
