@@ -42,6 +42,7 @@ def expression_type(schema: pa.Schema, expression: pc.Expression, where: str) ->
     from minishuffle.dataflow.operators.relational import missing_column
 
     refuse_order_in(where, schema, [expression])
+    schema = _read_part(schema, expression)
     try:
         kind = _bound_type(schema, expression)
         _check_one_row(schema, expression, where)
@@ -52,6 +53,16 @@ def expression_type(schema: pa.Schema, expression: pc.Expression, where: str) ->
         if "MetaFunction" in str(error):
             raise _of_many_rows(expression, where) from error
         raise UsageError(f"{where}: {expression!s:.200}: {error!s:.400}") from error
+
+
+def _read_part(schema: pa.Schema, expression: pc.Expression) -> pa.Schema:
+    """The columns that it reads, of hundreds perhaps, and one in any case; all if one is not there."""
+    import pyarrow as pa
+
+    read = columns_read([expression])
+    if not read.issubset(schema.names):
+        return schema
+    return pa.schema([field for field in schema if field.name in read] or list(schema)[:1])
 
 
 def _check_one_row(schema: pa.Schema, expression: pc.Expression, where: str) -> None:

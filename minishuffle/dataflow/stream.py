@@ -231,12 +231,15 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
                 not known before the job runs, which some steps need.
 
         Raises:
-            UsageError: it is not a schema.
+            UsageError: it is not a schema, or has a type that is made of no values of Python.
         """
         from minishuffle.dataflow.operators.convert import ToArrow
+        from minishuffle.dataflow.operators.pyvalues import check_made
         from minishuffle.dataflow.table import Table
 
         declared = None if schema is None else arrow_schema(schema)
+        for field in declared or ():
+            check_made(field)
         time, beside = self._time, None
         if time is not None and time.column is None:
             time, beside = EventTime(column=HIDDEN_TIME, each=time.each), time

@@ -34,6 +34,7 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_sinks import StreamSinks
 from minishuffle.dataflow.table_sources import TableSources
 from minishuffle.errors import InvalidGraph, UsageError
+from minishuffle.exchange.schemas import with_innermost, with_types, without_dictionary
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -304,7 +305,9 @@ class Table(TableSources, StreamSinks):
         for schema in schemas:
             common = wider_schema(common, schema, "the union")
         assert common is not None
-        whole = common
+        common = whole = with_types(
+            common, [with_innermost(kind, without_dictionary) for kind in common.types]
+        )
         if time is not None and time.is_hidden:
             whole = common.append(pa.field(HIDDEN_TIME, pa.int64()))
         feeds = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from minishuffle.errors import WrongColumns
@@ -17,8 +17,8 @@ __all__ = [
     "is_ordered",
     "long_types",
     "require_plain",
+    "with_columns_of",
     "with_innermost",
-    "with_long_dictionaries",
     "with_long_dictionary",
     "with_types",
     "without_dictionary",
@@ -54,6 +54,8 @@ def _is_plain(kind: pa.DataType) -> bool:
 
     if pa.types.is_run_end_encoded(kind) or pa.types.is_union(kind):
         return False
+    if pa.types.is_dictionary(kind):
+        return _is_plain(kind.value_type)
     return not kind.num_fields or all(_is_plain(kind.field(number).type) for number in range(kind.num_fields))
 
 
@@ -95,14 +97,18 @@ def without_dictionary(kind: pa.DataType) -> pa.DataType:
 
 
 def with_long_dictionary(kind: pa.DataType) -> pa.DataType:
-    """For a dictionary of views that of the long types of what they show; any other type is itself.
+    """For a dictionary of views that of the long types of what they show, and null for one of nulls; any
+    other type is itself.
 
-    pyarrow casts one to the other and back, and does nothing else with dictionaries of views.
+    pyarrow casts one to the other and back, does nothing else with dictionaries of views, and may crash with
+    those of nulls.
     """
     import pyarrow as pa
 
     if not pa.types.is_dictionary(kind):
         return kind
+    if pa.types.is_null(kind.value_type):
+        return pa.null()
     held = with_innermost(kind.value_type, without_view)
     return kind if held == kind.value_type else pa.dictionary(kind.index_type, held, kind.ordered)
 
@@ -142,15 +148,38 @@ def long_types(schema: pa.Schema) -> list[pa.DataType]:
     return [with_innermost(kind, with_long_dictionary) for kind in schema.types]
 
 
-def with_long_dictionaries(data: Any) -> Any:
-    """A batch or table whose dictionaries are none of views."""
-    kinds = long_types(data.schema)
+def with_columns_of(data: Any, kinds: Sequence[pa.DataType]) -> Any:
+    """A batch or table whose columns are cast to those types, in order."""
     if kinds == data.schema.types:
         return data
-    columns = [converted(column, kind) for column, kind in zip(data.columns, kinds, strict=True)]
+    columns = [
+        decoded(column)
+        if with_innermost(column.type, without_dictionary) == kind
+        else converted(column, kind)
+        for column, kind in zip(data.columns, kinds, strict=True)
+    ]
     return type(data).from_arrays(columns, schema=with_types(data.schema, kinds))
 
 
 def decoded(column: Any) -> Any:
     """The column without dictionaries, at any depth."""
-    return converted(column, with_innermost(column.type, without_dictionary))
+    import pyarrow as pa
+
+    plain = with_innermost(column.type, without_dictionary)
+    if column.type == plain:
+        return column
+    if not pa.types.is_dictionary(column.type) or not _is_nested(column.type.value_type):
+        return converted(column, plain)
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array(map(decoded, column.chunks), plain)
+    # pyarrow casts dictionaries of lists and the like to nothing.
+    return converted(decoded(column.dictionary), plain).take(column.indices)
+
+
+def _is_nested(kind: pa.DataType) -> bool:
+    """Whether it holds other types, as a dictionary and the storage of an extension do too."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return _is_nested(kind.storage_type)
+    return bool(pa.types.is_nested(kind) or pa.types.is_dictionary(kind))

@@ -11,8 +11,8 @@ from minishuffle.exchange.schemas import (
     decoded,
     long_types,
     require_plain,
+    with_columns_of,
     with_innermost,
-    with_long_dictionaries,
     with_types,
     without_dictionary,
     without_view,
@@ -50,7 +50,15 @@ UNION = pa.dense_union([pa.field("a", pa.int8()), pa.field("b", pa.string())])
 
 
 @pytest.mark.parametrize(
-    "kind", [RUNS, UNION, pa.list_(UNION), pa.struct([("a", pa.int8()), ("b", pa.list_(RUNS))])], ids=str
+    "kind",
+    [
+        RUNS,
+        UNION,
+        pa.list_(UNION),
+        pa.dictionary(pa.int8(), RUNS),
+        pa.struct([("a", pa.int8()), ("b", pa.list_(RUNS))]),
+    ],
+    ids=str,
 )
 def test_runs_and_unions_are_refused_at_any_depth(kind: pa.DataType) -> None:
     with pytest.raises(UsageError, match="column 'x' is of type .* decode runs with pyarrow.compute"):
@@ -100,13 +108,15 @@ def test_dictionaries_of_views_are_decoded_and_made(
 def test_dictionaries_of_views_become_those_of_long_types() -> None:
     view = pa.dictionary(pa.int8(), pa.string_view(), ordered=True)
     batch = pa.record_batch([pa.array(["a", None]).cast(pa.string_view()).dictionary_encode()], ["x"])
-    assert with_long_dictionaries(batch).column(0).to_pylist() == ["a", None]
+    found = with_columns_of(batch, long_types(batch.schema))
+    assert found.column(0).to_pylist() == ["a", None]
+    assert found.column(0).type == pa.dictionary(pa.int32(), pa.large_string())
     assert long_types(pa.schema([("x", view), ("y", pa.string_view())])) == [
         pa.dictionary(pa.int8(), pa.large_string(), ordered=True),
         pa.string_view(),
     ]
     plain = pa.record_batch([pa.array([1])], ["x"])
-    assert with_long_dictionaries(plain) is plain
+    assert with_columns_of(plain, long_types(plain.schema)) is plain
 
 
 def test_a_schema_with_other_types_keeps_names_and_nulls() -> None:
@@ -114,3 +124,27 @@ def test_a_schema_with_other_types_keeps_names_and_nulls() -> None:
     other = with_types(schema, [pa.int64(), pa.binary()])
     assert other == pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.binary())])
     assert other.metadata == schema.metadata
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        pa.array([[1], None, []]),
+        pa.array([{"a": "x"}, None, {"a": None}]),
+        pa.array([[("k", 1)], None, []], pa.map_(pa.string(), pa.int8())),
+        pa.array([["x"], None, []], pa.list_view(pa.string())),
+        pa.array(["x", None, "y"]).dictionary_encode(),
+    ],
+    ids=lambda held: str(held.type),
+)
+def test_dictionaries_of_nested_values_are_decoded(held: pa.Array) -> None:
+    given = pa.DictionaryArray.from_arrays(pa.array([2, 0, None, 0], pa.int8()), held)
+    values = held.to_pylist()
+    assert decoded(given).to_pylist() == [values[2], values[0], None, values[0]]
+    assert decoded(pa.chunked_array([given, given])).to_pylist() == given.to_pylist() * 2
+
+
+def test_a_dictionary_of_nulls_is_nulls() -> None:
+    given = pa.DictionaryArray.from_arrays(pa.array([0, None], pa.int8()), pa.nulls(1))
+    batch = pa.record_batch([given], ["x"])
+    assert with_columns_of(batch, long_types(batch.schema)).column(0) == pa.nulls(2)

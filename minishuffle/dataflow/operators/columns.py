@@ -309,4 +309,11 @@ def _plain_type(function: str, name: str, kind: pa.DataType) -> pa.DataType:
             f"{function} of column {name!r} of type {kind} is not supported: lists and the like have no "
             "order; take their parts out first, as with explode() or map_batches()"
         )
-    return pa.int64() if function == "count_distinct" else kind
+    if function != "count_distinct":
+        return kind
+    if pa.types.is_interval(kind):
+        raise WrongColumns(
+            f"count_distinct of column {name!r} of type {kind} is not supported: make integers or a duration "
+            "of it first, in map_batches()"
+        )
+    return pa.int64()

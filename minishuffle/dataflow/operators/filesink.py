@@ -32,7 +32,14 @@ from minishuffle.dataflow.operators.chained import ChainedOperator, preview
 from minishuffle.dataflow.operators.convert import RowsToArrow, rows_of
 from minishuffle.dataflow.operators.widertype import in_schema, require_own_names, wider_schema
 from minishuffle.errors import CannotWrite, LocalProtocolError, ResourceExhausted, UsageError
-from minishuffle.exchange.schemas import long_types, with_long_dictionaries, with_types
+from minishuffle.exchange.schemas import (
+    with_columns_of,
+    with_innermost,
+    with_long_dictionary,
+    with_types,
+    without_dictionary,
+    without_view,
+)
 from minishuffle.exchange.sizes import pieces
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.limits import BATCH_ROWS_MAX, MIB
@@ -124,6 +131,30 @@ class _CheckedFile(io.RawIOBase):
         with _errors_of(self._path):
             os.fsync(self._file.fileno())
         return self._checksum.hexdigest()
+
+
+def filed_types(schema: pa.Schema) -> list[pa.DataType]:
+    """The types of the columns in files: no views inside of others, and dictionaries of texts and bytes only.
+
+    pyarrow writes no others, or writes those of durations as numbers.
+    """
+    return [
+        with_innermost(with_innermost(kind, _filed_dictionary), without_view)
+        if kind.num_fields
+        else _filed_dictionary(kind)
+        for kind in schema.types
+    ]
+
+
+def _filed_dictionary(kind: pa.DataType) -> pa.DataType:
+    if not pa.types.is_dictionary(kind):
+        return kind
+    long = with_long_dictionary(kind)
+    plain = without_dictionary(kind)
+    return long if plain in _FILED_IN_DICTIONARIES and not pa.types.is_dictionary(kind.value_type) else plain
+
+
+_FILED_IN_DICTIONARIES: Final = {pa.string(), pa.large_string(), pa.binary(), pa.large_binary()}
 
 
 def check_writable(schema: pa.Schema) -> None:
@@ -262,7 +293,7 @@ class FileSink(ChainedOperator):
         self.roll = roll
         self._known = schema
         if schema is not None:
-            check_writable(schema)
+            check_writable(with_types(schema, filed_types(schema)))
         self._token = uuid4().hex[:12]
         """In the names of its hidden parts, beside the job's id, which another cluster's may have too."""
         self._opened = False
@@ -335,7 +366,7 @@ class FileSink(ChainedOperator):
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if isinstance(batch, pa.RecordBatch):
-            self._write(with_long_dictionaries(unmarked(batch)))  # pyarrow writes none of views
+            self._write(with_columns_of(unmarked(batch), filed_types(batch.schema)))
             return
         for rows in pieces(rows_of(batch)):
             if len(rows):
@@ -400,7 +431,7 @@ class FileSink(ChainedOperator):
     def finish(self, emit: Emit) -> None:
         has_parts = self._part or self._pending or self._named or any(self._files.listed.values())
         if not has_parts and self._known is not None and self.context.index == 0:
-            self._schema = with_types(self._known, long_types(self._known))
+            self._schema = with_types(self._known, filed_types(self._known))
             self._part = self._begin()
         if self._part is not None:
             self._complete()

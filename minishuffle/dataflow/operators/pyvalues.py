@@ -19,9 +19,11 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.widertype import wider
+from minishuffle.errors import WrongColumns
+from minishuffle.exchange.keys import BOOL8
 from minishuffle.exchange.schemas import converted, with_innermost, with_long_dictionary
 
-__all__ = ["MISFITS", "array_of", "type_of"]
+__all__ = ["MISFITS", "array_of", "check_made", "type_of"]
 
 MISFITS: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """What ``array_of`` and pyarrow raise for a value that they cannot convert."""
@@ -69,9 +71,36 @@ _MAY_CUT: Final = {"integer", "date", "timestamp", "time", "duration"}
 
 def array_of(kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
     """Values as an Arrow array; raises one of ``MISFITS`` rather than lose a part of a value."""
-    array = pa.array(values, type=with_innermost(kind, with_long_dictionary))
+    plain = pa.bool_() if kind == BOOL8 else with_innermost(kind, with_long_dictionary)
+    array = pa.array(values, type=plain)
     _check(kind, values)
     return converted(array, kind)
+
+
+def check_made(field: pa.Field) -> None:
+    """Raises WrongColumns if pyarrow makes no column of that type of Python values."""
+    if not _is_made(field.type):
+        raise WrongColumns(
+            f"column {field.name!r} of type {field.type} cannot be made of Python values: declare the type "
+            "of what it holds, and cast it with with_columns() or map_batches()"
+        )
+
+
+def _is_made(kind: pa.DataType) -> bool:
+    if any(_holds_extension(kind.field(place).type) for place in range(kind.num_fields)):
+        return False
+    try:
+        pa.array([], with_innermost(kind, with_long_dictionary))
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _holds_extension(kind: pa.DataType) -> bool:
+    """Whether it is one that pyarrow knows in no other type, or has such a part."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return True
+    return any(_holds_extension(kind.field(place).type) for place in range(kind.num_fields))
 
 
 def type_of(values: Sequence[Any]) -> pa.DataType:

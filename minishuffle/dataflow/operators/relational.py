@@ -28,7 +28,7 @@ from minishuffle.dataflow.operators.times import HIDDEN_TIME
 from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import MissingColumn, UsageError, WrongColumns
 from minishuffle.exchange.gather import take, taken
-from minishuffle.exchange.schemas import with_long_dictionaries
+from minishuffle.exchange.schemas import long_types, with_columns_of
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = [
@@ -134,9 +134,9 @@ def evaluated(batch: pa.RecordBatch, expressions: list[pc.Expression], where: st
     if not expressions:
         return []
     refuse_order_in(where, batch.schema, expressions)
-    table = pa.Table.from_batches([batch])
+    table = pa.Table.from_batches([with_columns_of(batch, long_types(batch.schema))])
     try:
-        if any(pa.types.is_null(field.type) for field in batch.schema):
+        if any(map(pa.types.is_null, table.schema.types)):
             return [_of_untyped(table, expression) for expression in expressions]
         table = computed(table, expressions)
     except (pa.ArrowException, WrongColumns) as error:
@@ -160,10 +160,14 @@ def _of_untyped(table: pa.Table, expression: pc.Expression) -> pa.Array:
         ArrowException: it fails with each type.
         WrongColumns: it does depend on that.
     """
-    untyped = [field.name for field in table.schema if pa.types.is_null(field.type)]
     read = names_in(expression)
+    untyped = [each.name for each in table.schema if pa.types.is_null(each.type) and each.name in read]
     if not read.issubset(table.column_names):
         return _one_array(computed(table, [expression]).column(0))  # It says which is missing.
+    if read:  # of hundreds perhaps
+        table = table.select([number for number, name in enumerate(table.column_names) if name in read])
+    if not untyped:
+        return _one_array(computed(table, [expression]).column(0))
     found, errors = [], []
     for kind in _STAND_INS:
         fields = [field.with_type(kind) if field.name in untyped else field for field in table.schema]
@@ -171,8 +175,6 @@ def _of_untyped(table: pa.Table, expression: pc.Expression) -> pa.Array:
             found.append(_one_array(computed(table.cast(pa.schema(fields)), [expression]).column(0)))
         except pa.ArrowException as error:
             errors.append(error)
-        if read.isdisjoint(untyped):
-            break
     if not found and not any("FieldRef.Nested" in str(error) for error in errors):
         raise next((each for each in errors if not isinstance(each, pa.ArrowNotImplementedError)), errors[0])
     kind = _type_untyped(table, expression)
@@ -180,7 +182,7 @@ def _of_untyped(table: pa.Table, expression: pc.Expression) -> pa.Array:
         return pa.nulls(len(table), kind)
     first, *others = map(_comparable, found) if found else [[]]
     if not found or any(each != first for each in others):
-        names = ", ".join(repr(name) for name in untyped if name in read)
+        names = ", ".join(map(repr, untyped))
         raise WrongColumns(
             f"rows so far have no value in {names}, so that its type is not known, and the result depends on "
             "it: declare the columns with to_table(schema)"
@@ -209,7 +211,7 @@ def missing_column(error: Exception) -> str | None:
 def computed(table: pa.Table, expressions: list[pc.Expression]) -> pa.Table:
     """A column for each expression. Raises ArrowException if one fails, or does not fit the columns."""
     names = [str(number) for number in range(len(expressions))]
-    table = with_long_dictionaries(table)  # no function takes those of views
+    table = with_columns_of(table, long_types(table.schema))  # no function takes dictionaries of views
     plan = acero.Declaration.from_sequence(
         [
             acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of, type_of
+from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of, check_made, type_of
+from minishuffle.errors import WrongColumns
 
 DAY = datetime.date(2020, 1, 1)
 MOMENT = datetime.datetime(2020, 1, 1, 5)
@@ -143,3 +144,33 @@ def test_values_without_a_type() -> None:
     for odd in (object(), {1: 2}):
         with pytest.raises(MISFITS):
             type_of([odd])
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_made"),
+    [
+        (pa.int64(), True),
+        (pa.uuid(), True),
+        (pa.bool8(), True),
+        (pa.json_(), True),
+        (pa.list_(pa.struct({"a": pa.string_view()})), True),
+        (pa.dictionary(pa.int8(), pa.string_view()), True),
+        (pa.dictionary(pa.int32(), pa.int8()), True),
+        (pa.list_(pa.dictionary(pa.int8(), pa.string())), True),
+        (pa.dictionary(pa.int8(), pa.list_(pa.int8())), False),
+        (pa.dictionary(pa.int8(), pa.uuid()), False),
+        (pa.struct({"a": pa.uuid()}), False),
+    ],
+    ids=str,
+)
+def test_types_that_pyarrow_makes_of_no_python_values_are_refused(kind: pa.DataType, is_made: bool) -> None:
+    if is_made:
+        check_made(pa.field("x", kind))
+        return
+    with pytest.raises(WrongColumns, match="column 'x' of type .* cannot be made of Python values"):
+        check_made(pa.field("x", kind))
+
+
+def test_booleans_of_eight_bits_are_made() -> None:
+    made = array_of(pa.bool8(), [True, None, False])
+    assert (made.type, made.to_pylist()) == (pa.bool8(), [True, None, False])
