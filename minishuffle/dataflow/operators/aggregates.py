@@ -104,6 +104,9 @@ class _OneType(Aggregate):
         self._state: Fold | DecimalSum | Extreme | None = None
         self._kind = self._given = self._stored = pa.null()
         """The type of all values, of the last column, and of what the state takes."""
+        self._sums_uint64 = False
+        """Some values are uint64, which count as int64 in the first of these types: beside floats they are
+        rounded as other integers are, and without any the sum is a decimal."""
         self._known = self._size = 0
         """How many slots there are, and were before the last batch."""
 
@@ -131,14 +134,17 @@ class _OneType(Aggregate):
         if kind == self._given or pa.types.is_null(kind):
             return self._state
         self._given = kind
-        kind = result_type("sum" if self._function == "mean" else self._function, self._name, kind)
+        is_uint64 = self._function in ("sum", "mean") and pa.types.is_uint64(kind)
+        is_first, self._sums_uint64 = is_uint64 and not self._sums_uint64, self._sums_uint64 or is_uint64
+        function = "sum" if self._function == "mean" else self._function
+        kind = pa.int64() if is_uint64 else result_type(function, self._name, kind)
         wide = kind if self._state is None else wider(self._kind, kind)
         if wide is None:
             raise UsageError(
                 f"{self._function} of column {self._name!r}: its types {self._kind} and {kind} have none in "
                 "common that is exact: cast the column first, or declare it with to_table(schema)"
             )
-        if self._state is None or (wide != self._kind and kind != self._kind):
+        if self._state is None or is_first or (wide != self._kind and kind != self._kind):
             held, self._kind = self._totals(slice(0, self._known)), wide
             self._state, self._stored = self._state_of(wide)
             self._state.grow(self._known)
@@ -171,7 +177,7 @@ class _OneType(Aggregate):
         if self._function in ("min", "max"):
             by_order = pa.types.is_decimal(kind) or is_bytes(kind)
             return Extreme(self._function) if by_order else Fold(self._function, self._name, kind), kind
-        if self._function == "mean" and pa.types.is_integer(kind):
+        if pa.types.is_integer(kind) and (self._function == "mean" or self._sums_uint64):
             kind = pa.decimal128(DIGITS_MAX, 0)
         if pa.types.is_decimal(kind):
             result = wide_decimal(kind) if self._function == "mean" else kind

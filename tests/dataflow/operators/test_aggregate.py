@@ -244,6 +244,12 @@ def test_sums_take_booleans_and_those_of_unsigned_values_are_decimals() -> None:
     large = one_column([2**64 - 1, None, 2**64 - 2], pa.uint64())
     assert aggregated("sum", "end", large) == [Decimal(2**65 - 3)]
     assert aggregated("sum", "end", [-1], large) == aggregated("sum", "end", large, [-1]) == [2**65 - 4]
+    for function, expected in (("sum", 2.0**65), ("mean", 2.0**65 / 3)):
+        assert (
+            aggregated(function, "end", [0.5], large)
+            == aggregated(function, "end", large, [0.5])
+            == [expected]
+        )
 
 
 NULLS = pa.nulls(2)
