@@ -21,7 +21,7 @@ SIMULATED := tests/e2e/test_simulated_clusters.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast fmt lint types bench soak clean
-.PHONY: soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples
+.PHONY: soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain
 
 help: ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,7 +63,7 @@ bench: setup ## Measure transport, exchange and keyBy (some minutes)
 
 soak: setup ## Run what takes too long for the tests (some hours): failures, silent hosts, workers that hang or that functions end, planned stops, spinning threads, seeds, examples
 	@scripts/bootstrap --tests
-	$(MAKE) soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples
+	$(MAKE) soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain
 
 soak-failures: ## A hundred failures of all kinds, as root those of hosts too (about 10 minutes)
 	$(WITHIN) 3600 $(BIN)/minishuffle drill --times 100 --every 0.2 --seed $${SEED:-1}
@@ -88,6 +88,9 @@ soak-seeds: ## Ten thousand simulated clusters
 
 soak-examples: ## The tests with two thousand examples of each property
 	MINISHUFFLE_SOAK=1 $(WITHIN) 10000 $(SIDE_BY_SIDE) --timeout 3600 -m "not alone" --ignore $(SIMULATED) --ignore tests/e2e/test_killers.py
+
+soak-drain: ## Three workers restarted five times under a job, and clusters ended in each order
+	MINISHUFFLE_SOAK=1 $(WITHIN) 900 $(BIN)/python -m pytest -q --timeout 600 tests/e2e/test_leaving_workers.py
 
 clean: ## Remove .venv and everything that was built
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

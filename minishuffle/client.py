@@ -37,6 +37,7 @@ from minishuffle.wire.requests import (
     CancelJob,
     CancelSubmission,
     ClusterStatus,
+    DrainWorker,
     GetEvents,
     GetLogs,
     GetRows,
@@ -278,8 +279,9 @@ def failure_text(info: JobInfo) -> str:
 
 
 def workers_at_work(status: ClusterStatus) -> int:
-    """How many workers are alive and not on standby; 1 if there are none."""
-    return max(1, sum(worker.state == "alive" and not worker.standby for worker in status.workers))
+    """How many workers are alive and take jobs; 1 if there are none."""
+    there = (worker for worker in status.workers if worker.state == "alive")
+    return max(1, sum(not worker.standby and not worker.draining for worker in there))
 
 
 def loss_text(info: JobInfo, events: Iterable[JobEvent]) -> str:
@@ -311,7 +313,7 @@ def failure_lines(failure: JobEvent) -> str:
 def _first_failure(events: Iterable[JobEvent]) -> str:
     """What happened first by which rows may be lost, and what to do if it should not count as a failure."""
     for event in events:
-        if event.kind in ("task failed", "task lost"):
+        if event.kind in ("task failed", "task lost", "worker draining"):
             return f"the first after: {event.text}"
         if event.kind == "worker suspected":
             advice = "raise suspect_after if workers that live are often that slow here"
@@ -535,6 +537,15 @@ class Client:
         """What opens ``/metrics`` and the reads of REST where these are not open to all: the bearer token of
         ``Authorization``."""
         return read_token(self._secret)
+
+    def drain(self, worker: int, timeout: float | None = None) -> None:
+        """Have a worker leave: its tasks move as soon as other workers have free slots, sources with no row
+        lost or repeated, and it ends when nothing runs on it, or after so many seconds in any case.
+
+        Raises:
+            UnknownName: there is no such worker.
+        """
+        self.request(DrainWorker(worker=worker, seconds=timeout), Accepted)
 
     def spark_options(self, secret_file: Path) -> dict[str, str]:
         """The options by which ``format("minishuffle")`` of Spark finds this cluster.

@@ -137,10 +137,12 @@ def show_status(status: ClusterStatus) -> None:
     running = sum(job.state in ("created", "running") for job in status.jobs)
     for worker in status.workers:
         report = worker.report
-        standby = "standby" if report.jobs_loaded >= running else "standby, loading"
+        state: str = worker.state
+        if state == "alive" and worker.standby:
+            state = "standby" if report.jobs_loaded >= running else "standby, loading"
         table.add_row(
             str(worker.worker),
-            standby if worker.standby and worker.state == "alive" else worker.state,
+            f"{state}, draining" if worker.draining else state,
             str(Address(worker.host, worker.data_port)),
             str(worker.pid),
             f"{worker.slots_free}/{worker.slots}",

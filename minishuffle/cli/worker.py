@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -48,6 +49,8 @@ PROCESSOR_MAX = 65_535
 """More than Linux numbers."""
 ENDING = (signal.SIGINT, signal.SIGTERM)
 """The signals that end a process in order."""
+DRAIN_LOOK_SECONDS = 0.2
+"""Between two looks whether a worker has left."""
 SIGNALS = ("KILL", "TERM", "STOP", "CONT")
 
 Ready = Callable[[dict[str, Any]], None]
@@ -59,7 +62,8 @@ class Endings:
 
     by_signal: asyncio.Event = field(default_factory=asyncio.Event)
     by_parent: asyncio.Event = field(default_factory=asyncio.Event)
-    """Who started this process has ended, or wants an end of all that it has started."""
+    """Who started this process has ended, or wants an end of all that it has started; as does who types
+    Ctrl-C where a worker runs."""
     any: asyncio.Event = field(default_factory=asyncio.Event)
 
     def note(self, event: asyncio.Event) -> None:
@@ -137,7 +141,11 @@ def start_worker(
     exit_with_parent: bool,
     **values: Any,
 ) -> None:
-    """Run a worker in the foreground; prints one JSON line when it is registered."""
+    """Run a worker in the foreground; prints one JSON line when it is registered.
+
+    SIGTERM has its tasks move to free slots of other workers, within drain_timeout, before it ends; Ctrl-C
+    ends it at once.
+    """
     if processor is not None:
         _pin(processor)
     session = session_of(context)
@@ -174,7 +182,8 @@ def start_worker(
             record=record,
             web=partial(serve_worker_web, port=web_port, access=access),
             ready=ready,
-            stop=endings.any,
+            stop=endings.by_parent,
+            leave=endings.by_signal,
         )
 
     context.exit(run_process("worker", settings, exit_with_parent, body))
@@ -284,7 +293,8 @@ def run_process(
             if endings.any.is_set():
                 os._exit(128 + number)
             interrupted = number == signal.SIGINT
-            endings.note(endings.by_signal)
+            at_once = interrupted and kind == "worker"
+            endings.note(endings.by_parent if at_once else endings.by_signal)
 
         for number in ENDING:
             loop.add_signal_handler(number, on_signal, number)
@@ -378,6 +388,26 @@ def kill(context: click.Context, number: int, name: str, as_json: bool) -> None:
         print_json({"worker": number, "pid": info.pid, "signal": name})
     else:
         echo(f"worker {number} (pid {info.pid}) was sent SIG{name}")
+
+
+@worker.command()
+@click.argument("number", metavar="WORKER", type=int)
+@click.option("--timeout", type=click.FloatRange(0), help="End after so many seconds in any case.")
+@click.option("--wait", is_flag=True, help="Return when the worker has left.")
+@json_option
+@late_global_options
+@click.pass_context
+def drain(context: click.Context, number: int, timeout: float | None, wait: bool, as_json: bool) -> None:
+    """Have a worker leave: its tasks move as soon as other workers have slots for them, and it ends when
+    nothing runs on it."""
+    with session_of(context).client() as client:
+        client.drain(number, timeout)
+        while wait and any(each.worker == number and each.draining for each in client.status().workers):
+            time.sleep(DRAIN_LOOK_SECONDS)
+    if as_json:
+        print_json({"worker": number, "timeout": timeout, "left": wait})
+    else:
+        echo(f"worker {number} has left" if wait else f"worker {number} leaves when nothing runs on it")
 
 
 def signal_worker(info: WorkerInfo, number: signal.Signals) -> None:

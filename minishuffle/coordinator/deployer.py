@@ -6,7 +6,7 @@ Pure. Where tasks go is decided by :mod:`~minishuffle.coordinator.scheduling`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from minishuffle.coordinator.holdings import Holdings
@@ -17,7 +17,7 @@ from minishuffle.coordinator.scheduling import (
     cancellations,
     consumer_ends,
     deployments,
-    move_lost_slots,
+    move_slots,
     redeployments,
     releases,
 )
@@ -100,7 +100,7 @@ class Deployer:
         for slots in [[slot] for slot in lost] if self.isolation.suspects(job) else [lost]:
             free = {each.worker: each.slots - held.slots[each.worker] for each in workers}
             closed = self.isolation.closed(job, slots[0], list(self.workers), held) if slots else {}
-            move_lost_slots(job, slots, workers, held, called, closed=closed)
+            move_slots(job, slots, workers, held, called, closed=closed)
             held.note(job)
             for slot in slots:
                 waits[slot] = self.isolation.tried(job, slot, closed, free)
@@ -109,6 +109,22 @@ class Deployer:
                     text = f"worker {worker} takes no slots of other jobs while slot {slot} is suspected"
                     job.history.note(at, "worker isolated", text, worker=worker)
         return waits
+
+    def move(self, job: Job, leaving: Collection[int], held: Holdings, at: float, called: set[int]) -> bool:
+        """Have the slots of workers that are to leave move, as far as others have free ones; False if none
+        moves now. The arguments are those of :meth:`restart`."""
+        there = job.slots.on(leaving)
+        if not there or not job.can_move:
+            return False
+        one_by_one = self.isolation.suspects(job) and not job.moves_as_a_whole
+        for slots in [[slot] for slot in there] if one_by_one else [there]:
+            closed = self.isolation.closed(job, slots[0], list(self.workers), held)
+            whole = job.moves_as_a_whole
+            move_slots(job, slots, self.workers.alive(), held, called, closed=closed, all_or_none=whole)
+            held.note(job)
+        moving = [slot for slot in there if slot in job.slots.moving]
+        job.slots_move(moving, at)
+        return bool(moving)
 
     def _tell_ends(self, job: Job, at: float) -> None:
         """Consumers have read all, as attempts are to know that were deployed before that was heard of, but

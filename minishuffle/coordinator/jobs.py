@@ -32,7 +32,7 @@ from minishuffle.coordinator.lifecycle import (
 from minishuffle.coordinator.manifest import Manifest
 from minishuffle.coordinator.positions import SourceProgress, WriteProgress
 from minishuffle.coordinator.recoveries import Recoveries
-from minishuffle.coordinator.slots import Slots
+from minishuffle.coordinator.slots import NOWHERE, Slots
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, TaskCancelled, error_from_code
@@ -89,15 +89,14 @@ class Job:
         """The id that the client gave its submission; may be empty."""
         self.slots = Slots(placement, segments)
         self.state = "created"
-        self.submitted_at = at
-        self.ended_at = 0.0
+        self.submitted_at, self.ended_at = at, 0.0
         self.stop_sent = False
         """Whether CancelTasks was sent."""
         self.released = False
         """Whether ReleaseJob was sent."""
         self.history = History()
         self.restarts: Counter[str] = Counter()
-        """Attempts that took the place of another, by how that one ended."""
+        """Attempts that took the place of another, by how that one ended; drained: since its slot moved."""
         kept = graph.kept_edges()
         self.ends = Ends(graph, kept)
         """What has been read to the end."""
@@ -123,7 +122,9 @@ class Job:
         """The worker of pending tasks that wait to hear how it ended; and until when."""
         self._regions = Regions(graph)
         self._to_cancel: list[TaskKey] = []
-        """Those that restart because others do, until CancelTasks is sent."""
+        """Those that restart because others do or because their slot moves, until CancelTasks is sent."""
+        self._drained: set[TaskKey] = set()
+        """Those that have to end because a slot moves, and have not so far."""
         self._abandoned: set[tuple[int, int]] = set()
         """Worker and slot of attempts that were abandoned."""
         self._result_bytes = 0
@@ -165,6 +166,16 @@ class Job:
         """Whether a message to the current attempt of a subtask can be answered: it has a worker."""
         task = self._tasks[operator, index]
         return task.on_worker and task.state in ("created", "running", "finished")
+
+    def worker_of(self, operator: int, index: int) -> int:
+        """The worker of a subtask: of its slot, unless it has finished before that moved."""
+        task = self._tasks[operator, index]
+        return task.worker if task.stays else self.slots.placement[index]
+
+    def stayed(self) -> dict[TaskKey, int]:
+        """The workers of subtasks that have finished before their slot moved."""
+        tasks = (task for task in self._tasks.values() if task.stays)
+        return {task.key: task.worker for task in tasks if task.worker != self.slots.placement[task.index]}
 
     def is_done(self, operator: int, index: int) -> bool:
         """Whether a subtask has finished, wherever."""
@@ -252,9 +263,10 @@ class Job:
         task = self._named(worker, message)
         if task is None or task.state not in ("created", "running") or task.state == message.state:
             return False
-        error, asked = message.error, self._regions.asked(task.key)
+        error, asked = message.error, self._asked(task.key)
         said = ErrorInfo(code=0, text=str(task)) if error is None else error
-        self._set(task, message.state, at, said.text, traceback=said.traceback)
+        kind = f"task {asked}" if asked and message.state == "canceled" else ""
+        self._set(task, message.state, at, said.text, kind=kind, traceback=said.traceback)
         if message.state == "running":
             self.manifest.settled(*task.key)
         else:
@@ -304,15 +316,17 @@ class Job:
         else:
             self.fail(results_too_large(task), at)
 
-    def _ended_early(self, task: Subtask, error: ErrorInfo | None, asked: bool, at: float) -> None:
-        """A task ended, and not because its work was done; ``asked``: its region restarts."""
+    def _ended_early(self, task: Subtask, error: ErrorInfo | None, asked: str, at: float) -> None:
+        """A task ended, and not because its work was done; ``asked``: see :meth:`_asked`."""
         if task.state == "abandoned":
             self._abandoned.add((task.worker, task.index))
         gave_way = task.state in ("canceled", "abandoned")
         if self.state == "canceling" or (self.stopping and gave_way):
             return
         if asked and gave_way and not self.stopping:
-            self._restart_at(task, at, at, f"attempt {task.attempt + 1} follows with those beside it")
+            where = "with those beside it" if asked == "canceled" else self._after_the_move(task)
+            text = f"attempt {task.attempt + 1} follows {where}"
+            self._restart_at(task, at, at, text, reason="drained" if asked == "drained" else "")
             return
         if error is None:
             text = f"{task}: the task was {task.state} although nobody asked for it"
@@ -582,15 +596,88 @@ class Job:
 
         self._to_cancel += self._regions.restart([task.key for task in tasks], running)
 
+    def _asked(self, key: TaskKey) -> str:
+        """Why the attempt of a subtask is to end that runs: drained, since a slot moves; or canceled, since
+        its region restarts; empty: it is not."""
+        if key in self._drained:
+            return "drained"
+        return "canceled" if self._regions.asked(key) else ""
+
     def is_to_end(self, task: Subtask) -> bool:
-        """Whether its attempt was cancelled for the restart of its region, and runs as far as is known."""
-        return task.on_worker and self._regions.asked(task.key)
+        """Whether its attempt was cancelled and is to restart, and runs as far as is known."""
+        return task.on_worker and bool(self._asked(task.key))
 
     def take_to_cancel(self) -> list[Subtask]:
-        """Tasks that are to be cancelled since others restart, and were not given before."""
-        found = [self._tasks[key] for key in self._to_cancel if self._regions.asked(key)]
+        """Tasks that are to be cancelled and to restart, and were not given before."""
+        found = [self._tasks[key] for key in dict.fromkeys(self._to_cancel) if self._asked(key)]
         self._to_cancel.clear()
         return found
+
+    # --- slots that move -------------------------------------------------------------------------
+
+    @property
+    def can_move(self) -> bool:
+        """Whether its tasks can restart elsewhere."""
+        return self._restarts and not self.stopping and not self.terminal
+
+    @property
+    def moves_as_a_whole(self) -> bool:
+        """Whether others restart with a task whose slot moves: the fewer moves the better."""
+        return self._regions.joint
+
+    def slots_move(self, slots: Iterable[int], at: float) -> None:
+        """These slots are to move: what runs in them ends in order, where its sources then are is known, and
+        the next attempts follow in the place that each slot has got. None of that is a failure."""
+        moving = set(slots)
+        runs = {key for key, task in self._tasks.items() if task.runs}
+        keys = [key for key in runs if key[1] in moving]
+        if self._regions.joint:
+            keys = self._regions.restart(keys, runs.__contains__)
+        self._drained.update(keys)
+        self._to_cancel += sorted(keys)
+        self._advance(at)
+
+    def evict(self, worker: int, at: float) -> None:
+        """The slots that a worker has are to leave it, wherever they go."""
+        self.slots_move(self.slots.evict(worker), at)
+
+    def needs(self, worker: int) -> bool:
+        """Whether a worker runs a task, or is to run the next attempt of one, or keeps what one that has
+        finished wrote and others have yet to read."""
+        if self.slots.coming(worker):
+            return True
+        here = set(self.slots.on([worker]))
+
+        def is_needed(task: Subtask) -> bool:
+            if task.state in PENDING:
+                return task.index in here
+            if task.worker != worker or not task.on_worker:
+                return False
+            return task.runs or (task.stays and not self.stopping and self.ends.needed(task.key, self._tasks))
+
+        return worker in self.slots.workers() and any(map(is_needed, self._tasks.values()))
+
+    def _after_the_move(self, task: Subtask) -> str:
+        worker = NOWHERE if task.index in self.slots.lost else self.slots.placement[task.index]
+        worker = self.slots.moving.get(task.index, worker)
+        return f"on worker {worker}" if worker != NOWHERE else "where a slot comes free"
+
+    def _arrive(self, at: float) -> None:
+        """Slots that move, and in which nothing runs any more, are where they move to. What has finished
+        stays for those who have yet to read it. What is kept until the job ends does not: it is made anew."""
+        if self.stopping or self.terminal or not self.slots.moving:
+            return
+        busy = {task.index for task in self._tasks.values() if task.runs}
+        for slot in sorted(self.slots.moving.keys() - busy):
+            here = [task for task in self._tasks.values() if task.index == slot]
+            self.slots.arrive(slot)
+            kept = [task for task in here if self.ends.keeps(task.operator) and task.on_worker]
+            pending = [task for task in here if task.state in PENDING]
+            again = wanted_again(self.graph, self.ends, self._tasks, pending, kept)
+            for task in again:
+                text = f"attempt {task.attempt + 1} follows {self._after_the_move(task)}"
+                self._restart_at(task, at, at, text, reason="drained")
+            self._cancel_beside(again)
 
     def _restart_together(self, keys: list[TaskKey], at: float) -> None:
         """A region has ended: it is deployed at the latest of its times. What has finished restarts too if a
@@ -605,15 +692,19 @@ class Job:
         self._times.update(dict.fromkeys(pending, due))
         self.changed.update(pending)
 
-    def _restart_at(self, task: Subtask, due: float, at: float, text: str) -> None:
-        self.restarts[task.state] += 1
+    def _restart_at(self, task: Subtask, due: float, at: float, text: str, *, reason: str = "") -> None:
+        self.restarts[reason or task.state] += 1
         self._set(task, "restarting", at, text)
         self._times[task.key] = due
 
     def next_time(self) -> float | None:
         """When a pending task is due, or has waited long enough for a slot."""
         times = self._times.items()
-        return min((time for key, time in times if not self._regions.is_ending(key)), default=None)
+        return min((time for key, time in times if not self._holds_back(key)), default=None)
+
+    def _holds_back(self, key: TaskKey) -> bool:
+        """Whether a pending task waits for others to end."""
+        return key[1] in self.slots.moving or self._regions.is_ending(key)
 
     @property
     def waits_for_slot(self) -> bool:
@@ -621,7 +712,7 @@ class Job:
 
     def due(self, at: float) -> list[Subtask]:
         """Pending tasks that may be deployed now, if there is a slot for them."""
-        tasks = (self._tasks[key] for key in self._times if not self._regions.is_ending(key))
+        tasks = (self._tasks[key] for key in self._times if not self._holds_back(key))
         return [task for task in tasks if task.state != "restarting" or self._times[task.key] <= at]
 
     def wait_for_slot(self, task: Subtask, until: float, at: float) -> None:
@@ -671,7 +762,7 @@ class Job:
         task.attempt, task.round = task.attempt + 1, self.ends.round
         if not task.repeated:
             task.base, task.base_round = task.attempt, task.round
-        where = "in its slot" if last is not None else f"in place of worker {task.worker}"
+        where = "in its slot" if last == worker else f"in place of worker {task.worker}"
         task.worker, task.on_worker = worker, True
         self._result_bytes -= len(task.result)
         task.counters, task.traffic, task.result, task.rows_made = TaskCounters(), b"", b"", 0
@@ -711,6 +802,7 @@ class Job:
             self._leave_channels(task)
         task.state = state
         if state in ENDED:
+            self._drained.discard(task.key)
             self._regions.ended(task.key)
             task.end = "died" if state == "lost" else "finished" if state == "finished" else "early"
         elif state == "created":
@@ -760,11 +852,14 @@ class Job:
             self._set(self._tasks[key], "canceled", at, "the job ends")
         self._times.clear()
         self._held.clear()
+        self._drained.clear()
         self._regions.give_up()
         self._advance(at)
 
     def _advance(self, at: float) -> None:
-        """Follow from the states of the tasks to those of regions and of the job."""
+        """Follow from the states of the tasks to the places of slots, and to the states of regions and of the
+        job."""
+        self._arrive(at)
         for keys in self._regions.take_ended():
             self._restart_together(keys, at)
         states = self._states
@@ -797,9 +892,10 @@ class Job:
         assert {key for key, task in self._tasks.items() if task.state in PENDING} == set(self._times)
         assert not (self.stopping and self._times)
         assert self._held.keys() <= self._times.keys()
+        assert all(self._tasks[key].runs for key in self._drained)
         for task in self._tasks.values():
-            if task.on_worker and not self.released:
-                assert task.index not in self.slots.lost
+            if task.runs and not self.released:
+                assert task.on_worker and task.index not in self.slots.lost
                 assert task.worker == self.slots.placement[task.index]
             if not task.on_worker and task.state == "finished" and self.state in ("created", "running"):
                 assert not self._restarts or not self.ends.needed(task.key, self._tasks)

@@ -58,7 +58,7 @@ class JobTable(dict[str, Job]):
         kind = "worker suspected" if message.suspected else "worker trusted"
         what = "gets no answer from" if message.suspected else "is connected again to"
         text = f"worker {by} {what} worker {message.worker}"
-        both = [job for job in self.active() if {by, message.worker} <= job.slots.held().keys()]
+        both = [job for job in self.active() if {by, message.worker} <= job.slots.workers()]
         for job in both:
             job.history.note(at, kind, text, worker=message.worker)
         return both

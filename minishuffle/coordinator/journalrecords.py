@@ -37,6 +37,7 @@ import msgpack
 
 from minishuffle import limits
 from minishuffle.coordinator.books import TaskKey
+from minishuffle.coordinator.draining import Drain
 from minishuffle.coordinator.failover import Failures
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.lifecycle import recalled_subtask
@@ -130,6 +131,9 @@ def _head(job: Job) -> dict[str, Any]:
         "released": job.released,
         "placement": pack_placement(job.slots.placement),
         "lost_slots": sorted(job.slots.lost),
+        "moving": job.slots.moving,
+        "left": sorted(job.slots.left),
+        "drained": sorted(job._drained),
         "segments": job.slots.segments,
         "restarts": dict(job.restarts),
         "abandoned": job.abandoned_slots(),
@@ -257,6 +261,7 @@ class Recorder:
             "about": worker.about.model_dump(),
             "standby": worker.standby,
             "written_off": sorted(worker.written_off),
+            "drain": worker.drain and worker.drain.record(),
         }
         self._put({("worker", name): pack_record(fields)})
         self._put({("applied", name): pack_record({"number": worker.applied})})
@@ -311,6 +316,7 @@ def _recall(
     number; ``handed_over`` is None if the coordinator that wrote them was lost."""
     job.state, job.ended_at, job.released = record["state"], record["ended_at"], record["released"]
     job.slots.lost, job.slots.segments = set(record["lost_slots"]), dict(record["segments"])
+    job.slots.moving, job.slots.left = dict(record.get("moving", {})), set(record.get("left", ()))
     job.restarts = Counter(record["restarts"])
     job._abandoned = {(worker, slot) for worker, slot in record["abandoned"]}
     events, files = (numbered.get(kind, {}) for kind in NUMBERED)
@@ -335,7 +341,8 @@ def _recall(
             failures = job._failures[key] = Failures(job.graph.settings.restart_failures_max, job._random)
             failures.recall(fields["failures"])
     job.stop_sent = job.stopping
-    job._to_cancel = job._regions.recall(record["regions"])
+    job._drained = {(operator, index) for operator, index in record.get("drained", ())}
+    job._to_cancel = [*job._regions.recall(record["regions"]), *sorted(job._drained)]
     job._states = Counter(task.state for task in job._tasks.values())
     job._result_bytes = sum(len(task.result) for task in job._tasks.values())
 
@@ -395,6 +402,7 @@ def recalled_workers(records: Mapping[RecordKey, bytes], now: float) -> list[Wor
             continue
         fields = unpack_record((kind, name), record)
         applied = records.get(("applied", name))
+        drain = fields.get("drain")
         try:
             found.append(
                 Worker(
@@ -407,6 +415,7 @@ def recalled_workers(records: Mapping[RecordKey, bytes], now: float) -> list[Wor
                     applied=unpack_record(("applied", name), applied)["number"] if applied else 0,
                     written_off={(job, slot) for job, slot in fields["written_off"]},
                     standby=fields["standby"],
+                    drain=Drain(**drain) if drain else None,
                 )
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -124,6 +124,11 @@ class Subtask(AttemptRecord):
         return self.state in ("created", "running")
 
     @property
+    def stays(self) -> bool:
+        """It has finished, and its worker has what it wrote, wherever its slot moves."""
+        return self.state == "finished" and self.on_worker
+
+    @property
     def rows_kept(self) -> int:
         """See :meth:`Job.rows_kept`."""
         return max(self.resumption.first_row, self.counters.rows_kept, self.announced)

@@ -246,7 +246,7 @@ class Results:
         workers = set[int]()
         for result in self._results[name].values():
             result.dropped = True
-            workers |= {*self._held(result), *result.job.slots.held()}
+            workers |= {*self._held(result), *result.job.slots.workers()}
         for worker in sorted(workers):
             self.send(worker, DropResult(term=self.term, job=name))
         self._over = [each for each in self._over if each != name]
@@ -442,7 +442,7 @@ class Results:
     def worker_back(self, worker: int) -> None:
         """It has a new control link: what was sent over the last one, or answered, may not have arrived."""
         for name, found in self._results.items():
-            if any(result.dropped and worker in result.job.slots.held() for result in found.values()):
+            if any(result.dropped and worker in result.job.slots.workers() for result in found.values()):
                 self.send(worker, DropResult(term=self.term, job=name))
         for pending in self._pending.values():
             if pending.worker.worker == worker:
@@ -468,6 +468,18 @@ class Results:
                     continue
                 if begin < end:
                     result.job.lose_results(f"{result.sink}[{subtask}]", range(begin, end), worker, at)
+
+    def unread_at(self, worker: int) -> list[str]:
+        """The jobs of which a worker keeps rows that no reader has dealt with."""
+        return [name for name, found in self._results.items() if any(self._unread(found, worker))]
+
+    def _unread(self, found: Mapping[str, _Result], worker: int) -> Iterator[bool]:
+        for result in found.values():
+            for subtask, commits in enumerate(result.commits if not result.dropped else ()):
+                read = commits[-1] if commits else 0
+                for part, end in result.ranges(subtask):
+                    is_there = part.at is not None and part.at.worker == worker and self._is_there(part.at)
+                    yield is_there and max(read, part.begin) < end
 
     def forget(self, link: int) -> None:
         """A client is gone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -48,10 +48,11 @@ __all__ = [
     "checked_graph",
     "current_attempts",
     "deployments",
-    "move_lost_slots",
+    "move_slots",
     "place",
     "redeployments",
     "releases",
+    "takers",
     "worker_need",
 ]
 
@@ -227,8 +228,8 @@ def admit(
         ResourceExhausted: it does not fit; with the arithmetic.
     """
     refused: list[ResourceExhausted] = []
-    regular = [worker for worker in workers if not worker.standby and worker.worker not in closed]
-    spare = sum(worker.slots for worker in workers if worker.standby)
+    regular = [worker for worker in takers(workers) if not worker.standby and worker.worker not in closed]
+    spare = _spare_slots(workers)
     groups = [
         [worker for number, worker in enumerate(regular) if number in group]
         for group in linkable_groups([worker.about for worker in regular])
@@ -247,12 +248,20 @@ def _closed_text(closed: Mapping[int, str]) -> str:
     return "".join(f" (worker {number} {why})" for number, why in sorted(closed.items()))
 
 
-def _not_there(workers: Sequence[Worker], spare: int, apart: Sequence[Worker]) -> str:
-    """What slots a job cannot have, for the arithmetic: ``spare`` ones of standby workers, and those of
-    workers ``apart``, which cannot link with these."""
+def _spare_slots(workers: Iterable[Worker]) -> str:
+    """Slots of workers that admit no jobs, for the arithmetic."""
+    standby = sum(worker.slots for worker in takers(workers) if worker.standby)
+    leaving = sum(worker.slots for worker in workers if worker.drain is not None)
+    text = f" ({standby} more are on standby, for those of lost workers alone)" if standby else ""
+    return text + (f" ({leaving} more are of workers that are to leave)" if leaving else "")
+
+
+def _not_there(workers: Sequence[Worker], spare: str, apart: Sequence[Worker]) -> str:
+    """What slots a job cannot have, for the arithmetic: ``spare`` ones, and those of workers ``apart``, which
+    cannot link with these."""
     gone = [f"{len(each.written_off)} of worker {each.worker}" for each in workers if each.written_off]
     text = f" (written off: {', '.join(gone)}, where tasks that were abandoned still run)" if gone else ""
-    text += f" ({spare} more are on standby, for those of lost workers alone)" if spare else ""
+    text += spare
     if confined := [each for each in [*workers, *apart] if each.on_loopback and apart]:
         names = ", ".join(each.place for each in confined[:WORKERS_NAMED])
         more = sum(worker.slots for worker in apart)
@@ -275,69 +284,80 @@ def _admit_to(
     return placement, {worker: need.segments for worker, need in needs.items()}
 
 
-def move_lost_slots(
+def takers(workers: Iterable[Worker]) -> list[Worker]:
+    """Those that slots are given to: none that is to leave."""
+    return [worker for worker in workers if worker.drain is None]
+
+
+def move_slots(
     job: Job,
-    slots: Iterable[int],
+    slots: Collection[int],
     workers: Sequence[Worker],
     held_by_all: Holdings,
     called: set[int],
     *,
     closed: Mapping[int, str] = NONE_CLOSED,
+    all_or_none: bool = False,
 ) -> None:
-    """Give lost slots of a job to workers with a free slot and the segments for it, if there are any.
+    """Give slots of a job, which are lost or whose worker is to leave, to workers with a free slot and the
+    segments for it, if there are any (``all_or_none``: for all of them); ``closed`` are those that take none
+    of them, and why, behind their name.
 
     Standby workers come first, and are regular workers from then on; before another one those in ``called``,
     which have been called upon for the same loss, and to which others are added. One that still loads the
     programs of the jobs comes last: a free slot elsewhere takes over sooner. Then comes the worker with
     the fewest slots of the job; then the emptiest; then the lowest id.
-
-    Args:
-        closed: workers that take none of them, and why, behind their name.
     """
 
     def order(worker: Worker) -> tuple[bool, int, int, int, int]:
-        number, loaded = worker.worker, worker.report.jobs_loaded >= held_by_all.running
-        rank = 1 if not worker.standby else 0 if loaded else 2
-        return number not in called, rank, held[number], -free[number], number
+        number = worker.worker
+        return number not in upon, _rank(worker, held_by_all.running), held[number], -free[number], number
 
     def links(worker: Worker) -> bool:
         """It can link with the others that have slots of the job."""
-        return not any(
-            unlinkable(worker.about, other.about)
-            for other in workers
-            if held[other.worker] and other is not worker
-        )
+        beside = (each for each in workers if held[each.worker] and each is not worker)
+        return not any(unlinkable(worker.about, each.about) for each in beside)
 
     used, required = held_by_all.slots.copy(), held_by_all.segments.copy()
-    held, segments = job.slots.held(), job.slots.segments
+    held, segments = job.slots.held(), dict(job.slots.segments)
+    there = {each.worker: [*job.slots.on([each.worker]), *job.slots.coming(each.worker)] for each in workers}
+    able, upon = takers(workers), set(called)
+    found: dict[int, Worker] = {}
     for slot in slots:
-        free = {worker.worker: worker.slots - used[worker.worker] for worker in workers}
-        for worker in sorted(workers, key=order):
+        free = {worker.worker: worker.slots - used[worker.worker] for worker in able}
+        for worker in sorted(able, key=order):
             number = worker.worker
             if free[number] <= 0 or number in closed or not links(worker):
                 continue
-            there = [
-                each
-                for each, at in enumerate(job.slots.placement)
-                if at == number and each not in job.slots.lost
-            ]
-            need = worker_need(job.graph, [*there, slot]).segments
+            need = worker_need(job.graph, [*there[number], slot]).segments
             if required[number] + need - segments.get(number, 0) > worker.about.segments:
                 continue
             required[number] += need - segments.get(number, 0)
             used[number] += 1
             held[number] += 1
-            job.slots.move(slot, number, need)
+            segments[number] = need
+            there[number].append(slot)
+            found[slot] = worker
             if worker.standby:
-                worker.standby = False
-                called.add(number)
+                upon.add(number)
             break
         else:
-            job.slots.shortage = _shortage(workers, used, closed)
+            if slot in job.slots.lost:
+                job.slots.shortage = _shortage(able, used, closed)
+    for slot, worker in found.items() if len(found) == len(slots) or not all_or_none else ():
+        job.slots.move(slot, worker.worker, segments[worker.worker])
+        if worker.standby:
+            worker.standby = False
+            called.add(worker.worker)
+
+
+def _rank(worker: Worker, jobs: int) -> int:
+    """Standby workers that have loaded so many jobs come first, those that still load last."""
+    return 1 if not worker.standby else 0 if worker.report.jobs_loaded >= jobs else 2
 
 
 def _shortage(workers: Sequence[Worker], used: Mapping[int, int], closed: Mapping[int, str]) -> str:
-    """Why none of these, which are alive, takes the lost slot of a job."""
+    """Why none of these, which are alive and stay, takes the lost slot of a job."""
     if len(workers) == 0:
         return "no other worker is there"
     shut = [worker for worker in workers if worker.worker in closed and used[worker.worker] < worker.slots]
@@ -374,6 +394,7 @@ def deployments(
     attempts: Mapping[TaskKey, TaskAttempt] = MappingProxyType({}),
     resumptions: Mapping[TaskKey, Resumption] = MappingProxyType({}),
     done: Mapping[TaskKey, Done] = MappingProxyType({}),
+    elsewhere: Mapping[TaskKey, int] = MappingProxyType({}),
 ) -> dict[int, DeployTasks]:
     """What to send to each worker that takes part; ``addresses`` are of all of these.
 
@@ -386,6 +407,7 @@ def deployments(
         attempts: of subtasks that are not at their first.
         resumptions: where tasks go on.
         done: what tasks need not exchange.
+        elsewhere: the workers of tasks that are not where their slots are, since they have finished before.
     """
     if tasks is None:
         tasks = [(o, index) for o, vertex in enumerate(graph.vertices) for index in range(vertex.parallelism)]
@@ -407,8 +429,8 @@ def deployments(
             settings=graph.settings.model_dump() | {"on_unavailable": graph.on_unavailable},
             programs={spec.operator: graph.vertices[spec.operator].program for spec in here},
             tasks=here,
-            workers=_at_ends(here, at, addresses),
-            placement=_tables(graph, here, at),
+            workers=_at_ends(here, at, elsewhere, addresses),
+            placement=_tables(graph, here, at, elsewhere),
             attempts=_attempts_beside(here, attempts, beside),
         )
         for worker, here in sorted(specs.items())
@@ -416,12 +438,18 @@ def deployments(
     }
 
 
-def _tables(graph: JobGraph, specs: Sequence[TaskSpec], placement: Placement) -> dict[int, bytes]:
+def _tables(
+    graph: JobGraph, specs: Sequence[TaskSpec], placement: Placement, elsewhere: Mapping[TaskKey, int]
+) -> dict[int, bytes]:
     """The packed placement of each operator that feeds one of these tasks."""
-    return {
-        operator: pack_placement(placement[: graph.vertices[operator].parallelism])
-        for operator in {gate.operator for spec in specs for gate in spec.inputs}
-    }
+    tables = {}
+    for operator in {gate.operator for spec in specs for gate in spec.inputs}:
+        workers = list(placement[: graph.vertices[operator].parallelism])
+        for key, worker in elsewhere.items():
+            if key[0] == operator:
+                workers[key[1]] = worker
+        tables[operator] = pack_placement(tuple(workers))
+    return tables
 
 
 def _attempts_beside(
@@ -444,12 +472,16 @@ def _attempts_beside(
 
 
 def _at_ends(
-    specs: Sequence[TaskSpec], placement: Placement, addresses: Sequence[WorkerAddress]
+    specs: Sequence[TaskSpec],
+    placement: Placement,
+    elsewhere: Mapping[TaskKey, int],
+    addresses: Sequence[WorkerAddress],
 ) -> list[WorkerAddress]:
     """Those of the workers of the producers and consumers of these tasks."""
     ranges = {(gate.first, gate.count) for spec in specs for gate in spec.inputs}
     ranges |= {(output.first, output.count) for spec in specs for output in spec.outputs}
     ends = {worker for first, count in ranges for worker in placement[first : first + count]}
+    ends |= set(elsewhere.values())
     return [address for address in addresses if address.worker in ends]
 
 
@@ -532,6 +564,7 @@ def redeployments(
         attempts=_named_attempts(job),
         resumptions={task.key: task.resumption for task in tasks},
         done={task.key: job.done_with(task.key) for task in tasks},
+        elsewhere=job.stayed(),
         term=term,
         job=job.id,
     ).items()

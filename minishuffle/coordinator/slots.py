@@ -1,19 +1,27 @@
-"""The slots of one job: which workers have them, and which were lost with theirs. Pure."""
+"""The slots of one job: which workers have them, which move, and which were lost with theirs. Pure.
+
+A slot *moves* while its tasks end on the worker that has it; then it is another one's, or nobody's if none
+has a free one.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from minishuffle.dataflow.graph import Placement
 
-__all__ = ["Slots"]
+__all__ = ["NOWHERE", "Slots"]
+
+NOWHERE = 0
+"""Where a slot moves to that has to leave its worker, and for which there is no other."""
 
 
 class Slots:
     """Subtask i of each operator runs in slot i.
 
-    Invariant: segments are required of exactly those workers that have a slot which is not lost.
+    Invariant: segments are required of exactly those workers that have a slot which is not lost, or to which
+    one moves.
 
     Args:
         placement: the worker of each slot.
@@ -30,28 +38,92 @@ class Slots:
         """Why no worker could take one of the lost slots, when that was tried last."""
         self._loss_texts: dict[int, str] = {}
         """By worker that was lost."""
+        self.moving: dict[int, int] = {}
+        """By slot that moves, the worker that it moves to, or NOWHERE."""
+        self.left: set[int] = set()
+        """Workers that had slots, and may keep what tasks that have finished there wrote."""
 
     def held(self) -> Counter[int]:
-        """Number of slots by worker, without workers that were lost."""
-        return Counter(worker for slot, worker in enumerate(self.placement) if slot not in self.lost)
+        """Number of slots by worker, without workers that were lost. One that moves is held on both."""
+        held = Counter(worker for slot, worker in enumerate(self.placement) if slot not in self.lost)
+        held.update(worker for worker in self.moving.values() if worker != NOWHERE)
+        return held
+
+    def workers(self) -> set[int]:
+        """Those that have slots, and those that have had some."""
+        return {*self.held(), *self.left}
+
+    def on(self, workers: Iterable[int]) -> list[int]:
+        """The slots that these have and that do not move away."""
+        there = set(workers)
+        return [
+            slot
+            for slot, worker in enumerate(self.placement)
+            if worker in there and slot not in self.lost and slot not in self.moving
+        ]
+
+    def coming(self, worker: int) -> list[int]:
+        """The slots that move there."""
+        return [slot for slot, target in self.moving.items() if target == worker]
 
     def worker_lost(self, worker: int, text: str) -> None:
-        """Its slots are lost with it, as the text says."""
+        """Its slots are lost with it, as the text says, but for those that move elsewhere: these are there
+        already."""
         self._loss_texts[worker] = text
-        self.lost |= {slot for slot, holder in enumerate(self.placement) if holder == worker}
-        del self.segments[worker]
+        for slot in self.coming(worker):
+            del self.moving[slot]
+        for slot, holder in enumerate(self.placement):
+            if holder == worker and slot not in self.lost:
+                self._leave(slot)
+        self.segments.pop(worker, None)
+        self.left.discard(worker)
 
     def why_wanting(self, worker: int) -> str:
-        """Why tasks that ran on that worker, which was lost, have no slot."""
+        """Why tasks that ran on that worker, which was lost or is to leave, have no slot."""
         lost = self._loss_texts.get(worker, f"worker {worker} was lost")
         return f"{lost}; {self.shortage}" if self.shortage else lost
 
     def move(self, slot: int, worker: int, segments: int) -> None:
-        """A slot of a lost worker is that one's now, which has to have ``segments`` for the job."""
-        self.lost.remove(slot)
-        self.placement = (*self.placement[:slot], worker, *self.placement[slot + 1 :])
+        """That worker, which has to have ``segments`` for the job, gets a slot: at once if it is lost, else
+        when it :meth:`arrives <arrive>`."""
+        if slot in self.lost:
+            self.lost.remove(slot)
+            self._place(slot, worker)
+        else:
+            self.moving[slot] = worker
         self.segments[worker] = segments
+
+    def evict(self, worker: int) -> list[int]:
+        """Its slots are to leave it, wherever they go, which are given; and none comes any more."""
+        slots = self.on([worker])
+        coming = self.coming(worker)
+        self.moving.update(dict.fromkeys([*slots, *coming], NOWHERE))
+        if coming and worker not in self.held():
+            del self.segments[worker]
+        return slots
+
+    def arrive(self, slot: int) -> None:
+        """Nothing runs any more where a slot was that moves."""
+        before = self.placement[slot]
+        self._loss_texts[before] = f"worker {before} is to leave"
+        self._leave(slot)
+        if before not in self.held():
+            del self.segments[before]
+            self.left.add(before)
+
+    def _leave(self, slot: int) -> None:
+        worker = self.moving.pop(slot, NOWHERE)
+        if worker == NOWHERE:
+            self.lost.add(slot)
+        else:
+            self._place(slot, worker)
+
+    def _place(self, slot: int, worker: int) -> None:
+        self.placement = (*self.placement[:slot], worker, *self.placement[slot + 1 :])
+        self.left.discard(worker)
 
     def validate(self) -> None:
         """Check the invariant; for tests, after each step."""
         assert set(self.segments) == set(self.held())
+        assert not self.lost & self.moving.keys()
+        assert all(self.placement[slot] != worker for slot, worker in self.moving.items())

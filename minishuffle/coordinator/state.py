@@ -81,6 +81,7 @@ from minishuffle.wire.messages import (
     ErrorInfo,
     Heartbeat,
     HostLooked,
+    Leaving,
     LogLines,
     PeerSuspicion,
     Probed,
@@ -94,6 +95,7 @@ from minishuffle.wire.requests import (
     Accepted,
     CancelJob,
     CancelSubmission,
+    DrainWorker,
     GetEvents,
     GetLogs,
     GetRows,
@@ -360,13 +362,16 @@ class CoordinatorState:
             self._links.next_deadline(),
             self._orderly_stop.next_deadline(),
             *(each.due for each in self._unexplained.values()),
+            self._next_drain(),
             *(self._clock(time) for job in self._timed() if (time := job.next_time()) is not None),
         ]
         return min((time for time in times if time is not None), default=None)
 
     def _timed(self) -> list[Job]:
         jobs = self._jobs.active()
-        return [job for job in jobs if not self._workers.awaits(job.slots.held())] if self._awaiting else jobs
+        return (
+            [job for job in jobs if not self._workers.awaits(job.slots.workers())] if self._awaiting else jobs
+        )
 
     # --- workers ---------------------------------------------------------------------------------
 
@@ -455,6 +460,8 @@ class CoordinatorState:
             case ClockSet(seconds=seconds, forward=forward):
                 step = seconds if forward else -seconds
                 self._touch(*self._jobs.clock_set(worker.worker, step, at))
+            case Leaving(seconds=seconds):
+                self._drain(worker, at + seconds, "its process was sent SIGTERM", at)
             case Shutdown(reason=reason):
                 link = worker.link
                 why = f"it was stopped ({reason})" if reason else "it was stopped"
@@ -651,7 +658,7 @@ class CoordinatorState:
         cause = ErrorInfo(code=PeerLost.code, text=f"{worker} was lost: {why}")
         for job in self._jobs.active():
             job.links.forget(worker.worker)
-            if worker.worker in job.slots.held():
+            if worker.worker in job.slots.workers():
                 until = None if end_told_until is None else self._wall(end_told_until)
                 job.worker_lost(worker.worker, cause, self._wall(now), until)
                 self._touch(job)
@@ -695,6 +702,46 @@ class CoordinatorState:
     def _send(self, worker: Worker, message: ControlMessage) -> None:
         self._out.append(SendToWorker(worker.worker, worker.link, message))
 
+    # --- workers that leave ----------------------------------------------------------------------
+
+    def _drain(self, worker: Worker, until: float | None, why: str, at: float) -> None:
+        """A worker is to leave, for ``why``, or as a client asks."""
+        for each in self._workers.drain(worker, until, signalled=bool(why)):
+            self._changed[each.worker] = each
+        text = (
+            f"worker {worker.worker} is to leave ({why or 'a client asks for it'}): its tasks move elsewhere"
+        )
+        for job in self._jobs.active():
+            if worker.worker in job.slots.workers():
+                job.history.note(at, "worker draining", text, worker=worker.worker)
+                self._touch(job)
+
+    def _next_drain(self) -> float | None:
+        drains = self._workers.leaving().values() if self._orderly_stop.phase == "up" else ()
+        times = [self._clock(drain.until) for drain in drains if drain.until is not None]
+        return min(times, default=None)
+
+    def _move_slots(self, at: float, called: set[int]) -> None:
+        """What workers that are to leave have moves to free slots, and when their time is up, off them."""
+        leaving = self._workers.leaving()
+        for number, drain in leaving.items():
+            if drain.is_to_evict(at, others_stay=self._workers.some_stay()):
+                for job in self._jobs.active():
+                    if job.can_move:
+                        job.evict(number, at)
+                        self._touch(job)
+        for job in self._timed() if not self.write_ahead.problem else ():
+            if self._deployer.move(job, leaving, self._jobs.held, at, called):
+                self._jobs.held.note(job)
+                self._touch(job)
+
+    def _end_drained(self, at: float) -> None:
+        """Workers that are to leave shut down when nobody needs them any more, or in the end all the same."""
+        for number, drain in self._workers.leaving().items():
+            needed = any(job.needs(number) for job in self._jobs.active()) or self._results.unread_at(number)
+            if drain.is_to_end(at, needed=bool(needed)):
+                self._send_to(number, Shutdown(term=self._facts.term, reason="nothing runs on it"))
+
     # --- requests --------------------------------------------------------------------------------
 
     def _request(self, link: int, request: int, message: ControlMessage, now: float) -> None:
@@ -730,6 +777,11 @@ class CoordinatorState:
                 reply = status_reply(message, self._view(), now)
             case WorkerEnded():
                 self._end_explained(message, now)
+                reply = Accepted()
+            case DrainWorker(worker=number, seconds=seconds):
+                at = self._wall(now)
+                until = None if seconds is None else at + seconds
+                self._drain(self._workers.named(number), until, "", at)
                 reply = Accepted()
             case StopCluster():
                 self._out.append(Reply(link, request, Accepted()))
@@ -819,11 +871,34 @@ class CoordinatorState:
             self._all_are_back(now)
         if self.write_ahead.problem:  # What they had on the way may have been held back since.
             self._touch(*(job for job in self._jobs.active() if job.stopping))
-        called, touched = set[int](), set(self._touched)
+        called = set[int]()
+        touched = self._follow(now, called)
+        if self._orderly_stop.phase == "up" and self._workers.leaving():
+            self._move_slots(self._wall(now), called)
+            touched |= self._follow(now, called)
+            self._end_drained(self._wall(now))
+            self._changed.update(
+                {each.worker: each for each in self._workers.alive() if each.drain is not None}
+            )
+        for number in self._links.take_new():
+            self._note_reach(number, self._wall(now))
+        self._workers.standby_short += len(called)
+        self._advance_stop(now)
+        self._record(touched | {job.id for job in self._jobs.values() if job.changed})
+        out, self._out = list(self.write_ahead.passed(self._out)), []
+        changes = self._recorder.take(now)
+        return [Journal(changes), *out] if changes else out
+
+    def _follow(self, now: float, called: set[int]) -> set[str]:
+        """Look after the jobs to which something has happened; gives their ids. To ``called``, the standby
+        workers that have been called upon, others are added."""
+        touched = set[str]()
         suspect = self._isolation.look(self._jobs.active(), self._wall(now)) if self._touched else None
         while self._touched:
-            first = suspect if suspect is not None and suspect.id in self._touched else None
-            job = self._touched.pop(next(iter(self._touched)) if first is None else first.id)
+            # First jobs that have ended: slots in which they have abandoned tasks are not free.
+            first = [name for name, job in self._touched.items() if job.terminal]
+            first += [suspect.id] if suspect is not None and suspect.id in self._touched else []
+            job = self._touched.pop(first[0] if first else next(iter(self._touched)))
             if job.stopping:
                 self._deployer.stop(job, self._wall(now))
             if job.terminal:
@@ -833,14 +908,7 @@ class CoordinatorState:
             self._jobs.held.note(job)
             touched.add(job.id)
             self._out += self._polls.changed(job, now)
-        for number in self._links.take_new():
-            self._note_reach(number, self._wall(now))
-        self._workers.standby_short += len(called)
-        self._advance_stop(now)
-        self._record(touched | {job.id for job in self._jobs.values() if job.changed})
-        out, self._out = list(self.write_ahead.passed(self._out)), []
-        changes = self._recorder.take(now)
-        return [Journal(changes), *out] if changes else out
+        return touched
 
     def _record(self, jobs: Iterable[str], clients: Iterable[str] = ()) -> None:
         """Note what has changed for the journal."""
@@ -865,7 +933,7 @@ class CoordinatorState:
 
     def _restart(self, job: Job, at: float, called: set[int]) -> None:
         """Deploy what is due. ``called`` are standby workers that have been called upon for the same loss."""
-        if self._awaiting and self._workers.awaits(job.slots.held()):
+        if self._awaiting and self._workers.awaits(job.slots.workers()):
             return
         ready = self._deployer.restart(job, self._jobs.held, at, called)
         self._changed.update({each.worker: each for each in self._workers.alive() if each.worker in called})
@@ -880,7 +948,7 @@ class CoordinatorState:
         self._isolation.forget(job.id)
         self._out += self._streams.remove(job)
         self._results.job_ended(job)
-        self._deployer.release(job, {*job.slots.held(), *self._preparations.job_ended(job.id)}, at)
+        self._deployer.release(job, {*job.slots.workers(), *self._preparations.job_ended(job.id)}, at)
         for number, slot in job.abandoned_slots():
             if (worker := self._workers.get_alive(number)) is not None:
                 worker.written_off.add((job.id, slot))

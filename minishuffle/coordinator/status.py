@@ -12,6 +12,7 @@ from minishuffle.coordinator.holdings import Holdings
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.jobtable import JobTable
 from minishuffle.coordinator.links import Links
+from minishuffle.coordinator.scheduling import takers
 from minishuffle.coordinator.workers import WorkerRegistry
 from minishuffle.counters import CoordinatorSnapshot, JobRecoveries
 from minishuffle.wire.messages import ControlMessage
@@ -133,9 +134,10 @@ def coordinator_snapshot(cluster: ClusterView, now: float, refused: dict[str, in
     active = [job for job in jobs if not job.terminal]
     used = Holdings(active).slots
     alive = [worker for worker in workers if worker.state == "alive"]
-    slots = {worker.worker: worker.slots for worker in alive if not worker.standby}
-    standby = sum(worker.slots for worker in alive if worker.standby)
-    taken = sum(used[worker] for worker in slots)
+    standby = sum(worker.slots for worker in takers(alive) if worker.standby)
+    regular = [worker for worker in alive if not worker.standby]
+    free = sum(worker.slots - used[worker.worker] for worker in takers(regular))
+    taken = sum(used[worker.worker] for worker in regular)
     tasks: Counter[str] = Counter()
     for job in active:
         tasks.update(job.task_states)
@@ -143,7 +145,7 @@ def coordinator_snapshot(cluster: ClusterView, now: float, refused: dict[str, in
         term=cluster.facts.term,
         journal_writable=not cluster.journal_problem,
         workers=tuple(worker.entry(now) for worker in workers),
-        slots={"used": taken, "free": sum(slots.values()) - taken, "standby": standby},
+        slots={"used": taken, "free": free, "standby": standby},
         jobs=dict(Counter(job.state for job in jobs)),
         tasks=dict(+tasks),
         recoveries=tuple(map(_recoveries, jobs)),

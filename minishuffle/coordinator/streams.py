@@ -176,7 +176,7 @@ class Streams:
         for stream in self._streams.values():
             for index in range(stream.parallelism):
                 job = stream.job
-                if job.slots.placement[index] == worker and job.hears(stream.operator, index):
+                if job.worker_of(stream.operator, index) == worker and job.hears(stream.operator, index):
                     self._repeat(stream, index)
 
     # --- jobs ------------------------------------------------------------------------------------
@@ -442,7 +442,7 @@ class Streams:
         message = message.model_copy(update={"task_attempt": attempt, "ticket": ticket})
         self._questions[ticket] = _Question(stream, message, by)
         if job.hears(stream.operator, index):
-            self._send(job.slots.placement[index], message)
+            self._send(job.worker_of(stream.operator, index), message)
 
     # --- restarts --------------------------------------------------------------------------------
 
@@ -453,7 +453,7 @@ class Streams:
                 self._repeat(stream, index)
 
     def _repeat(self, stream: _Stream, index: int) -> None:
-        worker = stream.job.slots.placement[index]
+        worker = stream.job.worker_of(stream.operator, index)
         for name, write in stream.writes.items():
             about = self._about(stream, index, name)
             self._send(worker, BeginWrite(partitions=write.partitions, idle=write.idle, **about))
@@ -505,7 +505,7 @@ class Streams:
             about = self._about(stream, index, name)
             if job.hears(stream.operator, index):
                 begin = BeginWrite(partitions=write.partitions, idle=True, **about)
-                self._send(job.slots.placement[index], begin)
+                self._send(job.worker_of(stream.operator, index), begin)
         text = (
             f"write {name} of stream {stream.name!r}: no program was connected for "
             f"{limits.WRITE_IDLE_SECONDS:g} s; event time goes on without it"
@@ -554,7 +554,7 @@ class Streams:
                 pending.link, pending.request, error_from_code(message.error.code, message.error.text)
             )
         job = question.stream.job
-        worker = job.slots.placement[question.message.index]
+        worker = job.worker_of(question.stream.operator, question.message.index)
         address = self._address(worker)
         if address is None:  # it is lost, and its task has finished
             error = PeerLost(f"worker {worker}, which reads stream {question.stream.name!r}, is gone")

@@ -9,8 +9,9 @@ from typing import Final, Literal, NamedTuple
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
+from minishuffle.coordinator.draining import Drain
 from minishuffle.counters import WorkerEntry
-from minishuffle.errors import UsageError
+from minishuffle.errors import UnknownName, UsageError
 from minishuffle.ids import Address
 from minishuffle.releases import require_same_release
 from minishuffle.wire.advertised import advertised_host, host_problem, is_loopback
@@ -74,6 +75,9 @@ class Worker:
     absence: Absence | None = None
     """While it is awaited because its control link closed; none of one that an earlier coordinator knew."""
 
+    drain: Drain | None = None
+    """It is to leave."""
+
     def __str__(self) -> str:
         return f"worker {self.worker} (pid {self.about.pid} on {self.about.host})"
 
@@ -112,7 +116,7 @@ class Worker:
         self, slots_used: int, now: float, reachable: int, *, confined: bool = False, reports: bool = True
     ) -> WorkerInfo:
         """As clients see it, with or without what it has reported last; ``reachable`` as there."""
-        admits = self.state == "alive" and not self.standby
+        admits = self.state == "alive" and not self.standby and self.drain is None
         return WorkerInfo(
             worker=self.worker,
             epoch=self.epoch,
@@ -126,6 +130,7 @@ class Worker:
             standby=self.standby,
             confined=confined,
             reachable=reachable,
+            draining=self.drain is not None and self.state in ("alive", "awaited"),
             heartbeat_age_seconds=max(0.0, now - self.heard_at),
             report=self.report if reports else WorkerReport(),
             peers=self.peers if reports else [],
@@ -232,6 +237,13 @@ class WorkerRegistry:
         """One that is alive or awaited."""
         worker = self._workers.get(number)
         return worker if worker is not None and worker.state in ("alive", "awaited") else None
+
+    def named(self, number: int) -> Worker:
+        """Raises UnknownName: no worker that is alive or awaited has that id."""
+        if (worker := self.get_there(number)) is not None:
+            return worker
+        there = ", ".join(str(each.worker) for each in self.there()) or "none"
+        raise UnknownName(f"there is no worker {number}; alive: {there}")
 
     def by_link(self, link: int) -> Worker | None:
         return self._by_link.get(link)
@@ -345,6 +357,8 @@ class WorkerRegistry:
         self.standby_short += worker.standby and state == "lost"
         worker.state, worker.ended_at, worker.link, worker.peers = state, now, 0, []
         worker.absence = None
+        if state == "gone":
+            self._others_leave(worker)
         self.forget(now)
 
     def heartbeat(self, worker: Worker, message: Heartbeat) -> bool:
@@ -393,6 +407,34 @@ class WorkerRegistry:
         there = self.there()
         hosts = {identity, *(each.about.identity for each in there)}
         return {each.worker for each in there if each.on_loopback} if len(hosts) > 1 else set()
+
+    # --- workers that leave ----------------------------------------------------------------------
+
+    def leaving(self) -> dict[int, Drain]:
+        """Those that are alive and are to leave."""
+        return {each.worker: each.drain for each in self.alive() if each.drain is not None}
+
+    def some_stay(self) -> bool:
+        """Whether there is a worker that is not to leave."""
+        return any(each.drain is None for each in self.there())
+
+    def drain(self, worker: Worker, until: float | None, *, signalled: bool) -> list[Worker]:
+        """A worker is to leave; gives those for which that is new. ``until`` is of the wall clock, see
+        :class:`Drain`."""
+        if worker.drain is not None:
+            worker.drain.order(until, signalled=signalled)
+            return [worker]
+        others = self._others_leave(worker)
+        worker.drain = Drain(until, signalled, others_leave=bool(others))
+        return [worker, *others]
+
+    def _others_leave(self, worker: Worker) -> list[Worker]:
+        """One leaves, as those see that do so too, which are given."""
+        found = [each for each in self.there() if each is not worker and each.drain is not None]
+        for each in found:
+            if each.drain is not None:
+                each.drain.others_leave = True
+        return found
 
     # --- time ------------------------------------------------------------------------------------
 

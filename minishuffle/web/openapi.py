@@ -29,12 +29,12 @@ class NoQuery(BaseModel):
 
 
 Handle: TypeAlias = Callable[[str, Any], Awaitable[BaseModel]]
-"""Takes the job of the path, or an empty text, and the query."""
+"""Takes the job or worker of the path, or an empty text, and the query."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method of one path; ``{job}`` in the path is its parameter."""
+    """One method of one path; ``{job}`` or ``{worker}`` in the path is its parameter."""
 
     method: Literal["GET", "POST"]
     path: str
@@ -91,7 +91,7 @@ def _described(operation: Operation, answer: dict[str, Any], failure: dict[str, 
             "400": {"description": "A parameter is not what it should be", **failed},
             "401": {"description": "The token is missing or wrong", **failed},
             "403": {"description": "Another site asks, or under a name that is not this server's", **failed},
-            "404": {"description": "There is no such job", **failed},
+            "404": {"description": "There is no such job or worker", **failed},
             "409": {"description": "Not in the state that the job or cluster is in", **failed},
             "500": {"description": "An error in the server, which its log shows", **failed},
             "503": {"description": "Some limit is reached", **failed},

@@ -39,12 +39,13 @@ from minishuffle.web.pools import ANSWER_SECONDS_MAX, JobBuffers, asked_workers
 from minishuffle.web.refusals import json_answer
 from minishuffle.web.samples import SAMPLE_SECONDS, JobSamples, Samples, WorkersSamples
 from minishuffle.wire.inquiries import AskWorkers, WorkersAnswered
-from minishuffle.wire.messages import ControlMessage
+from minishuffle.wire.messages import WORKER_NUMBER_MAX, ControlMessage
 from minishuffle.wire.outputs import GetFiles, JobFiles
 from minishuffle.wire.requests import (
     Accepted,
     CancelJob,
     ClusterStatus,
+    DrainWorker,
     Failure,
     GetEvents,
     GetLogs,
@@ -66,6 +67,8 @@ WAIT_SECONDS_MAX: Final = 15.0
 DIAGNOSED_SECONDS_MAX: Final = WAIT_SECONDS_MAX - LATE_SECONDS_MAX
 LATE_LOOK_SECONDS: Final = 0.25
 """Between the looks at a job whose subtasks report late."""
+NAME_SHOWN: Final = 20
+"""Characters of a name in an error."""
 NUMBER_MAX: Final = (1 << 53) - 1
 _STATUS: Final = ((UnknownName, 404), (UsageError, 409), (ResourceExhausted, 503), (ShuffleError, 500))
 
@@ -105,6 +108,14 @@ class Cancelling(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     give_up_results: bool = False
+
+
+class Draining(BaseModel):
+    """``timeout``: the worker ends after so many seconds in any case."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    timeout: float | None = Field(None, ge=0.0, allow_inf_nan=False)
 
 
 class Between(BaseModel):
@@ -173,6 +184,14 @@ class RestInterface:
             Operation("GET", f"{of_job}/logs", logs, JobLogs, self._logs, AfterOrWait),
             Operation("GET", f"{of_job}/files", files, JobFiles, self._files, After),
             Operation("POST", f"{of_job}/cancel", "Cancel a job", Accepted, self._cancel, Cancelling),
+            Operation(
+                "POST",
+                "/api/v1/workers/{worker}/drain",
+                "Have a worker leave once its tasks run elsewhere",
+                Accepted,
+                self._drain,
+                Draining,
+            ),
         ]
         self._version = version
 
@@ -295,6 +314,11 @@ class RestInterface:
     async def _cancel(self, job: str, query: Cancelling) -> Accepted:
         return await self._ask(CancelJob(job=job, give_up_results=query.give_up_results), Accepted)
 
+    async def _drain(self, worker: str, query: Draining) -> Accepted:
+        if not worker.isdecimal() or int(worker) > WORKER_NUMBER_MAX:
+            raise UnknownName(f"there is no worker {worker[:NAME_SHOWN]!r}: workers have numbers")
+        return await self._ask(DrainWorker(worker=int(worker), seconds=query.timeout), Accepted)
+
 
 def _handler(operation: Operation) -> Handler:
     async def handler(request: web.Request) -> web.Response:
@@ -306,7 +330,7 @@ def _handler(operation: Operation) -> Handler:
 async def _answer(operation: Operation, request: web.Request) -> web.Response:
     try:
         query = operation.query.model_validate(dict(request.query))
-        answer = await operation.handle(request.match_info.get("job", ""), query)
+        answer = await operation.handle(next(iter(request.match_info.values()), ""), query)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         text = f"parameter {'.'.join(map(str, first['loc']))}: {first['msg']}"

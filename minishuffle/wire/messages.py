@@ -456,6 +456,15 @@ class RecoverySteps(ControlMessage):
     steps: list[RecoveryStep]
 
 
+class Leaving(ControlMessage):
+    """The worker's process was sent SIGTERM: its tasks are to move elsewhere within so many seconds. Shutdown
+    answers that."""
+
+    type: Literal["leaving"] = "leaving"
+    term: int
+    seconds: float = Field(ge=0)
+
+
 class AskDial(ControlMessage):
     """A worker with the higher id wants a connection: tell ``target`` to dial me."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -103,6 +103,8 @@ class WorkerInfo(ControlMessage):
     only of jobs that run on its host alone."""
     reachable: int = 0
     """Other workers that are alive, and to which there is a link or the last probe could make one."""
+    draining: bool = False
+    """It takes no slots, and leaves when nothing runs on it any more."""
     heartbeat_age_seconds: float
     report: WorkerReport
     peers: list[PeerReport]
@@ -237,6 +239,15 @@ class WorkerEnded(ControlMessage):
     recorded: bool = False
     """Whether ``calls`` are known."""
     calls: list[UserCall] = Field(default_factory=list)
+
+
+class DrainWorker(ControlMessage):
+    """Have a worker leave once its tasks have moved elsewhere, or after so many seconds (None: it has all the
+    time that it needs). Answered with Accepted at once."""
+
+    type: Literal["drain_worker"] = "drain_worker"
+    worker: WorkerNumber
+    seconds: Annotated[float, Field(ge=0)] | None = None
 
 
 class StopCluster(ControlMessage):

@@ -112,6 +112,8 @@ __all__ = ["COORDINATOR_SECONDS_MAX", "Worker"]
 LAG_PROBE_SECONDS: Final = 0.05
 COORDINATOR_SECONDS_MAX: Final = 30.0
 """How long a worker tries to reach its coordinator at its start before it gives up."""
+LEAVE_SECONDS_MAX: Final = 0.4
+"""For task threads to end of a process that was sent SIGTERM, once it is time to end."""
 RETURN_SECONDS_MAX: Final = 0.5
 """Between two tries to reach a coordinator that was lost."""
 _log = logging.getLogger("minishuffle.worker")
@@ -312,6 +314,8 @@ class Worker:
     def _lose_coordinator(self, why: str) -> None:
         """Look for it, or for the one that takes its place, for ``coordinator_timeout`` at most."""
         self._control = None
+        if self._state.leaving:
+            self._end("")
         if self.ended.done():
             return
         _log.warning(
@@ -411,8 +415,23 @@ class Worker:
         if not self.ended.done():
             self.ended.set_result(reason)
 
+    def leave(self) -> None:
+        """The process was sent SIGTERM: end once its tasks have moved elsewhere, or at once if there is no
+        coordinator to see to that."""
+        if self._machine is None:
+            self._end("")
+        elif self._control is None:
+            self._machine.leave(self._loop.time())
+            self._end("")
+        elif not self._machine.leaving:
+            _log.info(
+                "sent SIGTERM: it leaves when nothing runs on it, or after %g s", self.settings.drain_timeout
+            )
+            self._carry_out(self._state.leave(self._loop.time()))
+
     async def close(self) -> None:
-        """Cancel what runs, close every socket; bounded by ``task_cancel_timeout``."""
+        """Cancel what runs, close every socket; bounded by ``task_cancel_timeout``, or by
+        ``LEAVE_SECONDS_MAX`` if the process was sent SIGTERM."""
         self._timers.cancel()
         self._garbage.close()
         if self._return is not None:
@@ -427,7 +446,10 @@ class Worker:
                 attempt.paths.cancel()
             threads = [attempt.task.thread for attempt in attempts if attempt.task.thread is not None]
             threads += [*self._peers.external.readers.close(), *self._programs.threads]
-            deadline = self._loop.time() + self.settings.task_cancel_timeout
+            seconds = self.settings.task_cancel_timeout
+            if self._machine.leaving:
+                seconds = min(seconds, LEAVE_SECONDS_MAX)
+            deadline = self._loop.time() + seconds
             while any(thread.is_alive() for thread in threads) and self._loop.time() < deadline:
                 await asyncio.sleep(0.02)
         for task in self._background:

@@ -52,8 +52,9 @@ async def run_worker(
     web: Callable[[Callable[[], WorkerSnapshot]], Awaitable[_Closeable]],
     ready: Callable[[dict[str, Any]], None],
     stop: asyncio.Event,
+    leave: asyncio.Event,
 ) -> None:
-    """Run a worker until ``stop`` is set, the coordinator ends it, or none is found any more.
+    """Run a worker until it ends by itself, ``stop`` is set, or ``leave`` is and its tasks run elsewhere.
 
     Args:
         host: where it listens; empty: where it reaches the coordinator.
@@ -61,8 +62,7 @@ async def run_worker(
         spool_directory: where sinks keep what other programs read; None: the system's for temporary files.
         find: where the coordinator is by now, if that is known; ``coordinator`` is where it is at first.
         record: where its tasks say what they have in hand, for its launcher.
-        web: starts the metrics server (snapshot).
-        ready: called once registered.
+        web: starts the metrics server (snapshot); ``ready`` is called once registered.
 
     Raises:
         ShuffleError: it could not register, or lost its coordinator.
@@ -92,25 +92,37 @@ async def run_worker(
             raise PeerLost(reason)
 
     try:
-        await _until_ended(serve(), stop, record)
+        await _until_ended(serve(), worker, stop, leave, record)
     finally:
         await worker.close()
         await server.close()
 
 
-async def _until_ended(serve: Coroutine[None, None, None], stop: asyncio.Event, record: CrashRecord) -> None:
-    """Serve until that ends, or until ``stop`` is set: either way the worker ends by itself. Raises what
-    serving raises before."""
-    serving, stopping = asyncio.create_task(serve), asyncio.create_task(stop.wait())
+async def _until_ended(
+    serve: Coroutine[None, None, None],
+    worker: Worker,
+    stop: asyncio.Event,
+    leave: asyncio.Event,
+    record: CrashRecord,
+) -> None:
+    """Serve until that ends, or until ``stop`` is set, or the worker has left: in any case it ends by itself.
+    Raises what serving raises before."""
+
+    async def leaving() -> None:
+        await leave.wait()
+        worker.leave()
+        await worker.ended
+
+    tasks = [asyncio.create_task(each) for each in (serve, stop.wait(), leaving())]
     try:
-        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if not stop.is_set():
-            serving.result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set() and not leave.is_set():
+            await tasks[0]
     finally:
         record.leave()
-        for task in (serving, stopping):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(serving, stopping, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _near(coordinator: Address) -> str:

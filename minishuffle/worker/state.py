@@ -7,8 +7,10 @@ what came of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
@@ -38,6 +40,7 @@ from minishuffle.wire.messages import (
     ErrorInfo,
     HeldAttempt,
     HostLook,
+    Leaving,
     PeerSuspicion,
     PrepareJob,
     Probe,
@@ -98,7 +101,10 @@ from minishuffle.worker.registry import (
 from minishuffle.worker.repairs import Repairs
 from minishuffle.worker.stuck import stuck_error
 
-__all__ = ["WorkerState"]
+__all__ = ["LEAVE_GRACE_SECONDS", "WorkerState"]
+
+LEAVE_GRACE_SECONDS: Final = 1.2
+"""How much longer than ``drain_timeout`` a worker waits for Shutdown: its tasks end meanwhile."""
 
 
 @dataclass(slots=True)
@@ -151,6 +157,13 @@ class WorkerState:
         self._reattachments = Reattachments()
         self._ends = EndReports()
         self._peers = Dialing(worker)
+        self._leave_by: float | None = None
+        """When it ends although the coordinator has not told it to; None: it is not to leave."""
+
+    @property
+    def leaving(self) -> bool:
+        """The process was sent SIGTERM."""
+        return self._leave_by is not None
 
     def held(self) -> list[HeldAttempt]:
         """Every attempt that was deployed here and not released."""
@@ -169,6 +182,12 @@ class WorkerState:
         gives it, if all that runs here waits for its consumers. To drop the link would only lose rows."""
         waits = all(entry.waits or entry.terminal for entry in self._tasks.values())
         return waits and silence < self._settings.heartbeat_timeout
+
+    def leave(self, now: float) -> list[Instruction]:
+        """The process was sent SIGTERM: the coordinator has the tasks move, and says when to end."""
+        seconds = self._settings.drain_timeout
+        self._leave_by = now + seconds + LEAVE_GRACE_SECONDS
+        return [Send(Leaving(term=self.term, seconds=seconds))]
 
     # --- control messages ------------------------------------------------------------------------
 
@@ -671,7 +690,7 @@ class WorkerState:
         """When :meth:`handle_timer` wants to be called; None for not at all."""
         times = [self._peers.next_deadline(), self.inputs.drain_by()]
         times += [self._reattachments.next_deadline(), self._ends.next_deadline()]
-        times.append(self._repairs.next_deadline())
+        times += [self._repairs.next_deadline(), self._leave_by]
         times.append(next(iter(self._canceling.values()), None))
         times.append(next((waiting.deadline for waiting in self._waiting.values()), None))
         return min((time for time in times if time is not None), default=None)
@@ -682,6 +701,9 @@ class WorkerState:
         limit = self._settings.abandoned_max
         if self.stuck > max(stuck, limit):
             instructions.append(Exit(f"{self.stuck} tasks were abandoned, at most {limit} may be"))
+        if self._leave_by is not None and now >= self._leave_by:
+            self._leave_by = math.inf
+            instructions.append(Exit(""))
         instructions += self._refuse_expired(now)
         instructions += self._repair(now)
         instructions += map(Send, self._reattachments.take(self.term, now))

@@ -12,8 +12,17 @@ import pytest
 from minishuffle.coordinator.lifecycle import JOB_OVER
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import PeerLost, TaskFailed
-from minishuffle.wire.messages import CancelTasks, ErrorInfo, Registered, ReleaseJob, Shutdown
-from minishuffle.wire.requests import Accepted, CancelJob, GetStatus, JobInfo, ListJobs, SubmitJob, WaitJob
+from minishuffle.wire.messages import CancelTasks, ErrorInfo, Leaving, Registered, ReleaseJob, Shutdown
+from minishuffle.wire.requests import (
+    Accepted,
+    CancelJob,
+    DrainWorker,
+    GetStatus,
+    JobInfo,
+    ListJobs,
+    SubmitJob,
+    WaitJob,
+)
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -34,6 +43,8 @@ class Simulation:
         self.everyone: list[FakeWorker] = []
         self.over: dict[str, str] = {}
         """State in which a job was first seen to be over."""
+        self.drained = 0
+        """Workers that have left as they were told."""
         self.restarted: set[str] = set()
         """Jobs with a task beyond its first attempt when they were."""
 
@@ -42,16 +53,18 @@ class Simulation:
 
     def step(self) -> None:
         weights = {
-            self.register: 4,
+            self.register: 6,
             self.lose: 2,
             self.goodbye: 1,
-            self.submit: 8,
+            self.submit: 10,
             self.cancel: 3,
             self.pass_time: 6,
             self.task_event: 60,
             self.stale: 4,
             self.lose_coordinator: 1,
             self.break_link: 2,
+            self.drain: 1,
+            self.obey: 6,
         }
         (action,) = self.random.choices(list(weights), list(weights.values()))
         action()
@@ -100,6 +113,25 @@ class Simulation:
             self.cluster.send(worker, Shutdown(term=self.cluster.term, reason=""))
             self.cluster.workers.pop(worker.link)
             self.cluster.lose(worker)
+
+    def drain(self) -> None:
+        """A worker is to leave: its process was sent SIGTERM, or a client asks for it."""
+        if living := self.living():
+            worker, seconds = self.random.choice(living), self.random.choice([0.0, 1.0, 8.0])
+            if self.random.random() < 0.5:
+                self.cluster.send(worker, Leaving(term=self.cluster.term, seconds=seconds))
+            else:
+                limit = self.random.choice([None, seconds])
+                self.cluster.ask(DrainWorker(worker=worker.worker, seconds=limit))
+
+    def obey(self) -> None:
+        """Workers that were told to shut down do so, whatever they run."""
+        for worker in self.living():
+            if worker.got(Shutdown):
+                self.drained += 1
+                self.cluster.send(worker, Shutdown(term=self.cluster.term, reason=""))
+                self.cluster.workers.pop(worker.link)
+                self.cluster.lose(worker)
 
     def lose_coordinator(self) -> None:
         """It is started again from its journal; some workers are lost meanwhile, and some tasks come to an
@@ -197,12 +229,15 @@ class Simulation:
                 for key, task in list(worker.tasks.items()):
                     state = "canceled" if worker.is_canceled(key, task.attempt) else "finished"
                     self.cluster.report(worker, key, state, attempt=task.attempt)
+            self.obey()
             self.cluster.advance(1.0)
             self.check_ends()
 
 
 ENDS: dict[int, tuple[set[str], set[str]]] = {}
 """By seed, while there are faults: how jobs ended, and how those did that had restarted."""
+REASONS: set[str] = set()
+"""Of restarts."""
 
 
 @pytest.fixture
@@ -217,6 +252,7 @@ def play(
         for _ in range(STEPS):
             run.step()
         ENDS[seed] = set(run.over.values()), {run.over[job] for job in run.restarted}
+        REASONS.update(reason for job in run.jobs() for reason in job.restarts)
         return run
 
     return played
@@ -242,6 +278,8 @@ def test_every_job_ends_once_its_faults_are_over(seed: int, play: Callable[[int]
     status: Any = cluster.request(GetStatus())
     assert cluster.state.snapshot(cluster.now, {}).slots["used"] == 0
     assert all(0 <= worker.slots_free <= worker.slots for worker in status.workers)
+    assert not any(worker.draining for worker in status.workers), f"seed {seed}: a worker has not left"
+    assert run.drained, f"seed {seed} tests too little"
 
 
 @pytest.mark.slow
@@ -253,3 +291,4 @@ def test_the_seeds_reach_every_end(play: Callable[[int], Simulation]) -> None:
     ends = set().union(*(ENDS[seed][0] for seed in range(3)))
     after_restarts = set().union(*(ENDS[seed][1] for seed in range(3)))
     assert ends == after_restarts == {"finished", "failed", "canceled"}
+    assert {"failed", "lost", "drained"} <= REASONS

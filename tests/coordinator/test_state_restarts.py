@@ -342,3 +342,18 @@ def test_whatever_happens_a_job_runs_waits_or_ends_for_a_limit(
         settings=hypothesis_settings(max_examples=25, stateful_step_count=STEPS, print_blob=True),
     )
     assert seen >= {1, 2}, "nothing was restarted"
+
+
+def test_no_slot_is_given_in_which_a_job_that_ends_has_an_abandoned_task(
+    cluster: FakeCluster, make_graph: Callable[..., JobGraph]
+) -> None:
+    """It ends by the loss of the worker after which the other one wants a slot."""
+    one, two = cluster.add(slots=1), cluster.add(slots=2)
+    wants = cluster.submit(make_graph(1, 1, restart_strategy="individual"))
+    ends = cluster.submit(make_graph())
+    cluster.request(CancelJob(job=ends))
+    for operator in (0, 1):
+        cluster.report(one, (ends, operator, 0), "abandoned")
+    cluster.lose(two)
+    assert cluster.show(ends).state == "canceled"
+    assert {task.state for task in cluster.show(wants).tasks} == {"waiting for a slot"}

@@ -124,3 +124,13 @@ def test_each_file_that_the_document_names_is_there(deploy: Path) -> None:
     named = set(re.findall(r"deploy/[\w./-]+\w", text)) - {"deploy/kubernetes/secret", "deploy/systemd"}
     assert named
     assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_workers_have_the_time_that_their_tasks_take_to_move(deploy: Path, objects: list[Any]) -> None:
+    seconds = ClusterSettings().drain_timeout + 2
+    compose = yaml.safe_load((deploy / "docker" / "compose.yml").read_text())
+    assert compose["services"]["worker"]["stop_grace_period"] == f"{seconds:g}s"
+    (workers,) = (each for each in objects if each["kind"] == "Deployment")
+    assert workers["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == seconds
+    unit = (deploy / "systemd" / "minishuffle-worker@.service").read_text()
+    assert f"\nTimeoutStopSec={seconds:g}\n" in unit

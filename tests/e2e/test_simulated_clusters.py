@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import pytest
 
 from minishuffle.dataflow.graph import Edge
-from support.simulated_faults import CLOCKS_SET, DURING_RECOVERY, FORGETFUL, HEADLESS
+from support.simulated_faults import CLOCKS_SET, DRAINING, DURING_RECOVERY, FORGETFUL, HEADLESS
 from support.simulated_jobs import Strategy
 from support.simulated_runs import Run, Scenario
 from support.simulated_writes import WriteLog
@@ -43,6 +43,9 @@ SET_CLOCKS = [
     Scenario(faults=True, bounded_share=0.6, strategy=strategy, kinds=CLOCKS_SET) for strategy in STRATEGIES
 ]
 
+LEFT = [
+    Scenario(faults=True, bounded_share=0.5, strategy=strategy, kinds=DRAINING) for strategy in STRATEGIES
+]
 FORGOTTEN = [
     Scenario(faults=True, bounded_share=0.6, strategy=strategy, kinds=FORGETFUL) for strategy in STRATEGIES
 ]
@@ -68,6 +71,8 @@ class Outcome(NamedTuple):
     end: str
     rows_skipped: int
     handed_over: int
+    drained: int
+    """Attempts that took the place of those whose slots moved."""
 
 
 @cache
@@ -75,7 +80,7 @@ def outcome(seed: int, scenario: Scenario) -> Outcome:
     """Plays a run, each once in a process."""
     run = Run(seed, scenario)
     run.play()
-    return Outcome(run.end, run.rows_skipped, run.handed_over)
+    return Outcome(run.end, run.rows_skipped, run.handed_over, run.drained)
 
 
 @pytest.fixture
@@ -131,6 +136,11 @@ def test_what_a_full_disk_did_not_take_is_reported_to_the_next_coordinator(batch
     play(batch, FORGOTTEN)
 
 
+@pytest.mark.parametrize("batch", batches(2))
+def test_workers_leave_and_each_row_is_in_one_place(batch: range, play: Play) -> None:
+    play(batch, LEFT)
+
+
 @pytest.mark.parametrize("batch", batches(3))
 def test_each_attempt_of_a_join_gets_all_of_its_side(batch: range, play: Play) -> None:
     play(batch, [SIDES])
@@ -168,6 +178,10 @@ def test_rows_that_a_producer_skips_reach_nobody_and_there_are_some() -> None:
         if skipped and handed_over:
             return
     assert skipped and handed_over
+
+
+def test_slots_of_workers_that_leave_move() -> None:
+    assert any(outcome(seed, LEFT[seed % len(LEFT)]).drained for seed in range(20))
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ from functools import partial
 from random import Random
 from typing import Literal, TypeAlias
 
+from minishuffle.wire.requests import DrainWorker
 from support.simulated_jobs import Plan
 from support.simulation import Cluster, SimulatedWorker
 
 __all__ = [
     "CLOCKS_SET",
+    "DRAINING",
     "DURING_RECOVERY",
     "FORGETFUL",
     "HEADLESS",
@@ -46,6 +48,8 @@ FaultKind: TypeAlias = Literal[
     "hand over",
     "full disk",
     "set clock",
+    "term",
+    "drain",
 ]
 """A task raises, or does not react; a worker is killed, its machine is gone, or it is cut off from the
 coordinator alone; a link between two workers breaks, loses all that is sent from now on, or is slow for a
@@ -55,7 +59,8 @@ attempt raises when it opens; a producer and a consumer raise at one time; a wor
 one that gets the next attempt of anything; the coordinator does nothing for a while. The coordinator is
 killed, and started again with its journal; or it is stopped, another takes its place, and it goes on; or it
 hands over to the next one. Its journal cannot be written for a while, at whose end it is killed more often
-than not. Somebody sets the system clock of all hosts, by an hour at most."""
+than not. Somebody sets the system clock of all hosts, by an hour at most. A worker is sent SIGTERM, or a
+client asks it to leave."""
 KINDS: tuple[FaultKind, ...] = (
     "raise",
     "raise",
@@ -117,6 +122,26 @@ FORGETFUL: tuple[FaultKind, ...] = ("full disk", "full disk", "full disk", "canc
 CLOCKS_SET: tuple[FaultKind, ...] = (*["set clock"] * len(KINDS), *KINDS)  # type: ignore[assignment]
 """Each second one sets the system clock."""
 HOUR = 3600.0
+DRAINING: tuple[FaultKind, ...] = (
+    "term",
+    "term",
+    "term",
+    "drain",
+    "drain",
+    "drain",
+    "worker",
+    "worker",
+    "kill",
+    "kill twice",
+    "raise",
+    "stick",
+    "cut",
+    "cut control",
+    "kill coordinator",
+    "hand over",
+    "stop",
+)
+"""Workers are to leave, and what befalls them, and others, meanwhile."""
 CANCEL_SHARE = 0.1
 """Of the runs, those with a cancel somewhere."""
 FAULT_SECONDS_MAX = 1.5
@@ -239,6 +264,13 @@ def _harm_worker(cluster: Cluster, worker: SimulatedWorker, kind: FaultKind) -> 
     if kind in ("kill", "lose", "kill twice"):
         cluster.kills_next += kind == "kill twice"
         worker.host.kill(silent=kind == "lose")
+        return
+    if kind == "term":
+        worker.host.loop.call_soon(worker.worker.leave)
+        return
+    if kind == "drain":
+        limit = world.random.choice([None, 0.5, 3.0])
+        cluster.client.ask(DrainWorker(worker=worker.number, seconds=limit))
         return
     if kind == "isolate":
         worker.host.cut_off = True

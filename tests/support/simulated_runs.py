@@ -45,6 +45,8 @@ SECONDS_TO_END = 10.0
 """Within which a job that was cancelled has ended, and nothing of it is left."""
 BY_A_LIMIT = re.compile(r"failed \d+ times within|found no free slot in time|network buffers")
 """Causes with which a job may fail that restarts its tasks."""
+LEAVING = ("term", "drain")
+"""Faults after which a worker ends in order."""
 OTHER_WORKER_SHARE = 0.7
 """Of the workers that are lost, those that another one replaces."""
 STANDBY_SHARE = 0.3
@@ -82,6 +84,8 @@ class Run:
         """Rows that producers did not write since their consumer had gone."""
         self.handed_over = 0
         """Batches that consumers on the same worker got as they are."""
+        self.drained = 0
+        """Attempts that took the place of those whose slots moved."""
         self.random = Random(f"plan {seed}")
         self.plan: Plan = make_plan(
             self.random, seed, scenario.strategy, scenario.bounded_share, side=scenario.side
@@ -102,6 +106,7 @@ class Run:
             partition_request_timeout=2.0,
             reconnect_timeout=2.0,
             slot_timeout=5.0,
+            drain_timeout=2.0,
         )
 
     def _enough_segments(self) -> int:
@@ -155,14 +160,15 @@ class Play:
         if not run.plan.bounded:
             self._recover_and_cancel()
         info = self._wait_for_end()
-        run.end = info.state
+        run.end, run.drained = info.state, info.restarts.get("drained", 0)
         self._check_end(info)
         cluster.audit.check_attempts(run.plan.repeated)
         cluster.writes.check(run.plan.graph.edges, cluster.audit.received)
         run.rows_skipped = sum(map(len, cluster.writes.skipped.values()))
         run.handed_over = cluster.writes.handed_over
         kinds = {fault.kind for fault in run.faults}
-        if not kinds.intersection(WITHOUT_COORDINATOR) and not kinds >= {"cut control", "kill"}:
+        severed = "cut control" in kinds and kinds.intersection(("kill", *LEAVING))
+        if not kinds.intersection(WITHOUT_COORDINATOR) and not severed:
             cluster.audit.check_once(run.plan.graph, run.plan.sources)
         assert not cluster.audit.twice, cluster.audit.twice[:5]
         self._check_home()
@@ -187,7 +193,8 @@ class Play:
             start()
         else:
             inject(cluster, self._plan, fault)
-        if len(cluster.living) < before and world.random.random() < OTHER_WORKER_SHARE:
+        fewer = len(cluster.living) < before or fault.kind in LEAVING
+        if fewer and world.random.random() < OTHER_WORKER_SHARE:
             world.at(world.now + world.random.uniform(*OTHER_WORKER_SECONDS), start)
 
     def _recover_and_cancel(self) -> None:

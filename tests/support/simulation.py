@@ -329,7 +329,10 @@ class Cluster:
         )
         registered = await worker.register(control, request, home)
         self.world.note(f"{host.name} is worker {registered.worker}")
-        return await worker.ended
+        reason = await worker.ended
+        if not reason:
+            await worker.close()
+        return reason
 
     def has_input(self, paths: handoff.TaskPaths) -> bool:
         """Whether the task with those paths has something to read."""

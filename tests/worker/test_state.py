@@ -10,6 +10,7 @@ from minishuffle.wire.messages import (
     AskDial,
     CancelTasks,
     Dial,
+    Leaving,
     PrepareJob,
     ReleaseJob,
     Shutdown,
@@ -37,6 +38,7 @@ from minishuffle.worker.instructions import (
     StartTask,
 )
 from minishuffle.worker.registry import ChannelKey
+from minishuffle.worker.state import LEAVE_GRACE_SECONDS
 from support.attempts import attempt as attempt_of
 from support.workerstates import SOURCE, Machine, address, deploy, request, second, serving, sink, states
 
@@ -447,3 +449,22 @@ def test_verdicts_and_shutdown() -> None:
     machine = Machine()
     assert machine.tell(WorkerLost(term=1, worker=3, epoch=1)) == [CloseLinks(3, 1)]
     assert machine.tell(Shutdown(term=1, reason="bye")) == [Exit("")]
+
+
+def test_a_worker_that_is_sent_sigterm_says_so_and_ends_when_it_is_told_to() -> None:
+    machine = Machine()
+    machine.tell(deploy(SOURCE))
+    assert not machine.state.leaving
+    assert machine.state.leave(0.0) == [Send(Leaving(term=1, seconds=8.0))]
+    assert machine.state.leaving
+    assert machine.tell(Shutdown(term=1, reason="")) == [Exit("")]
+
+
+def test_a_worker_that_is_sent_sigterm_ends_by_itself_if_nobody_tells_it_to() -> None:
+    machine = Machine()
+    machine.state.leave(0.0)
+    due = 8.0 + LEAVE_GRACE_SECONDS
+    assert machine.state.next_deadline() == due
+    assert machine.state.handle_timer(due - 0.01) == []
+    assert machine.state.handle_timer(due) == [Exit("")]
+    assert machine.state.handle_timer(due + 1) == [], "once"

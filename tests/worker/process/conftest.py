@@ -67,6 +67,7 @@ class Running:
     """One worker: what it said when it was ready, its figures, and how to end it."""
 
     stop: asyncio.Event
+    leave: asyncio.Event
     told: dict[str, Any] = field(default_factory=dict)
     web: list[Web] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
@@ -179,7 +180,7 @@ class Coordinator:
         advertise: str = "",
     ) -> Running:
         """Start a worker without waiting for anything."""
-        running = Running(asyncio.Event())
+        running = Running(asyncio.Event(), asyncio.Event())
 
         async def web(snapshot: Callable[[], WorkerSnapshot]) -> Web:
             running.web.append(Web(snapshot))
@@ -201,6 +202,7 @@ class Coordinator:
                 web=web,
                 ready=running.told.update,
                 stop=running.stop,
+                leave=running.leave,
             )
         )
         self.workers.append(running)

@@ -19,7 +19,9 @@ from minishuffle.ids import Address
 from minishuffle.wire.messages import (
     Collected,
     Heartbeat,
+    Leaving,
     LogLines,
+    Shutdown,
     SourcePositions,
     TaskStateChanged,
 )
@@ -209,3 +211,48 @@ async def test_a_worker_without_a_coordinator_stops_in_order(coordinator: Coordi
     running.stop.set()
     await running.ended()
     assert running.web[0].closed
+
+
+async def test_a_worker_that_is_sent_sigterm_waits_to_be_told(coordinator: Coordinator) -> None:
+    running = await coordinator.worker()
+    coordinator.deploy(Stream.source(Numbers()).rebalance().to_count(), {0: 1})
+    await coordinator.until(lambda: len(coordinator.states()) == 2)
+    running.leave.set()
+    await coordinator.until(lambda: coordinator.said(Leaving))
+    assert coordinator.said(Leaving)[0].seconds == coordinator.settings.drain_timeout
+    assert running.task is not None and not running.task.done() and not coordinator.ended()
+    coordinator.send(Shutdown(term=coordinator.term, reason="nothing runs on it"))
+    await running.ended()
+
+
+async def test_a_worker_that_leaves_ends_at_once_when_it_loses_its_coordinator(
+    coordinator: Coordinator,
+) -> None:
+    running = await coordinator.worker()
+    running.leave.set()
+    await coordinator.until(lambda: coordinator.said(Leaving))
+    await coordinator.lose()
+    await running.ended()
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["lost", "not there yet"])
+async def test_a_worker_without_a_coordinator_leaves_at_once(coordinator: Coordinator, lost: bool) -> None:
+    coordinator.silent = not lost
+    running = await coordinator.worker() if lost else coordinator.begin()
+    if lost:
+        coordinator.deploy(Stream.source(Numbers()).rebalance().to_count(), {0: 1})
+        await coordinator.until(lambda: len(coordinator.states()) == 2)
+        await coordinator.lose()
+    else:
+        await coordinator.until(lambda: coordinator.requests)
+    running.leave.set()
+    await running.ended()
+    assert running.web[0].closed
+
+
+async def test_a_worker_that_is_to_stop_does_not_wait_for_its_tasks_to_move(coordinator: Coordinator) -> None:
+    running = await coordinator.worker()
+    running.leave.set()
+    await coordinator.until(lambda: coordinator.said(Leaving))
+    running.stop.set()
+    await running.ended()

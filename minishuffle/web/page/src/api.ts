@@ -56,6 +56,7 @@ export interface Worker {
   slots: number;
   slots_free: number;
   standby: boolean;
+  draining: boolean;
   heartbeat_age_seconds: number;
   report: {
     network_cap_bytes: number;

@@ -92,7 +92,7 @@ function Page() {
 function Summary({ cluster }: { cluster: Cluster }) {
   const alive = cluster.workers.filter((worker) => worker.state === "alive");
   const standby = alive.filter((worker) => worker.standby).length;
-  const slots = alive.reduce((sum, worker) => sum + (worker.standby ? 0 : worker.slots), 0);
+  const slots = alive.reduce((sum, worker) => sum + (worker.standby || worker.draining ? 0 : worker.slots), 0);
   const free = alive.reduce((sum, worker) => sum + worker.slots_free, 0);
   return (
     <p class="summary">

@@ -137,12 +137,13 @@ function WorkerRow({ worker, history }: { worker: Worker; history: History }) {
       </th>
       <td>
         <State state={worker.state} /> {worker.standby && alive && <span class="note">standby</span>}
+        {worker.draining && <span class="note">draining</span>}
       </td>
       <td>
         {host}:{worker.data_port}
       </td>
       <td class="number">{worker.pid}</td>
-      <td class="number">{alive && !worker.standby ? `${worker.slots - worker.slots_free} / ${worker.slots}` : "–"}</td>
+      <td class="number">{alive && !worker.standby && !worker.draining ? `${worker.slots - worker.slots_free} / ${worker.slots}` : "–"}</td>
       <td class="number">{alive ? millis(worker.heartbeat_age_seconds) : "–"}</td>
       <td>
         <Spark values={lag} label={`event-loop lag of worker ${worker.worker}, up to ${millis(most)}`} />{" "}
