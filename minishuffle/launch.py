@@ -37,6 +37,7 @@ __all__ = [
     "LocalProcesses",
     "Machines",
     "OUTLIVED",
+    "ProcessDescriptor",
     "checked_settings",
     "line_object",
     "settings_flags",
@@ -57,6 +58,32 @@ OUTLIVED = "does not end by SIGKILL: a disk or a device that it uses does not an
 _log = logging.getLogger("minishuffle.local")
 
 
+class ProcessDescriptor:
+    """Refers to a child process itself (``pidfd_open(2)``), whose number is another's some time after its
+    end."""
+
+    def __init__(self, process: Popen[bytes]) -> None:
+        self._process = process
+        try:
+            self._number = os.pidfd_open(process.pid)
+        except OSError:  # A sandbox refuses it, or the limit of descriptors does.
+            self._number = -1
+
+    def send_signal(self, number: int) -> None:
+        """Send the process a signal, unless it has ended."""
+        if self._number < 0:
+            self._process.send_signal(number)  # It looks first whether the process has ended.
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._number, number)
+
+    def close(self) -> None:
+        """Idempotent."""
+        number, self._number = self._number, -1
+        if number >= 0:
+            os.close(number)
+
+
 @dataclass(slots=True)
 class Child:
     """One process that this one started. ``out`` and ``log`` are its standard output and error."""
@@ -69,15 +96,10 @@ class Child:
     """What its ready line said; None before it was read."""
     observation: Observation = field(default_factory=lambda: Observation(None))
     """What will be known of its end, if it is a worker."""
-    _descriptor: int = field(init=False)
-    """Refers to the process itself (``pidfd_open(2)``), whose number is another's some time after its end. -1
-    where a sandbox or the limit of descriptors refuses it."""
+    _descriptor: ProcessDescriptor = field(init=False)
 
     def __post_init__(self) -> None:
-        try:
-            self._descriptor = os.pidfd_open(self.pid)
-        except OSError:
-            self._descriptor = -1
+        self._descriptor = ProcessDescriptor(self.process)
 
     @property
     def pid(self) -> int:
@@ -92,20 +114,14 @@ class Child:
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
-        if self._descriptor < 0:
-            self.process.send_signal(number)  # It looks first whether the process has ended.
-            return
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._descriptor, number)
+        self._descriptor.send_signal(number)
 
     def close(self) -> None:
         """Let go of it, which ends it if it runs; may be called again."""
         if self.process.stdin is not None:
             self.process.stdin.close()
         self.observation.close()
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._descriptor.close()
 
     def read_ready(self) -> dict[str, Any] | None:
         """What :attr:`ready` is now: the first line that is an object. What runs at Python's start, of a

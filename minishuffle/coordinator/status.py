@@ -104,6 +104,7 @@ def _cluster_status(cluster: ClusterView, now: float, request: GetStatus) -> Clu
                 reports=request.reports,
             )
             for worker in cluster.workers
+            if request.worker in (0, worker.worker)
         ],
         jobs=[job.info(results=False) for job in cluster.jobs.values() if request.jobs],
         unreached=[

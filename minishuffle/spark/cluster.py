@@ -68,6 +68,10 @@ class Supply:
             placed.append(self._numbers)
         return placed
 
+    def lost(self, order: int) -> None:
+        """Its worker is lost: another order takes the place of this one, which may not have ended."""
+        self.orders.discard(order)
+
     def ended(self, order: int, reason: str, was_registered: bool, now: float) -> None:
         """An order's job has ended; ``reason`` is empty for an orderly end."""
         self.orders.discard(order)
@@ -88,6 +92,8 @@ class Supply:
 
 POLL_SECONDS: Final = 0.5
 CANCEL_SECONDS: Final = 30.0
+END_SECONDS: Final = 5.0
+"""For an executor to end a worker that hangs, which takes a second."""
 SPECULATION_DURATION: Final = "spark.speculation.task.duration.threshold"
 
 
@@ -135,6 +141,8 @@ class WorkerSupplier:
         self._lock = threading.Lock()
         self._ended: list[tuple[int, str]] = []
         self._jobs: dict[int, threading.Thread] = {}
+        self._lost: dict[int, float] = {}
+        """Orders whose workers were lost and whose jobs have not ended: since when."""
         self._seen: set[int] = set()
         self._alive: set[int] = set()
         self._broken = ""
@@ -215,9 +223,13 @@ class WorkerSupplier:
             ended, self._ended = self._ended, []
         for order, reason in ended:
             self._jobs.pop(order).join()
+            self._lost.pop(order, None)
             self._supply.ended(order, reason, order in self._seen, now)
-        for order in self._supply.orders:
-            if states.get(order) == "lost":  # Its executor may hang: Spark is not waited for.
+        for order in [order for order in self._supply.orders if states.get(order) == "lost"]:
+            self._supply.lost(order)
+            self._lost[order] = now
+        for order, at in self._lost.items():
+            if now >= at + END_SECONDS:  # Its executor may hang, too: Spark is not waited for.
                 self._context.cancelJobGroup(self._group(order))
         for order in self._supply.due(now):
             self._order(order)

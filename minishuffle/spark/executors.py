@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,15 +31,19 @@ from minishuffle.errors import (
     text_of,
 )
 from minishuffle.ids import Address
-from minishuffle.launch import line_object
+from minishuffle.launch import POLL_SECONDS, ProcessDescriptor, line_object
 from minishuffle.postmortem import observed
+from minishuffle.replacements import REGISTRATION_SECONDS_MAX, SignalSequence
 from minishuffle.transport.addresses import unreachable
-from minishuffle.wire.requests import Accepted, WorkerEnded
+from minishuffle.wire.requests import Accepted, ClusterStatus, GetStatus, WorkerEnded
 
 __all__ = ["WorkerOrder", "run_worker_task"]
 
 LOG_TAIL_LINES: Final = 5
 STOP_SECONDS: Final = 20.0
+VERDICT_SECONDS: Final = 0.5
+"""Between two questions to the coordinator whether it has declared the worker lost."""
+ANSWER_SECONDS: Final = 2.0
 CONNECT_SECONDS: Final = 10.0
 
 
@@ -108,16 +114,17 @@ def _run(order: WorkerOrder, directory: Path) -> str:
             pass_fds=descriptors,
         )
         observation.began(child.pid)
+        hangs = False
         try:
-            assert child.stdout is not None
-            line = child.stdout.readline()  # It is registered, or has ended.
-            secret_file.unlink()
-            code = child.wait()
+            line, hangs = _waits(order, child, secret_file)
         finally:
-            _end(child)
-        if (end := observation.report(line_object(line), code)) is not None:
+            _end(child, hangs)
+        code = child.poll()
+        if code is not None and (end := observation.report(line_object(line), code)) is not None:
             _tell(order, end)
         observation.close()
+    if hangs:
+        return f"worker {order.worker} hung on {socket.gethostname()}, and was ended"
     if code == 0:
         return ""
     lines = log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
@@ -150,12 +157,46 @@ def _tell(order: WorkerOrder, end: WorkerEnded) -> None:
         client.request(end, Accepted)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _waits(order: WorkerOrder, child: subprocess.Popen[bytes], secret_file: Path) -> tuple[bytes, bool]:
+    """Wait until the worker ends, or hangs: it runs although the coordinator has declared it lost, or it has
+    not registered in time.
+
+    Returns:
+        What it has said when it was registered, and whether it hangs.
+    """
+    assert child.stdout is not None
+    line, deadline = b"", time.monotonic() + REGISTRATION_SECONDS_MAX
+    question = GetStatus(jobs=False, reports=False, worker=order.worker)
+    with Client(order.coordinator, order.secret, cluster=order.cluster, timeout=ANSWER_SECONDS) as client:
+        while True:
+            if line:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(VERDICT_SECONDS)
+            elif select.select([child.stdout], [], [], VERDICT_SECONDS)[0]:
+                line = child.stdout.readline() or b"\n"  # It is registered, or has ended.
+                secret_file.unlink()
+            if child.poll() is not None:
+                return line, False
+            if not line and time.monotonic() > deadline:
+                return line, True
+            with contextlib.suppress(ShuffleError):  # It is asked again.
+                found = client.request(question, ClusterStatus).workers
+                if [(worker.pid, worker.state) for worker in found] == [(child.pid, "lost")]:
+                    return line, True
+
+
+def _end(child: subprocess.Popen[bytes], hangs: bool) -> None:
+    """Have it end, in order if it does not hang. What SIGKILL does not end, as a disk does not answer it, is
+    left."""
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
             pipe.close()
-    try:
-        child.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+    if not hangs:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(STOP_SECONDS)
+    descriptor, sequence = ProcessDescriptor(child), SignalSequence(time.monotonic())
+    while child.poll() is None and not sequence.outlived(now := time.monotonic()):
+        for number in sequence.due(now):
+            descriptor.send_signal(number)
+        time.sleep(POLL_SECONDS)
+    descriptor.close()

@@ -216,11 +216,12 @@ class WaitJob(ControlMessage):
 
 class GetStatus(ControlMessage):
     """Without ``jobs``, only workers are listed; without ``reports``, not what they have reported of
-    themselves and of each other."""
+    themselves and of each other. With ``worker``, only that one is."""
 
     type: Literal["get_status"] = "get_status"
     jobs: bool = True
     reports: bool = True
+    worker: WorkerNumber = 0
 
 
 class WorkerEnded(ControlMessage):

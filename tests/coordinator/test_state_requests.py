@@ -157,6 +157,7 @@ def test_lists_may_be_without_what_is_long(cluster: FakeCluster, pair: Any, make
     cluster.heartbeat(
         pair[0], stuck={"j1": [0]}, peers=[PeerReport(worker=2, connections=1, local="a:1", remote="b:2")]
     )
+    assert [each.worker for each in cluster.request(GetStatus(worker=2)).workers] == [2]
     whole, brief = (cluster.request(GetStatus(reports=reports)).workers[0] for reports in (True, False))
     assert whole.report.stuck and whole.peers
     assert brief == whole.model_copy(update={"report": WorkerReport(), "peers": []})

@@ -24,6 +24,16 @@ def test_a_worker_that_ran_is_replaced_at_once_under_a_new_number() -> None:
     assert not supply.first_failure
 
 
+def test_another_order_takes_the_place_of_one_whose_worker_is_lost_before_that_has_ended() -> None:
+    supply = Supply(2)
+    supply.due(0.0)
+    supply.lost(1)
+    assert supply.due(10.0) == [3]
+    supply.ended(1, "it hung", True, 11.0)
+    assert supply.due(11.0) == []
+    assert supply.orders == {2, 3}
+
+
 @pytest.mark.parametrize("failures, seconds", [(1, 1.0), (2, 2.0), (3, 4.0), (4, 8.0)])
 def test_after_a_failure_the_next_order_waits_longer_each_time(failures: int, seconds: float) -> None:
     supply = Supply(1)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pyspark import TaskContext
 
+from minishuffle.config import read_secret
 from minishuffle.ids import Address
 from minishuffle.launch import settings_flags
 from minishuffle.local import LocalCluster
@@ -29,7 +33,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def order(cluster: LocalCluster, number: int, secret: bytes | None = None) -> WorkerOrder:
-    own = (cluster.state_dir / "secret").read_bytes()
+    own = read_secret(cluster.state_dir / "secret")
     flags = tuple(settings_flags(cluster._settings))
     return WorkerOrder(number, "local", cluster.client.address, secret or own, flags)
 
@@ -51,6 +55,25 @@ def test_a_worker_runs_until_its_cluster_stops(directory: Path, wait_until: Unti
             cluster.client.stop_cluster()
             task.join(SECONDS_MAX)
     assert reasons == [""]
+    assert not list(directory.iterdir())
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_is_ended(directory: Path, wait_until: Until) -> None:
+    """Stopped, and unable to end in order, as one whose function holds the interpreter."""
+    reasons: list[str] = []
+    timing = {"heartbeat_interval": 0.2, "heartbeat_timeout": 1.0}
+    with LocalCluster(workers=1, slots=1, **timing) as cluster:
+        work = order(cluster, 7)
+        task = threading.Thread(target=lambda: reasons.extend(work(iter([0]))))
+        task.start()
+        found = wait_until(
+            lambda: [each for each in cluster.status().workers if each.worker == 7], "worker 7"
+        )
+        os.kill(found[0].pid, signal.SIGSTOP)
+        task.join(SECONDS_MAX)
+        assert reasons == [f"worker 7 hung on {socket.gethostname()}, and was ended"]
+        assert not psutil.pid_exists(found[0].pid)
     assert not list(directory.iterdir())
 
 
