@@ -282,6 +282,7 @@ def result_type(function: str, name: str, kind: pa.DataType) -> pa.DataType:
         kind = _plain_type(function, name, kind)
         if is_moment(kind) or is_bytes(kind):
             return kind
+    kind = without_dictionary(kind)
     floats = pa.types.is_float32(kind) or pa.types.is_float64(kind)
     decimals = pa.types.is_decimal(kind) and kind.bit_width <= 128
     if not (floats or decimals or any(is_a(kind) for is_a in _INTEGERS)):

@@ -26,7 +26,7 @@ def has_order(kind: pa.DataType) -> bool:
 
 def check_order(method: str, name: str, kind: pa.DataType) -> None:
     """Raises WrongColumns if the column ``name`` has values that have no order."""
-    if not has_order(kind) and not pa.types.is_null(kind):
+    if not has_order(kind) and not pa.types.is_null(without_dictionary(kind)):
         raise WrongColumns(
             f"{method} by column {name!r} of type {kind}, which has no order: first take out of it what to "
             "order by, as with explode() or with_columns()"
