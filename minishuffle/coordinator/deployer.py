@@ -83,6 +83,8 @@ class Deployer:
         for task in due:
             if task.index in job.slots.lost:
                 job.wait_for_slot(task, at + waits[task.index], at)
+        if job.stopping:
+            return []
         ready = [task for task in due if task.index not in job.slots.lost]
         if ready:
             addresses = {worker.worker: worker.address for worker in workers}
@@ -100,7 +102,8 @@ class Deployer:
         for slots in [[slot] for slot in lost] if self.isolation.suspects(job) else [lost]:
             free = {each.worker: each.slots - held.slots[each.worker] for each in workers}
             closed = self.isolation.closed(job, slots[0], list(self.workers), held) if slots else {}
-            move_slots(job, slots, workers, held, called, closed=closed)
+            shut = {**closed, **job.links.closed()}
+            move_slots(job, slots, workers, held, called, closed=shut)
             held.note(job)
             for slot in slots:
                 waits[slot] = self.isolation.tried(job, slot, closed, free)
@@ -118,7 +121,7 @@ class Deployer:
             return False
         one_by_one = self.isolation.suspects(job) and not job.moves_as_a_whole
         for slots in [[slot] for slot in there] if one_by_one else [there]:
-            closed = self.isolation.closed(job, slots[0], list(self.workers), held)
+            closed = {**self.isolation.closed(job, slots[0], list(self.workers), held), **job.links.closed()}
             whole = job.moves_as_a_whole
             move_slots(job, slots, self.workers.alive(), held, called, closed=closed, all_or_none=whole)
             held.note(job)

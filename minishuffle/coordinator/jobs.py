@@ -16,7 +16,7 @@ from minishuffle.coordinator.deaths import Deaths
 from minishuffle.coordinator.ends import Done, Ends, EndsOfOne, done_with, is_stale, wanted_again
 from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures, Regions
 from minishuffle.coordinator.history import History
-from minishuffle.coordinator.joblinks import JobLinks
+from minishuffle.coordinator.joblinks import Exclusion, JobLinks
 from minishuffle.coordinator.lifecycle import (
     ENDED,
     JOB_MOVES,
@@ -44,6 +44,7 @@ from minishuffle.wire.messages import (
     ErrorInfo,
     RecoverySteps,
     SourcePositions,
+    TaskAttempt,
     TaskReleased,
     TaskReport,
     TaskStateChanged,
@@ -434,6 +435,23 @@ class Job:
             self._held.update((task.key, (worker, end_told_until)) for task in lost if task.index in slots)
         self._go_on_without(lost, cause, "on another worker", at)
 
+    def exclude(self, worker: int, exclusion: Exclusion, at: float) -> list[TaskAttempt]:
+        """A worker that others of the job cannot reach loses its slots, though it is alive: gives the
+        attempts that it is to release. They are failures of their subtasks."""
+        here = [task for task in self._tasks.values() if task.worker == worker and task.on_worker]
+        named = [TaskAttempt(operator=task.operator, index=task.index, attempt=task.attempt) for task in here]
+        failed = [task.key for task in here if task.runs]
+        self.links.exclude(worker, exclusion, at)
+        cause = ErrorInfo(code=PeerLost.code, text=exclusion.why)
+        self.worker_lost(worker, cause, at)
+        self.slots.left.add(worker)
+        for key in failed:
+            failures = self._failures_of(key)
+            if not self.stopping and failures.add(cause, at) is None:
+                self.history.blame(failures.first, verdict=True)
+                self.fail(failures.limit_reached(str(self._tasks[key])), at)
+        return named
+
     def end_told(self, worker: int, at: float) -> None:
         """How the process of that worker, which is lost, has ended is known by now, or nobody will tell."""
         held = [key for key, (lost_with, _) in self._held.items() if lost_with == worker]
@@ -572,9 +590,7 @@ class Job:
     def _retry(self, task: Subtask, error: ErrorInfo, at: float) -> None:
         """Restart a task that failed in its slot, unless it has failed too often."""
         settings = self.graph.settings
-        failures = self._failures.get(task.key)
-        if failures is None:
-            failures = self._failures[task.key] = Failures(settings.restart_failures_max, self._random)
+        failures = self._failures_of(task.key)
         delay = failures.add(error, at)
         if delay is None:
             self.history.blame(failures.first, verdict=True)
@@ -587,6 +603,11 @@ class Job:
         text = f"attempt {task.attempt + 1} follows {when} ({count}): {error.text}"
         self._restart_at(task, at + delay, at, text)
         self._cancel_beside([task])
+
+    def _failures_of(self, key: TaskKey) -> Failures:
+        if key not in self._failures:
+            self._failures[key] = Failures(self.graph.settings.restart_failures_max, self._random)
+        return self._failures[key]
 
     def _cancel_beside(self, tasks: list[Subtask]) -> None:
         """What restarts together with these has to end first."""
@@ -717,7 +738,15 @@ class Job:
 
     def wait_for_slot(self, task: Subtask, until: float, at: float) -> None:
         """There is none free for the task now."""
-        if task.state == "restarting":
+        if self.stopping:
+            return
+        if (exclusion := self.links.excluded.get(task.worker)) is not None:
+            text = (
+                f"{task} finds no slot on another worker: {self.slots.shortage}; {exclusion.why}: start "
+                "another worker, or have the network let the two connect"
+            )
+            self.fail(ErrorInfo(code=ResourceExhausted.code, text=text, task=str(task)), at, verdict=True)
+        elif task.state == "restarting":
             text = f"{self.slots.shortage}; waits {until - at:g} s at most"
             self._set(task, "waiting for a slot", at, text)
             self._times[task.key] = until

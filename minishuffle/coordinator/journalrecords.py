@@ -141,6 +141,7 @@ def _head(job: Job) -> dict[str, Any]:
         "books": job._books.record(),
         "regions": job._regions.record(),
         "manifest": job.manifest.record(),
+        "links": job.links.record(),
     }
 
 
@@ -317,6 +318,7 @@ def _recall(
     job.state, job.ended_at, job.released = record["state"], record["ended_at"], record["released"]
     job.slots.lost, job.slots.segments = set(record["lost_slots"]), dict(record["segments"])
     job.slots.moving, job.slots.left = dict(record.get("moving", {})), set(record.get("left", ()))
+    job.links.recall(record["links"])
     job.restarts = Counter(record["restarts"])
     job._abandoned = {(worker, slot) for worker, slot in record["abandoned"]}
     events, files = (numbered.get(kind, {}) for kind in NUMBERED)

@@ -7,6 +7,8 @@ Only a link that tasks of a job need and that there has not been for ``link_time
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from minishuffle import limits
 from minishuffle.coordinator.workers import Worker, WorkerRegistry
 from minishuffle.wire.messages import Heartbeat, Probe, Probed
 
-__all__ = ["Links", "Pair", "PairKey", "pair_of"]
+__all__ = ["ANSWER_SECONDS", "Links", "Pair", "PairKey", "pair_of"]
 
 PairKey: TypeAlias = tuple[int, int]
 """Worker ids, the lower first: it dials."""
@@ -39,6 +41,8 @@ class Pair:
     """There is a link, or the last probe could make one; None: nobody knows so far."""
     since: float = 0.0
     """Since when it has been so."""
+    answered_at: float = -math.inf
+    """When that was seen last."""
     why: str = ""
     """Why there is none."""
 
@@ -64,6 +68,8 @@ class Links:
         self._pairs: dict[PairKey, Pair] = {}
         self._probe_at: dict[PairKey, float] = {}
         """When a pair is to be probed, or asked for once more."""
+        self._queue: list[tuple[float, PairKey]] = []
+        """The same in the order of their times, a heap, and what was changed since."""
         self._watched: frozenset[PairKey] = frozenset()
         """Pairs that are probed again and again, whatever is found."""
         self._needs: dict[int, dict[int, _Need]] = {}
@@ -84,7 +90,7 @@ class Links:
         for other in missing:
             key = pair_of(worker, other)
             self._pairs.setdefault(key, Pair())
-            self._probe_at[key] = now
+            self._at(key, now)
             for each in key:
                 self._of.setdefault(each, set()).add(key)
 
@@ -109,31 +115,42 @@ class Links:
     def ask(self, keys: Iterable[PairKey], now: float) -> None:
         """Have these probed now, as far as no answer is under way."""
         for key in keys:
-            if key in self._pairs:
-                self._probe_at.setdefault(key, now)
+            if key in self._pairs and key not in self._probe_at:
+                self._at(key, now)
 
-    def watch(self, keys: Collection[PairKey], now: float) -> None:
-        """Have these probed again and again, and no others unless that fails."""
+    def _at(self, key: PairKey, at: float) -> None:
+        """Have a pair probed then, and no sooner."""
+        self._probe_at[key] = at
+        heapq.heappush(self._queue, (at, key))
+
+    def watch(self, keys: Collection[PairKey], now: float) -> bool:
+        """Have these probed again and again, and no others unless that fails; True: there are new ones."""
         watched = frozenset(keys)
-        self.ask(watched - self._watched, now)
-        self._watched = watched
+        new, self._watched = watched - self._watched, watched
+        self.ask(new, now)
+        return bool(new)
 
     def due(self, workers: WorkerRegistry, now: float) -> list[tuple[int, Probe]]:
         """What to send to whom now."""
         peers: dict[int, list[int]] = {}
-        for key in sorted(key for key, at in self._probe_at.items() if at <= now):
-            self._probe_at[key] = now + ANSWER_SECONDS
+        while (at := self.next_deadline()) is not None and at <= now:
+            _, key = heapq.heappop(self._queue)
             peers.setdefault(key[0], []).append(key[1])
+            self._at(key, now + ANSWER_SECONDS)
         found = []
-        for number, others in peers.items():
-            known = [worker.address for other in others if (worker := workers.get_alive(other)) is not None]
+        for number, others in sorted(peers.items()):
+            known = [
+                worker.address for other in sorted(others) if (worker := workers.get_alive(other)) is not None
+            ]
             if known and workers.get_alive(number) is not None:
                 found.append((number, Probe(term=self._term, peers=known)))
         return found
 
     def next_deadline(self) -> float | None:
         """When :meth:`due` has something."""
-        return min(self._probe_at.values(), default=None)
+        while self._queue and self._probe_at.get(self._queue[0][1]) != self._queue[0][0]:
+            heapq.heappop(self._queue)
+        return self._queue[0][0] if self._queue else None
 
     def probed(self, by: int, message: Probed, now: float) -> bool | None:
         """What a worker has found: whether that differs from what was known, None if nothing was or the pair
@@ -146,7 +163,7 @@ class Links:
         self._seen(key, not message.why, message.why, now)
         self._probe_at.pop(key, None)
         if message.why or key in self._watched:
-            self._probe_at[key] = now + self.seconds / PROBES_PER_TIMEOUT
+            self._at(key, now + self.seconds / PROBES_PER_TIMEOUT)
         return None if before is None else pair.linked != before
 
     def _seen(self, key: PairKey, linked: bool, why: str, now: float) -> None:
@@ -156,7 +173,7 @@ class Links:
                 self.reached[worker] += linked - bool(pair.linked)
             (self._failing.discard if linked else self._failing.add)(key)
             pair.linked, pair.since = linked, now
-        pair.why = why
+        pair.why, pair.answered_at = why, now
         for worker in key:
             self._new.get(worker, set()).discard(_other(key, worker))
 

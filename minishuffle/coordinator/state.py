@@ -31,10 +31,11 @@ from minishuffle.coordinator.instructions import (
     refusal,
 )
 from minishuffle.coordinator.isolation import Isolation
+from minishuffle.coordinator.joblinks import Exclusion
 from minishuffle.coordinator.jobreports import JobReport, RepeatedReport, heard, is_refused
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.jobtable import JobTable
-from minishuffle.coordinator.links import Links
+from minishuffle.coordinator.links import ANSWER_SECONDS, Links, PairKey, pair_of
 from minishuffle.coordinator.polls import LongPolls
 from minishuffle.coordinator.postponed import PostponedRequests
 from minishuffle.coordinator.questions import Questions
@@ -87,6 +88,7 @@ from minishuffle.wire.messages import (
     Probed,
     RecoverySteps,
     Register,
+    ReleaseJob,
     Shutdown,
     WorkerAddress,
     WorkerLost,
@@ -499,6 +501,7 @@ class CoordinatorState:
             self._history.note(at, "workers apart", self._workers.no_link(pair, message.why))
         elif is_new:
             self._history.note(at, "workers linked", f"{by.place} and {other.place} can connect again")
+        self._readmit(now)
 
     def _note_reach(self, number: int, at: float) -> None:
         """The probes of a newcomer have been answered."""
@@ -521,8 +524,65 @@ class CoordinatorState:
                 for key, why in self._links.broken(name, now).items()
                 if held >= set(key)
             }
-            if job.links.hear(broken, self._wall(now)):
+            if job.links.hear(broken, self._wall(now), now):
                 self._touch(job)
+                self._links.ask({pair for key in broken for pair in _around(key, held)}, now)
+                self._probe(now)
+            self._judge(job, now)
+
+    def _judge(self, job: Job, now: float) -> None:
+        """Exclude a worker from a job whose tasks have waited for too long for links between it and others,
+        once probes say of all of its workers whom it cannot reach, or have had the time for that."""
+        at, links = self._wall(now), self._links
+        held = job.slots.held()
+
+        def answered(key: PairKey, since: float) -> bool:
+            pairs = [links.pair(*pair) for pair in _around(key, held)]
+            return now >= since + ANSWER_SECONDS or all(pair.answered_at >= since for pair in pairs)
+
+        def apart(one: int, other: int) -> bool:
+            return links.pair(one, other).linked is False
+
+        for key, since in job.links.to_judge(at, links.seconds).items():
+            if job.stopping or not answered(key, since) or not apart(*key):
+                continue
+            worst = job.links.worst(key, held, apart, self._workers.epoch_of)
+            self._exclude(job, worst, key, now)
+            return
+
+    def _exclude(self, job: Job, number: int, key: PairKey, now: float) -> None:
+        """Take a worker's slots of a job away; the worker goes on with others."""
+        worker = self._workers.get_alive(number)
+        if worker is None:
+            return
+        text = self._workers.no_link(key, self._links.pair(*key).why, self._links.seconds)
+        why = f"worker {number} is excluded from this job until others can connect to it: {text}"
+        for holder, slot in job.abandoned_slots():
+            if holder == number:
+                worker.written_off.add((job.id, slot))
+                self._changed[number] = worker
+        attempts = job.exclude(number, Exclusion(worker.epoch, why), self._wall(now))
+        if attempts:
+            self._send(worker, ReleaseJob(term=self._facts.term, job=job.id, attempts=attempts))
+        self._out += self._streams.worker_ended()
+        self._touch(job)
+
+    def _readmit(self, now: float) -> None:
+        """Let workers in again that could be linked with all others of a job for long enough."""
+        links, since = self._links, now - self._links.seconds
+        for job in self._jobs.active():
+            for number in list(job.links.excluded):
+                pairs = [links.pair(number, other) for other in job.slots.held() if other != number]
+                if all(pair.linked and pair.since <= since for pair in pairs):
+                    job.links.readmit(number, links.seconds, self._wall(now))
+                    self._touch(job)
+
+    def _watch(self, now: float) -> None:
+        """Have those probed that are excluded, as long as they are."""
+        jobs = [job for job in self._jobs.active() if job.links.excluded]
+        watched = {key for job in jobs for key in job.links.watched(job.slots.held())}
+        if self._links.watch(watched, now):
+            self._probe(now)
 
     def _suspected(self, by: Worker, message: PeerSuspicion, at: float) -> None:
         """A line for those who wonder where their rows are, and others are prepared: it is no verdict."""
@@ -880,6 +940,7 @@ class CoordinatorState:
             self._changed.update(
                 {each.worker: each for each in self._workers.alive() if each.drain is not None}
             )
+        self._watch(now)
         for number in self._links.take_new():
             self._note_reach(number, self._wall(now))
         self._workers.standby_short += len(called)
@@ -935,8 +996,11 @@ class CoordinatorState:
         """Deploy what is due. ``called`` are standby workers that have been called upon for the same loss."""
         if self._awaiting and self._workers.awaits(job.slots.workers()):
             return
+        was_stopping = job.stopping
         ready = self._deployer.restart(job, self._jobs.held, at, called)
         self._changed.update({each.worker: each for each in self._workers.alive() if each.worker in called})
+        if job.stopping and not was_stopping:
+            self._touch(job)
         for task in ready:
             self._streams.redeployed(job, *task.key)
             self._results.redeployed(job, *task.key)
@@ -1008,3 +1072,8 @@ class CoordinatorState:
             assert not job.stopping or job.stop_sent
         self._jobs.validate()
         assert self._polls.jobs() <= {job.id for job in self._jobs.active()}
+
+
+def _around(key: PairKey, workers: Iterable[int]) -> set[PairKey]:
+    """The pairs of these workers of which one is one of the two."""
+    return {pair_of(one, other) for one in key for other in workers if one != other}

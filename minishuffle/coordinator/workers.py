@@ -391,6 +391,11 @@ class WorkerRegistry:
         worker.about = worker.about.model_copy(update={"host": host})
         return True
 
+    def epoch_of(self, number: int) -> int:
+        """That of a worker that is alive or awaited, else 0."""
+        worker = self.get_there(number)
+        return 0 if worker is None else worker.epoch
+
     def no_link(self, workers: tuple[int, int], why: str, seconds: float = 0.0) -> str:
         """Names two workers between which there is no link, for texts."""
         there = [self.get_there(number) for number in workers]
