@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from datetime import datetime
 from textwrap import indent
@@ -192,7 +191,7 @@ def show_jobs(jobs: list[JobInfo]) -> None:
             str(len(job.tasks)),
             f"{sum(task.counters.records_in for task in job.tasks):,}",
             f"{sum(task.counters.records_out for task in job.tasks):,}",
-            seconds_text((job.ended_at or time.time()) - job.submitted_at),
+            seconds_text((job.ended_at or job.at) - job.submitted_at),
             cause,
         )
     console().print(table)
@@ -200,11 +199,11 @@ def show_jobs(jobs: list[JobInfo]) -> None:
 
 def show_job(job: JobInfo) -> None:
     out = console()
-    end = job.ended_at or time.time()
+    end = job.ended_at or job.at
     out.print(f"job {job.job} ({job.name}): {job.state}, {seconds_text(end - job.submitted_at)}")
     for wait in job.slot_waits:
         out.print(
-            f"{wait.text}; the job fails in {seconds_text(max(0.0, wait.until - time.time()))} if none comes"
+            f"{wait.text}; the job fails in {seconds_text(max(0.0, wait.until - job.at))} if none comes"
         )
     states = ("busy", "idle", "back-pressured")
     numbers = ("attempt", "worker", "records in", "records out", *states)

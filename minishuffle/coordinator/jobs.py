@@ -192,9 +192,10 @@ class Job:
             self._losses = self._books.losses(self._tasks.values())
         return self._losses
 
-    def info(self, *, results: bool, tasks: bool = True) -> JobInfo:
-        """As clients see it; ``results`` of sinks, or all ``tasks``, may be left out for brevity."""
+    def info(self, at: float = 0.0, *, results: bool, tasks: bool = True) -> JobInfo:
+        """As clients see it at that time; ``results`` of sinks, or all ``tasks``, may be left out."""
         return JobInfo(
+            at=at,
             job=self.id,
             name=self.name,
             state=self.state,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from minishuffle import limits
-from minishuffle.clock import set_by
 from minishuffle.coordinator.history import History
 from minishuffle.coordinator.holdings import Holdings
 from minishuffle.coordinator.jobs import Job
@@ -63,12 +62,8 @@ class JobTable(dict[str, Job]):
             job.history.note(at, kind, text, worker=message.worker)
         return both
 
-    def clock_set(self, worker: int, seconds: float, at: float) -> list[Job]:
+    def clock_set(self, worker: int, text: str, at: float) -> list[Job]:
         """The system clock of a worker was set: gives the jobs whose events say so now."""
-        text = (
-            f"the system clock of worker {worker} was set {set_by(seconds)}: rates and time-outs go on, wall "
-            "times follow by 1 % a second"
-        )
         there = [job for job in self.active() if worker in job.slots.held()]
         for job in there:
             job.history.note(at, "clock set", text, worker=worker)

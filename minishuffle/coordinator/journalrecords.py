@@ -4,6 +4,7 @@ A record has a kind and a name, and takes the place of the one before of that ki
 
 ====================  =====================================================================================
 ``coordinator``       how many jobs were submitted, registrations accepted, and the highest worker id
+``clock``             how far the wall clock was ahead of the monotonic one of the coordinator's host
 ``worker`` ID         a registration that has not ended
 ``applied`` ID        the highest number of a report of that worker that was applied
 ``graph`` JOB         a job as it was submitted, its pickled functions included, until it has ended
@@ -52,6 +53,7 @@ __all__ = [
     "Recorder",
     "job_records",
     "recalled_clients",
+    "recalled_clock",
     "recalled_counts",
     "recalled_jobs",
     "recalled_workers",
@@ -271,6 +273,10 @@ class Recorder:
         """What there was of the cluster as a whole."""
         self._put({("coordinator", ""): pack_record({"submitted": submitted, **numbers._asdict()})})
 
+    def clock(self, host: str, offset: float) -> None:
+        """How far the wall clock is ahead of the monotonic one of that host."""
+        self._put({("clock", ""): pack_record({"host": host, "offset": offset})})
+
     def reported(self, job: Job, key: TaskKey) -> None:
         """A heartbeat said what the subtask has counted."""
         self._reported.setdefault((job.id, key), job)
@@ -439,6 +445,23 @@ def recalled_clients(
             job, _, operator = name.partition("/")
             found[kind, job][int(operator)] = unpack_record((kind, name), record)
     return found
+
+
+def recalled_clock(records: Mapping[RecordKey, bytes], host: str) -> float | None:
+    """What :meth:`Recorder.clock` was called with last, if that was on this host since it was started; its
+    monotonic clock is the same then.
+
+    Raises:
+        ShuffleError: the record cannot be read.
+    """
+    record = records.get(("clock", ""))
+    if record is None:
+        return None
+    fields = unpack_record(("clock", ""), record)
+    try:
+        return float(fields["offset"]) if host and fields["host"] == host else None
+    except (KeyError, TypeError, ValueError) as error:
+        raise ShuffleError(f"the record of the clock cannot be read: {error}") from error
 
 
 def recalled_counts(records: Mapping[RecordKey, bytes]) -> tuple[int, RegistryNumbers]:

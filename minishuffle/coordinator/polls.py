@@ -105,7 +105,7 @@ def _reply(message: PollRequest, job: Job) -> ControlMessage:
         case GetRows(after=after):
             return job.rows_after(after)
         case WaitJob():
-            return job.info(results=True)
+            return job.info(job.ended_at, results=True)
 
 
 def require_room(link: int, links: Iterable[int]) -> None:

@@ -21,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from minishuffle.clock import AnchoredClock
 from minishuffle.config import (
     ClusterSettings,
     CoordinatorPlace,
@@ -41,6 +42,7 @@ from minishuffle.coordinator.instructions import (
 )
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.journal import CoordinatorJournal, JournalLost
+from minishuffle.coordinator.journalrecords import recalled_clock
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.coordinator.workers import Worker
@@ -138,17 +140,19 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[None] = self._loop.create_future()
         """Resolved when the cluster is shut down."""
-        self._wall_offset = time.time() - self._loop.time()
+        now, identity = self._loop.time(), host_identity()
+        offset = recalled_clock(journal.records, identity)
+        self._clock = AnchoredClock(time.time() if offset is None else now + offset, now)
         facts = CoordinatorFacts(
             cluster=cluster,
             version=metadata.version("minishuffle"),
             python=".".join(platform.python_version_tuple()[:2]),
             pid=os.getpid(),
             term=journal.term,
-            wall_offset=self._wall_offset,
-            identity=host_identity(),
+            wall_offset=self._clock.read(time.time(), now) - now,
+            identity=identity,
         )
-        self._state = CoordinatorState(settings, facts, journal.records, random.random, self._loop.time())
+        self._state = CoordinatorState(settings, facts, journal.records, random.random, now)
         self._journal = journal
         self._cluster = cluster
         self._server = ControlServer()
@@ -223,7 +227,8 @@ class Coordinator:
     @property
     def clock(self) -> float:
         """Seconds since 1970 on the clock of all events, which does not jump."""
-        return self._loop.time() + self._wall_offset
+        now = self._loop.time()
+        return self._clock.read(time.time(), now)
 
     def look(self) -> tuple[list[Job], list[Worker]]:
         """Jobs that have not ended, and all workers, as they are until the caller waits for something."""
@@ -451,6 +456,8 @@ class Coordinator:
         """Now and then, also to write what could not be written: it finds out that another has taken over."""
         if not self.stopped.done():
             self._look = self._loop.call_later(TERM_SECONDS, self._look_at_term)
+            now = self._loop.time()
+            self._state.anchor(self._clock.read(time.time(), now) - now)
             self._write_again()
             self._carry_out([Journal({})])
 

@@ -9,10 +9,12 @@ carries the instructions out, in order, and calls :meth:`CoordinatorState.handle
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from minishuffle import limits
+from minishuffle.clock import set_by
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator import journalrecords
 from minishuffle.coordinator.books import TaskKey
@@ -122,6 +124,10 @@ class _Unexplained(NamedTuple):
     """Those that died with it, by job."""
 
 
+OFFSET_SECONDS: Final = 1.0
+"""The journal hears of the wall clock when it has followed the system clock by more."""
+
+
 class CoordinatorState:
     """One term of a coordinator.
 
@@ -154,6 +160,9 @@ class CoordinatorState:
         """The shell says whether the journal can be written."""
         self._settings = settings
         self._facts = facts
+        self._wall_offset, self._recorded_offset = facts.wall_offset, math.inf
+        self._wall_at = 0.0
+        """The latest time that the wall clock has shown."""
         self._random = random
         self._recorder = journalrecords.Recorder(records)
         self._workers = WorkerRegistry(settings, facts.python, facts.version)
@@ -324,6 +333,11 @@ class CoordinatorState:
         """The cluster is being shut down."""
         return self._orderly_stop.phase != "up"
 
+    def anchor(self, wall_offset: float) -> None:
+        """How far the wall clock is ahead of the clock of ``now``: it follows the system clock, if somebody
+        sets that."""
+        self._wall_offset = wall_offset
+
     def stop(self, now: float) -> list[Instruction]:
         """Shut the cluster down: cancel jobs, shut workers down, then :class:`Stopped`. Idempotent."""
         self._begin_stop(now)
@@ -460,8 +474,7 @@ class CoordinatorState:
             case PeerSuspicion():
                 self._suspected(worker, message, at)
             case ClockSet(seconds=seconds, forward=forward):
-                step = seconds if forward else -seconds
-                self._touch(*self._jobs.clock_set(worker.worker, step, at))
+                self._clock_set(worker, seconds if forward else -seconds, at)
             case Leaving(seconds=seconds):
                 self._drain(worker, at + seconds, "its process was sent SIGTERM", at)
             case Shutdown(reason=reason):
@@ -472,6 +485,15 @@ class CoordinatorState:
             case _:
                 why = f"it sent {message.type}, which no worker may"  # type: ignore[attr-defined]
                 self._cut_off(worker, why, now, "malformed")
+
+    def _clock_set(self, worker: Worker, seconds: float, at: float) -> None:
+        """Nothing follows but events: the worker goes on."""
+        text = (
+            f"the system clock of worker {worker.worker} was set {set_by(seconds)}: rates and time-outs go "
+            "on, wall times follow by 1 % a second"
+        )
+        self._history.note(at, "clock set", text, worker=worker.worker)
+        self._touch(*self._jobs.clock_set(worker.worker, text, at))
 
     def _advertised(self, worker: Worker, host: str, now: float) -> None:
         """It has an address for other hosts: it can have slots of jobs that run there too."""
@@ -911,11 +933,12 @@ class CoordinatorState:
     # --- what follows ----------------------------------------------------------------------------
 
     def _wall(self, now: float) -> float:
-        return now + self._facts.wall_offset
+        self._wall_at = max(self._wall_at, now + self._wall_offset)
+        return self._wall_at
 
     def _clock(self, at: float) -> float:
         """When the wall clock will have come to ``at``; a microsecond more, since its floats are coarser."""
-        return at - self._facts.wall_offset + 1e-6
+        return at - self._wall_offset + 1e-6
 
     def _touch(self, *jobs: Job) -> None:
         self._touched.update((job.id, job) for job in jobs)
@@ -981,6 +1004,9 @@ class CoordinatorState:
             self._recorder.worker(worker)
         self._changed.clear()
         self._recorder.counts(self._submissions.accepted, self._workers.numbers)
+        if abs(self._wall_offset - self._recorded_offset) > OFFSET_SECONDS:
+            self._recorded_offset = self._wall_offset
+            self._recorder.clock(self._facts.identity, self._wall_offset)
 
     def _all_are_back(self, now: float) -> None:
         """Every worker has come back, or is lost: what was due meanwhile follows."""
@@ -1048,8 +1074,16 @@ class CoordinatorState:
 
     def _view(self) -> ClusterView:
         problem = self.write_ahead.problem
-        jobs, workers = self._jobs, self._workers
-        return ClusterView(self._facts, self.web_port, problem, workers, jobs, self._links, self._history)
+        return ClusterView(
+            self._facts,
+            self.web_port,
+            problem,
+            self._workers,
+            self._jobs,
+            self._links,
+            self._history,
+            self._wall_offset,
+        )
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""

@@ -43,7 +43,7 @@ class CoordinatorFacts:
     pid: int
     term: int
     wall_offset: float
-    """Wall clock minus the clock of ``now``, in seconds."""
+    """At its start: the wall clock minus the clock of ``now``, in seconds."""
     identity: str = ""
     """That of its host, see ``host_identity``."""
 
@@ -59,6 +59,8 @@ class ClusterView(NamedTuple):
     links: Links
     history: History
     """Events that are of no job."""
+    wall_offset: float
+    """As it is now."""
 
 
 StatusRequest: TypeAlias = ListJobs | ShowJob | ShowGraph | GetFiles | GetStatus
@@ -71,11 +73,13 @@ def status_reply(request: StatusRequest, cluster: ClusterView, now: float) -> Co
     Raises:
         UnknownName: there is no such job.
     """
+    at = now + cluster.wall_offset
     match request:
         case ListJobs(tasks=tasks):
-            return JobList(jobs=[job.info(results=False, tasks=tasks) for job in cluster.jobs.values()])
+            jobs = cluster.jobs.values()
+            return JobList(jobs=[job.info(at, results=False, tasks=tasks) for job in jobs])
         case ShowJob(job=name, results=results):
-            return cluster.jobs.named(name).info(results=results)
+            return cluster.jobs.named(name).info(at, results=results)
         case ShowGraph(job=name):
             return _graph_info(cluster.jobs.named(name))
         case GetFiles(job=name, after=after):
@@ -86,7 +90,7 @@ def status_reply(request: StatusRequest, cluster: ClusterView, now: float) -> Co
 
 def _cluster_status(cluster: ClusterView, now: float, request: GetStatus) -> ClusterStatus:
     """Workers with their connections, and jobs without what their sinks returned, as far as is asked for."""
-    facts = cluster.facts
+    facts, at = cluster.facts, now + cluster.wall_offset
     used, confined = cluster.jobs.held.slots, cluster.workers.confined(facts.identity)
     return ClusterStatus(
         cluster=facts.cluster,
@@ -106,7 +110,7 @@ def _cluster_status(cluster: ClusterView, now: float, request: GetStatus) -> Clu
             for worker in cluster.workers
             if request.worker in (0, worker.worker)
         ],
-        jobs=[job.info(results=False) for job in cluster.jobs.values() if request.jobs],
+        jobs=[job.info(at, results=False) for job in cluster.jobs.values() if request.jobs],
         unreached=[
             cluster.workers.no_link(key, why)
             for key, why in cluster.links.failing()[: limits.CLUSTER_EVENTS_SHOWN]

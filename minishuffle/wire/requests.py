@@ -302,6 +302,8 @@ class JobInfo(ControlMessage):
     state: str
     submitted_at: float
     ended_at: float = 0.0
+    at: float = 0.0
+    """When the coordinator said all this, by its clock, which the other times are of, too."""
     tasks: list[TaskInfo] = Field(default_factory=list)
     causes: list[ErrorInfo] = Field(default_factory=list)
     """First cause first."""

@@ -6,21 +6,27 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle import limits
+from minishuffle.coordinator.instructions import Journal
 from minishuffle.coordinator.journalrecords import (
     FORMAT,
     OtherFormat,
     Recorder,
     job_records,
     pack_record,
+    recalled_clock,
     recalled_counts,
     recalled_jobs,
     recalled_workers,
     require_format,
     unpack_record,
 )
+from minishuffle.coordinator.state import CoordinatorState
+from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ShuffleError
+from minishuffle.ids import RecordKey
 from minishuffle.wire.packed import SplitPosition, pack_positions
+from minishuffle.wire.requests import CancelJob, GetEvents
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -138,3 +144,39 @@ def test_damaged_records_are_left_to_who_reads_them() -> None:
     for name in ("j2", "j3"):
         with pytest.raises(ShuffleError, match=f"record job {name} cannot be read"):
             unpack_record(("job", name), damaged["job", name])
+
+
+def test_the_wall_clock_of_a_host_is_recalled_there_as_long_as_it_runs(cluster: FakeCluster) -> None:
+    state = CoordinatorState(
+        cluster.settings, CoordinatorFacts("test", "0", "3.11", 1, 9, 500.0, "host 1"), {}, lambda: 0.5, 0.0
+    )
+
+    def written(offset: float) -> list[float | None]:
+        state.anchor(offset)
+        records: dict[RecordKey, bytes] = {}
+        for each in state.handle_timer(1.0):
+            if isinstance(each, Journal):
+                records.update({key: record for key, record in each.changes.items() if record is not None})
+        return [recalled_clock(records, host) for host in ("host 1", "host 2", "")]
+
+    assert written(500.0) == [500.0, None, None]
+    assert written(500.9) == [None, None, None], "it has not moved far enough"
+    assert written(501.1) == [501.1, None, None]
+    with pytest.raises(ShuffleError, match="record of the clock cannot be read"):
+        recalled_clock({("clock", ""): pack_record({"host": "h"})}, "h")
+
+
+def test_the_wall_clock_of_a_coordinator_does_not_run_back(
+    cluster: FakeCluster, make_graph: MakeGraph
+) -> None:
+    cluster.add(slots=4)
+    cluster.submit(make_graph())
+    at = cluster.show("j1").at
+    assert at == cluster.show("j1").submitted_at
+    cluster.state.anchor(at - cluster.now - 5.0)
+    cluster.now += 1.0
+    cluster.request(CancelJob(job="j1"))
+    (event,) = [each for each in cluster.request(GetEvents(job="j1")).events if each.kind == "canceling"]
+    assert event.at == at
+    cluster.now += 6.0
+    assert cluster.show("j1").at == at + 2.0

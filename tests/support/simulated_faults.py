@@ -119,8 +119,15 @@ HEADLESS: tuple[FaultKind, ...] = (
 """What happens to a coordinator, and while it is away."""
 FORGETFUL: tuple[FaultKind, ...] = ("full disk", "full disk", "full disk", "cancel", *HEADLESS[4:])
 """The same, and what the journal did not take."""
-CLOCKS_SET: tuple[FaultKind, ...] = (*["set clock"] * len(KINDS), *KINDS)  # type: ignore[assignment]
-"""Each second one sets the system clock."""
+CLOCKS_SET: tuple[FaultKind, ...] = (
+    "set clock",
+    "set clock",
+    "set clock",
+    "kill coordinator",
+    "raise again",
+    "kill",
+)
+"""What goes on, or is recalled, when somebody sets the system clock."""
 HOUR = 3600.0
 DRAINING: tuple[FaultKind, ...] = (
     "term",
