@@ -96,7 +96,7 @@ class ClusterSettings(BaseSettings):
     """How long a worker that has lost its coordinator runs on and looks for it before it exits."""
     slot_timeout: float = Field(60.0, gt=0)
     """How long tasks of a lost worker wait for a free slot before their job fails."""
-    drain_timeout: float = Field(8.0, ge=0)
+    drain_timeout: float = Field(8.0, ge=0, allow_inf_nan=False)
     """How long a worker that was sent SIGTERM waits for free slots elsewhere for its tasks. Who ends
     processes has to give it 2 s more."""
     spool_bytes_max: int = Field(limits.SPOOL_BYTES_MAX, ge=64 * 1024)

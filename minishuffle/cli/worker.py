@@ -51,6 +51,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 """The signals that end a process in order."""
 DRAIN_LOOK_SECONDS = 0.2
 """Between two looks whether a worker has left."""
+DRAIN_SECONDS_MAX = 1e9
 SIGNALS = ("KILL", "TERM", "STOP", "CONT")
 
 Ready = Callable[[dict[str, Any]], None]
@@ -392,7 +393,9 @@ def kill(context: click.Context, number: int, name: str, as_json: bool) -> None:
 
 @worker.command()
 @click.argument("number", metavar="WORKER", type=int)
-@click.option("--timeout", type=click.FloatRange(0), help="End after so many seconds in any case.")
+@click.option(
+    "--timeout", type=click.FloatRange(0, DRAIN_SECONDS_MAX), help="End after so many seconds in any case."
+)
 @click.option("--wait", is_flag=True, help="Return when the worker has left.")
 @json_option
 @late_global_options

@@ -20,6 +20,7 @@ from minishuffle.coordinator.scheduling import (
     move_slots,
     redeployments,
     releases,
+    takers,
 )
 from minishuffle.coordinator.standby import Preparations
 from minishuffle.coordinator.workers import WorkerRegistry
@@ -117,7 +118,8 @@ class Deployer:
         """Have the slots of workers that are to leave move, as far as others have free ones; False if none
         moves now. The arguments are those of :meth:`restart`."""
         there = job.slots.on(leaving)
-        if not there or not job.can_move:
+        free = any(each.slots > held.slots[each.worker] for each in takers(self.workers.alive()))
+        if not there or not free or not job.can_move:
             return False
         one_by_one = self.isolation.suspects(job) and not job.moves_as_a_whole
         for slots in [[slot] for slot in there] if one_by_one else [there]:

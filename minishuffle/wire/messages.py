@@ -462,7 +462,7 @@ class Leaving(ControlMessage):
 
     type: Literal["leaving"] = "leaving"
     term: int
-    seconds: float = Field(ge=0)
+    seconds: float = Field(ge=0, allow_inf_nan=False)
 
 
 class AskDial(ControlMessage):

@@ -248,7 +248,7 @@ class DrainWorker(ControlMessage):
 
     type: Literal["drain_worker"] = "drain_worker"
     worker: WorkerNumber
-    seconds: Annotated[float, Field(ge=0)] | None = None
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
 
 class StopCluster(ControlMessage):

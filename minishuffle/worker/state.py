@@ -7,7 +7,6 @@ what came of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -157,13 +156,10 @@ class WorkerState:
         self._reattachments = Reattachments()
         self._ends = EndReports()
         self._peers = Dialing(worker)
-        self._leave_by: float | None = None
-        """When it ends although the coordinator has not told it to; None: it is not to leave."""
-
-    @property
-    def leaving(self) -> bool:
+        self.leaving = False
         """The process was sent SIGTERM."""
-        return self._leave_by is not None
+        self._leave_by: float | None = None
+        """When it ends although the coordinator has not sent Shutdown."""
 
     def held(self) -> list[HeldAttempt]:
         """Every attempt that was deployed here and not released."""
@@ -186,7 +182,7 @@ class WorkerState:
     def leave(self, now: float) -> list[Instruction]:
         """The process was sent SIGTERM: the coordinator has the tasks move, and says when to end."""
         seconds = self._settings.drain_timeout
-        self._leave_by = now + seconds + LEAVE_GRACE_SECONDS
+        self.leaving, self._leave_by = True, now + seconds + LEAVE_GRACE_SECONDS
         return [Send(Leaving(term=self.term, seconds=seconds))]
 
     # --- control messages ------------------------------------------------------------------------
@@ -702,7 +698,7 @@ class WorkerState:
         if self.stuck > max(stuck, limit):
             instructions.append(Exit(f"{self.stuck} tasks were abandoned, at most {limit} may be"))
         if self._leave_by is not None and now >= self._leave_by:
-            self._leave_by = math.inf
+            self._leave_by = None
             instructions.append(Exit(""))
         instructions += self._refuse_expired(now)
         instructions += self._repair(now)

@@ -23,8 +23,8 @@ from minishuffle.wire.clients import (
     ResultOpened,
     ServeResult,
 )
-from minishuffle.wire.messages import ErrorInfo, TaskReport
-from minishuffle.wire.requests import Accepted, CancelJob, SubmitJob
+from minishuffle.wire.messages import ErrorInfo, Shutdown, TaskReport
+from minishuffle.wire.requests import Accepted, CancelJob, DrainWorker, SubmitJob
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -356,3 +356,38 @@ def test_requests_of_one_client_that_wait_for_workers_are_bounded(
     assert [cluster.reply(request) for request in waiting] == [None, None]
     other = cluster.ask(opening, link=2_000)
     assert cluster.reply(other, 2_000) is None, "another client's request is not refused"
+
+
+# --- workers that leave ------------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_to_leave_waits_until_readers_have_its_rows(cluster: FakeCluster, pair: Any) -> None:
+    one, _ = pair
+    job = cluster.submit(graph("result"))
+    keeps(cluster, one, 0, 5)
+    cluster.report_all(job, "running")
+    for worker in pair:
+        for key in list(worker.tasks):
+            counters = TaskCounters(rows_kept=5 if (worker, key[1]) == (one, 1) else 0)
+            cluster.report(worker, key, "finished", counters=counters)
+    cluster.request(DrainWorker(worker=one.worker))
+    cluster.advance(100.0)
+    assert cluster.show(job).state == "finished" and not one.got(Shutdown)
+    cluster.request(commit(4, 0))
+    assert not one.got(Shutdown), "a row is not committed"
+    cluster.request(commit(5, 0))
+    assert one.got(Shutdown)
+
+
+def test_rows_that_nobody_has_read_are_lost_with_a_worker_whose_time_is_up(
+    cluster: FakeCluster, pair: Any
+) -> None:
+    one, _ = pair
+    job = cluster.submit(graph("result", bounded=False))
+    cluster.report_all(job, "running")
+    keeps(cluster, one, 0, 5)
+    cluster.request(DrainWorker(worker=one.worker, seconds=2.0))
+    cluster.advance(4.0)
+    assert one.got(Shutdown)
+    cluster.send(one, Shutdown(term=TERM, reason="the worker is stopped"))
+    assert cluster.show(job).rows_dropped["result_lost"] == 5

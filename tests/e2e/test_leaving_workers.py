@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -77,6 +80,15 @@ def endless(folder: Path) -> Stream[Any]:
     return rows.key_by(lambda row: row[1] % 20).count(emit="batch").to_count()
 
 
+def drain(cluster: LocalCluster, worker: int) -> Any:
+    """What the command prints."""
+    where = ["--coordinator", str(cluster.client.address), "--secret-file", str(cluster.state_dir / "secret")]
+    words = ["worker", "drain", str(worker), "--wait", "--json"]
+    command = [sys.executable, "-m", "minishuffle.cli", *where, "--cluster", "local", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=True)
+    return json.loads(done.stdout)
+
+
 def running_on(handle: JobHandle) -> set[int]:
     """The workers of the tasks, once all of them run."""
     tasks = handle.info().tasks
@@ -97,7 +109,7 @@ def test_workers_are_restarted_one_after_the_other_under_a_job(wait_until: Until
             old = processes.workers[worker]
             moved += 2 * len({task.index for task in handle.info().tasks if task.worker == worker})
             if turn % 2:
-                cluster.client.drain(worker)
+                assert drain(cluster, worker) == {"worker": worker, "timeout": None, "left": True}
             else:
                 old.process.send_signal(signal.SIGTERM)
             assert old.process.wait(SECONDS_MAX) == 0

@@ -468,3 +468,4 @@ def test_a_worker_that_is_sent_sigterm_ends_by_itself_if_nobody_tells_it_to() ->
     assert machine.state.handle_timer(due - 0.01) == []
     assert machine.state.handle_timer(due) == [Exit("")]
     assert machine.state.handle_timer(due + 1) == [], "once"
+    assert machine.state.next_deadline() is None and machine.state.leaving
