@@ -19,6 +19,7 @@ import click
 
 from minishuffle.cli import doctor
 from minishuffle.cli.entry import importing
+from minishuffle.cli.firstprocess import run_behind_init
 from minishuffle.cli.ownprocesses import is_minishuffle
 from minishuffle.cli.session import (
     DEFAULT_HOST,
@@ -147,6 +148,7 @@ def start_worker(
     SIGTERM has its tasks move to free slots of other workers, within drain_timeout, before it ends; Ctrl-C
     ends it at once.
     """
+    run_behind_init()
     if processor is not None:
         _pin(processor)
     session = session_of(context)
@@ -226,6 +228,7 @@ def start_coordinator(
     Ctrl-C and SIGTERM end this process alone: jobs and workers run on, and the coordinator that is started
     next with this state directory goes on with them. 'cluster down' ends them.
     """
+    run_behind_init()
     session = session_of(context)
     settings = settings_from(values)
     secret = session.secret()

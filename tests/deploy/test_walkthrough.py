@@ -49,7 +49,7 @@ class Nodes:
         docker = deploy / "docker"
         entry = re.search(r"^ENTRYPOINT (\[.+\])$", (docker / "Dockerfile").read_text(), re.MULTILINE)
         assert entry is not None
-        self._entry = [str(docker / json.loads(entry[1])[0])]
+        self._entry = [str(docker / json.loads(entry[1])[-1])]
         self._compose = yaml.safe_load((docker / "compose.yml").read_text())["services"]
 
     def _environment(self, host: int) -> dict[str, str]:
