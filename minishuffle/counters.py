@@ -384,6 +384,8 @@ class JobRecoveries:
     seconds: Mapping[str, Histogram] = field(default_factory=dict)
     """What recoveries took since this coordinator started, by phase: reschedule, reattach, first_record.
     Empty for a job that has ended and had none."""
+    unfinished: int = 0
+    """Recoveries since this coordinator started whose attempt died before its first record."""
     links_broken: int = 0
     """Pairs of workers between which its tasks need a connection that there has not been for
     ``link_timeout``."""

@@ -51,6 +51,11 @@ COUNTS: Final[Mapping[EndKind, Literal["yes", "no", "if stalled"]]] = {
     "other signal": "no",
     "closed": "if stalled",
 }
+STRATEGIES: Final = ("none", "individual", "region", "full")
+"""Each restarts more than the one before."""
+ESCALATION: Final = ((1 / 3, "region"), (2 / 3, "full"))
+"""When more than that part of ``restart_failures_max`` attempts in a row have died in the same step of a
+recovery, that much restarts: what they meet there may be what others hold."""
 FATAL_SIGNALS: Final = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"})
 KILL: Final = "SIGKILL"
 
@@ -87,6 +92,11 @@ class TaskDeaths:
     """What is known of that end: a sentence without its end."""
     at: float
     count: int = 1
+    step: str = ""
+    """The step of its recovery that the attempt died in; empty: it was no recovery, or it had passed a first
+    batch on."""
+    stuck: int = 0
+    """So many attempts in a row died in that step."""
 
     @property
     def needed(self) -> int:
@@ -166,16 +176,17 @@ class Deaths:
 
     # --- deaths ----------------------------------------------------------------------------------
 
-    def count(self, call: UserCall, how: str, at: float) -> TaskDeaths | None:
+    def count(self, call: UserCall, how: str, at: float, step: str = "") -> TaskDeaths | None:
         """An attempt died inside user code, and it may have been its doing; gives the deaths of its subtask.
         None: it was counted before."""
         key = (call.operator, call.index)
         before = self._counted.get(key)
         if before is not None and call.attempt <= before.attempt:
             return None
-        deaths = TaskDeaths(call.attempt, call.position, call.rows, how, at)
+        deaths = TaskDeaths(call.attempt, call.position, call.rows, how, at, step=step, stuck=bool(step))
         if before is not None and call.position < before.needed:
             deaths.count = before.count + 1
+            deaths.stuck += before.stuck if step == before.step else 0
         self._counted[key] = deaths
         return deaths
 
@@ -191,6 +202,12 @@ class Deaths:
         if life is None or life.attempt != attempt:
             return 0, 0
         return (life.position, life.rows) if life.inside else None
+
+    def strategy(self, own: str) -> str:
+        """How much restarts with a subtask of a job, whose own strategy that is."""
+        stuck = max((deaths.stuck for deaths in self._counted.values()), default=0)
+        wider = [each for part, each in ESCALATION if stuck > part * self._failures_max]
+        return max([own, *wider], key=STRATEGIES.index)
 
     def too_many(self, deaths: TaskDeaths) -> bool:
         """Whether the job ends for them."""

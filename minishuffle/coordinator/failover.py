@@ -99,10 +99,13 @@ class Regions:
     the subtasks that are connected by exchanges (Flink: a pipelined region, FLIP-1; every exchange here is
     pipelined). A region that restarts is *ending* until none of its attempts runs; then all of it is deployed
     at one time.
+
+    Args:
+        strategy: the job's own unless it is given.
     """
 
-    def __init__(self, graph: JobGraph) -> None:
-        strategy = graph.settings.restart_strategy
+    def __init__(self, graph: JobGraph, strategy: str = "") -> None:
+        self.strategy = strategy = strategy or graph.settings.restart_strategy
         self.joint = strategy in ("region", "full")
         """Whether other subtasks than the one that failed restart."""
         self._members: list[list[TaskKey]] = []
@@ -154,6 +157,11 @@ class Regions:
         for number in numbers:
             del self._ending[number]
         return [self._members[number] for number in numbers]
+
+    @property
+    def at_rest(self) -> bool:
+        """No region is ending."""
+        return not self._ending
 
     def give_up(self) -> None:
         """Nothing restarts any more."""

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from minishuffle import limits
 from minishuffle.coordinator.books import Books, Losses, TaskKey
-from minishuffle.coordinator.deaths import Deaths
+from minishuffle.coordinator.deaths import STRATEGIES, Deaths
 from minishuffle.coordinator.ends import Done, Ends, EndsOfOne, done_with, is_stale, wanted_again
 from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures, Regions
 from minishuffle.coordinator.history import History
@@ -276,7 +276,8 @@ class Job:
             task.traffic = message.traffic or task.traffic
             self._moved(message, at)
         if message.state == "finished":
-            self.deaths.finished(task.key)
+            if self.deaths.finished(task.key):
+                self._widen(at)
             self._keep_result(task, message.result, at)
             self._read_to_the_end([*self.ends.finished(task.key), task.key])
         elif message.state != "running":
@@ -346,6 +347,7 @@ class Job:
             if self.deaths.heard(task.key, report, at):
                 self.changed.add(task.key)
                 self._note(task, "task cleared", at, f"{task} got past the place at which it died")
+                self._widen(at)
         return self._exchanged(worker, report, report.counters.rows_dropped)
 
     def task_released(self, worker: int, message: TaskReleased) -> bool:
@@ -477,7 +479,7 @@ class Job:
             task = self._tasks.get((call.operator, call.index))
             if task is None or call.attempt > task.attempt or self.stopping or self.terminal:
                 continue
-            deaths = self.deaths.count(call, how, at)
+            deaths = self.deaths.count(call, how, at, self.recoveries.died_in(task.key) or "")
             if deaths is None:
                 continue
             self.changed.add(task.key)
@@ -492,6 +494,9 @@ class Job:
             )
             if self._restarts and self.deaths.too_many(deaths):
                 self.fail(self.deaths.limit_reached(str(task), deaths), at, verdict=True)
+            elif self._widen(at) and task.state == "restarting":
+                self._cancel_beside([task])
+                self._advance(at)
 
     def last_seen_inside(
         self, attempts: Iterable[tuple[TaskKey, int]], stalled_at: float | None = None
@@ -609,6 +614,18 @@ class Job:
         if key not in self._failures:
             self._failures[key] = Failures(self.graph.settings.restart_failures_max, self._random)
         return self._failures[key]
+
+    def _widen(self, at: float) -> bool:
+        """Have as much restart with a task as the deaths of any make advisable; True: that is more than it
+        was. It is the job's own strategy again when none counts any more."""
+        own, before = self.graph.settings.restart_strategy, self._regions.strategy
+        strategy = self.deaths.strategy(own)
+        if strategy == before or not self._regions.at_rest or self._drained:
+            return False
+        self._regions = Regions(self.graph, strategy)
+        text = f"{strategy}, for as long as attempts die in the same step of their recovery"
+        self.history.note(at, "restart strategy", text if strategy != own else f"{own} again")
+        return STRATEGIES.index(strategy) > STRATEGIES.index(before)
 
     def _cancel_beside(self, tasks: list[Subtask]) -> None:
         """What restarts together with these has to end first."""

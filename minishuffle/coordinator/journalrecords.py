@@ -39,7 +39,7 @@ import msgpack
 from minishuffle import limits
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.draining import Drain
-from minishuffle.coordinator.failover import Failures
+from minishuffle.coordinator.failover import Failures, Regions
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.lifecycle import recalled_subtask
 from minishuffle.coordinator.workers import RegistryNumbers, Worker
@@ -142,6 +142,7 @@ def _head(job: Job) -> dict[str, Any]:
         "history": job.history.record(),
         "books": job._books.record(),
         "regions": job._regions.record(),
+        "strategy": job._regions.strategy,
         "manifest": job.manifest.record(),
         "links": job.links.record(),
     }
@@ -349,6 +350,7 @@ def _recall(
             failures = job._failures[key] = Failures(job.graph.settings.restart_failures_max, job._random)
             failures.recall(fields["failures"])
     job.stop_sent = job.stopping
+    job._regions = Regions(job.graph, record.get("strategy", ""))
     job._drained = {(operator, index) for operator, index in record.get("drained", ())}
     job._to_cancel = [*job._regions.recall(record["regions"]), *sorted(job._drained)]
     job._states = Counter(task.state for task in job._tasks.values())

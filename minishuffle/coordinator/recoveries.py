@@ -13,10 +13,14 @@ from typing import Final
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.lifecycle import ENDED
 from minishuffle.counters import RECOVERY_SECONDS_BOUNDS, Histogram
-from minishuffle.wire.messages import RecoveryStep
+from minishuffle.wire.messages import RecoveryStep, Step
 
 __all__ = ["Milestone", "Recoveries"]
 
+STEPS: Final[tuple[Step, ...]] = ("inputs", "outputs", "first record")
+"""In their order."""
+DIED: Final = frozenset({"failed", "lost", "abandoned"})
+"""Ends of an attempt that is not told to end."""
 PHASES: Final = ("reschedule", "reattach", "first_record")
 """Each from the detection until the next attempt was sent to its worker, had all its channels, and had passed
 its first batch on. How long a failure went undetected nobody knows."""
@@ -46,13 +50,30 @@ class Recoveries:
         self._last: dict[TaskKey, _Recovery] = {}
         self.seconds = {phase: Histogram(RECOVERY_SECONDS_BOUNDS) for phase in PHASES}
         """What each recovery took that has come so far, by phase."""
+        self.unfinished = 0
+        """Those whose attempt died before it had passed a first batch on."""
+        self._died_in: dict[TaskKey, Step] = {}
+        """The step in which the last attempt died that was to recover a subtask, if it died in one."""
 
     def moved(self, key: TaskKey, state: str, at: float) -> None:
         """The subtask has come to that state. One that has finished may restart with others."""
+        if state in DIED:
+            self._died(key)
         if state == "finished":
             self._last.pop(key, None)
         elif state in ENDED or (state == "restarting" and key not in self._last):
             self._last[key] = _Recovery(at, {}, {})
+
+    def _died(self, key: TaskKey) -> None:
+        recovery = self._last.get(key)
+        self._died_in.pop(key, None)
+        if recovery is not None and "first record" in recovery.missing:
+            self.unfinished += 1
+            self._died_in[key] = next(step for step in STEPS if step in recovery.missing)
+
+    def died_in(self, key: TaskKey) -> Step | None:
+        """The step of its recovery in which the last attempt of a subtask died; None: it died in none."""
+        return self._died_in.get(key)
 
     def record(self, key: TaskKey) -> float | None:
         """For the journal: when the failure was detected, if the subtask recovers."""

@@ -169,5 +169,6 @@ def _recoveries(job: Job) -> JobRecoveries:
         losses.dropped,
         losses.state_rows,
         seconds if shown else {},
+        job.recoveries.unfinished,
         len(job.links.broken),
     )

@@ -153,6 +153,14 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "coordinator",
     ),
     MetricSpec(
+        "minishuffle_recoveries_unfinished_total",
+        "counter",
+        ("pipeline", "pipeline_id"),
+        "Recoveries of subtasks that never reached their first record: the attempt failed, was lost or was "
+        "abandoned before it had passed a batch on.",
+        "coordinator",
+    ),
+    MetricSpec(
         "minishuffle_recovery_duration_seconds",
         "histogram",
         ("pipeline", "pipeline_id", "phase"),

@@ -221,6 +221,7 @@ def _coordinator_scrape(snapshot: CoordinatorSnapshot, version: str) -> Scrape:
         dropped = _from_zero((*_DROP_REASONS, "result_lost"), job.rows_dropped)
         scrape.by_label("minishuffle_records_dropped_total", dropped, labels)
         scrape.value("minishuffle_state_rows_lost_total", job.state_rows_lost, labels)
+        scrape.value("minishuffle_recoveries_unfinished_total", job.unfinished, labels)
         scrape.value("minishuffle_links_broken", job.links_broken, labels)
         for phase, histogram in job.seconds.items():
             where = f'{labels},phase="{phase}"'

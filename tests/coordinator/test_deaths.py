@@ -164,6 +164,29 @@ def test_what_an_attempt_had_in_hand_is_known_from_its_heartbeats() -> None:
     assert deaths.last_seen(KEY, 1) is None
 
 
+@pytest.mark.parametrize(
+    ("stuck", "own", "strategy"),
+    [
+        (0, "individual", "individual"),
+        (3, "individual", "individual"),
+        (4, "individual", "region"),
+        (6, "individual", "region"),
+        (7, "individual", "full"),
+        (4, "full", "full"),
+        (7, "region", "full"),
+    ],
+)
+def test_the_more_die_in_the_same_step_the_more_restarts(stuck: int, own: str, strategy: str) -> None:
+    deaths = Deaths(10, 0.0)
+    for attempt in range(1, stuck + 2):
+        deaths.count(call(attempt), "it died", 1.0, "" if attempt == 1 else "inputs")
+    assert deaths.strategy(own) == strategy
+    deaths.count(call(stuck + 2), "it died", 1.0, "outputs")
+    assert deaths.strategy(own) == own, "it has got further"
+    deaths.count(call(stuck + 3), "it died", 1.0, "")
+    assert deaths.strategy(own) == own, "it was back"
+
+
 def test_the_journal_has_what_counts() -> None:
     deaths, recalled = Deaths(MAX, 0.0), Deaths(MAX, 0.0)
     assert deaths.record(KEY) is None
@@ -411,6 +434,45 @@ def test_an_attempt_that_gets_past_the_place_clears_its_subtask(
     assert {task.state for task in cluster.show("j1").tasks} == {"created"}, "nothing is waited for"
     cluster.request(killed(told[1], subtask(2, position=15)))
     assert [event.text[:20] for event in events(cluster, "death counted")] == ["count[0]: death 1 of"] * 2
+
+
+def test_a_job_whose_attempts_die_again_and_again_as_they_recover_restarts_more_and_more_of_it(
+    cluster: FakeCluster, make_graph: MakeGraph
+) -> None:
+    settings = {"restart_strategy": "individual", "restart_failures_max": 6}
+    others = cluster.add(slots=2, end_is_told=True)
+    worker = cluster.add(slots=1, end_is_told=True)
+    start(cluster, make_graph(2, 3, partitioner="rescale", **settings))
+    placed = {(task.operator, task.index): task.worker for task in cluster.show("j1").tasks}
+    (slot,) = [index for (operator, index), at in placed.items() if operator == 1 and at == worker.worker]
+    restarted: list[int] = []
+    for attempt in range(1, 6):
+        cluster.lose(worker)
+        cluster.request(killed(worker, subtask(attempt).model_copy(update={"index": slot})))
+        canceled = {(key[1], key[2]) for key in others.canceled_attempts}
+        restarted.append(len(canceled))
+        for job, operator, index, number in sorted(others.canceled_attempts):
+            cluster.report(others, (job, operator, index), "canceled", attempt=number)
+        others.canceled_attempts.clear()
+        worker = cluster.add(slots=1, end_is_told=True, requested_worker=worker.worker)
+        for each in (worker, others):
+            for key, task in list(each.tasks.items()):
+                cluster.report(each, key, "running", attempt=task.attempt)
+        cluster.check_journal()
+    assert restarted[:3] == [0, 0, 0], "stuck 0, 1 and 2 times: by itself"
+    assert restarted[3] > 0, "3 of 6: its region"
+    kinds = [event.text.partition(",")[0] for event in events(cluster, "restart strategy")]
+    assert kinds == ["region"]
+    assert cluster.state.snapshot(cluster.now, {}).recoveries[0].unfinished >= 4
+    cluster.lose_coordinator()
+    for each in (worker, others):
+        cluster.come_back(each)
+    assert cluster.state._jobs["j1"]._regions.strategy == "region"
+    current = {task.index: task.attempt for task in cluster.show("j1").tasks if task.operator == 1}[slot]
+    past = report(current, 5).model_copy(update={"operator": 1, "index": slot})
+    cluster.heartbeat(worker, tasks=[past])
+    assert cluster.state._jobs["j1"]._regions.strategy == "individual"
+    cluster.check_journal()
 
 
 @pytest.mark.parametrize("strategy", ["region", "full"])

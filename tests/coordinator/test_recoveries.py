@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from minishuffle.coordinator.recoveries import Milestone, Recoveries
 from minishuffle.wire.messages import RecoveryStep, Step
 
@@ -85,3 +87,26 @@ def test_a_recovery_that_is_recalled_goes_on_from_its_detection() -> None:
     assert (after.record((2, 0)), after.record((3, 0))) == (None, None)
     after.deployed(KEY, 12.0, inputs=1, outputs=0)
     assert after.reached(KEY, step("inputs"), 13.0) is not None
+
+
+@pytest.mark.parametrize(
+    ("end", "dies"), [("failed", True), ("lost", True), ("abandoned", True), ("canceled", False)]
+)
+def test_recoveries_that_never_reach_their_first_record_are_counted(end: str, dies: bool) -> None:
+    recoveries = Recoveries()
+    recoveries.moved(KEY, "lost", 10.0)
+    assert (recoveries.unfinished, recoveries.died_in(KEY)) == (0, None), "it was no recovery"
+    recoveries.moved(KEY, "lost", 10.1)
+    assert recoveries.unfinished == 0, "it was not deployed"
+    steps: tuple[Step, ...] = ("inputs", "outputs", "first record")
+    for number, died_in in enumerate(steps):
+        recoveries.deployed(KEY, 10.5, inputs=1, outputs=1)
+        for each in steps[:number]:
+            recoveries.reached(KEY, step(each), 11.0)
+        recoveries.moved(KEY, end, 12.0)
+        assert recoveries.died_in(KEY) == (died_in if dies else None)
+    assert recoveries.unfinished == (3 if dies else 0)
+    recoveries.deployed(KEY, 13.0, inputs=1, outputs=0)
+    recoveries.reached(KEY, step("first record"), 14.0)
+    recoveries.moved(KEY, end, 15.0)
+    assert (recoveries.unfinished, recoveries.died_in(KEY)) == (3 if dies else 0, None)

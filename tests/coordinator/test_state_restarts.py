@@ -24,6 +24,7 @@ from minishuffle.wire.messages import DeployTasks, Dial, ErrorInfo, PrepareJob, 
 from minishuffle.wire.requests import (
     Accepted,
     CancelJob,
+    GetEvents,
     GetStatus,
     JobInfo,
     ListJobs,
@@ -261,6 +262,8 @@ class Restarts(RuleBasedStateMachine):
         assert attempt == last + 1, f"{key} went from attempt {last} to {attempt}"
         if link in valid:
             joint = self.graphs[key[0]].settings.restart_strategy != "individual"
+            events = self.cluster.request(GetEvents(job=key[0])).events
+            joint |= any(event.kind == "restart strategy" for event in events)
             ends = [*EARLY_ENDS, "finished"] if joint else EARLY_ENDS
             assert self.accepted.get((key, last)) in ends, f"{key}: attempt {last} may still be accepted"
 

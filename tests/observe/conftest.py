@@ -101,7 +101,9 @@ def make_coordinator() -> Callable[..., CoordinatorSnapshot]:
             jobs={"running": 1},
             tasks={"running": 2},
             recoveries=(
-                JobRecoveries("j1", "words", {"lost": 2}, {"queue_discarded": 7}, 11, {"reattach": reattach}),
+                JobRecoveries(
+                    "j1", "words", {"lost": 2}, {"queue_discarded": 7}, 11, {"reattach": reattach}, 4
+                ),
             ),
             connections_refused={},
         )
