@@ -741,8 +741,9 @@ class CoordinatorState:
         for job in self._jobs.active():
             job.links.forget(worker.worker)
             if worker.worker in job.slots.workers():
-                until = None if end_told_until is None else self._wall(end_told_until)
-                job.worker_lost(worker.worker, cause, self._wall(now), until)
+                at = self._wall(now)
+                until = None if end_told_until is None else at + end_told_until - now
+                job.worker_lost(worker.worker, cause, at, until)
                 self._touch(job)
         self._out += self._streams.worker_ended()
 
