@@ -388,7 +388,7 @@ class JobRecoveries:
     """Recoveries since this coordinator started whose attempt died before its first record."""
     links_broken: int = 0
     """Pairs of workers between which its tasks need a connection that there has not been for
-    ``link_timeout``."""
+    ``link_timeout``, or for which a worker is excluded."""
 
 
 @dataclass(slots=True, frozen=True)

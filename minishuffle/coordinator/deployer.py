@@ -84,7 +84,7 @@ class Deployer:
         for task in due:
             if task.index in job.slots.lost:
                 job.wait_for_slot(task, at + waits[task.index], at)
-        if job.stopping:
+        if job.stopping or job.terminal:
             return []
         ready = [task for task in due if task.index not in job.slots.lost]
         if ready:

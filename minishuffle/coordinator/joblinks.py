@@ -24,9 +24,10 @@ __all__ = ["Exclusion", "JobLinks"]
 class Exclusion:
     """A worker that gets no slots of a job, although it is alive."""
 
-    epoch: int
+    other: int
+    """The worker that it has no link to."""
     why: str
-    """Names it and the other worker, with their addresses."""
+    """Names both, with their addresses."""
 
 
 class JobLinks:
@@ -74,8 +75,16 @@ class JobLinks:
         self._broken_at = {pair: at for pair, at in self._broken_at.items() if pair in self.broken}
 
     def infos(self) -> list[BrokenLink]:
-        """As clients see them."""
-        return [BrokenLink(workers=list(pair), text=text) for pair, text in self.broken.items()]
+        """As clients see them: those that tasks wait for, and those for which a worker is excluded."""
+        found = [BrokenLink(workers=list(pair), text=text) for pair, text in self.broken.items()]
+        return found + [
+            BrokenLink(workers=sorted((worker, each.other)), text=each.why, excluded=worker)
+            for worker, each in self.excluded.items()
+        ]
+
+    def end(self) -> None:
+        """The job has ended, and needs none."""
+        self.broken, self._broken_at, self.excluded = {}, {}, {}
 
     # --- workers ---------------------------------------------------------------------------------
 

@@ -889,7 +889,7 @@ class Job:
         self.state = state
         if self.terminal:
             self.ended_at = at
-            self.links.broken = {}
+            self.links.end()
         self.history.note(at, state, text)
 
     def _stop(self, state: str, at: float, text: str) -> None:

@@ -583,7 +583,8 @@ class CoordinatorState:
             if holder == number:
                 worker.written_off.add((job.id, slot))
                 self._changed[number] = worker
-        attempts = job.exclude(number, Exclusion(worker.epoch, why), self._wall(now))
+        other = key[0] if number == key[1] else key[1]
+        attempts = job.exclude(number, Exclusion(other, why), self._wall(now))
         if attempts:
             self._send(worker, ReleaseJob(term=self._facts.term, job=job.id, attempts=attempts))
         self._out += self._streams.worker_ended()
@@ -1026,7 +1027,7 @@ class CoordinatorState:
         was_stopping = job.stopping
         ready = self._deployer.restart(job, self._jobs.held, at, called)
         self._changed.update({each.worker: each for each in self._workers.alive() if each.worker in called})
-        if job.stopping and not was_stopping:
+        if job.terminal or (job.stopping and not was_stopping):
             self._touch(job)
         for task in ready:
             self._streams.redeployed(job, *task.key)

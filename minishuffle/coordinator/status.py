@@ -170,5 +170,5 @@ def _recoveries(job: Job) -> JobRecoveries:
         losses.state_rows,
         seconds if shown else {},
         job.recoveries.unfinished,
-        len(job.links.broken),
+        len(job.links.infos()),
     )

@@ -372,19 +372,23 @@ def require_running(job: JobInfo) -> JobInfo:
 
 def diagnose_job(before: Look, after: Look, links: Iterable[Link]) -> Diagnosis:
     """What throttles the job most, between two looks at it and at the workers."""
-    if after.job.links_broken:
-        return _disconnected(after.job)
+    if any(not link.excluded for link in after.job.links_broken):
+        return _disconnected(after.job, "waiting for a connection")
     if after.job.slot_waits:
         return _without_slots(after.job)
     edges = list(links)
     spans = _spans(before.job, after.job)
     workers = _worker_spans(before.workers, after.workers)
     throttled = [each for each in spans if each.backpressured >= LOW_FROM]
+    if not throttled and after.job.links_broken:
+        return _disconnected(after.job, "running without a worker")
     if not throttled:
         return _healthy(after.job, spans)
     scene, where = _bottleneck(spans, throttled, workers, edges)
     rule = next(each for each in RULES if each.where == where and each.holds(scene))
     evidence = {**_common_evidence(scene), **rule.evidence(scene)}
+    if after.job.links_broken:
+        evidence["excluded"] = [link.text for link in after.job.links_broken]
     return Diagnosis(
         job=after.job.job,
         verdict="throttled",
@@ -500,14 +504,14 @@ def _without_slots(job: JobInfo) -> Diagnosis:
     )
 
 
-def _disconnected(job: JobInfo) -> Diagnosis:
-    """Tasks wait for a connection between two workers; what else there is to see follows from that."""
+def _disconnected(job: JobInfo, rule: str) -> Diagnosis:
+    """Two workers have no connection: tasks wait for it, or one of the two takes none of the job's."""
     workers = sorted({worker for link in job.links_broken for worker in link.workers})
     return Diagnosis(
         job=job.job,
         verdict="waiting",
         task="",
-        rule="waiting for a connection",
+        rule=rule,
         evidence={"workers": workers, "why": [link.text for link in job.links_broken]},
         advice="have the network let each worker reach the address that the other advertises ('minishuffle "
         "cluster status'): look at firewalls, network policies and routes between the two, and at --host and "

@@ -127,7 +127,7 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "gauge",
         ("pipeline", "pipeline_id"),
         "Pairs of workers between which tasks of a job need a connection that there has not been for "
-        "link_timeout.",
+        "link_timeout, or for which a worker is excluded from it.",
         "coordinator",
     ),
     MetricSpec(

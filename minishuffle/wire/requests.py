@@ -291,6 +291,8 @@ class BrokenLink(ControlMessage):
     workers: list[int]
     text: str
     """Both with their addresses, and why there is none as far as that is known."""
+    excluded: WorkerNumber = 0
+    """The one of the two that is excluded from the job for it; 0: tasks wait for the link."""
 
 
 class JobInfo(ControlMessage):

@@ -133,6 +133,10 @@ def test_the_one_that_most_others_cannot_reach_is_excluded_and_only_its_subtasks
     assert {(each.operator, each.index, each.attempt) for each in released.attempts} == {(0, 0, 1), (1, 0, 1)}
     assert not bad.tasks
     assert [worker.state for worker in cluster.request(GetStatus()).workers] == ["alive"] * 4
+    (link,) = cluster.show(job).links_broken
+    assert (link.excluded, bad.worker in link.workers) == (bad.worker, True)
+    (shown,) = cluster.state.snapshot(cluster.now, {}).recoveries
+    assert shown.links_broken == 1
     (event,) = (each for each in cluster.request(GetEvents(job=job)).events if each.kind == "worker excluded")
     assert "worker 1 (10.0.0.1:5001)" in event.text and WHY in event.text
     assert any(f"worker {other} (10.0.0.1:500{other})" in event.text for other in (2, 4))

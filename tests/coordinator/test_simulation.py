@@ -12,7 +12,17 @@ import pytest
 from minishuffle.coordinator.lifecycle import JOB_OVER
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import PeerLost, TaskFailed
-from minishuffle.wire.messages import CancelTasks, ErrorInfo, Leaving, Registered, ReleaseJob, Shutdown
+from minishuffle.wire.messages import (
+    CancelTasks,
+    ErrorInfo,
+    Leaving,
+    Probe,
+    Probed,
+    Registered,
+    ReleaseJob,
+    Shutdown,
+    UnlinkedPeer,
+)
 from minishuffle.wire.requests import (
     Accepted,
     CancelJob,
@@ -63,6 +73,8 @@ class Simulation:
             self.stale: 4,
             self.lose_coordinator: 1,
             self.break_link: 2,
+            self.cut_pair: 4,
+            self.probe: 6,
             self.drain: 1,
             self.obey: 6,
         }
@@ -106,6 +118,30 @@ class Simulation:
             if self.random.random() < 0.8:
                 self.cluster.come_back(worker)
             self.cluster.advance(3.5)
+
+    def cut_pair(self) -> None:
+        """Tasks of a worker have waited for a link to another one, for long enough or nearly so."""
+        if len(living := self.living()) > 1 and self.submitted:
+            one, other = self.random.sample(living, 2)
+            jobs = sorted({key[0] for key in one.tasks}) or self.submitted[-1:]
+            seconds = self.random.choice([9.0, 11.0, 100.0])
+            missing = UnlinkedPeer(
+                worker=other.worker, epoch=other.epoch, seconds=seconds, why="cut", jobs=jobs
+            )
+            self.cluster.now += self.random.choice([0.0, 0.5, 11.0]) if self.random.random() < 0.2 else 0.0
+            self.cluster.heartbeat(one, unlinked=[missing])
+            self.probe(1.0, "cut")
+            self.cluster.heartbeat(one, unlinked=[missing])
+
+    def probe(self, share: float = 0.7, why: str = "") -> None:
+        """Workers answer probes, or some of them."""
+        there = {worker.worker: worker for worker in self.living()}
+        for by in there.values():
+            for peer in {peer.worker for message in by.got(Probe)[-3:] for peer in message.peers}:
+                if peer in there and self.random.random() < share:
+                    epoch = there[peer].epoch
+                    probed = Probed(term=self.cluster.term, worker=peer, epoch=epoch, why=why)
+                    self.cluster.send(by, probed)
 
     def goodbye(self) -> None:
         if living := self.living():

@@ -264,6 +264,13 @@ def test_workers_without_a_connection_explain_whatever_else_there_is_to_see() ->
         assert (found.verdict, found.rule, found.task) == ("waiting", "waiting for a connection", "")
         assert found.evidence == {"workers": [1, 3], "why": [text]}
         assert "firewalls" in found.advice
+        links = [BrokenLink(workers=[1, 3], text=text, excluded=3)]
+        after = Look(after.job.model_copy(update={"links_broken": links}), after.workers)
+        found = diagnose_job(before, after, CHAIN)
+        assert (found.verdict, found.evidence["excluded"]) == ("throttled", [text])
+        found = diagnose_job(before, Look(after.job.model_copy(update={"tasks": []}), after.workers), CHAIN)
+        assert (found.verdict, found.rule) == ("waiting", "running without a worker")
+        assert found.evidence == {"workers": [1, 3], "why": [text]}
 
 
 def test_a_producer_without_a_processor_is_named_if_nobody_behind_it_is_busy() -> None:
