@@ -21,7 +21,7 @@ SIMULATED := tests/e2e/test_simulated_clusters.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast fmt lint types bench soak clean
-.PHONY: soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain
+.PHONY: soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-reach
 
 help: ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,7 +63,7 @@ bench: setup ## Measure transport, exchange and keyBy (some minutes)
 
 soak: setup ## Run what takes too long for the tests (some hours): failures, silent hosts, workers that hang or that functions end, planned stops, spinning threads, seeds, examples
 	@scripts/bootstrap --tests
-	$(MAKE) soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain
+	$(MAKE) soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-reach
 
 soak-failures: ## A hundred failures of all kinds, as root those of hosts too (about 10 minutes)
 	$(WITHIN) 3600 $(BIN)/minishuffle drill --times 100 --every 0.2 --seed $${SEED:-1}
@@ -79,6 +79,9 @@ soak-killers: ## Functions that end their process in each way, as root for want 
 
 soak-stops: ## SIGTERM of coordinators, second ones, and clusters without their files (4 minutes)
 	$(WITHIN) 900 $(BIN)/python scripts/soak-stops
+
+soak-reach: ## Workers that cannot reach each other, as root (1 minute)
+	$(WITHIN) 300 $(BIN)/python scripts/soak-reach
 
 soak-spinning: ## Ten minutes of threads that compute, without a suspicion or a verdict
 	MINISHUFFLE_SOAK=1 $(WITHIN) 1200 $(BIN)/python -m pytest -q -s --timeout 1200 -m alone tests/e2e/test_suspicion.py

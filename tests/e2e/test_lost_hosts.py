@@ -122,6 +122,33 @@ def test_links_flap_and_a_host_is_lost_and_comes_back_too_late(
     assert dropped <= missing <= dropped + info.rows_in_flight
 
 
+def test_two_workers_that_cannot_reach_each_other_are_named_and_one_gives_its_subtasks_away(
+    tmp_path: Path, wait_until: Until
+) -> None:
+    """Both reach the coordinator and worker 2. 'make soak-reach' has the rest of what follows."""
+    with HostCluster(workers=3, slots=3, link_timeout=3.0) as cluster:
+        hosts = cluster.hosts
+        wait_until(lambda: [each.reachable for each in cluster.status().workers] == [2, 2, 2], "the probes")
+        handle = cluster.submit(numbered_job(RATE, str(tmp_path)), name="hosts", parallelism=3)
+        goes_on(handle, wait_until, 0, 1, 2)
+        before = attempts(handle)
+        route(hosts, "add", 1, 3)
+        wait_until(lambda: attempts(handle) != before, "the move", SECONDS_MAX)
+        named = [event for event in handle.events() if event.kind in ("link broken", "worker excluded")]
+        assert [event.kind for event in named] == ["link broken", "worker excluded"]
+        for event in named:
+            assert all(f"worker {n} ({hosts.address(n)}:" in event.text for n in (1, 3)), event.text
+        goes_on(handle, wait_until, 0, 1, 2)
+        after = attempts(handle)
+        (link,) = handle.info().links_broken
+        assert link.workers == [1, 3] and link.excluded in link.workers
+        moved = {key for key in before if before[key] != after[key]}
+        assert moved == {key for key, (_, at) in before.items() if at == link.excluded}
+        assert [each.state for each in cluster.status().workers] == ["alive"] * 3
+        (tmp_path / "stop").touch()
+        assert handle.wait_until_over(SECONDS_MAX).state.startswith("finished")
+
+
 def test_a_host_that_is_lost_is_missed_alone() -> None:
     options = ["--failure", "host", "--kills", "1", "--rate", "2000", "--json"]
     result = CliRunner().invoke(cli, ["bench", "recovery", *options])
