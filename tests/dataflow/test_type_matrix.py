@@ -28,7 +28,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minishuffle.dataflow.stream import Stream
@@ -686,7 +686,7 @@ def in_place_of(column: Column, places: Places, batch: pa.RecordBatch) -> pa.Tab
 # --- random values ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not SOAK, reason="MINISHUFFLE_SOAK=1 runs it")
+@settings(max_examples=2000 if SOAK else 10)
 @given(
     data=st.data(),
     places=st.tuples(*[st.sampled_from([None, 0, 1, 2])] * len(PLACES)),
