@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -38,6 +38,9 @@ from minishuffle.errors import UnknownName, UsageError
 from minishuffle.launch import DETACH
 from minishuffle.wire.messages import WORKER_NUMBER_MAX
 from minishuffle.wire.requests import WorkerInfo
+
+if TYPE_CHECKING:
+    from minishuffle.worker.crashrecord import CrashRecord
 
 __all__ = ["coordinator", "signal_worker", "worker"]
 
@@ -158,17 +161,10 @@ def start_worker(
         from minishuffle.kernels.machinecode import load_kernels
         from minishuffle.web.guard import WebAccess
         from minishuffle.web.server import serve_worker_web
-        from minishuffle.worker.crashrecord import CrashRecord
         from minishuffle.worker.service import run_worker
 
         load_kernels()
-    record = CrashRecord()
-    if crash_record is not None:
-        try:
-            record = CrashRecord(crash_record)
-        except OSError as error:  # What stands in front of the command has closed it.
-            _log.warning("what tasks have in hand is not recorded: %s", error.strerror or error)
-    access = WebAccess.of_worker(settings, host, secret)
+    record = _opened(crash_record)
 
     async def body(ready: Ready, endings: Endings) -> None:
         await run_worker(
@@ -183,13 +179,27 @@ def start_worker(
             spool_directory=str(directory),
             find=lambda: read_coordinator(directory),
             record=record,
-            web=partial(serve_worker_web, port=web_port, access=access),
+            web=lambda snapshot, bound: serve_worker_web(
+                snapshot, web_port, WebAccess.of_worker(settings, bound, secret, advertise)
+            ),
             ready=ready,
             stop=endings.by_parent,
             leave=endings.by_signal,
         )
 
     context.exit(run_process("worker", settings, exit_with_parent, body))
+
+
+def _opened(descriptor: int | None) -> CrashRecord:
+    """The record at that descriptor, or one that nobody reads."""
+    from minishuffle.worker.crashrecord import CrashRecord
+
+    if descriptor is not None:
+        try:
+            return CrashRecord(descriptor)
+        except OSError as error:  # What stands in front of the command has closed it.
+            _log.warning("what tasks have in hand is not recorded: %s", error.strerror or error)
+    return CrashRecord()
 
 
 def _pin(processor: int) -> None:

@@ -75,8 +75,11 @@ class WebAccess:
         )
 
     @classmethod
-    def of_worker(cls, settings: ClusterSettings, bound: str, secret: bytes) -> WebAccess:
-        return cls(bound, _names(settings), _reads_are_open(settings, bound), read_token(secret), None)
+    def of_worker(
+        cls, settings: ClusterSettings, bound: str, secret: bytes, advertised: str = ""
+    ) -> WebAccess:
+        names = _names(settings) | ({advertised.lower()} if advertised else set())
+        return cls(bound, names, _reads_are_open(settings, bound), read_token(secret), None)
 
     def opens(self, authorization: str, *, for_change: bool) -> bool:
         """Whether that header does."""

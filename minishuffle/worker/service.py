@@ -49,7 +49,7 @@ async def run_worker(
     spool_directory: str | None = None,
     find: Callable[[], CoordinatorPlace | None] = lambda: None,
     record: CrashRecord,
-    web: Callable[[Callable[[], WorkerSnapshot]], Awaitable[_Closeable]],
+    web: Callable[[Callable[[], WorkerSnapshot], str], Awaitable[_Closeable]],
     ready: Callable[[dict[str, Any]], None],
     stop: asyncio.Event,
     leave: asyncio.Event,
@@ -62,7 +62,7 @@ async def run_worker(
         spool_directory: where sinks keep what other programs read; None: the system's for temporary files.
         find: where the coordinator is by now, if that is known; ``coordinator`` is where it is at first.
         record: where its tasks say what they have in hand, for its launcher.
-        web: starts the metrics server (snapshot); ``ready`` is called once registered.
+        web: starts the metrics server (snapshot, host); ``ready`` is called once registered.
 
     Raises:
         ShuffleError: it could not register, or lost its coordinator.
@@ -71,7 +71,7 @@ async def run_worker(
     worker = Worker(settings, cluster, secret, spool_directory, find, record=record)
     host = host or await _near(coordinator)
     data_port = await worker.endpoint.listen(host)
-    server = await web(worker.snapshot)
+    server = await web(worker.snapshot, host)
 
     async def serve() -> None:
         identity = Identity(Role.WORKER, cluster, requested_worker, 0)

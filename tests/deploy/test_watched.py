@@ -229,4 +229,5 @@ def test_alerts_fire_on_processes_that_die(sick: Sick, deploy: Path) -> None:
     psutil.Process(coordinator).kill()
     alerts.until(("CoordinatorDown", ""))
     shipped = re.findall(r"alert: Minishuffle(\w+)", (deploy / "prometheus" / "alerts.yml").read_text())
-    assert alerts.names() == set(shipped)
+    # Workers are cut from each other on hosts of their own, in tests/e2e/test_lost_hosts.py.
+    assert alerts.names() == set(shipped) - {"LinkBroken"}

@@ -149,7 +149,8 @@ def test_the_port_and_the_setting_say_who_reads(web_auth: str, bound: str, reads
         assert made.reads_are_open is reads_are_open
         assert made.hosts == {"a.example", "b.example"}
         assert made.read_token == read_token(b"secret")
-    assert WebAccess.of_worker(settings, bound, b"secret").token is None
+    worker = WebAccess.of_worker(settings, bound, b"secret", "Node.example")
+    assert (worker.token, worker.hosts) == (None, {"a.example", "b.example", "node.example"})
 
 
 def test_the_tokens_follow_from_the_secret_alone() -> None:

@@ -182,7 +182,7 @@ class Coordinator:
         """Start a worker without waiting for anything."""
         running = Running(asyncio.Event(), asyncio.Event())
 
-        async def web(snapshot: Callable[[], WorkerSnapshot]) -> Web:
+        async def web(snapshot: Callable[[], WorkerSnapshot], host: str) -> Web:
             running.web.append(Web(snapshot))
             return running.web[0]
 
