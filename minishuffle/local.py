@@ -165,9 +165,11 @@ class LocalCluster:
                 reconnect_timeout=self._settings.coordinator_timeout if self._restart_coordinator else 0.0,
                 find=self._find,
             )
+            watching = Client(address, self._secret, cluster="local", timeout=SUPERVISOR_SECONDS)
+            watching.status()  # It connects now, and not at some moment later.
             self._supervisor = Supervisor(
                 self._processes,
-                Client(address, self._secret, cluster="local", timeout=SUPERVISOR_SECONDS),
+                watching,
                 coordinator=self._restart_coordinator,
                 workers=self._restart_workers,
             )
