@@ -187,7 +187,7 @@ def start_worker(
             leave=endings.by_signal,
         )
 
-    context.exit(run_process("worker", settings, exit_with_parent, body))
+    context.exit(run_process("worker", settings, exit_with_parent, body, last_words=record.leave))
 
 
 def _opened(descriptor: int | None) -> CrashRecord:
@@ -289,11 +289,13 @@ def run_process(
     settings: ClusterSettings,
     exit_with_parent: bool,
     body: Callable[[Ready, Endings], Awaitable[None]],
+    *,
+    last_words: Callable[[], None] = lambda: None,
 ) -> int:
     """Run a process's coroutine until it ends or a signal stops it; gives the exit code.
 
     SIGTERM and the end of standard input stop it in order (0), so does Ctrl-C (130); a second
-    signal ends it at once.
+    signal ends it at once, after ``last_words``.
     """
     interrupted = False
     notifier = Notifier(os.environ, os.getpid())
@@ -305,6 +307,7 @@ def run_process(
         def on_signal(number: int) -> None:
             nonlocal interrupted
             if endings.any.is_set():
+                last_words()
                 os._exit(128 + number)
             interrupted = number == signal.SIGINT
             at_once = interrupted and kind == "worker"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +16,8 @@ import psutil
 import pytest
 
 from minishuffle import launch
+from minishuffle.cli.worker import Endings, run_process
+from minishuffle.config import ClusterSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
 
@@ -161,3 +165,23 @@ def test_a_worker_whose_output_finds_no_room_works_all_the_same(wait_until: Call
             _, said = worker.communicate(timeout=60)
         assert worker.returncode == 0
         assert b"cannot write where this worker listens (No space left on device)" in said
+
+
+def test_a_second_signal_ends_a_process_at_once_which_says_so_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its launcher would take that for the doing of a function."""
+    done: list[Any] = []
+    monkeypatch.setattr(os, "_exit", done.append)
+
+    async def body(_: Any, endings: Endings) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(60.0):
+            await endings.by_signal.wait()
+            assert done == []
+            os.kill(os.getpid(), signal.SIGTERM)
+            while len(done) < 2:
+                await asyncio.sleep(0)
+
+    assert (
+        run_process("worker", ClusterSettings(), False, body, last_words=lambda: done.append("says so")) == 0
+    )
+    assert done == ["says so", 143]

@@ -53,8 +53,8 @@ M = TypeVar("M", bound=ControlMessage)
 class Web:
     """Stands in for the metrics server."""
 
-    def __init__(self, snapshot: Callable[[], WorkerSnapshot]) -> None:
-        self.snapshot = snapshot
+    def __init__(self, snapshot: Callable[[], WorkerSnapshot], bound: str) -> None:
+        self.snapshot, self.bound = snapshot, bound
         self.port = 9
         self.closed = False
 
@@ -182,8 +182,8 @@ class Coordinator:
         """Start a worker without waiting for anything."""
         running = Running(asyncio.Event(), asyncio.Event())
 
-        async def web(snapshot: Callable[[], WorkerSnapshot], host: str) -> Web:
-            running.web.append(Web(snapshot))
+        async def web(snapshot: Callable[[], WorkerSnapshot], bound: str) -> Web:
+            running.web.append(Web(snapshot, bound))
             return running.web[0]
 
         running.task = asyncio.create_task(

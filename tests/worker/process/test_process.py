@@ -111,8 +111,9 @@ async def test_a_worker_says_by_which_address_another_host_reaches_it(
 async def test_without_a_host_a_worker_listens_where_its_coordinator_is_reached(
     coordinator: Coordinator,
 ) -> None:
-    await coordinator.worker(host="")
+    running = await coordinator.worker(host="")
     assert [request.host for request in coordinator.requests] == [HOST]
+    assert [server.bound for server in running.web] == [HOST], "its metrics are read there, and nowhere else"
 
 
 async def test_shutdown_ends_a_worker_in_order(coordinator: Coordinator) -> None:
