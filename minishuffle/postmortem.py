@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ __all__ = ["Observation", "observed", "signal_name"]
 PROC: Final = Path("/proc")
 CGROUPS: Final = Path("/sys/fs/cgroup")
 FLAG: Final = "--crash-record"
+LOOK_SECONDS: Final = 10.0
+"""Between two looks at the kernel's counter. A process that it kills for want of memory is gone within that
+time."""
 _log = logging.getLogger("minishuffle.local")
 
 
@@ -37,12 +41,20 @@ class Observation:
         self._memory = memory
         self._counter: Path | None = None
         """Where the kernel counts what it has killed of the process's cgroup for want of memory."""
-        self._killed_before = 0
+        self._killed_before = self._killed_lately = 0
+        """What it said a while ago, and at the last look."""
+        self._look_at = -math.inf
 
     def began(self, pid: int) -> None:
         """The process was started just now."""
         self._counter = _oom_counter(pid)
-        self._killed_before = _oom_kills(self._counter)
+        self._killed_before = self._killed_lately = _oom_kills(self._counter)
+
+    def look(self, now: float) -> None:
+        """(Now and then.) The process runs: what was killed a while ago was another one of its cgroup."""
+        if now >= self._look_at:
+            self._killed_before, self._killed_lately = self._killed_lately, _oom_kills(self._counter)
+            self._look_at = now + LOOK_SECONDS
 
     def ended_by_itself(self, code: int) -> bool:
         """Whether the process, which has ended with that code (negative: a signal), had said so before. Of

@@ -208,6 +208,8 @@ class Supervisor:
     def _look_at_workers(self, now: float) -> None:
         for worker, child in self._processes.workers.items():
             code = child.process.poll()
+            if code is None:
+                child.observation.look(now)
             if code is None or self._ended.get(worker) is child:
                 continue
             self._ended[worker] = child

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minishuffle import postmortem
-from minishuffle.postmortem import Observation, observed, signal_name
+from minishuffle.postmortem import LOOK_SECONDS, Observation, observed, signal_name
 from minishuffle.wire.requests import UserCall, WorkerEnded
 
 READY = {"worker": 3, "epoch": 8, "pid": 1}
@@ -126,3 +126,32 @@ def test_without_a_counter_nobody_was_killed_for_want_of_memory(
 @pytest.mark.parametrize(("number", "name"), [(11, "SIGSEGV"), (9, "SIGKILL"), (40, "signal 40")])
 def test_signals_have_names(number: int, name: str) -> None:
     assert signal_name(number) == name
+
+
+def test_what_the_memory_killer_did_long_before_explains_no_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All workers of a machine may be in one cgroup."""
+    (tmp_path / "77").mkdir()
+    (tmp_path / "77" / "cgroup").write_text("0::/")
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom_kill 2\n")
+    monkeypatch.setattr(postmortem, "PROC", tmp_path)
+    monkeypatch.setattr(postmortem, "CGROUPS", tmp_path)
+    observation = Observation(None)
+    observation.began(77)
+
+    def is_out_of_memory() -> bool:
+        told = observation.report(READY, -9)
+        return told is not None and told.out_of_memory
+
+    observation.look(100.0)
+    counter.write_text("oom_kill 3\n")  # Another worker.
+    observation.look(100.0 + LOOK_SECONDS)
+    assert is_out_of_memory(), "it may be about to end"
+    observation.look(99.9 + 2 * LOOK_SECONDS)
+    assert is_out_of_memory()
+    observation.look(100.0 + 2 * LOOK_SECONDS)
+    assert not is_out_of_memory()
+    counter.write_text("oom_kill 4\n")
+    assert is_out_of_memory()

@@ -32,7 +32,7 @@ from minishuffle.errors import (
 )
 from minishuffle.ids import Address
 from minishuffle.launch import POLL_SECONDS, ProcessDescriptor, line_object
-from minishuffle.postmortem import observed
+from minishuffle.postmortem import Observation, observed
 from minishuffle.replacements import REGISTRATION_SECONDS_MAX, SignalSequence
 from minishuffle.transport.addresses import unreachable
 from minishuffle.wire.requests import Accepted, ClusterStatus, GetStatus, WorkerEnded
@@ -116,7 +116,7 @@ def _run(order: WorkerOrder, directory: Path) -> str:
         observation.began(child.pid)
         hangs = False
         try:
-            line, hangs = _waits(order, child, secret_file)
+            line, hangs = _waits(order, child, secret_file, observation)
         finally:
             _end(child, hangs)
         code = child.poll()
@@ -157,7 +157,9 @@ def _tell(order: WorkerOrder, end: WorkerEnded) -> None:
         client.request(end, Accepted)
 
 
-def _waits(order: WorkerOrder, child: subprocess.Popen[bytes], secret_file: Path) -> tuple[bytes, bool]:
+def _waits(
+    order: WorkerOrder, child: subprocess.Popen[bytes], secret_file: Path, observation: Observation
+) -> tuple[bytes, bool]:
     """Wait until the worker ends, or hangs: it runs although the coordinator has declared it lost, or it has
     not registered in time.
 
@@ -177,6 +179,7 @@ def _waits(order: WorkerOrder, child: subprocess.Popen[bytes], secret_file: Path
                 secret_file.unlink()
             if child.poll() is not None:
                 return line, False
+            observation.look(time.monotonic())
             if not line and time.monotonic() > deadline:
                 return line, True
             with contextlib.suppress(ShuffleError):  # It is asked again.
