@@ -121,7 +121,7 @@ class ClusterSettings(BaseSettings):
                 f"heartbeat_timeout ({self.heartbeat_timeout} s) must be at least three times "
                 f"heartbeat_interval ({self.heartbeat_interval} s)"
             )
-        if self.host_timeout != "off" and self.host_timeout < limits.HOST_TIMEOUT_SECONDS_MIN:
+        if self.host_timeout != "off" and not self.host_timeout >= limits.HOST_TIMEOUT_SECONDS_MIN:
             raise ValueError(
                 f"host_timeout ({self.host_timeout} s) must be at least {limits.HOST_TIMEOUT_SECONDS_MIN} s, "
                 "or off"

@@ -258,3 +258,10 @@ def test_the_last_coordinator_is_found_and_forgets_only_itself(tmp_path: Path) -
 def test_a_file_that_says_nothing_of_a_coordinator_is_as_good_as_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "coordinator.json").write_text(text)
     assert read_coordinator(tmp_path) is None
+
+
+@pytest.mark.parametrize("value", ["nan", "0.3"])
+def test_a_host_timeout_that_is_too_short_or_no_number_is_refused(value: str) -> None:
+    with pytest.raises(ValidationError, match=rf"host_timeout \({value} s\) must be at least 0.4 s, or off"):
+        load_settings(None, host_timeout=value)
+    assert load_settings(None, host_timeout="off").host_timeout == "off"
