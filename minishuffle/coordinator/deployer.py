@@ -80,10 +80,11 @@ class Deployer:
             return []
         workers = self.workers.alive()
         lost = sorted({task.index for task in due if task.index in job.slots.lost})
-        waits = self._move(job, lost, held, at, called)
+        waits, is_awaited = self._move(job, lost, held, at, called), bool(self.workers.awaited())
         for task in due:
             if task.index in job.slots.lost:
-                job.wait_for_slot(task, at + waits[task.index], at)
+                may_come = is_awaited or self.isolation.blocks(job, task.index)
+                job.wait_for_slot(task, at + waits[task.index], at, may_come=may_come)
         if job.stopping or job.terminal:
             return []
         ready = [task for task in due if task.index not in job.slots.lost]

@@ -56,6 +56,11 @@ class Drain:
         self.phase, self.until = "ending", None
         return True
 
+    def link_renewed(self) -> None:
+        """The worker has another control link: Shutdown may have been lost with the last one."""
+        if self.phase == "ending":
+            self.phase, self.until = "evicting", 0.0
+
     def record(self) -> dict[str, Any]:
         """For the journal. The next coordinator sends Shutdown again."""
         if self.phase == "ending":

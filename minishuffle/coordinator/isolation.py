@@ -20,7 +20,7 @@ from typing import Final
 from minishuffle.coordinator.deaths import TaskDeaths
 from minishuffle.coordinator.holdings import Holdings
 from minishuffle.coordinator.jobs import Job
-from minishuffle.coordinator.scheduling import NONE_CLOSED
+from minishuffle.coordinator.scheduling import NONE_CLOSED, takers
 from minishuffle.coordinator.workers import Worker
 
 __all__ = ["SUSPECTED_DEATHS", "Isolation"]
@@ -103,7 +103,7 @@ class Isolation:
             workers: all that the coordinator knows, those that were lost included.
             held: by all jobs.
         """
-        suspicion, alive = self._suspicion, [each for each in workers if each.state == "alive"]
+        suspicion, alive = self._suspicion, takers(each for each in workers if each.state == "alive")
         if suspicion is None:
             return NONE_CLOSED
         if suspicion.job is not job:
@@ -111,6 +111,7 @@ class Isolation:
         if not self._has_others or slot not in suspicion.slots or (job.id, slot) in self._relented:
             return NONE_CLOSED
         own, at = job.slots.held(), suspicion.worker
+        at = at if any(each.worker == at for each in alive) else 0  # It is to leave.
         free = [each.worker for each in alive if held.slots[each.worker] <= own[each.worker]]
         wanted = [at] if at else free if len(alive) > 1 else []
         if not wanted and not any(each.state == "lost" for each in workers):
@@ -123,7 +124,8 @@ class Isolation:
         suspicion = self._suspicion
         if suspicion is None or not (worker := suspicion.worker):
             return NONE_CLOSED
-        return {worker: suspicion.text} if any(each.worker != worker for each in alive) else NONE_CLOSED
+        is_one_left = any(each.worker != worker for each in takers(alive))
+        return {worker: suspicion.text} if is_one_left else NONE_CLOSED
 
     # --- waiting ---------------------------------------------------------------------------------
 
@@ -145,6 +147,10 @@ class Isolation:
         else:
             self._blocked.discard(key)
         return self._slot_timeout
+
+    def blocks(self, job: Job, slot: int) -> bool:
+        """Whether a slot has found no worker, and may find one once the suspicion has ended."""
+        return (job.id, slot) in self._blocked
 
     def wait_on(self, job: Job, at: float) -> None:
         """Slots of a job have waited long enough: those that waited because of a suspicion wait on."""

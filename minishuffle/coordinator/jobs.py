@@ -754,11 +754,12 @@ class Job:
         tasks = (self._tasks[key] for key in self._times if not self._holds_back(key))
         return [task for task in tasks if task.state != "restarting" or self._times[task.key] <= at]
 
-    def wait_for_slot(self, task: Subtask, until: float, at: float) -> None:
-        """There is none free for the task now."""
+    def wait_for_slot(self, task: Subtask, until: float, at: float, *, may_come: bool = False) -> None:
+        """There is none free for the task now; one ``may_come`` without that somebody starts a worker."""
         if self.stopping:
             return
-        if (exclusion := self.links.excluded.get(task.worker)) is not None:
+        exclusion = self.links.excluded.get(task.worker)
+        if exclusion is not None and not may_come:
             text = (
                 f"{task} finds no slot on another worker: {self.slots.shortage}; {exclusion.why}: start "
                 "another worker, or have the network let the two connect"

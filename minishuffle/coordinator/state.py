@@ -746,6 +746,7 @@ class CoordinatorState:
                 until = None if end_told_until is None else at + end_told_until - now
                 job.worker_lost(worker.worker, cause, at, until)
                 self._touch(job)
+        self._readmit(now)
         self._out += self._streams.worker_ended()
 
     def _cut_off(self, worker: Worker, why: str, now: float, refusal: str = "") -> None:
@@ -959,6 +960,7 @@ class CoordinatorState:
         called = set[int]()
         touched = self._follow(now, called)
         if self._orderly_stop.phase == "up" and self._workers.leaving():
+            self._isolation.look(self._jobs.active(), self._wall(now))
             self._move_slots(self._wall(now), called)
             touched |= self._follow(now, called)
             self._end_drained(self._wall(now))

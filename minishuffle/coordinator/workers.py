@@ -309,6 +309,8 @@ class WorkerRegistry:
         self._by_link[link] = worker
         worker.link, worker.heard_at, worker.state, worker.absence = link, now, "alive", None
         worker.joined_at = now
+        if worker.drain is not None:
+            worker.drain.link_renewed()
         return worker, before
 
     def link_lost(self, worker: Worker, why: str, now: float) -> None:

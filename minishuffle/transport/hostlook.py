@@ -22,7 +22,7 @@ async def host_answers(addresses: Sequence[str], times: int, seconds: float) -> 
 
     Returns:
         True as soon as there is an answer; False if there is none; None if this process was held up
-        meanwhile, so that an answer may lie in its sockets.
+        meanwhile, so that an answer may lie in its sockets, or can open none.
     """
     loop = asyncio.get_running_loop()
     ports, begun = list(map(Address.parse, addresses)), loop.time()
@@ -40,6 +40,8 @@ async def host_answers(addresses: Sequence[str], times: int, seconds: float) -> 
                 if any(dial.done() and dial.result() for dial in dials):
                     return True
         return None if loop.time() - begun > seconds + limits.HOST_LOOK_LATE_SECONDS_MAX else False
+    except OSError:  # There is no descriptor left for a socket.
+        return None
     finally:
         for dial in dials:
             dial.cancel()

@@ -550,3 +550,14 @@ def test_the_stricter_of_two_orders_counts() -> None:
     assert drain.is_to_evict(20.0, others_stay=True) and drain.is_to_end(20.0, needed=False)
     drain.order(1.0, signalled=False)
     assert drain.until is None, "it was told to shut down"
+
+
+def test_a_shutdown_that_is_lost_with_a_control_link_is_sent_again(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker]
+) -> None:
+    one, _ = pair
+    drain(cluster, one)
+    assert len(one.got(Shutdown)) == 1
+    cluster.break_link(one)
+    cluster.come_back(one)
+    assert len(one.got(Shutdown)) == 2, "it has not heard of the first"

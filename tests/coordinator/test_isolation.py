@@ -9,8 +9,16 @@ import pytest
 
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.wire.messages import TaskReport
-from minishuffle.wire.requests import CancelJob, GetEvents, JobEvent, SubmitJob, UserCall, WorkerEnded
+from minishuffle.wire.messages import CancelTasks, TaskReport
+from minishuffle.wire.requests import (
+    CancelJob,
+    DrainWorker,
+    GetEvents,
+    JobEvent,
+    SubmitJob,
+    UserCall,
+    WorkerEnded,
+)
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -277,3 +285,29 @@ def test_isolation_outlives_the_coordinator(
         cluster.come_back(each)
     other = run(cluster, make_graph, 4, "other")
     assert place not in places(cluster, other)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_suspect_moves_off_a_worker_that_is_to_leave(
+    cluster: FakeCluster, make_graph: MakeGraph, gone: bool
+) -> None:
+    """At once if no other worker will come, else when the suspicion has ended."""
+    for _ in range(2):
+        add(cluster)
+    if gone:
+        cluster.lose(add(cluster))
+    healthy, killer = run(cluster, make_graph, 1, "healthy"), run(cluster, make_graph, 1, "killer")
+    for _ in range(2):
+        replace(cluster, kill(cluster, killer, 0))
+    ((at,), (other,)) = places(cluster, killer), places(cluster, healthy)
+    assert at != other
+    (leaving,) = [each for each in cluster.workers.values() if each.worker == at]
+    cluster.report_all(killer, "running", attempt=3)
+    cluster.request(DrainWorker(worker=at))
+    assert bool(leaving.got(CancelTasks)) is not gone
+    if gone:
+        report = TaskReport(
+            job=killer, operator=1, index=0, attempt=3, counters=TaskCounters(), position=5, inside=True
+        )
+        cluster.heartbeat(leaving, tasks=[report])
+    assert leaving.got(CancelTasks)

@@ -395,3 +395,40 @@ def test_with_other_strategies_the_others_restart_with_its_subtasks(
             cluster.report(worker, key, "canceled", attempt=1)
     assert {attempt for attempt, _ in placed(cluster, job)} == {2}
     assert {worker for _, worker in placed(cluster, job)} == {1, 2}
+
+
+def test_it_is_let_in_again_when_the_one_that_could_not_reach_it_is_lost(
+    cluster: FakeCluster, network: Network, make_graph: MakeGraph
+) -> None:
+    """Of two that are left nobody is probed any more."""
+    one, other = add(cluster, 2, slots=2)
+    job = start(cluster, make_graph(2, 2, restart_strategy="individual"))
+    network.between(one, other)
+    network.pass_(TIMEOUT + 1)
+    ((_, excluded),) = kinds(cluster, job)
+    lost, left = (one, other) if excluded == other.worker else (other, one)
+    cluster.report_all(job, "running", attempt=2)
+    cluster.lose(lost)
+    assert kinds(cluster, job)[1:] == [("worker readmitted", left.worker)]
+    assert {worker for _, worker in placed(cluster, job)} == {left.worker}
+    assert cluster.show(job).state in ("created", "running")
+
+
+def test_a_job_without_a_slot_waits_for_a_worker_that_is_about_to_come_back(
+    cluster: FakeCluster, network: Network, make_graph: MakeGraph
+) -> None:
+    one, two = add(cluster, 2, slots=1)
+    job = start(cluster, make_graph(2, 2, restart_strategy="individual"))
+    third = cluster.add(slots=1)
+    network.between(one, two)
+    network.pass_(TIMEOUT - 1)
+    link = third.link
+    cluster.break_link(third)
+    cluster.do(cluster.state.process_found(link, cluster.now))
+    while not kinds(cluster, job):
+        network.pass_(0.5)
+    ((_, excluded),) = kinds(cluster, job)
+    assert cluster.show(job).state in ("created", "running")
+    cluster.come_back(third)
+    (stayed,) = {one.worker, two.worker} - {excluded}
+    assert {worker for _, worker in placed(cluster, job)} == {stayed, third.worker}

@@ -90,3 +90,17 @@ def test_whoever_was_held_up_says_nothing(run: Run[bool | None], monkeypatch: py
     monkeypatch.setattr(hostlook, "_dial", kernel.dial)
     monkeypatch.setattr("minishuffle.limits.HOST_LOOK_LATE_SECONDS_MAX", -1.0)
     assert run(host_answers([NOWHERE], 1, 0.01)) is None
+
+
+def test_without_descriptors_nobody_can_tell(run: Run[bool | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> socket.socket:
+        raise OSError(24, "Too many open files")
+
+    async def look() -> bool | None:
+        monkeypatch.setattr(hostlook.socket, "socket", refuse)
+        try:
+            return await host_answers([NOWHERE], 3, 0.03)
+        finally:
+            monkeypatch.undo()
+
+    assert run(look()) is None
