@@ -190,7 +190,9 @@ def _schema_and_groups(path: str) -> tuple[pa.Schema, int]:
         with opened(path) as raw, pq.ParquetFile(raw) as file:
             return file.schema_arrow, file.metadata.num_row_groups
     except pa.ArrowException as error:
-        raise UsageError(f"{path} is not a Parquet file: {error}") from error
+        raise UsageError(
+            f"{path} is not a Parquet file: name what it is with format='csv' or format='json' ({error})"
+        ) from error
 
 
 def _without_index(schema: pa.Schema) -> pa.Schema:
