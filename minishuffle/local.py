@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from minishuffle.client import Client, JobHandle
 from minishuffle.config import create_secret, read_coordinator
-from minishuffle.errors import ShuffleError, UnknownName, UsageError
+from minishuffle.errors import PeerLost, ShuffleError, UnknownName, UsageError
 from minishuffle.ids import Address
 from minishuffle.launch import (
     POLL_SECONDS,
@@ -166,7 +166,8 @@ class LocalCluster:
                 find=self._find,
             )
             watching = Client(address, self._secret, cluster="local", timeout=SUPERVISOR_SECONDS)
-            watching.status()  # It connects now, and not at some moment later.
+            with contextlib.suppress(PeerLost):  # It connects now, if it can, and not at some moment later.
+                watching.status()
             self._supervisor = Supervisor(
                 self._processes,
                 watching,
