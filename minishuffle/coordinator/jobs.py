@@ -756,7 +756,7 @@ class Job:
 
     def wait_for_slot(self, task: Subtask, until: float, at: float, *, may_come: bool = False) -> None:
         """There is none free for the task now; one ``may_come`` without that somebody starts a worker."""
-        if self.stopping:
+        if self.stopping or task.state != "restarting":  # Else it waits already.
             return
         exclusion = self.links.excluded.get(task.worker)
         if exclusion is not None and not may_come:
@@ -765,7 +765,7 @@ class Job:
                 "another worker, or have the network let the two connect"
             )
             self.fail(ErrorInfo(code=ResourceExhausted.code, text=text, task=str(task)), at, verdict=True)
-        elif task.state == "restarting":
+        else:
             text = f"{self.slots.shortage}; waits {until - at:g} s at most"
             self._set(task, "waiting for a slot", at, text)
             self._times[task.key] = until

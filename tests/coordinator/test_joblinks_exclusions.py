@@ -414,8 +414,9 @@ def test_it_is_let_in_again_when_the_one_that_could_not_reach_it_is_lost(
     assert cluster.show(job).state in ("created", "running")
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
 def test_a_job_without_a_slot_waits_for_a_worker_that_is_about_to_come_back(
-    cluster: FakeCluster, network: Network, make_graph: MakeGraph
+    cluster: FakeCluster, network: Network, make_graph: MakeGraph, comes_back: bool
 ) -> None:
     one, two = add(cluster, 2, slots=1)
     job = start(cluster, make_graph(2, 2, restart_strategy="individual"))
@@ -429,6 +430,11 @@ def test_a_job_without_a_slot_waits_for_a_worker_that_is_about_to_come_back(
         network.pass_(0.5)
     ((_, excluded),) = kinds(cluster, job)
     assert cluster.show(job).state in ("created", "running")
-    cluster.come_back(third)
+    if comes_back:
+        cluster.come_back(third)
+    else:
+        network.pass_(4.0)
+        assert cluster.show(job).state in ("created", "running"), "it has waited, and does so on"
+        third = cluster.add(slots=1)
     (stayed,) = {one.worker, two.worker} - {excluded}
     assert {worker for _, worker in placed(cluster, job)} == {stayed, third.worker}
