@@ -15,6 +15,8 @@ from minishuffle.errors import PeerLost, TaskFailed
 from minishuffle.wire.messages import (
     CancelTasks,
     ErrorInfo,
+    HostLook,
+    HostLooked,
     Leaving,
     Probe,
     Probed,
@@ -31,7 +33,9 @@ from minishuffle.wire.requests import (
     JobInfo,
     ListJobs,
     SubmitJob,
+    UserCall,
     WaitJob,
+    WorkerEnded,
 )
 
 if TYPE_CHECKING:
@@ -59,11 +63,12 @@ class Simulation:
         """Jobs with a task beyond its first attempt when they were."""
 
     def living(self) -> list[FakeWorker]:
-        return [worker for worker in self.cluster.workers.values() if worker.worker]
+        workers = self.cluster.workers.values()
+        return [each for each in workers if each.worker and each.link not in self.cluster.closed]
 
     def step(self) -> None:
         weights = {
-            self.register: 6,
+            self.register: 10,
             self.lose: 2,
             self.goodbye: 1,
             self.submit: 10,
@@ -75,8 +80,10 @@ class Simulation:
             self.break_link: 2,
             self.cut_pair: 4,
             self.probe: 6,
-            self.drain: 1,
+            self.drain: 2,
             self.obey: 6,
+            self.die: 2,
+            self.look: 1,
         }
         (action,) = self.random.choices(list(weights), list(weights.values()))
         action()
@@ -92,7 +99,12 @@ class Simulation:
             slots, segments = self.random.randint(1, 4), self.random.choice([20, 100, 2000])
             standby = self.random.random() < 0.1
             worker = self.cluster.add(
-                requested_worker=requested, slots=slots, segments=segments, standby=standby
+                requested_worker=requested,
+                slots=slots,
+                segments=segments,
+                standby=standby,
+                end_is_told=self.random.random() < 0.7,
+                identity=self.random.choice(["", "a", "b", "c"]),
             )
             self.everyone.append(worker)
             if not worker.worker:
@@ -104,6 +116,50 @@ class Simulation:
             worker = self.cluster.workers.pop(self.random.choice(living).link)
             if self.random.random() < 0.6:
                 self.cluster.lose(worker)
+
+    def die(self) -> None:
+        """A process ends, perhaps by the doing of some task; its launcher says so sooner, later, or twice."""
+        if not (living := self.living()):
+            return
+        worker = self.random.choice(living)
+        calls = [
+            UserCall(
+                job=job,
+                operator=operator,
+                index=index,
+                attempt=task.attempt,
+                position=self.random.choice([0, 0, 7]),
+                rows=5,
+            )
+            for (job, operator, index), task in worker.tasks.items()
+            if self.random.random() < 0.7
+        ]
+        signal = self.random.choice(["SIGSEGV", "SIGSEGV", "SIGKILL"])
+        recorded = self.random.random() < 0.8
+        end = WorkerEnded(
+            worker=worker.worker, epoch=worker.epoch, signal=signal, recorded=recorded, calls=calls
+        )
+        if self.random.random() < 0.3:
+            self.cluster.ask(end)
+        self.cluster.workers.pop(worker.link)
+        self.cluster.lose(worker)
+        if self.random.random() < 0.3:
+            self.step()
+        if self.random.random() < 0.8:
+            self.cluster.ask(end)
+
+    def look(self) -> None:
+        """Hosts that are silent are looked at, and answer or do not."""
+        self.cluster.advance(0.35, heartbeats=False)
+        for _ in range(2):
+            answer = self.random.choice([False, False, True, None])
+            for look in self.cluster.looks[-3:]:
+                self.cluster.do(self.cluster.state.host_looked(look.ticket, answer, self.cluster.now))
+            for worker in self.living():
+                for each in worker.got(HostLook)[-1:]:
+                    looked = HostLooked(term=self.cluster.term, ticket=each.ticket, answer=answer)
+                    self.cluster.send(worker, looked)
+            self.cluster.advance(0.3, heartbeats=False)
 
     def break_link(self) -> None:
         """A control link breaks; the worker comes back, is found without coming back, or neither."""
