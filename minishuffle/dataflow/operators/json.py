@@ -24,6 +24,8 @@ __all__ = ["JsonSource"]
 
 _VALUE: Final = re.compile(r"[^ \t\r\n]")
 """How one begins."""
+_NULL: Final = re.compile(rb"^(\xef\xbb\xbf)?\s*null\b", re.MULTILINE)
+"""A line that may be a record without an object."""
 
 
 class JsonSource(RecordFiles):
@@ -53,6 +55,7 @@ class JsonSource(RecordFiles):
 
     def whole(self, file: io.BytesIO) -> pa.Table:
         """With texts for times, which pyarrow would move to UTC without a word."""
+        _refuse_null(file.getvalue())
         options = pa_json.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES)
         table = pa_json.read_json(file, read_options=options)
         texts = pa.schema(each.with_type(with_innermost(each.type, _as_text)) for each in table.schema)
@@ -69,6 +72,7 @@ class JsonSource(RecordFiles):
                     yield part, line, literal
 
     def parse(self, data: bytes, names: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
+        _refuse_null(data)
         explicit = pa_json.ParseOptions(
             explicit_schema=parsed_schema(schema), unexpected_field_behavior="ignore"
         )
@@ -77,6 +81,7 @@ class JsonSource(RecordFiles):
 
     def is_sound(self, data: bytes, names: Sequence[str]) -> bool:
         try:
+            _refuse_null(data)
             count = pa_json.read_json(pa.BufferReader(data), read_options=_together(data)).num_rows
         except pa.ArrowException:
             return False
@@ -112,6 +117,19 @@ class JsonSource(RecordFiles):
                     name = ".".join(part)
                     return line, f"column {name!r} has {kind}, {each!s:.40}, and {before} in line {first}"
         return None
+
+
+def _refuse_null(data: bytes) -> None:
+    """Raises ArrowInvalid if a record is null: pyarrow ends the process if the first is, and takes others for
+    rows of nulls."""
+    if _NULL.search(data) is None:
+        return
+    try:
+        has_null = any(value is None for _, value in _objects(data.decode("utf-8-sig", "replace")))
+    except json.JSONDecodeError:
+        return
+    if has_null:
+        raise pa.ArrowInvalid("a record is null")
 
 
 def _together(data: bytes) -> pa_json.ReadOptions:

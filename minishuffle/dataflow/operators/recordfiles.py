@@ -287,7 +287,9 @@ class RecordFiles:
             data = self._all_of(place.path)
             file = io.BytesIO(data if self._on_error == "fail" else self._sound(place.path, data))
             line = next(
-                line for _, line, literal in self.literals(file, [place.part]) if literal == place.literal
+                line
+                for _, line, literal in self.literals(file, [place.part])
+                if literal == place.literal or _is_integer(literal, place.literal)
             )
             raise UsageError(
                 f"{place.path}, line {line}: column {place.name!r} has {place.literal:.40}, {error}: declare "
@@ -355,6 +357,12 @@ class RecordFiles:
                 kept += data[end : block.offset + start], b"\n" * record.count(b"\n")
                 end = block.offset + behind
         return b"".join([*kept, data[end:]])
+
+
+def _is_integer(literal: str, integer: str) -> bool:
+    """Whether a literal, which may have blanks around it and zeros in front, is that integer."""
+    found = literal.strip().lstrip("+-").lstrip("0")
+    return found == integer.lstrip("-") and literal.strip().startswith("-") == integer.startswith("-")
 
 
 def parsed_schema(schema: pa.Schema) -> pa.Schema:

@@ -273,3 +273,12 @@ def test_windows_of_json_times_are_those_of_their_moments(tmp_path: Path) -> Non
     table = Table.from_files(tmp_path, format="json").event_time("n").key_by("n")
     rows = run(table.window(timedelta(hours=1)).count().collect(), Cut(1)).rows
     assert {row["window_start"] for row in rows} == {datetime(2025, 12, 31, 23, tzinfo=UTC)}
+
+
+@pytest.mark.parametrize("literal", ["009007199254740993", " 9007199254740993", "-09007199254740993 "])
+def test_such_an_integer_of_another_file_is_found_however_it_is_written(tmp_path: Path, literal: str) -> None:
+    (tmp_path / "0.csv").write_text("n\n1.5\n")
+    (tmp_path / "1.csv").write_text(f"n\n7\n{literal}\n")
+    says = rf"1\.csv, line 3: column 'n' has {int(literal)}, an integer that no float64 holds"
+    with pytest.raises(UsageError, match=says):
+        CsvSource(tmp_path)

@@ -150,6 +150,8 @@ def test_skipped_records_are_counted_and_of_those_that_fail_the_first_is_named(
             '{"n":1}\n{"n":2}{"n":3}\nnothing\n',
             "line 2: there is more in the line than one object: ",
         ),
+        ("a.json", 'null\n{"n":1}\n', "line 1: it is no JSON object: "),
+        ("a.json", '{"n":1}\nnull\n', "line 2: it is no JSON object: "),
         ("a.json", '"n"\n', "line 1: it is no JSON object: "),
         ("a.csv", "n,s\n1,x\n2\n", "line 3: it has 1 values for 2 columns: '2': correct the file, or leave"),
         ("a.csv", 'n,s\n1,"x\ny"\n2,3,4\n', "line 4: it has 3 values for 2 columns: '2,3,4': "),
