@@ -57,7 +57,10 @@ def serve(connection: socket.socket) -> None:
             if not text:
                 os._exit(0)
             *inherited, status = descriptors
-            assert other_threads() <= {JEMALLOC}, "a fork takes only the main thread along"
+            deadline = time.monotonic() + START_SECONDS_MAX
+            while not other_threads() <= {JEMALLOC}:  # One that has just begun has no name of its own so far.
+                assert time.monotonic() < deadline, "a fork takes only the main thread along"
+                select.select([], [], [], POLL_SECONDS)
             if (pid := os.fork()) == 0:
                 become(json.loads(text), inherited)
                 return
