@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from minishuffle.dataflow.operators.filerecords import CsvRecords
@@ -18,6 +19,7 @@ from minishuffle.dataflow.operators.recordfiles import (
     CORRECT,
     OnFault,
     RecordFiles,
+    is_beyond_float,
     one_batch,
     parsed_schema,
     shown,
@@ -88,6 +90,8 @@ class CsvSource(RecordFiles):
         if not headers or not missing:
             return
         found = f"{', '.join(known):.2000}"  # All that follows, if a quotation mark is not closed.
+        if "\N{REPLACEMENT CHARACTER}" in found:
+            found += "; it is not UTF-8: convert the file first, with iconv for example"
         if len(headers) > 1:
             raise UnknownName(f"no column {missing[0]!r} in any of {len(headers)} files: there are {found}")
         raise UnknownName(f"no column {missing[0]!r} in {next(iter(headers))}: its first line has {found}")
@@ -153,11 +157,25 @@ class CsvSource(RecordFiles):
             include_missing_columns=True,
         )
         _check(batch, read)
+        self._check_infinite(batch, data, names)
         return batch if schema else batch.select([])
 
     def _parsed(self, data: bytes, names: Sequence[str], **columns: Any) -> pa.RecordBatch:
         file = pa.BufferReader(data if data.endswith(b"\n") else data + b"\n")
         return one_batch(pa_csv.read_csv(file, **self._options(names, **columns)))
+
+    def _check_infinite(self, batch: pa.RecordBatch, data: bytes, names: Sequence[str]) -> None:
+        """Raises ArrowInvalid if infinity stands for a number that no float64 holds."""
+        masks = {name: _infinite(batch.column(name)) for name in batch.schema.names}
+        infinite = {name: mask for name, mask in masks.items() if mask is not None}
+        if not infinite:
+            return
+        texts = self._parsed(
+            data, names, column_types=dict.fromkeys(infinite, pa.string()), include_columns=list(infinite)
+        )
+        for name, mask in infinite.items():
+            if any(is_beyond_float(text) for text in texts.column(name).filter(mask).to_pylist()):
+                raise pa.ArrowInvalid(f"column {name!r} has a number that no float64 holds")
 
     def is_sound(self, data: bytes, names: Sequence[str]) -> bool:
         try:
@@ -190,6 +208,14 @@ def _check(batch: pa.RecordBatch, schema: pa.Schema) -> None:
             column.validate(full=True)
         if not field.nullable and column.null_count:
             raise pa.ArrowInvalid(f"column {field.name!r} has an empty value and is not nullable")
+
+
+def _infinite(column: pa.Array) -> pa.Array | None:
+    """Which values are; None: no one."""
+    if not pa.types.is_floating(column.type):
+        return None
+    mask = pc.is_inf(column)
+    return mask if pc.any(mask).as_py() else None
 
 
 def _check_delimiter(delimiter: str) -> None:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from minishuffle.dataflow.operators.widertype import DIGITS_MAX, common_schema
 from minishuffle.errors import UsageError
 
-__all__ = ["InferredTypes", "Part", "UnfitNumber"]
+__all__ = ["InferredTypes", "Part", "UnfitNumber", "parts_of"]
 
 Part: TypeAlias = tuple[str, ...]
 """A column, or a field in it; ``ITEM`` stands for the items of a list."""
@@ -156,7 +156,7 @@ class InferredTypes:
         been rounded, for :meth:`tell`."""
         self._schemas[path] = table.schema
         unclear = []
-        for part, values in _parts(table):
+        for part, values in parts_of(table):
             numbers = self._numbers.setdefault(part, _Numbers())
             if pa.types.is_string(values.type):
                 kind = _moment_type(values) if self.finds_times else pa.string()
@@ -211,18 +211,20 @@ class InferredTypes:
         return self._texts[part] if pa.types.is_string(kind) else self._numbers[part].kind()
 
 
-def _parts(table: pa.Table) -> Iterator[tuple[Part, pa.ChunkedArray]]:
+def parts_of(table: pa.Table) -> Iterator[tuple[Part, pa.ChunkedArray]]:
     """All that holds no other parts, without what lies under a null."""
     for each, column in zip(table.schema, table.columns, strict=True):
-        yield from _parts_of((each.name,), each.type, column.chunks)
+        yield from _inner_parts((each.name,), each.type, column.chunks)
 
 
-def _parts_of(part: Part, kind: pa.DataType, chunks: Sequence[Any]) -> Iterator[tuple[Part, pa.ChunkedArray]]:
+def _inner_parts(
+    part: Part, kind: pa.DataType, chunks: Sequence[Any]
+) -> Iterator[tuple[Part, pa.ChunkedArray]]:
     if pa.types.is_struct(kind):
         flat = [chunk.flatten() for chunk in chunks]
         for number, each in enumerate(kind):
-            yield from _parts_of((*part, each.name), each.type, [fields[number] for fields in flat])
+            yield from _inner_parts((*part, each.name), each.type, [fields[number] for fields in flat])
     elif pa.types.is_list(kind):
-        yield from _parts_of((*part, ITEM), kind.value_type, [chunk.flatten() for chunk in chunks])
+        yield from _inner_parts((*part, ITEM), kind.value_type, [chunk.flatten() for chunk in chunks])
     else:
         yield part, pa.chunked_array(chunks, kind)

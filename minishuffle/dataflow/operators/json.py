@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
 from minishuffle.dataflow.operators.filerecords import JsonLines
 from minishuffle.dataflow.operators.files import Paths, opened
-from minishuffle.dataflow.operators.inferred import Part
-from minishuffle.dataflow.operators.recordfiles import CORRECT, OnFault, RecordFiles, one_batch, parsed_schema
+from minishuffle.dataflow.operators.inferred import Part, parts_of
+from minishuffle.dataflow.operators.recordfiles import (
+    CORRECT,
+    OnFault,
+    RecordFiles,
+    is_beyond_float,
+    one_batch,
+    parsed_schema,
+)
 from minishuffle.errors import UnknownName
 from minishuffle.exchange.schemas import with_innermost
 from minishuffle.limits import CSV_BLOCK_BYTES
@@ -24,8 +31,8 @@ __all__ = ["JsonSource"]
 
 _VALUE: Final = re.compile(r"[^ \t\r\n]")
 """How one begins."""
-_NULL: Final = re.compile(rb"^(\xef\xbb\xbf)?\s*null\b", re.MULTILINE)
-"""A line that may be a record without an object."""
+_ODD: Final = re.compile(rb"^(\xef\xbb\xbf)?\s*null\b|[:\[,]\s*-?Inf\b", re.MULTILINE)
+"""There may be a record without an object, or infinity in a spelling that no other reader has."""
 
 
 class JsonSource(RecordFiles):
@@ -55,7 +62,7 @@ class JsonSource(RecordFiles):
 
     def whole(self, file: io.BytesIO) -> pa.Table:
         """With texts for times, which pyarrow would move to UTC without a word."""
-        _refuse_null(file.getvalue())
+        _refuse_odd(file.getvalue())
         options = pa_json.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES)
         table = pa_json.read_json(file, read_options=options)
         texts = pa.schema(each.with_type(with_innermost(each.type, _as_text)) for each in table.schema)
@@ -72,16 +79,27 @@ class JsonSource(RecordFiles):
                     yield part, line, literal
 
     def parse(self, data: bytes, names: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
-        _refuse_null(data)
+        _refuse_odd(data)
         explicit = pa_json.ParseOptions(
             explicit_schema=parsed_schema(schema), unexpected_field_behavior="ignore"
         )
         table = pa_json.read_json(pa.BufferReader(data), read_options=_together(data), parse_options=explicit)
-        return one_batch(table).select(schema.names)
+        batch = one_batch(table).select(schema.names)
+        batch.validate(full=True)  # The reader lets texts through that are not UTF-8.
+        self._check_infinite(table, data)
+        return batch
+
+    def _check_infinite(self, table: pa.Table, data: bytes) -> None:
+        """Raises ArrowInvalid if infinity stands for a number that no float64 holds."""
+        parts = [part for part, values in parts_of(table) if _has_infinite(values)]
+        if parts and any(
+            is_beyond_float(literal) for _, _, literal in self.literals(io.BytesIO(data), parts)
+        ):
+            raise pa.ArrowInvalid("a number that no float64 holds")
 
     def is_sound(self, data: bytes, names: Sequence[str]) -> bool:
         try:
-            _refuse_null(data)
+            _refuse_odd(data)
             count = pa_json.read_json(pa.BufferReader(data), read_options=_together(data)).num_rows
         except pa.ArrowException:
             return False
@@ -101,7 +119,7 @@ class JsonSource(RecordFiles):
             return "there is more in the line than one object", CORRECT
         if not isinstance(value, dict):
             return "it is no JSON object", CORRECT
-        huge = next((number for number in _all_numbers(value) if number.is_huge), None)
+        huge = next((number for number in _all_numbers(value) if is_beyond_float(number)), None)
         return None if huge is None else (f"it has {huge:.40}, which no float64 holds", CORRECT)
 
     def value(self, record: bytes, names: Sequence[str], name: str) -> str:
@@ -119,15 +137,15 @@ class JsonSource(RecordFiles):
         return None
 
 
-def _refuse_null(data: bytes) -> None:
-    """Raises ArrowInvalid if a record is null: pyarrow ends the process if the first is, and takes others for
-    rows of nulls."""
-    if _NULL.search(data) is None:
+def _refuse_odd(data: bytes) -> None:
+    """Raises ArrowInvalid for what pyarrow takes and is no record: null, at which it ends the process if it
+    is the first, and which is a row of nulls if not; Inf."""
+    if _ODD.search(data) is None:
         return
     try:
         has_null = any(value is None for _, value in _objects(data.decode("utf-8-sig", "replace")))
-    except json.JSONDecodeError:
-        return
+    except json.JSONDecodeError as error:
+        raise pa.ArrowInvalid(str(error)) from error
     if has_null:
         raise pa.ArrowInvalid("a record is null")
 
@@ -140,13 +158,12 @@ def _as_text(kind: pa.DataType) -> pa.DataType:
     return pa.string() if pa.types.is_timestamp(kind) else kind
 
 
+def _has_infinite(values: pa.ChunkedArray) -> bool:
+    return bool(pa.types.is_floating(values.type) and pc.any(pc.is_inf(values)).as_py())
+
+
 class _Number(str):
     """The literal of a number."""
-
-    @property
-    def is_huge(self) -> bool:
-        """It has a fraction or an exponent, and is beyond float64."""
-        return math.isinf(float(self)) and not self.lstrip("-").isdigit() and self[-1].isdigit()
 
 
 class _Repeated(Exception):

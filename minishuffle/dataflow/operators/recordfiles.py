@@ -8,7 +8,8 @@ split like all others, so that its positions do not depend on what was left out.
 from __future__ import annotations
 
 import io
-from codecs import BOM_UTF8
+import math
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias
@@ -31,7 +32,15 @@ from minishuffle.limits import (
     MIB,
 )
 
-__all__ = ["CORRECT", "OnFault", "RecordFiles", "one_batch", "parsed_schema", "shown"]
+__all__ = [
+    "CORRECT",
+    "OnFault",
+    "RecordFiles",
+    "is_beyond_float",
+    "one_batch",
+    "parsed_schema",
+    "shown",
+]
 
 OnFault: TypeAlias = Literal["fail", "skip", "dead_letter"]
 """What is done about a record that cannot be read: the job ends, it is left out, or that is also logged."""
@@ -39,6 +48,12 @@ OnFault: TypeAlias = Literal["fail", "skip", "dead_letter"]
 _LEAVE_OUT: Final = "or leave such records out: on_error='skip' or 'dead_letter'"
 CORRECT: Final = f"correct the file, {_LEAVE_OUT}"
 """What to do about a record that can be read in no types."""
+_NOT_TEXT: Final = (
+    "it is not UTF-8",
+    "convert the file first, with iconv for example, declare what is no text as bytes with schema=, "
+    f"{_LEAVE_OUT}",
+)
+"""What is wrong with a record where only ``schema`` could say that a column is bytes, and what to do."""
 _JUDGED_MAX: Final = 1024
 """Records of which the bad ones are looked for at once, so that a task with many hears of a cancel soon."""
 _LETTERS: Final = 64
@@ -86,6 +101,7 @@ class RecordFiles:
         self.header = header
         """The first record of each file names its columns."""
         self._own: dict[str, pa.Schema] = {}
+        self._is_inferred = schema is None
         self.schema = self._inferred() if schema is None else schema
 
     # --- the format ------------------------------------------------------------------------------
@@ -161,6 +177,8 @@ class RecordFiles:
                 yield block
 
     def _read(self, shape: _Shape, data: bytes) -> pa.RecordBatch:
+        if self._is_inferred and not _is_text(data):
+            raise pa.ArrowInvalid(_NOT_TEXT[0])
         return in_schema(self.parse(data, shape.names, shape.own), self.schema, shape.path)
 
     def _whole_block(self, shape: _Shape, block: Block) -> pa.RecordBatch | None:
@@ -256,7 +274,7 @@ class RecordFiles:
 
     def _why(self, shape: _Shape, record: bytes) -> tuple[str, str]:
         """Why a record cannot be read, and what to do about it."""
-        fault = self.fault(record, shape.names)
+        fault = self._fault(record, shape.names)
         if fault is not None:
             return fault
         for field in shape.own:
@@ -272,6 +290,13 @@ class RecordFiles:
                     f"{self.advice}, {_LEAVE_OUT}",
                 )
         return "it cannot be read", CORRECT
+
+    def _fault(self, record: bytes, names: Sequence[str]) -> tuple[str, str] | None:
+        """As :meth:`fault`, in types that are inferred if there is no schema."""
+        if record.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            return "the file is UTF-16", "convert it to UTF-8, with iconv for example"
+        fault = self.fault(record, names)
+        return _NOT_TEXT if fault is None and self._is_inferred and not _is_text(record) else fault
 
     # --- types that nobody declares --------------------------------------------------------------
 
@@ -291,9 +316,10 @@ class RecordFiles:
                 for _, line, literal in self.literals(file, [place.part])
                 if literal == place.literal or _is_integer(literal, place.literal)
             )
+            advice = "declare its type with schema=, such as float64, which rounds it"
             raise UsageError(
-                f"{place.path}, line {line}: column {place.name!r} has {place.literal:.40}, {error}: declare "
-                "its type with schema=, such as float64, which rounds it"
+                f"{place.path}, line {line}: column {place.name!r} has {place.literal:.40}, {error}: "
+                f"{'correct the file' if is_beyond_float(place.literal) else advice}"
             ) from None
         schema = pa.schema(
             field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in schema
@@ -305,8 +331,10 @@ class RecordFiles:
         data = self._all_of(path)
         try:
             try:
-                table = self.whole(io.BytesIO(data))
+                table = self.whole(io.BytesIO(data)) if _is_text(data) else None
             except pa.ArrowException:
+                table = None
+            if table is None:
                 data = self._sound(path, data)
                 table = self.whole(io.BytesIO(data))
             if unclear := types.add(path, table):
@@ -320,11 +348,6 @@ class RecordFiles:
                 f"{where}: {why}: correct the file, or declare with schema= what the column is to be, and "
                 "leave records out that do not fit: on_error='skip' or 'dead_letter'"
             ) from error
-        if not_text := [field.name for field in table.schema if pa.types.is_binary(field.type)]:
-            raise UsageError(
-                f"{path}: column {not_text[0]!r} is not UTF-8: convert the file first, with iconv for "
-                "example, or declare the column as bytes with schema="
-            )
 
     def _all_of(self, path: str) -> bytes:
         """The file's bytes, decompressed. Raises UsageError: there are more than INFERRED_FILE_BYTES_MAX."""
@@ -341,14 +364,18 @@ class RecordFiles:
         """A file's bytes with empty lines for records that cannot be read in any types. Raises WrongInput:
         there are such, and they must not be left out."""
         names = self.names_of(path)
+        if any("\N{REPLACEMENT CHARACTER}" in name for name in names) and not _is_text(data):
+            raise UsageError(
+                f"{path}: its first line is not UTF-8: convert the file first, with iconv for example"
+            )
         kept: list[bytes] = []
         end = 0
         for block in self._blocks(io.BytesIO(data)):
-            if not block.is_cut and self.is_sound(block.data, names):
+            if not block.is_cut and _is_text(block.data) and self.is_sound(block.data, names):
                 continue
             for start, behind in self._splitter.spans(block.data):
                 record = block.data[start:behind]
-                fault = ("it is too long", CORRECT) if block.is_cut else self.fault(record, names)
+                fault = ("it is too long", CORRECT) if block.is_cut else self._fault(record, names)
                 if fault is None:
                     continue
                 if block.is_cut or self._on_error == "fail":
@@ -363,6 +390,21 @@ def _is_integer(literal: str, integer: str) -> bool:
     """Whether a literal, which may have blanks around it and zeros in front, is that integer."""
     found = literal.strip().lstrip("+-").lstrip("0")
     return found == integer.lstrip("-") and literal.strip().startswith("-") == integer.startswith("-")
+
+
+def _is_text(data: bytes) -> bool:
+    """Whether it is UTF-8."""
+    ends = pa.array([0, len(data)], pa.int64()).buffers()[1]
+    try:
+        pa.LargeStringArray.from_buffers(1, ends, pa.py_buffer(data)).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def is_beyond_float(literal: str) -> bool:
+    """Whether it is a number, of finite size, that no float64 holds: pyarrow makes infinity of it."""
+    return literal.strip()[-1:].isdecimal() and math.isinf(float(literal))
 
 
 def parsed_schema(schema: pa.Schema) -> pa.Schema:

@@ -183,7 +183,9 @@ def test_an_object_store_is_read_like_a_directory() -> None:
 def test_a_column_that_is_not_utf8_is_no_bytes_unless_declared_so(tmp_path: Path) -> None:
     path = tmp_path / "latin.csv"
     path.write_bytes(b"n,x\ncaf\xe9,1\nok,2\n")
-    with pytest.raises(UsageError, match=r"latin\.csv: column 'n' is not UTF-8: convert the file first"):
+    with pytest.raises(
+        UsageError, match=r"latin\.csv, line 2: it is not UTF-8: 'caf\ufffd,1': convert the f"
+    ):
         CsvSource(str(path), None)
     declared = CsvSource(str(path), pa.schema([("n", pa.binary()), ("x", pa.int64())]))
     (batch,) = declared.read(str(path), 0)

@@ -150,6 +150,8 @@ def test_skipped_records_are_counted_and_of_those_that_fail_the_first_is_named(
             '{"n":1}\n{"n":2}{"n":3}\nnothing\n',
             "line 2: there is more in the line than one object: ",
         ),
+        ("a.json", '{"n":1}\n'.encode("utf-16"), "line 1: the file is UTF-16: .*: convert it to UTF-8"),
+        ("a.json", '{"n":1}\n{"n":-Inf}\n', "line 2: it is no JSON object .Expecting value at character 6 "),
         ("a.json", 'null\n{"n":1}\n', "line 1: it is no JSON object: "),
         ("a.json", '{"n":1}\nnull\n', "line 2: it is no JSON object: "),
         ("a.json", '"n"\n', "line 1: it is no JSON object: "),
@@ -159,13 +161,83 @@ def test_skipped_records_are_counted_and_of_those_that_fail_the_first_is_named(
 )
 @pytest.mark.parametrize("schema", [None, SCHEMA])
 def test_what_can_be_read_in_no_types_is_refused_with_or_without_a_schema(
-    name: str, text: str, why: str, schema: pa.Schema | None, tmp_path: Path
+    name: str, text: str | bytes, why: str, schema: pa.Schema | None, tmp_path: Path
 ) -> None:
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(WrongInput, match=rf"{name}, {why}") as caught:
         read(source_of(tmp_path / name, schema, "fail"))
     assert caught.value.final
     assert "schema" not in str(caught.value)
+
+
+@pytest.mark.parametrize("schema", [None, pa.schema({"n": pa.float64()}), pa.schema({"n": pa.float32()})])
+def test_a_number_of_csv_that_no_float_holds_is_left_out_and_infinity_is_not(
+    schema: pa.Schema | None, tmp_path: Path
+) -> None:
+    literals = ["1.5", "1e400", "inf", "", "-Infinity", "nan", "-1e999", "1" * 400 + ".0"]
+    (tmp_path / "a.csv").write_text("\n".join(["n,k", *(f"{literal},k" for literal in literals)]))
+    source = source_of(tmp_path / "a.csv", schema)
+    rows, letters, count = read(source)
+    assert [str(row["n"]) for row in rows] == ["1.5", "inf", "None", "-inf", "nan"]
+    assert [re.search("record .* has '.....", letter)[0] for letter in letters] == [  # type: ignore[index]
+        f"record {number}, byte {byte}: column 'n' has '{shown}"
+        for number, byte, shown in ((2, 10, "1e400"), (7, 45, "-1e99"), (8, 54, "11111"))
+    ]
+    assert count == len(literals)
+    with pytest.raises(WrongInput, match=r"a\.csv, line 3: column 'n' has '1e400', which does not fit"):
+        read(source_of(tmp_path / "a.csv", schema, "fail"))
+
+
+def test_an_integer_of_json_that_no_float_holds_is_left_out_at_any_depth_and_infinity_is_not(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.json").write_text(
+        f'{{"n":[{{"x":1.5}}]}}\n{{"n":[{{"x":{"9" * 400}}}]}}\n{{"n":[{{"x":-Infinity}}]}}\n'
+    )
+    schema = pa.schema({"n": pa.list_(pa.struct({"x": pa.float64()}))})
+    rows, letters, count = read(source_of(tmp_path / "a.json", schema))
+    assert (rows, count) == ([{"n": [{"x": 1.5}]}, {"n": [{"x": float("-inf")}]}], 3)
+    assert re.search("record 2, byte 18: it has 9{40}, which no float64 holds: ", letters[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "good", "record"),
+    [
+        ("a.csv", b"n,s\n1,a\n2,caf\xe9\n3,c\n", [1, 3], "record 2, byte 8"),
+        ("a.csv", b"n,s\n1,a\n\xe9,b\n", [1], "record 2, byte 8"),
+        ("a.json", b'{"n":1,"s":"a"}\n{"n":2,"s":"caf\xe9"}\n', [1], "record 2, byte 16"),
+        ("a.json", b'{"n":2,"s":"b","\xe9":0}\n{"n":3,"s":"c"}\n', [3], "record 1, byte 0"),
+    ],
+)
+def test_records_that_are_not_utf8_are_left_out_without_a_schema(
+    name: str, data: bytes, good: list[int], record: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    source = source_of(tmp_path / name, None)
+    rows, letters, _ = read(source)
+    assert source.schema == SCHEMA
+    assert ([row["n"] for row in rows], len(letters)) == (good, 1)
+    assert f", {record}: it is not UTF-8: text " in letters[0]
+    says = r"line \d: it is not UTF-8: .*: convert the file first, with iconv .*, or leave such records out"
+    with pytest.raises(WrongInput, match=says):
+        source_of(tmp_path / name, None, "fail")
+
+
+def test_a_text_of_json_that_is_not_utf8_fits_bytes_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(b'{"n":1,"s":"\xe9"}\n')
+    assert read(source_of(tmp_path / "a.json", pa.schema({"s": pa.binary()})))[0] == [{"s": b"\xe9"}]
+    rows, letters, _ = read(source_of(tmp_path / "a.json"))
+    assert (rows, len(letters)) == ([], 1)
+    assert "column 's' has \"\ufffd\", which does not fit string" in letters[0]
+
+
+@pytest.mark.parametrize("header", [b"n,caf\xe9\n1,2\n", "n,s\n1,2\n".encode("utf-16")])
+def test_a_header_of_csv_that_is_not_utf8_says_so(header: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(header)
+    with pytest.raises(UsageError, match=r"a\.csv: its first line is not UTF-8: convert the file first"):
+        source_of(tmp_path / "a.csv", None, "skip")
+    with pytest.raises(UsageError, match=r"no column 's' .*; it is not UTF-8: convert the file first"):
+        source_of(tmp_path / "a.csv", pa.schema({"s": pa.string()}), "skip")
 
 
 @pytest.mark.parametrize(
@@ -210,6 +282,17 @@ def test_types_are_those_of_the_records_that_can_be_read(
     assert (source.schema, count) == (SCHEMA, 4)
     assert rows == [{"n": 1, "s": "a"}, {"n": 4, "s": None}]
     assert [re.search("record .*byte [0-9]+", letter)[0] for letter in found] == letters  # type: ignore[index]
+
+
+def test_objects_may_go_over_lines_and_null_may_be_one_in_a_list(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(
+        '{"n": [\nnull\n]}\n{\n  "n": [\n    1.5,\n    Infinity,\nnull\n  ]\n}\n'
+    )
+    for schema in (None, pa.schema({"n": pa.list_(pa.float64())})):
+        assert read(source_of(tmp_path / "a.json", schema, "fail"))[0] == [
+            {"n": [None]},
+            {"n": [1.5, float("inf"), None]},
+        ]
 
 
 def test_numbers_that_no_type_holds_are_found_behind_records_that_are_left_out(tmp_path: Path) -> None:
