@@ -14,7 +14,8 @@ __all__ = ["host_answers"]
 
 
 async def host_answers(addresses: Sequence[str], times: int, seconds: float) -> bool | None:
-    """Dial each of these ports of one host, ``times`` times at even distances, for ``seconds`` in all.
+    """Dial each of these ports of one host, ``times`` times at even distances, for ``seconds`` in all; longer
+    if this process is held up, since each try has its time.
 
     A kernel completes connections to a port whose process is stopped or busy, from its listen backlog, and
     refuses those to a port that nobody listens on. What this host's own kernel says, that there is no way or
@@ -28,9 +29,9 @@ async def host_answers(addresses: Sequence[str], times: int, seconds: float) -> 
     ports, begun = list(map(Address.parse, addresses)), loop.time()
     dials: set[asyncio.Task[bool]] = set()
     try:
-        for number in range(1, times + 1):
+        for _ in range(times):
             dials |= {loop.create_task(_dial(each), name=f"look at {each}") for each in ports}
-            until = begun + seconds * number / times
+            until = loop.time() + seconds / times
             while (left := until - loop.time()) > 0:
                 waiting = [dial for dial in dials if not dial.done()]
                 if not waiting:

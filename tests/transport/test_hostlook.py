@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -104,3 +105,21 @@ def test_without_descriptors_nobody_can_tell(run: Run[bool | None], monkeypatch:
             monkeypatch.undo()
 
     assert run(look()) is None
+
+
+def test_each_try_has_its_time_whatever_held_the_loop_up(
+    run: Run[bool | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that is held up dials late: what was dialed just now has not been silent."""
+
+    async def dial(_: Address) -> bool:
+        for _ in range(5):  # The answer takes a few turns of the loop, as that of another host does.
+            await asyncio.sleep(0)
+        return True
+
+    async def look() -> bool | None:
+        asyncio.get_running_loop().call_soon(time.sleep, 0.1)
+        return await host_answers([NOWHERE], 3, 0.1)
+
+    monkeypatch.setattr(hostlook, "_dial", dial)
+    assert run(look()) is not False
