@@ -17,6 +17,7 @@ from minishuffle.dataflow.operators.files import Paths, opened
 from minishuffle.dataflow.operators.inferred import Part, parts_of
 from minishuffle.dataflow.operators.recordfiles import (
     CORRECT,
+    Kinds,
     OnFault,
     RecordFiles,
     is_beyond_float,
@@ -33,6 +34,10 @@ _VALUE: Final = re.compile(r"[^ \t\r\n]")
 """How one begins."""
 _ODD: Final = re.compile(rb"^(\xef\xbb\xbf)?\s*null\b|[:\[,]\s*-?Inf\b", re.MULTILINE)
 """There may be a record without an object, or infinity in a spelling that no other reader has."""
+_NUMBER: Final = "a number"
+_TRUTH: Final = "a truth value"
+_BESIDE: Final = {_NUMBER, _TRUTH}
+"""What has a type in common if each is in a file of its own."""
 
 
 class JsonSource(RecordFiles):
@@ -126,14 +131,14 @@ class JsonSource(RecordFiles):
         value = json.loads(record.decode("utf-8", "replace"), strict=False).get(name)
         return f"{json.dumps(value, ensure_ascii=False):.200}"
 
-    def mixture(self, data: bytes) -> tuple[int, str] | None:
-        known: dict[Part, tuple[str, int]] = {}
+    def mixture(self, path: str, data: bytes, known: Kinds) -> tuple[int, str] | None:
         for line, value in _objects(data.decode("utf-8-sig", "replace")):
             for part, kind, each in _kinds(value, ()):
-                before, first = known.setdefault(part, (kind, line))
-                if before != kind:
-                    name = ".".join(part)
-                    return line, f"column {name!r} has {kind}, {each!s:.40}, and {before} in line {first}"
+                before, file, first = known.setdefault(part, (kind, path, line))
+                if before == kind or (file != path and {before, kind} == _BESIDE):
+                    continue
+                name, of = ".".join(part), "" if file == path else f" of {file}"
+                return line, f"column {name!r} has {kind}, {each!s:.40}, and {before} in line {first}{of}"
         return None
 
 
@@ -220,9 +225,9 @@ def _kinds(value: Any, part: Part) -> Iterator[tuple[Part, str, Any]]:
         for each in value:
             yield from _kinds(each, (*part, "[]"))
     elif isinstance(value, _Number):
-        yield part, "a number", value
+        yield part, _NUMBER, value
     elif value is not None:
-        yield part, "a truth value" if isinstance(value, bool) else "a text", value
+        yield part, _TRUTH if isinstance(value, bool) else "a text", value
 
 
 def _numbers_at(value: Any, part: Part) -> Iterator[str]:

@@ -34,6 +34,7 @@ from minishuffle.limits import (
 
 __all__ = [
     "CORRECT",
+    "Kinds",
     "OnFault",
     "RecordFiles",
     "is_beyond_float",
@@ -44,6 +45,8 @@ __all__ = [
 
 OnFault: TypeAlias = Literal["fail", "skip", "dead_letter"]
 """What is done about a record that cannot be read: the job ends, it is left out, or that is also logged."""
+Kinds: TypeAlias = dict[Part, tuple[str, str, int]]
+"""What the first value of each part is, with the file and the line that it is in."""
 
 _LEAVE_OUT: Final = "or leave such records out: on_error='skip' or 'dead_letter'"
 CORRECT: Final = f"correct the file, {_LEAVE_OUT}"
@@ -54,6 +57,11 @@ _NOT_TEXT: Final = (
     f"{_LEAVE_OUT}",
 )
 """What is wrong with a record where only ``schema`` could say that a column is bytes, and what to do."""
+_MIXED: Final = (
+    "correct the file, or declare with schema= what the column is to be, and leave records out that do not "
+    "fit: on_error='skip' or 'dead_letter'"
+)
+"""What to do about values that have no type in common."""
 _JUDGED_MAX: Final = 1024
 """Records of which the bad ones are looked for at once, so that a task with many hears of a cancel soon."""
 _LETTERS: Final = 64
@@ -138,8 +146,9 @@ class RecordFiles:
         """What the record has in a column, as it stands there."""
         raise NotImplementedError
 
-    def mixture(self, data: bytes) -> tuple[int, str] | None:
-        """The line of the first value in a file that goes with none before it, and what is wrong."""
+    def mixture(self, path: str, data: bytes, known: Kinds) -> tuple[int, str] | None:
+        """The line of the first value in a file that goes with none before it, and what is wrong; ``known``
+        says what those of other files are, and is added to."""
         return None
 
     # --- reading ---------------------------------------------------------------------------------
@@ -321,6 +330,9 @@ class RecordFiles:
                 f"{place.path}, line {line}: column {place.name!r} has {place.literal:.40}, {error}: "
                 f"{'correct the file' if is_beyond_float(place.literal) else advice}"
             ) from None
+        except UsageError:
+            self._refuse_mixture()
+            raise
         schema = pa.schema(
             field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in schema
         )
@@ -342,12 +354,18 @@ class RecordFiles:
         except pa.ArrowException as error:
             if any(f"Empty {kind} file" in str(error) for kind in ("CSV", "JSON")):
                 return
-            line, why = self.mixture(data) or (0, str(error))
-            where = f"{path}, line {line}" if line else path
-            raise WrongInput(
-                f"{where}: {why}: correct the file, or declare with schema= what the column is to be, and "
-                "leave records out that do not fit: on_error='skip' or 'dead_letter'"
-            ) from error
+            line, why = self.mixture(path, data, {}) or (0, str(error))
+            raise WrongInput(f"{path}{f', line {line}' if line else ''}: {why}: {_MIXED}") from error
+
+    def _refuse_mixture(self) -> None:
+        """Raises WrongInput for the first value that goes with none of the files before it, if there is
+        one."""
+        known: Kinds = {}
+        for path in self._splits:
+            data = self._all_of(path)
+            found = self.mixture(path, data if self._on_error == "fail" else self._sound(path, data), known)
+            if found is not None:
+                raise WrongInput(f"{path}, line {found[0]}: {found[1]}: {_MIXED}")
 
     def _all_of(self, path: str) -> bytes:
         """The file's bytes, decompressed. Raises UsageError: there are more than INFERRED_FILE_BYTES_MAX."""

@@ -262,6 +262,30 @@ def test_values_of_json_that_have_no_type_in_common_are_named(
             source_of(tmp_path / "a.json", None, on_error)
 
 
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        (
+            ['{"n": 1}', '{"n": null}\n{"n": "x"}'],
+            r"1\.json, line 2: column 'n' has a text, x, and a number ",
+        ),
+        (['{"n": []}', '{"n": {}}'], r"1\.json, line 1: column 'n' has an object, {}, and a list "),
+        (
+            ['{"k": true, "n": [1]}', '{"k": 2, "n": []}\n\n{"n": [[]]}'],
+            r"1\.json, line 3: column 'n\.\[\]' has a list, \[\], ",
+        ),
+    ],
+)
+def test_values_of_json_in_two_files_that_have_no_type_in_common_are_named(
+    files: list[str], why: str, on_error: str, tmp_path: Path
+) -> None:
+    for number, text in enumerate(files):
+        (tmp_path / f"{number}.json").write_text(text)
+    with pytest.raises(WrongInput, match=rf"{why}.*in line 1 of .*0\.json: correct .*declare with schema="):
+        JsonSource(tmp_path, on_error=on_error)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "letters"),
     [
