@@ -362,6 +362,8 @@ class CoordinatorState:
         for name in self._polls.due(now):
             self._touch(self._jobs[name])
         for job in self._timed():
+            if job.id in self._touched:
+                continue  # It may get a slot just now: that is tried first.
             if (time := job.next_time()) is not None and time <= self._wall(now):
                 self._isolation.wait_on(job, self._wall(now))
                 job.give_up_waiting(self._wall(now))
@@ -384,10 +386,13 @@ class CoordinatorState:
         return min((time for time in times if time is not None), default=None)
 
     def _timed(self) -> list[Job]:
+        """Jobs whose times count. While workers are awaited nothing is tried for those of others, and once they
+        are back, or lost, that comes first."""
         jobs = self._jobs.active()
-        return (
-            [job for job in jobs if not self._workers.awaits(job.slots.workers())] if self._awaiting else jobs
-        )
+        if not self._awaiting:
+            return jobs
+        is_over = not self._workers.awaited()
+        return [job for job in jobs if not (is_over or self._workers.awaits(job.slots.workers()))]
 
     # --- workers ---------------------------------------------------------------------------------
 

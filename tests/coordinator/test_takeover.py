@@ -120,6 +120,29 @@ def test_a_task_that_waited_for_a_slot_gets_one_from_the_next_coordinator(
     assert event.since == pytest.approx(1.0), "since its worker was lost"
 
 
+@pytest.mark.parametrize("is_back", [True, False])
+def test_a_wait_that_ends_while_workers_are_awaited_is_judged_after_a_try(
+    cluster: FakeCluster, make_graph: MakeGraph, is_back: bool
+) -> None:
+    """A slot comes free meanwhile, and the last worker that is awaited comes back or does not."""
+    one, two, three = (cluster.add(slots=1) for _ in range(3))
+    job, other = (cluster.submit(make_graph(1, 1, **RESTARTS)) for _ in range(2))
+    cluster.submit(make_graph(1, 1))  # It ends if the third worker is lost.
+    cluster.report_all(job, "running")
+    cluster.lose(one)
+    cluster.advance(cluster.settings.slot_timeout - 1.0)
+    assert {task.state for task in cluster.show(job).tasks} == {"waiting for a slot"}
+    cluster.lose_coordinator()
+    cluster.come_back(two)
+    cluster.report_all(other, "finished")
+    cluster.advance(2.0)
+    if is_back:
+        cluster.come_back(three)
+    else:
+        cluster.advance(2.0)
+    assert {(task.worker, task.state) for task in cluster.show(job).tasks} == {(two.worker, "created")}
+
+
 def test_a_task_that_failed_meanwhile_restarts_once_all_workers_are_back(
     cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
 ) -> None:
