@@ -386,8 +386,8 @@ class CoordinatorState:
         return min((time for time in times if time is not None), default=None)
 
     def _timed(self) -> list[Job]:
-        """Jobs whose times count. While workers are awaited nothing is tried for those of others, and once they
-        are back, or lost, that comes first."""
+        """Jobs whose times count. While workers are awaited nothing is tried for the jobs that wait for them;
+        once they are back, or lost, that comes first."""
         jobs = self._jobs.active()
         if not self._awaiting:
             return jobs
@@ -407,6 +407,7 @@ class CoordinatorState:
             if message.epoch:
                 self._take_back(link, message, now)
                 return
+            self._workers.checked(message)  # One that is refused takes nobody's place.
             for awaited in self._workers.awaited():
                 if awaited.worker == message.requested_worker:
                     self._end_worker(awaited, "lost", "another process has its id", now)

@@ -263,8 +263,7 @@ class WorkerRegistry:
             UsageError: its Python or segment size does not match, its id is taken, or nobody can connect to
                 the address that it advertises.
         """
-        about = _settled(about)
-        self._check(about)
+        about = self.checked(about)
         number = about.requested_worker or self.highest + 1
         self.highest = max(self.highest, number)
         self.epoch += 1
@@ -273,6 +272,12 @@ class WorkerRegistry:
         worker = Worker(number, self.epoch, link, about, now, standby=standby, joined_at=now)
         self._workers[number] = self._by_link[link] = worker
         return worker
+
+    def checked(self, about: Register) -> Register:
+        """The same with the address that the worker advertises as its host; raises as :meth:`register`."""
+        about = _settled(about)
+        self._check(about)
+        return about
 
     def recall(self, worker: Worker) -> None:
         """It was registered with an earlier coordinator, and is awaited."""

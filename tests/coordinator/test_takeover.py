@@ -120,6 +120,20 @@ def test_a_task_that_waited_for_a_slot_gets_one_from_the_next_coordinator(
     assert event.since == pytest.approx(1.0), "since its worker was lost"
 
 
+@pytest.mark.parametrize("wrong", [{"python": "3.9"}, {"advertise": "0.0.0.0"}, {"data_port": 0}])
+def test_a_process_that_is_refused_does_not_take_the_place_of_an_awaited_worker(
+    cluster: FakeCluster, make_graph: MakeGraph, wrong: dict[str, Any]
+) -> None:
+    worker = cluster.add()
+    job = cluster.submit(make_graph(**RESTARTS))
+    cluster.report_all(job, "running")
+    cluster.lose_coordinator()
+    refused = cluster.add(requested_worker=worker.worker, **wrong)
+    assert "registration refused" in cluster.closed[refused.link]
+    cluster.come_back(worker)
+    assert {attempt[2:] for attempt in attempts(cluster)} == {(1, "running")}
+
+
 @pytest.mark.parametrize("is_back", [True, False])
 def test_a_wait_that_ends_while_workers_are_awaited_is_judged_after_a_try(
     cluster: FakeCluster, make_graph: MakeGraph, is_back: bool
