@@ -134,6 +134,7 @@ class Deaths:
     def __init__(self, failures_max: int, at: float) -> None:
         self._failures_max = failures_max
         self._began_at = at
+        """From when on it is known that a subtask of which nothing was heard has passed nothing on."""
         self._counted: dict[TaskKey, TaskDeaths] = {}
         self._lives: dict[TaskKey, _Life] = {}
 
@@ -223,6 +224,10 @@ class Deaths:
         return ErrorInfo(code=ResourceExhausted.code, text=text, task=task)
 
     # --- the journal -----------------------------------------------------------------------------
+
+    def coordinator_lost(self, at: float) -> None:
+        """What heartbeats have said before is not known."""
+        self._began_at = at
 
     def record(self, key: TaskKey) -> dict[str, Any] | None:
         """For the journal: the deaths that count against a subtask."""

@@ -512,9 +512,11 @@ class Job:
             and (seen := self.deaths.last_seen(key, attempt)) is not None
         ]
 
-    def coordinator_lost(self) -> None:
-        """Sources go on behind their leases while there is none; if their worker is lost too, those rows come
-        once more. Until a worker is back, what others had of its tasks counts as it was before."""
+    def coordinator_lost(self, at: float) -> None:
+        """The next one begins. Sources go on behind their leases while there is none; if their worker is lost
+        too, those rows come once more. Until a worker is back, what others had of its tasks counts as it was
+        before."""
+        self.deaths.coordinator_lost(at)
         tasks = [task for task in self._tasks.values() if task.runs]
         sources = {task.worker for task in tasks if self.graph.vertices[task.operator].is_source}
         passed_on = self._books.passed_on(list(self._tasks.values()))

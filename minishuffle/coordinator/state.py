@@ -214,7 +214,7 @@ class CoordinatorState:
                 self._results.job_ended(job)
                 self._streams.remove(job)
             else:
-                job.coordinator_lost()
+                job.coordinator_lost(self._wall(now))
                 self._touch(job)
 
     # --- the verbs -------------------------------------------------------------------------------

@@ -409,6 +409,21 @@ def test_the_count_outlives_the_coordinator(cluster: FakeCluster, told: Any, mak
     cluster.check_journal()
 
 
+def test_the_next_coordinator_knows_of_nobody_that_it_has_passed_nothing_on(
+    cluster: FakeCluster, make_graph: MakeGraph
+) -> None:
+    one, two = cluster.add(), cluster.add()
+    job = cluster.submit(make_graph(restart_strategy="individual"))
+    cluster.report_all(job, "running")
+    cluster.advance(2 * STALLED_SECONDS)
+    cluster.lose_coordinator()
+    for worker in (one, two):
+        cluster.come_back(worker)
+    cluster.lose(two)
+    kinds = [event.kind for event in cluster.request(GetEvents(job=job)).events]
+    assert "task lost" in kinds and "death counted" not in kinds
+
+
 def test_a_launcher_tells_the_next_coordinator_before_the_worker_is_missed(
     cluster: FakeCluster, told: Any, make_graph: MakeGraph
 ) -> None:
