@@ -465,6 +465,12 @@ class Job:
                 self._times[key] = min(at, self._times[key])
                 self.changed.add(key)
 
+    def linked_workers(self) -> dict[int, int]:
+        """The workers between which tasks may need links, each with the number of slots that it has. One that
+        has had some may keep what others have yet to read; one that is excluded has nothing for them."""
+        held = self.slots.held()
+        return {each: held[each] for each in self.slots.workers() if each not in self.links.excluded}
+
     def attempts_on(self, worker: int) -> list[tuple[TaskKey, int]]:
         """The attempts that run there."""
         return [

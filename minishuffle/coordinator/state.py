@@ -546,15 +546,15 @@ class CoordinatorState:
             job = self._jobs.get(name)
             if job is None or job.terminal:
                 continue
-            held, seconds = job.slots.held().keys(), self._links.seconds
+            there, seconds = job.linked_workers().keys(), self._links.seconds
             broken = {
                 key: self._workers.no_link(key, why, seconds)
                 for key, why in self._links.broken(name, now).items()
-                if held >= set(key)
+                if there >= set(key)
             }
             if job.links.hear(broken, self._wall(now), now):
                 self._touch(job)
-                self._links.ask({pair for key in broken for pair in _around(key, held)}, now)
+                self._links.ask({pair for key in broken for pair in _around(key, there)}, now)
                 self._probe(now)
             self._judge(job, now)
 
@@ -562,10 +562,10 @@ class CoordinatorState:
         """Exclude a worker from a job whose tasks have waited for too long for links between it and others,
         once probes say of all of its workers whom it cannot reach, or have had the time for that."""
         at, links = self._wall(now), self._links
-        held = job.slots.held()
+        slots = job.linked_workers()
 
         def answered(key: PairKey, since: float) -> bool:
-            pairs = [links.pair(*pair) for pair in _around(key, held)]
+            pairs = [links.pair(*pair) for pair in _around(key, slots)]
             return now >= since + ANSWER_SECONDS or all(pair.answered_at >= since for pair in pairs)
 
         def apart(one: int, other: int) -> bool:
@@ -574,7 +574,7 @@ class CoordinatorState:
         for key, since in job.links.to_judge(at, links.seconds).items():
             if job.stopping or not answered(key, since) or not apart(*key):
                 continue
-            worst = job.links.worst(key, held, apart, self._workers.epoch_of)
+            worst = job.links.worst(key, slots, apart, self._workers.epoch_of)
             self._exclude(job, worst, key, now)
             return
 

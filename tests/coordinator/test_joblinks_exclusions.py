@@ -10,8 +10,16 @@ import pytest
 from minishuffle.coordinator.links import ANSWER_SECONDS
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted
-from minishuffle.wire.messages import Heartbeat, Probe, Probed, ReleaseJob, UnlinkedPeer, WorkerReport
-from minishuffle.wire.requests import CancelJob, GetEvents, GetStatus
+from minishuffle.wire.messages import (
+    Heartbeat,
+    Probe,
+    Probed,
+    ReleaseJob,
+    Shutdown,
+    UnlinkedPeer,
+    WorkerReport,
+)
+from minishuffle.wire.requests import CancelJob, DrainWorker, GetEvents, GetStatus
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -438,3 +446,22 @@ def test_a_job_without_a_slot_waits_for_a_worker_that_is_about_to_come_back(
         third = cluster.add(slots=1)
     (stayed,) = {one.worker, two.worker} - {excluded}
     assert {worker for _, worker in placed(cluster, job)} == {stayed, third.worker}
+
+
+def test_a_worker_that_only_keeps_what_others_have_yet_to_read_is_needed_as_well(
+    cluster: FakeCluster, network: Network, make_graph: MakeGraph
+) -> None:
+    """Its slot has moved, since it is to leave: what it keeps is made anew if nobody can connect to it."""
+    one, two = add(cluster, 2)
+    job = start(cluster, make_graph(2, 2, restart_strategy="individual"))
+    cluster.report(one, (job, 0, 0), "finished")
+    cluster.request(DrainWorker(worker=one.worker))
+    cluster.report(one, (job, 1, 0), "canceled")
+    cluster.report(two, (job, 1, 0), "running", attempt=2)
+    assert placed(cluster, job) == [(1, 1), (1, 2), (2, 2), (1, 2)]
+    network.between(one, two)
+    network.pass_(TIMEOUT + ANSWER_SECONDS)
+    assert kinds(cluster, job, "link broken", "worker excluded")[-1] == ("worker excluded", one.worker)
+    assert len(kinds(cluster, job, "link broken")) == 1, "what it does not keep any more nobody waits for"
+    assert placed(cluster, job) == [(2, 2), (1, 2), (2, 2), (1, 2)]
+    assert one.got(Shutdown), "it leaves: nothing of it is needed any more"
