@@ -47,6 +47,35 @@ def known(table: Table) -> dict[str, str]:
     return {field.name: str(field.type) for field in table._schema}
 
 
+@pytest.mark.parametrize("text", [pa.string_view(), pa.dictionary(pa.int8(), pa.string_view())], ids=str)
+def test_expressions_read_views_as_texts_and_bytes(text: pa.DataType) -> None:
+    named = pa.array(["ann", "Bob", None, "cy"], pa.string()).cast(pa.string_view())
+    data = {
+        "s": named.dictionary_encode().cast(text) if pa.types.is_dictionary(text) else named,
+        "b": pa.array([b"x", b"", None, b"xyz"], pa.binary_view()),
+        "l": pa.array([["a", "b"], None, [], ["c"]], pa.list_(pa.string_view())),
+    }
+    table = Table.from_arrow(pa.table(data))
+    made = table.with_columns(
+        same=pc.field("b"),
+        upper=pc.utf8_upper(pc.field("s")),
+        long=pc.binary_length(pc.field("b")),
+        items=pc.list_value_length(pc.field("l")),
+    )
+    assert known(made)["same"] == "binary_view"
+    found = sorted(((r["upper"], r["same"], r["long"], r["items"]) for r in rows(made)), key=str)
+    assert found == [("ANN", b"x", 1, 2), ("BOB", b"", 0, None), ("CY", b"xyz", 3, 1), (None, None, None, 0)]
+    condition = (pc.field("s") > "Bz") & (pc.field("b") != b"x") & pc.field("s").isin(["ann", "cy"])
+    assert [row["s"] for row in rows(table.filter(condition))] == ["cy"]
+
+
+def test_views_are_joined_with_literals() -> None:
+    table = Table.from_arrow(pa.table({"s": pa.array(["a", "b"], pa.string_view())}))
+    made = table.with_columns(z=pc.binary_join_element_wise(pc.field("s"), pc.field("s"), "-"))
+    assert known(made)["z"] == "string"
+    assert sorted(row["z"] for row in rows(made)) == ["a-a", "b-b"]
+
+
 def test_columns_are_chosen_dropped_and_renamed() -> None:
     assert by_n(orders().select("n", "user").rename({"user": "who"})) == [
         {"n": number, "who": who} for number, who in enumerate(ORDERS["user"].to_pylist(), 1)

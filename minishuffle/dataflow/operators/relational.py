@@ -28,7 +28,7 @@ from minishuffle.dataflow.operators.times import HIDDEN_TIME
 from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import MissingColumn, UsageError, WrongColumns
 from minishuffle.exchange.gather import take, taken
-from minishuffle.exchange.schemas import long_types, with_columns_of
+from minishuffle.exchange.schemas import long_types, with_columns_of, with_innermost, without_dictionary
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = [
@@ -209,9 +209,36 @@ def missing_column(error: Exception) -> str | None:
 
 
 def computed(table: pa.Table, expressions: list[pc.Expression]) -> pa.Table:
-    """A column for each expression. Raises ArrowException if one fails, or does not fit the columns."""
-    names = [str(number) for number in range(len(expressions))]
+    """A column for each expression, which reads dictionaries and views as what they hold if its functions
+    take none. Raises ArrowException if one fails, or does not fit the columns."""
     table = with_columns_of(table, long_types(table.schema))  # no function takes dictionaries of views
+    try:
+        return _projected(table, expressions)
+    except pa.ArrowNotImplementedError:
+        if len(expressions) > 1:  # The type of one must not depend on what the others are.
+            columns = [computed(table, [expression]).column(0) for expression in expressions]
+            return pa.table(columns, list(map(str, range(len(columns)))))
+        read = names_in(expressions[0])
+        kinds = [
+            with_innermost(with_innermost(field.type, without_dictionary), _shown)
+            if field.name in read
+            else field.type
+            for field in table.schema
+        ]
+        if kinds == table.schema.types:
+            raise
+    return _projected(with_columns_of(table, kinds), expressions)
+
+
+def _shown(kind: pa.DataType) -> pa.DataType:
+    """For a view that of a literal of what it shows, which stands beside it in expressions."""
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    return pa.binary() if pa.types.is_binary_view(kind) else kind
+
+
+def _projected(table: pa.Table, expressions: list[pc.Expression]) -> pa.Table:
+    names = [str(number) for number in range(len(expressions))]
     plan = acero.Declaration.from_sequence(
         [
             acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
