@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shutil
 import socket
 import subprocess
@@ -31,8 +30,8 @@ from minishuffle.errors import (
     text_of,
 )
 from minishuffle.ids import Address
-from minishuffle.launch import POLL_SECONDS, ProcessDescriptor, line_object
-from minishuffle.postmortem import Observation, observed
+from minishuffle.launch import POLL_SECONDS, Child
+from minishuffle.postmortem import observed
 from minishuffle.replacements import REGISTRATION_SECONDS_MAX, SignalSequence
 from minishuffle.transport.addresses import unreachable
 from minishuffle.wire.requests import Accepted, ClusterStatus, GetStatus, WorkerEnded
@@ -103,26 +102,26 @@ def _run(order: WorkerOrder, directory: Path) -> str:
         *("--coordinator", str(order.coordinator), "worker", "start", "--exit-with-parent"),
         *("--host", _own_address(order.coordinator), "--id", str(order.worker), *order.flags),
     ]
-    log = directory / "worker.log"
-    with log.open("wb") as errors, observed() as (observation, more, descriptors):
-        child = subprocess.Popen(
+    out, log = directory / "worker.out", directory / "worker.log"
+    with out.open("wb") as output, log.open("wb") as errors, observed() as (observation, more, descriptors):
+        process = subprocess.Popen(
             [*command, *more],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=output,  # A pipe would be full once functions have printed enough.
             stderr=errors,
             start_new_session=True,
             pass_fds=descriptors,
         )
-        observation.began(child.pid)
-        hangs = False
-        try:
-            line, hangs = _waits(order, child, secret_file, observation)
-        finally:
-            _end(child, hangs)
-        code = child.poll()
-        if code is not None and (end := observation.report(line_object(line), code)) is not None:
-            _tell(order, end)
-        observation.close()
+        observation.began(process.pid)
+        with contextlib.closing(Child("worker", process, out, log, observation=observation)) as child:
+            hangs = False
+            try:
+                hangs = _waits(order, child, secret_file)
+            finally:
+                _end(child, hangs)
+            code = process.poll()
+            if code is not None and (end := observation.report(child.read_ready(), code)) is not None:
+                _tell(order, end)
     if hangs:
         return f"worker {order.worker} hung on {socket.gethostname()}, and was ended"
     if code == 0:
@@ -157,49 +156,40 @@ def _tell(order: WorkerOrder, end: WorkerEnded) -> None:
         client.request(end, Accepted)
 
 
-def _waits(
-    order: WorkerOrder, child: subprocess.Popen[bytes], secret_file: Path, observation: Observation
-) -> tuple[bytes, bool]:
-    """Wait until the worker ends, or hangs: it runs although the coordinator has declared it lost, or it has
-    not registered in time.
-
-    Returns:
-        What it has said when it was registered, and whether it hangs.
-    """
-    assert child.stdout is not None
-    line, deadline = b"", time.monotonic() + REGISTRATION_SECONDS_MAX
+def _waits(order: WorkerOrder, child: Child, secret_file: Path) -> bool:
+    """Wait until the worker ends, or hangs, which is given: it runs although the coordinator has declared it
+    lost, or it has not registered in time."""
+    is_registered, deadline = False, time.monotonic() + REGISTRATION_SECONDS_MAX
     question = GetStatus(jobs=False, reports=False, worker=order.worker)
     with Client(order.coordinator, order.secret, cluster=order.cluster, timeout=ANSWER_SECONDS) as client:
         while True:
-            if line:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(VERDICT_SECONDS)
-            elif select.select([child.stdout], [], [], VERDICT_SECONDS)[0]:
-                line = child.stdout.readline() or b"\n"  # It is registered, or has ended.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(VERDICT_SECONDS)
+            if not is_registered and child.read_ready() is not None:
+                is_registered = True
                 secret_file.unlink()
-            if child.poll() is not None:
-                return line, False
-            observation.look(time.monotonic())
-            if not line and time.monotonic() > deadline:
-                return line, True
+            if child.process.poll() is not None:
+                return False
+            child.observation.look(time.monotonic())
+            if not is_registered and time.monotonic() > deadline:
+                return True
             with contextlib.suppress(ShuffleError):  # It is asked again.
                 found = client.request(question, ClusterStatus).workers
                 if [(worker.pid, worker.state) for worker in found] == [(child.pid, "lost")]:
-                    return line, True
+                    return True
 
 
-def _end(child: subprocess.Popen[bytes], hangs: bool) -> None:
+def _end(child: Child, hangs: bool) -> None:
     """Have it end, in order if it does not hang. What SIGKILL does not end, as a disk does not answer it, is
     left."""
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            pipe.close()
+    process = child.process
+    assert process.stdin is not None
+    process.stdin.close()
     if not hangs:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(STOP_SECONDS)
-    descriptor, sequence = ProcessDescriptor(child), SignalSequence(time.monotonic())
-    while child.poll() is None and not sequence.outlived(now := time.monotonic()):
+            process.wait(STOP_SECONDS)
+    sequence = SignalSequence(time.monotonic())
+    while process.poll() is None and not sequence.outlived(now := time.monotonic()):
         for number in sequence.due(now):
-            descriptor.send_signal(number)
+            child.send_signal(number)
         time.sleep(POLL_SECONDS)
-    descriptor.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from minishuffle.config import read_secret
 from minishuffle.ids import Address
 from minishuffle.launch import settings_flags
 from minishuffle.local import LocalCluster
+from minishuffle.spark import executors
 from minishuffle.spark.executors import WorkerOrder, run_worker_task
 
 Until = Callable[..., Any]
@@ -114,6 +117,28 @@ def test_what_spark_tries_again_ends_at_once(directory: Path, monkeypatch: pytes
     reason = run_worker_task(WorkerOrder(1, "local", Address("127.0.0.1", 1), SECRET))
     assert reason.startswith("its executor was lost")
     assert not list(directory.iterdir())
+
+
+def test_functions_of_a_worker_may_print_as_much_as_they_like(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads what they print. What Python prints at its start is not the line of a worker."""
+    program = directory / "python"
+    line = json.dumps({"ready": "worker", "worker": 7, "epoch": 1, "pid": 1})
+    program.write_text(
+        f"#!{sys.executable}\nimport signal, sys, time\nsignal.alarm(20)\n"
+        "print('warning', flush=True)\ntime.sleep(0.3)\n"
+        "secret = sys.argv[sys.argv.index('--secret-file') + 1]\n"
+        f"assert open(secret).read()\nprint({line!r}, flush=True)\nprint('x' * 1_000_000)\n"
+    )
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(executors, "VERDICT_SECONDS", 0.02)
+    monkeypatch.setattr(executors, "ANSWER_SECONDS", 0.02)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        reason = run_worker_task(WorkerOrder(7, "local", Address(*server.getsockname()), SECRET))
+    assert reason == ""
+    assert list(directory.iterdir()) == [program]
 
 
 def test_an_order_does_not_show_its_secret() -> None:
