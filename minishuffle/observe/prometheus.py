@@ -47,7 +47,7 @@ def prometheus_config(coordinator_web: str, directory: Path, token: str) -> Path
     ``coordinator_web`` is ``HOST:PORT`` of the coordinator's web server. Prometheus shows ``token`` to every
     process, whether that asks for one or not; it stands in a file of its own that this user alone may read.
     """
-    token_file = directory / TOKEN_FILE
+    token_file = directory.absolute() / TOKEN_FILE  # A relative one counts from where the configuration is.
     with open(os.open(token_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(f"{token}\n")
     path = directory / "prometheus.yml"

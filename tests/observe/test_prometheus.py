@@ -126,3 +126,15 @@ def test_the_command_keeps_data_beside_the_configuration(tmp_path: Path) -> None
         f"--storage.tsdb.path={tmp_path / 'a b' / 'prometheus-data'}",
         "--web.listen-address=127.0.0.1:9090",
     ]
+
+
+def test_the_token_is_found_whatever_directory_the_configuration_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prometheus looks for a relative one from there, and not from where the cluster was started."""
+    (tmp_path / "state").mkdir()
+    monkeypatch.chdir(tmp_path)
+    text = prometheus_config("127.0.0.1:8472", Path("state"), "token").read_text()
+    token_file = tmp_path / "state" / "read-token"
+    assert text.count(f'credentials_file: "{token_file}"') == 2
+    assert token_file.read_text() == "token\n"
