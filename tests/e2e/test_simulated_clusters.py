@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import pytest
 
 from minishuffle.dataflow.graph import Edge
-from support.simulated_faults import CLOCKS_SET, DRAINING, DURING_RECOVERY, FORGETFUL, HEADLESS
+from support.simulated_faults import APART, CLOCKS_SET, DRAINING, DURING_RECOVERY, FORGETFUL, HEADLESS
 from support.simulated_jobs import Strategy
 from support.simulated_runs import Run, Scenario
 from support.simulated_writes import WriteLog
@@ -46,6 +46,9 @@ SET_CLOCKS = [
 
 LEFT = [
     Scenario(faults=True, bounded_share=0.5, strategy=strategy, kinds=DRAINING) for strategy in STRATEGIES
+]
+CUT_APART = [
+    Scenario(faults=True, bounded_share=0.6, strategy=strategy, kinds=APART) for strategy in STRATEGIES
 ]
 FORGOTTEN = [
     Scenario(faults=True, bounded_share=0.6, strategy=strategy, kinds=FORGETFUL) for strategy in STRATEGIES
@@ -130,6 +133,11 @@ def test_the_next_coordinator_goes_on_where_the_last_one_was_lost(batch: range, 
 @pytest.mark.parametrize("batch", batches(1)[: None if SOAK else 1])
 def test_a_job_goes_on_when_the_system_clock_is_set(batch: range, play: Play) -> None:
     play(batch, SET_CLOCKS)
+
+
+@pytest.mark.parametrize("batch", batches(1)[: None if SOAK else 1])
+def test_a_job_goes_on_without_a_worker_that_another_cannot_reach(batch: range, play: Play) -> None:
+    play(batch, CUT_APART)
 
 
 @pytest.mark.parametrize("batch", batches(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from random import Random
 from typing import Literal, TypeAlias
 
@@ -12,6 +13,7 @@ from support.simulated_jobs import Plan
 from support.simulation import Cluster, SimulatedWorker
 
 __all__ = [
+    "APART",
     "CLOCKS_SET",
     "DRAINING",
     "DURING_RECOVERY",
@@ -32,6 +34,7 @@ FaultKind: TypeAlias = Literal[
     "lose",
     "isolate",
     "cut",
+    "cut for good",
     "cut control",
     "swallow",
     "delay",
@@ -53,14 +56,14 @@ FaultKind: TypeAlias = Literal[
 ]
 """A task raises, or does not react; a worker is killed, its machine is gone, or it is cut off from the
 coordinator alone; a link between two workers breaks, loses all that is sent from now on, or is slow for a
-while; a control link breaks; a worker is stopped for less or more than its heartbeats may be late; a further
-worker comes; the user cancels the job. What fails while something recovers: a task raises and its next
-attempt raises when it opens; a producer and a consumer raise at one time; a worker is killed, and then the
-one that gets the next attempt of anything; the coordinator does nothing for a while. The coordinator is
-killed, and started again with its journal; or it is stopped, another takes its place, and it goes on; or it
-hands over to the next one. Its journal cannot be written for a while, at whose end it is killed more often
-than not. Somebody sets the system clock of all hosts, by an hour at most. A worker is sent SIGTERM, or a
-client asks it to leave."""
+while; two workers cannot reach each other any more, as long as they live; a control link breaks; a worker
+is stopped for less or more than its heartbeats may be late; a further worker comes; the user cancels the
+job. What fails while something recovers: a task raises and its next attempt raises when it opens; a
+producer and a consumer raise at one time; a worker is killed, and then the one that gets the next attempt
+of anything; the coordinator does nothing for a while. The coordinator is killed, and started again with its
+journal; or it is stopped, another takes its place, and it goes on; or it hands over to the next one. Its
+journal cannot be written for a while, at whose end it is killed more often than not. Somebody sets the
+system clock of all hosts, by an hour at most. A worker is sent SIGTERM, or a client asks it to leave."""
 KINDS: tuple[FaultKind, ...] = (
     "raise",
     "raise",
@@ -73,6 +76,7 @@ KINDS: tuple[FaultKind, ...] = (
     "isolate",
     "cut",
     "cut",
+    "cut for good",
     "cut control",
     "swallow",
     "delay",
@@ -93,6 +97,7 @@ DURING_RECOVERY: tuple[FaultKind, ...] = (
     "raise",
     "stop for long",
     "worker",
+    "cut for good",
     "cut control",
 )
 """What hits a recovery, and what begins one."""
@@ -112,6 +117,7 @@ HEADLESS: tuple[FaultKind, ...] = (
     "raise again",
     "kill twice",
     "cut",
+    "cut for good",
     "stop",
     "stop for long",
     "worker",
@@ -128,6 +134,20 @@ CLOCKS_SET: tuple[FaultKind, ...] = (
     "kill",
 )
 """What goes on, or is recalled, when somebody sets the system clock."""
+APART: tuple[FaultKind, ...] = (
+    "cut for good",
+    "cut for good",
+    "cut for good",
+    "worker",
+    "kill",
+    "raise",
+    "cut",
+    "stop",
+    "stop for long",
+    "term",
+    "kill coordinator",
+)
+"""Two workers cannot reach each other, and what else befalls them meanwhile."""
 HOUR = 3600.0
 DRAINING: tuple[FaultKind, ...] = (
     "term",
@@ -208,6 +228,8 @@ def inject(cluster: Cluster, plan: Plan, fault: Fault) -> None:
         _lose_coordinator(cluster, fault.kind)
     elif fault.kind in ("cut", "swallow", "delay"):
         _harm_link(cluster, fault.kind)
+    elif fault.kind == "cut for good":
+        _cut_for_good(cluster)
     elif living:
         _harm_worker(cluster, random.choice(living), fault.kind)
 
@@ -315,3 +337,14 @@ def _harm_link(cluster: Cluster, kind: FaultKind) -> None:
             end.hole = True
         else:
             end.held_until = world.now + random.uniform(*DELAY_SECONDS)
+
+
+def _cut_for_good(cluster: Cluster) -> None:
+    """Preferably two that have a link."""
+    world, random = cluster.world, cluster.world.random
+    pairs = list(combinations(cluster.living, 2))
+    linked = [pair for pair in pairs if cluster.network.between(pair[0].host, pair[1].host)]
+    if pairs:
+        one, other = random.choice(linked or pairs)
+        world.note(f"fault: workers {one.number} and {other.number} cannot reach each other")
+        cluster.network.cut_off(one.host, other.host, told=random.random() < 0.5)

@@ -282,6 +282,8 @@ class Network:
         self.listeners: dict[int, tuple[Host, Callable[[], Any]]] = {}
         self.links: list[tuple[SimulatedTransport, SimulatedTransport]] = []
         """Dialer's and listener's end of each connection that was ever made."""
+        self.apart: dict[frozenset[Host], bool] = {}
+        """Pairs of hosts between which nothing gets through, and whether who dials is told so."""
         self._port = 1_000
 
     def listen(self, host: Host, factory: Callable[[], Any], port: int) -> _Server:
@@ -309,6 +311,11 @@ class Network:
             host.loop.call_soon(lambda: connected.done() or connected.set_exception(error))
             return
         other, accept = found
+        if (told := self.apart.get(frozenset((host, other)))) is not None:
+            if told:
+                unreachable = OSError(113, "No route to host")
+                host.loop.call_soon(lambda: connected.done() or connected.set_exception(unreachable))
+            return
         mine = SimulatedTransport(self, host, self._next_port(), port)
         theirs = SimulatedTransport(self, other, port, mine.ports[0])
         mine.peer, theirs.peer = theirs, mine
@@ -324,6 +331,12 @@ class Network:
 
         host.loop.call_soon(established)
         other.loop.call_soon(_begin, theirs, accept)
+
+    def cut_off(self, first: Host, second: Host, *, told: bool) -> None:
+        """Nothing gets from one to the other any more, in both directions."""
+        self.apart[frozenset((first, second))] = told
+        for mine, theirs in self.between(first, second):
+            mine.hole = theirs.hole = True
 
     def between(self, first: Host, second: Host) -> list[tuple[SimulatedTransport, SimulatedTransport]]:
         """The connections of two hosts that are open at both ends."""

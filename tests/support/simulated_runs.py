@@ -5,14 +5,22 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.scheduling import buffers_needed
 from minishuffle.wire.messages import ControlMessage
-from minishuffle.wire.requests import Accepted, CancelJob, JobInfo, ShowJob, SubmitJob
+from minishuffle.wire.requests import (
+    Accepted,
+    CancelJob,
+    GetEvents,
+    JobEvents,
+    JobInfo,
+    ShowJob,
+    SubmitJob,
+)
 from support.simulated_books import OF_THE_CHAIN, Book
 from support.simulated_faults import KINDS, Fault, FaultKind, draw_faults, inject
 from support.simulated_jobs import Plan, Strategy, is_side, make_plan
@@ -45,6 +53,10 @@ SECONDS_TO_END = 10.0
 """Within which a job that was cancelled has ended, and nothing of it is left."""
 BY_A_LIMIT = re.compile(r"failed \d+ times within|found no free slot in time|network buffers")
 """Causes with which a job may fail that restarts its tasks."""
+APART_FOR_GOOD = re.compile(
+    r"finds no slot on another worker: .*no connection between worker (\d+)\b.* and worker (?!\1\b)\d+\b"
+)
+"""Cause of a job that fails since two workers cannot reach each other: it names both."""
 LEAVING = ("term", "drain")
 """Faults after which a worker ends in order."""
 OTHER_WORKER_SHARE = 0.7
@@ -86,6 +98,8 @@ class Run:
         """Batches that consumers on the same worker got as they are."""
         self.drained = 0
         """Attempts that took the place of those whose slots moved."""
+        self.excluded: list[int] = []
+        """Workers that were excluded from the job, since another could not reach them."""
         self.random = Random(f"plan {seed}")
         self.plan: Plan = make_plan(
             self.random, seed, scenario.strategy, scenario.bounded_share, side=scenario.side
@@ -107,6 +121,7 @@ class Run:
             reconnect_timeout=2.0,
             slot_timeout=5.0,
             drain_timeout=2.0,
+            link_timeout=2.0,
         )
 
     def _enough_segments(self) -> int:
@@ -162,6 +177,7 @@ class Play:
         info = self._wait_for_end()
         run.end, run.drained = info.state, info.restarts.get("drained", 0)
         self._check_end(info)
+        self._check_excluded()
         cluster.audit.check_attempts(run.plan.repeated)
         cluster.writes.check(run.plan.graph.edges, cluster.audit.received)
         run.rows_skipped = sum(map(len, cluster.writes.skipped.values()))
@@ -267,12 +283,38 @@ class Play:
         elif self._run.scenario.strategy == "none":
             assert info.state in ("finished", "failed", "canceled"), f"the job is {info.state}"
         elif info.state == "failed":
-            assert any(map(BY_A_LIMIT.search, causes)), f"the job failed for no limit: {causes}"
+            ends = [BY_A_LIMIT, *([APART_FOR_GOOD] if self.cluster.network.apart else [])]
+            assert any(each.search(cause) for each in ends for cause in causes), (
+                f"the job failed for no limit: {causes}"
+            )
         else:
             states = {"finished", "finished_with_loss"} if self._plan.bounded else {"canceled"}
             assert info.state in states or (info.state == "canceled" and self._canceled), (
                 f"the job is {info.state}: {causes}"
             )
+
+    @property
+    def _wrote_off(self) -> bool:
+        """The coordinator has gone on without some attempts, by what it knew of them at that moment."""
+        return bool(self._run.excluded) or any(worker.host.lost for worker in self.cluster.workers)
+
+    def _check_excluded(self) -> None:
+        """Of a job whose only trouble is that two of its workers cannot reach each other, nothing restarts
+        but what ran on a worker that was excluded."""
+        run, cluster = self._run, self.cluster
+        reply = self._ask(GetEvents(job=self._job))
+        assert isinstance(reply, JobEvents), reply
+        run.excluded = [each.worker for each in reply.events if each.kind == "worker excluded"]
+        if run.scenario.strategy != "individual" or {each.kind for each in run.faults} != {"cut for good"}:
+            return
+        moved = [
+            f"{attempt.id} of worker {worker.number}"
+            for worker, attempt in cluster.attempts
+            for after in [attempt.id.attempt + 1]
+            if worker.number not in run.excluded
+            and any(each.id == replace(attempt.id, attempt=after) for _, each in cluster.attempts)
+        ]
+        assert not moved, f"workers {run.excluded} were excluded, and {', '.join(moved)} restarted"
 
     def _check_rows(self) -> None:
         """Every row of every exchange came once, or once to each where it is sent to all. Where a worker
@@ -282,7 +324,7 @@ class Play:
         for edge in edges:
             missing = audit.passed.get(edge.source, set()) - audit.passed.get(edge.target, set())
             assert not missing, f"{len(missing)} rows of operator {edge.source} never came to {edge.target}"
-        if any(worker.host.lost for worker in self.cluster.workers):
+        if self._wrote_off:
             return
         for edge in edges:
             if (edge.source, edge.target) in repeated:
@@ -321,11 +363,7 @@ class Play:
             book.check(again)
         self._pass(1.0)  # One that was stopped for long hears that it is lost after its tasks have ended.
         self._world.run_until(self._all_is_reported, SECONDS_TO_END, STEPS_MAX)
-        if (
-            self._run.scenario.strategy == "none"
-            or any(book.repeats for book in books)
-            or any(worker.host.lost for worker in self.cluster.workers)
-        ):
+        if self._run.scenario.strategy == "none" or any(book.repeats for book in books) or self._wrote_off:
             return  # what they lost is not known, or they lose more after the books are closed
         info = self._show()
         lost = sum(book.sent + sum(book.dropped_out.values()) - book.taken for book in books)
