@@ -48,6 +48,16 @@ LINK_ERROR_CHARS_MAX: Final = 300
 """Why there is no link, as a worker reports it."""
 PROBES_MAX: Final = 32
 """Such tries of one worker at a time."""
+PROBES_PER_WORKER_MAX: Final = 32
+"""Others that a newcomer is tried with."""
+PROBES_UNDER_WAY_MAX: Final = 256
+"""Such tries in a cluster at a time, if no job needs what they are for."""
+URGENT_PROBES_UNDER_WAY_MAX: Final = 1024
+"""With those of links that jobs need."""
+PROBES_PER_SECOND_MAX: Final = 500
+"""Such tries that begin in a cluster, if no job needs what they are for."""
+PROBES_BURST_MAX: Final = 256
+"""Those that may begin at once after a time without any."""
 LINK_GRACE_SECONDS: Final = 0.3
 """How long a worker is awaited whose control link closed, while nobody knows whether its process is there."""
 HOST_LOOKS_MAX: Final = 10

@@ -14,6 +14,9 @@ With N slots, of which K = 4 are lost, and W = N / K workers at first, see :func
 With ``individual`` 4NK - 2KK channels are attached anew: 2K sources to N joiners, and 2N sources to K
 joiners, of which 2KK are the same. Above ``FULL_SLOTS_MAX`` slots ``full`` is not run: the table gives its
 numbers, and its processor time grows with the square, since each worker hears of every new attempt.
+
+When the W workers register, each on a host of its own, the coordinator asks for ``PROBES_PER_WORKER_MAX``
+probes of links at most for each of them; all are answered at once here.
 """
 
 from __future__ import annotations
@@ -26,10 +29,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from minishuffle import limits
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.instructions import Instruction, Journal, SendToWorker
+from minishuffle.coordinator.links import Links
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
+from minishuffle.coordinator.workers import WorkerRegistry
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import ShuffleError
@@ -44,6 +50,7 @@ from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
     InputSpec,
+    Probed,
     Register,
     Registered,
     ReleaseJob,
@@ -55,7 +62,7 @@ from minishuffle.wire.requests import SubmitJob
 from minishuffle.worker.instructions import Attach, ConnectLocal, FailChannel, RequestPartition
 from minishuffle.worker.state import WorkerState
 
-__all__ = ["expected", "measure_scale"]
+__all__ = ["count_probes", "expected", "measure_scale", "probes_max"]
 
 Strategy = Literal["individual", "full"]
 
@@ -96,6 +103,42 @@ def expected(slots: int, strategy: Strategy) -> Costs:
     if strategy == "individual":
         return Costs(3 * k + k, 2 * w + 1, 3 * k, 4 * n * k - 2 * k * k)
     return Costs(3 * n + 3 * (n - k) + k, 5 * w - 2, 3 * n, -1)
+
+
+def count_probes(workers: int) -> int:
+    """So many probes are asked for when so many workers register, and each is answered at once."""
+    settings, now, asked = ClusterSettings(slots=SLOTS), 0.0, 0
+    registry = WorkerRegistry(settings, "3", "0")
+    links = Links(TERM, settings.link_timeout)
+    for number in range(1, workers + 1):
+        about = _registration(number, standby=False).model_copy(update={"identity": str(number)})
+        links.joined(registry.register(number, about, now), registry.alive(), now)
+    while (at := links.next_deadline()) is not None:
+        now = max(now, at)
+        for number, probe in links.due(registry, now):
+            asked += len(probe.peers)
+            for peer in probe.peers:
+                links.probed(number, Probed(term=TERM, worker=peer.worker, epoch=peer.epoch), now)
+    return asked
+
+
+def probes_max(workers: int) -> int:
+    """By the closed formula."""
+    return min(workers * (workers - 1) // 2, workers * limits.PROBES_PER_WORKER_MAX)
+
+
+def _registration(number: int, *, standby: bool) -> Register:
+    return Register(
+        host="10.0.0.1",
+        data_port=number,
+        metrics_port=0,
+        pid=number,
+        slots=SLOTS,
+        python="3",
+        segments=SEGMENTS,
+        segment_bytes=32_768,
+        standby=standby,
+    )
 
 
 def _graph(slots: int, strategy: Strategy) -> JobGraph:
@@ -142,17 +185,7 @@ class _Coordinator:
     def begin(self, slots: int, strategy: Strategy) -> dict[int, bytes]:
         """Register all workers and start the job; gives what was deployed, packed."""
         for worker in range(1, slots // SLOTS + 2):
-            register = Register(
-                host="10.0.0.1",
-                data_port=worker,
-                metrics_port=0,
-                pid=worker,
-                slots=SLOTS,
-                python="3",
-                segments=SEGMENTS,
-                segment_bytes=32_768,
-                standby=worker > slots // SLOTS,
-            )
+            register = _registration(worker, standby=worker > slots // SLOTS)
             self.call(self.state.worker_message(worker, register, 1.0))
         submit = SubmitJob(name="scale", python="3", graph=_graph(slots, strategy).to_bytes())
         self.call(self.state.client_request(CLIENT, 1, submit, 1.0))
@@ -342,6 +375,9 @@ def measure_scale(sizes: Sequence[int] = SIZES) -> dict[str, Any]:
     """
     points: list[dict[str, Any]] = []
     for slots in sizes:
+        probes, most = count_probes(slots // SLOTS), probes_max(slots // SLOTS)
+        if probes > most:
+            raise ShuffleError(f"{slots // SLOTS} workers are asked for {probes} probes, not {most} at most")
         for strategy in STRATEGIES:
             costs = expected(slots, strategy)
             estimated = strategy == "full" and slots > FULL_SLOTS_MAX
@@ -361,6 +397,7 @@ def measure_scale(sizes: Sequence[int] = SIZES) -> dict[str, Any]:
                     "messages": costs.messages,
                     "tasks_touched": costs.tasks_touched,
                     "channels": costs.channels,
+                    "probes": probes,
                     "coordinator_cpu_seconds": round(seconds, 4),
                     **bytes_,
                     "estimated": estimated,

@@ -132,7 +132,6 @@ def show_status(status: ClusterStatus) -> None:
         )
     numbers = ("pid", "slots free", "heartbeat", "network memory")
     table = new_table(["worker", "state", "address", *numbers, "reachable", "connections"], numbers)
-    others = sum(worker.state == "alive" for worker in status.workers) - 1
     running = sum(job.state in ("created", "running") for job in status.jobs)
     for worker in status.workers:
         report = worker.report
@@ -147,7 +146,7 @@ def show_status(status: ClusterStatus) -> None:
             f"{worker.slots_free}/{worker.slots}",
             f"{worker.heartbeat_age_seconds:.1f} s ago",
             f"{byte_text(report.network_peak_bytes)} of {byte_text(report.network_cap_bytes)}",
-            f"{worker.reachable} of {others}" if worker.state == "alive" and others else "-",
+            f"{worker.reachable} of {worker.tried}" if worker.tried else "-",
             ", ".join(f"{peer.connections} to {peer.worker}" for peer in worker.peers) or "-",
         )
     out.print(table)

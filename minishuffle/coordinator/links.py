@@ -1,8 +1,14 @@
 """Between which workers there is a link, or could be one, as probes, heartbeats and waiting tasks tell. Pure.
 
 Of each pair of workers the one with the lower id probes the other, as it would dial it, when either registers
-or comes back, and again while that fails or somebody asks. What a probe finds refuses nobody: it is shown.
-Only a link that tasks of a job need and that there has not been for ``link_timeout`` is *broken*.
+or comes back, and again while that fails, less and less often, or at once when somebody asks. What a probe
+finds refuses nobody: it is shown. Only a link that tasks of a job need and that there has not been for
+``link_timeout`` is *broken*.
+
+The number of pairs grows with the square of that of workers, so that in large clusters not all are probed:
+each newcomer is tried with ``PROBES_PER_WORKER_MAX`` others at most, on as many hosts as there are.
+``PROBES_UNDER_WAY_MAX`` are under way at a time, and ``PROBES_PER_SECOND_MAX`` begin. Those of links that
+jobs need come first, and wait for no others.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import chain, islice, zip_longest
 from typing import Final, NamedTuple, TypeAlias
 
 from minishuffle import limits
@@ -26,6 +33,10 @@ PROBES_PER_TIMEOUT: Final = 4
 """So often is a pair probed within ``link_timeout`` that is probed again and again."""
 ANSWER_SECONDS: Final = limits.PROBE_SECONDS_MAX + 1.0
 """After which a probe without an answer is sent again."""
+TURN_SECONDS: Final = 0.01
+"""Those that wait for others to be allowed begin together, so often at most."""
+AGAIN_SECONDS_MAX: Final = 30.0
+"""Between two probes of a pair, of which the last ones failed, that no job needs."""
 
 
 def pair_of(one: int, other: int) -> PairKey:
@@ -45,6 +56,8 @@ class Pair:
     """When that was seen last."""
     why: str = ""
     """Why there is none."""
+    failures: int = 0
+    """So many probes in a row have failed, or had no answer."""
 
 
 class _Need(NamedTuple):
@@ -70,6 +83,14 @@ class Links:
         """When a pair is to be probed, or asked for once more."""
         self._queue: list[tuple[float, PairKey]] = []
         """The same in the order of their times, a heap, and what was changed since."""
+        self._urgent: dict[PairKey, float] = {}
+        """Pairs of links that jobs need and that are to be probed now, with the time since when, in order."""
+        self._others: dict[PairKey, None] = {}
+        """Other pairs that are to be probed now."""
+        self._under_way: set[PairKey] = set()
+        """Probes that have been asked for, and not answered."""
+        self._allowed, self._allowed_at = float(limits.PROBES_BURST_MAX), 0.0
+        """How many others may be asked for at that time; the number grows."""
         self._watched: frozenset[PairKey] = frozenset()
         """Pairs that are probed again and again, whatever is found."""
         self._needs: dict[int, dict[int, _Need]] = {}
@@ -84,15 +105,25 @@ class Links:
 
     # --- coming and going ------------------------------------------------------------------------
 
-    def joined(self, worker: int, others: Iterable[int], now: float) -> None:
-        """A worker has registered, or come back: it and each of the others are to be probed."""
-        missing = self._new[worker] = {other for other in others if other != worker}
-        for other in missing:
-            key = pair_of(worker, other)
-            self._pairs.setdefault(key, Pair())
-            self._at(key, now)
+    def joined(self, worker: Worker, others: Iterable[Worker], now: float) -> None:
+        """A worker has registered, or come back: it and others are to be probed."""
+        number = worker.worker
+        self._of.setdefault(number, set())
+        self._new[number] = set(_to_probe(worker, others))
+        for other in self._new[number]:
+            self._of.setdefault(other, set())
+            key = pair_of(number, other)
+            self._pair(key)
+            self._wait(key, now, urgent=key in self._watched)
+
+    def _pair(self, key: PairKey) -> Pair:
+        """That of two workers that have joined."""
+        pair = self._pairs.get(key)
+        if pair is None:
+            pair = self._pairs[key] = Pair()
             for each in key:
-                self._of.setdefault(each, set()).add(key)
+                self._of[each].add(key)
+        return pair
 
     def left(self, worker: int) -> None:
         """It is not alive any more."""
@@ -106,17 +137,33 @@ class Links:
             other = _other(key, worker)
             self._of[other].discard(key)
             self.reached[other] -= bool(self._pairs.pop(key).linked)
-            self._probe_at.pop(key, None)
+            self._forget_probe(key)
             self._failing.discard(key)
         del self.reached[worker]
 
     # --- probes ----------------------------------------------------------------------------------
 
     def ask(self, keys: Iterable[PairKey], now: float) -> None:
-        """Have these probed now, as far as no answer is under way."""
-        for key in keys:
-            if key in self._pairs and key not in self._probe_at:
-                self._at(key, now)
+        """Have these probed now, before others, as far as no answer is under way: a job needs them."""
+        for key in sorted(keys):
+            if all(worker in self._of for worker in key) and key not in self._under_way:
+                self._pair(key)
+                self._wait(key, now, urgent=True)
+
+    def _wait(self, key: PairKey, now: float, *, urgent: bool) -> None:
+        """A pair is to be probed as soon as may be."""
+        urgent = urgent or key in self._urgent
+        self._forget_probe(key)
+        if urgent:
+            self._urgent[key] = now
+        else:
+            self._others[key] = None
+
+    def _forget_probe(self, key: PairKey) -> None:
+        self._probe_at.pop(key, None)
+        self._urgent.pop(key, None)
+        self._others.pop(key, None)
+        self._under_way.discard(key)
 
     def _at(self, key: PairKey, at: float) -> None:
         """Have a pair probed then, and no sooner."""
@@ -132,10 +179,20 @@ class Links:
 
     def due(self, workers: WorkerRegistry, now: float) -> list[tuple[int, Probe]]:
         """What to send to whom now."""
+        while (at := self._next_time()) is not None and at <= now:
+            key = heapq.heappop(self._queue)[1]
+            if key in self._under_way:
+                self._pairs[key].failures += 1
+                later = self._again_seconds(key) if self._pairs[key].failures > 1 else 0.0
+                self._forget_probe(key)
+                if later:
+                    self._at(key, now + later)
+                    continue
+            self._wait(key, now, urgent=key in self._watched)
         peers: dict[int, list[int]] = {}
-        while (at := self.next_deadline()) is not None and at <= now:
-            _, key = heapq.heappop(self._queue)
+        for key in self._taken(now):
             peers.setdefault(key[0], []).append(key[1])
+            self._under_way.add(key)
             self._at(key, now + ANSWER_SECONDS)
         found = []
         for number, others in sorted(peers.items()):
@@ -146,11 +203,43 @@ class Links:
                 found.append((number, Probe(term=self._term, peers=known)))
         return found
 
-    def next_deadline(self) -> float | None:
-        """When :meth:`due` has something."""
+    def _taken(self, now: float) -> list[PairKey]:
+        """The pairs whose turn it is."""
+        room = limits.URGENT_PROBES_UNDER_WAY_MAX - len(self._under_way)
+        keys = list(islice(self._urgent, max(0, room)))
+        for key in keys:
+            del self._urgent[key]
+        grown = self._allowed + (now - self._allowed_at) * limits.PROBES_PER_SECOND_MAX
+        self._allowed, self._allowed_at = min(grown, float(limits.PROBES_BURST_MAX)), now
+        room = min(limits.PROBES_UNDER_WAY_MAX - len(self._under_way) - len(keys), int(self._allowed))
+        others = list(islice(self._others, max(0, room)))
+        for key in others:
+            del self._others[key]
+        self._allowed -= len(others)
+        return keys + others
+
+    def _again_seconds(self, key: PairKey) -> float:
+        """How long after a probe that failed the next one is due."""
+        seconds = self.seconds / PROBES_PER_TIMEOUT
+        if key in self._watched:
+            return seconds
+        longest = max(seconds, AGAIN_SECONDS_MAX)
+        return min(seconds * 2.0 ** min(self._pairs[key].failures - 1, 10), longest)
+
+    def _next_time(self) -> float | None:
         while self._queue and self._probe_at.get(self._queue[0][1]) != self._queue[0][0]:
             heapq.heappop(self._queue)
         return self._queue[0][0] if self._queue else None
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`due` has something."""
+        times = [self._next_time()]
+        if self._urgent and len(self._under_way) < limits.URGENT_PROBES_UNDER_WAY_MAX:
+            times.append(next(iter(self._urgent.values())))
+        if self._others and len(self._under_way) < limits.PROBES_UNDER_WAY_MAX:
+            missing = (1.0 - self._allowed) / limits.PROBES_PER_SECOND_MAX
+            times.append(self._allowed_at + (max(missing, TURN_SECONDS) if missing > 0.0 else 0.0))
+        return min((time for time in times if time is not None), default=None)
 
     def probed(self, by: int, message: Probed, now: float) -> bool | None:
         """What a worker has found: whether that differs from what was known, None if nothing was or the pair
@@ -161,9 +250,11 @@ class Links:
             return None
         before = pair.linked
         self._seen(key, not message.why, message.why, now)
-        self._probe_at.pop(key, None)
+        self._forget_probe(key)
+        if message.why:
+            pair.failures += 1
         if message.why or key in self._watched:
-            self._at(key, now + self.seconds / PROBES_PER_TIMEOUT)
+            self._at(key, now + self._again_seconds(key))
         return None if before is None else pair.linked != before
 
     def _seen(self, key: PairKey, linked: bool, why: str, now: float) -> None:
@@ -174,6 +265,7 @@ class Links:
             (self._failing.discard if linked else self._failing.add)(key)
             pair.linked, pair.since = linked, now
         pair.why, pair.answered_at = why, now
+        pair.failures = 0 if linked else pair.failures
         for worker in key:
             self._new.get(worker, set()).discard(_other(key, worker))
 
@@ -200,7 +292,8 @@ class Links:
         for peer_report in message.peers:
             key = pair_of(worker.worker, peer_report.worker)
             other = workers.get_alive(peer_report.worker)
-            if key in self._pairs and other is not None and other.epoch == peer_report.epoch:
+            if other is not None and other.epoch == peer_report.epoch and key[0] in self._of:
+                self._pair(key)
                 self._seen(key, True, "", now)
         return {job for each in (*before.values(), *needs.values()) for job in each.jobs}
 
@@ -221,6 +314,10 @@ class Links:
         """What is known of two workers."""
         return self._pairs.get(pair_of(one, other), _NOTHING)
 
+    def known(self, worker: int) -> int:
+        """With how many others it was tried whether there could be a link, or is to be."""
+        return len(self._of.get(worker, ()))
+
     def failing(self) -> list[tuple[PairKey, str]]:
         """The pairs between which no link could be made, each with why."""
         return [(key, self._pairs[key].why) for key in sorted(self._failing)]
@@ -229,12 +326,35 @@ class Links:
         """Check the invariants against what is alive or awaited; for tests, after each step."""
         assert {worker for key in self._pairs for worker in key} <= set(alive)
         assert all(low < high for low, high in self._pairs)
-        assert self._probe_at.keys() <= self._pairs.keys()
+        assert self._probe_at.keys() | self._urgent.keys() | self._others.keys() <= self._pairs.keys()
+        assert self._under_way <= self._probe_at.keys()
+        assert not (self._probe_at.keys() | self._others.keys()) & self._urgent.keys()
+        assert not self._probe_at.keys() & self._others.keys()
         assert self._needs.keys() <= set(alive) and self._new.keys() <= set(alive)
         assert self._failing == {key for key, pair in self._pairs.items() if pair.linked is False}
         linked = Counter(worker for key, pair in self._pairs.items() if pair.linked for worker in key)
         assert +self.reached == linked
         assert {key for keys in self._of.values() for key in keys} == self._pairs.keys()
+
+
+def _to_probe(worker: Worker, others: Iterable[Worker]) -> list[int]:
+    """Whom a newcomer is probed with: one of each other place, a second of each, and so on; those of its own
+    place last. A place is a host and the address that is advertised there."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for other in others:
+        if other.worker != worker.worker:
+            places.setdefault(_place(other), []).append(other.worker)
+    own = places.pop(_place(worker), [])
+    first = [there[0] for there in places.values()]
+    most = limits.PROBES_PER_WORKER_MAX
+    if len(first) > most:  # Spread over all.
+        return [first[number * len(first) // most] for number in range(most)]
+    turns = chain.from_iterable(zip_longest(*places.values()))
+    return [*(number for number in turns if number is not None), *own][:most]
+
+
+def _place(worker: Worker) -> tuple[str, str]:
+    return worker.about.identity, worker.about.host
 
 
 def _other(key: PairKey, worker: int) -> int:

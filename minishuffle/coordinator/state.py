@@ -448,7 +448,7 @@ class CoordinatorState:
             self._send_to(number, ahead)
         for each, toward in self._workers.to_advertise(worker):
             self._send(each, Advertise(term=self._facts.term, toward=toward))
-        self._links.joined(worker.worker, (each.worker for each in self._workers.alive()), now)
+        self._links.joined(worker, self._workers.alive(), now)
         self._probe(now)
         self._touch_waiting()
 
@@ -504,7 +504,7 @@ class CoordinatorState:
     def _advertised(self, worker: Worker, host: str, now: float) -> None:
         """It has an address for other hosts: it can have slots of jobs that run there too."""
         if self._workers.advertised(worker, host):
-            self._links.joined(worker.worker, (each.worker for each in self._workers.alive()), now)
+            self._links.joined(worker, self._workers.alive(), now)
             self._probe(now)
             self._changed[worker.worker] = worker
             for number, dial in self._preparations.worker_moved(worker, self._workers.alive()):
@@ -530,10 +530,11 @@ class CoordinatorState:
         elif is_new:
             self._history.note(at, "workers linked", f"{by.place} and {other.place} can connect again")
         self._readmit(now)
+        self._probe(now)
 
     def _note_reach(self, number: int, at: float) -> None:
         """The probes of a newcomer have been answered."""
-        worker, others = self._workers.get_there(number), len(self._workers.alive()) - 1
+        worker, others = self._workers.get_there(number), self._links.known(number)
         if worker is None or not others:
             return
         apart = [self._workers.no_link(key, why) for key, why in self._links.failing() if number in key]
@@ -554,7 +555,9 @@ class CoordinatorState:
             }
             if job.links.hear(broken, self._wall(now), now):
                 self._touch(job)
-                self._links.ask({pair for key in broken for pair in _around(key, there)}, now)
+                judged = next(iter(job.links.broken), None)  # The first one is judged first.
+                around = _around(judged, there) if judged is not None else set()
+                self._links.ask({*broken, *around}, now)
                 self._probe(now)
             self._judge(job, now)
 

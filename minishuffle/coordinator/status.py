@@ -103,7 +103,7 @@ def _cluster_status(cluster: ClusterView, now: float, request: GetStatus) -> Clu
             worker.info(
                 used[worker.worker],
                 now,
-                cluster.links.reached[worker.worker],
+                (cluster.links.reached[worker.worker], cluster.links.known(worker.worker)),
                 confined=worker.worker in confined,
                 reports=request.reports,
             )

@@ -113,9 +113,16 @@ class Worker:
         return is_loopback(self.about.host)
 
     def info(
-        self, slots_used: int, now: float, reachable: int, *, confined: bool = False, reports: bool = True
+        self,
+        slots_used: int,
+        now: float,
+        reach: tuple[int, int],
+        *,
+        confined: bool = False,
+        reports: bool = True,
     ) -> WorkerInfo:
-        """As clients see it, with or without what it has reported last; ``reachable`` as there."""
+        """As clients see it, with or without what it has reported last; ``reach``: its fields ``reachable``
+        and ``tried``."""
         admits = self.state == "alive" and not self.standby and self.drain is None
         return WorkerInfo(
             worker=self.worker,
@@ -129,7 +136,8 @@ class Worker:
             slots_free=max(0, self.slots - slots_used) if admits else 0,
             standby=self.standby,
             confined=confined,
-            reachable=reachable,
+            reachable=reach[0],
+            tried=reach[1],
             draining=self.drain is not None and self.state in ("alive", "awaited"),
             heartbeat_age_seconds=max(0.0, now - self.heard_at),
             report=self.report if reports else WorkerReport(),

@@ -103,6 +103,8 @@ class WorkerInfo(ControlMessage):
     only of jobs that run on its host alone."""
     reachable: int = 0
     """Other workers that are alive, and to which there is a link or the last probe could make one."""
+    tried: int = 0
+    """Other workers that are alive, and of which that is known or being tried."""
     draining: bool = False
     """It takes no slots, and leaves when nothing runs on it any more."""
     heartbeat_age_seconds: float

@@ -32,6 +32,7 @@ class Prober:
         self, identity: Identity, secret: bytes, counters: ConnectionCounters, ping_interval: float
     ) -> None:
         self._room = asyncio.Semaphore(limits.PROBES_MAX)
+        self._under_way: set[tuple[int, int, str, int]] = set()
         self._endpoint = DataEndpoint(
             self,
             Identity(Role.PROBE, identity.cluster, identity.worker, identity.epoch),
@@ -41,10 +42,18 @@ class Prober:
             handshake_seconds=limits.PROBE_SECONDS_MAX,
         )
 
-    async def probe(self, peer: WorkerAddress) -> str:
-        """Why no link to that worker can be made; empty if one can."""
-        async with self._room:
-            error = await self._dial(peer)
+    async def probe(self, peer: WorkerAddress) -> str | None:
+        """Why no link to that worker can be made; empty if one can. None: that is being tried already, and
+        whoever asked first hears of it."""
+        key = (peer.worker, peer.epoch, peer.host, peer.data_port)
+        if key in self._under_way:
+            return None
+        self._under_way.add(key)
+        try:
+            async with self._room:
+                error = await self._dial(peer)
+        finally:
+            self._under_way.remove(key)
         return clipped(str(error), limits.LINK_ERROR_CHARS_MAX) if error is not None else ""
 
     async def _dial(self, peer: WorkerAddress) -> ShuffleError | None:

@@ -625,7 +625,8 @@ class Worker:
         """Say whether that worker can be reached."""
         assert self._prober is not None
         why = await self._prober.probe(peer)
-        self._send(Probed(term=self._state.term, worker=peer.worker, epoch=peer.epoch, why=why))
+        if why is not None:
+            self._send(Probed(term=self._state.term, worker=peer.worker, epoch=peer.epoch, why=why))
 
     async def _advertise(self, toward: str) -> None:
         """Have others use the address by which that host is reached, if this worker listens on all and was

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from minishuffle.bench import scale
-from minishuffle.bench.scale import Costs, expected, measure_scale
+from minishuffle.bench.scale import Costs, count_probes, expected, measure_scale, probes_max
 from minishuffle.cli.main import cli
 from minishuffle.errors import ShuffleError
 
@@ -17,6 +17,12 @@ def test_the_formula() -> None:
     assert expected(100, "individual") == Costs(16, 51, 12, 1568)
     assert expected(100, "full") == Costs(592, 123, 300, -1)
     assert expected(4000, "individual") == Costs(16, 2001, 12, 63968)
+
+
+@pytest.mark.parametrize("workers", [1, 20, 150])
+def test_probes_of_links_do_not_grow_with_the_square_of_workers(workers: int) -> None:
+    assert probes_max(1_000) == 32_000
+    assert 0 <= probes_max(workers) - count_probes(workers) <= 32 * 32
 
 
 @pytest.mark.parametrize("slots", [8, pytest.param(100, marks=pytest.mark.slow)])

@@ -95,9 +95,9 @@ def test_status_shows_workers_connections_and_jobs(capsys: pytest.CaptureFixture
 
 
 def test_status_says_who_can_connect_to_whom(capsys: pytest.CaptureFixture[str]) -> None:
-    one = STATUS.workers[0].model_copy(update={"reachable": 1, "host": "fd00::1"})
+    one = STATUS.workers[0].model_copy(update={"reachable": 1, "tried": 2, "host": "fd00::1"})
     two = one.model_copy(update={"worker": 2, "reachable": 2, "host": "127.0.0.1", "confined": True})
-    lost = one.model_copy(update={"worker": 3, "state": "lost"})
+    lost = one.model_copy(update={"worker": 3, "state": "lost", "tried": 0})
     workers = [one, two, lost, one.model_copy(update={"worker": 4})]
     tables.show_status(STATUS.model_copy(update={"workers": workers, "unreached": ["no way from 1 to 4"]}))
     out = capsys.readouterr().out

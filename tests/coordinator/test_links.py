@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle import limits
-from minishuffle.coordinator.links import ANSWER_SECONDS, PROBES_PER_TIMEOUT
+from minishuffle.coordinator.links import ANSWER_SECONDS, PROBES_PER_TIMEOUT, Links
+from minishuffle.coordinator.workers import WorkerRegistry
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.wire.messages import PeerReport, Probe, Probed, UnlinkedPeer
 from minishuffle.wire.requests import CancelJob, ClusterStatus, GetEvents, GetStatus
@@ -96,8 +97,8 @@ def test_one_that_somebody_cannot_reach_is_named_and_refused_nothing(
 def test_a_probe_that_fails_is_repeated_until_it_succeeds(cluster: FakeCluster) -> None:
     one, two = cluster.add(), cluster.add()
     answer(cluster, one, two, WHY)
-    for times in (2, 3):
-        cluster.advance(AGAIN - 0.01)
+    for times, again in ((2, AGAIN), (3, 2 * AGAIN)):
+        cluster.advance(again - 0.01)
         assert len(asked(one)) == times - 1
         cluster.advance(0.02)
         assert len(asked(one)) == times
@@ -112,6 +113,57 @@ def test_a_probe_without_an_answer_is_repeated(cluster: FakeCluster) -> None:
     one, _ = cluster.add(), cluster.add()
     cluster.advance(ANSWER_SECONDS + 0.1)
     assert asked(one) == [[2], [2]]
+
+
+def test_probes_that_no_job_needs_wait_for_each_other(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 7 pairs, 3 begin at once, 2 more in each second, and no more than 4 are under way."""
+    monkeypatch.setattr(limits, "PROBES_BURST_MAX", 3)
+    monkeypatch.setattr(limits, "PROBES_PER_SECOND_MAX", 2)
+    monkeypatch.setattr(limits, "PROBES_UNDER_WAY_MAX", 4)
+    monkeypatch.setattr(limits, "PROBES_PER_WORKER_MAX", 2)
+    links, registry = Links(1, TIMEOUT), WorkerRegistry(cluster.settings, "3.11", "0")
+    workers = {number: registry.register(number, cluster.add().about, 0.0) for number in range(1, 6)}
+    for number in workers:
+        links.joined(workers[number], [workers[each] for each in range(1, number)], 0.0)
+
+    def due(now: float) -> list[tuple[int, int]]:
+        found = links.due(registry, now)
+        links.validate(workers)
+        return [(by, peer.worker) for by, probe in found for peer in probe.peers]
+
+    def found_out(by: int, worker: int, now: float, why: str = "") -> None:
+        epoch = workers[worker].epoch
+        links.probed(by, Probed(term=1, worker=worker, epoch=epoch, why=why), now)
+
+    assert due(0.0) == [(1, 2), (1, 3), (2, 3)] and due(0.4) == []
+    assert links.next_deadline() == 0.5 and due(0.5) == [(1, 4)]
+    assert due(3.0) == [] and links.next_deadline() == ANSWER_SECONDS
+    links.ask([(3, 4), (1, 2)], 3.0)
+    assert links.next_deadline() == 3.0 and due(3.0) == [(3, 4)], "a job needs it; the other is under way"
+    found_out(1, 2, 3.0)
+    found_out(1, 3, 3.0, WHY)
+    assert due(3.0) == [(2, 4)] and links.next_deadline() == ANSWER_SECONDS
+    links.ask([(1, 3), (2, 5)], 3.1)
+    assert due(3.1) == [(1, 3), (2, 5)], "one that failed waits for a while, and one was not to be tried"
+    links.left(3)
+    assert due(3.2) == [(1, 5)]
+
+
+def test_newcomers_are_tried_with_others_on_as_many_hosts_as_may_be(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PROBES_PER_WORKER_MAX", 3)
+    for identity in ("a", "a", "b", "b", "c"):
+        cluster.add(identity=identity)
+    last = cluster.add(identity="a")
+    asked_by = [each.worker for each in cluster.workers.values() if [last.worker] in asked(each)]
+    assert asked_by == [3, 4, 5] and status(cluster).workers[-1].tried == 3
+    for identity in ("d", "e"):
+        last = cluster.add(identity=identity)
+    asked_by = [each.worker for each in cluster.workers.values() if [last.worker] in asked(each)]
+    assert asked_by == [1, 3, 5], "the first ones of hosts a, b, c and d, spread over all"
 
 
 def test_what_is_said_of_a_process_that_is_gone_changes_nothing(cluster: FakeCluster) -> None:
