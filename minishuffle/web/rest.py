@@ -315,7 +315,8 @@ class RestInterface:
         return await self._ask(CancelJob(job=job, give_up_results=query.give_up_results), Accepted)
 
     async def _drain(self, worker: str, query: Draining) -> Accepted:
-        if not worker.isdecimal() or int(worker) > WORKER_NUMBER_MAX:
+        # Python takes no number of thousands of digits.
+        if not worker.isdecimal() or len(worker) > NAME_SHOWN or int(worker) > WORKER_NUMBER_MAX:
             raise UnknownName(f"there is no worker {worker[:NAME_SHOWN]!r}: workers have numbers")
         return await self._ask(DrainWorker(worker=int(worker), seconds=query.timeout), Accepted)
 

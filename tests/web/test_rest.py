@@ -389,3 +389,28 @@ def test_a_job_that_has_ended_cannot_be_cancelled() -> None:
             }
 
     bounded(body)
+
+
+@pytest.mark.parametrize(
+    ("worker", "status", "text"),
+    [
+        ("1", 200, ""),
+        ("7", 404, "there is no worker 7; alive: 1"),
+        ("one", 404, "there is no worker 'one': workers have numbers"),
+        ("-1", 404, "there is no worker '-1': workers have numbers"),
+        ("9" * 5000, 404, f"there is no worker '{'9' * 20}': workers have numbers"),
+    ],
+    ids=["a worker", "none", "a name", "a sign", "long"],
+)
+def test_a_worker_is_told_to_leave_by_its_number(worker: str, status: int, text: str) -> None:
+    async def body() -> None:
+        async with rest() as api:
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+            found, answer = await api.ask(f"/api/v1/workers/{worker}/drain?timeout=5", "POST", **headers)
+            assert (found, answer["text"] if text else "") == (status, text)
+            draining = [
+                each["worker"] for each in (await api.get("/api/v1/cluster"))["workers"] if each["draining"]
+            ]
+            assert draining == ([1] if status == 200 else [])
+
+    bounded(body)
