@@ -278,8 +278,9 @@ def say_ready(kind: str, info: dict[str, Any]) -> None:
     """Write the line that a launcher reads. A process that cannot works all the same: what runs on a machine
     whose disk is full may still be lost, and need another in its place."""
     line = json.dumps({"ready": kind, "pid": os.getpid(), **info})
+    descriptor = sys.stdout.fileno() if sys.stdout is not None else -1  # It was closed before the start.
     try:
-        os.write(sys.stdout.fileno(), f"{line}\n".encode())
+        os.write(descriptor, f"{line}\n".encode())
     except OSError as error:
         _log.warning("cannot write where this %s listens (%s): %s", kind, error.strerror, line)
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from minishuffle import launch
-from minishuffle.cli.worker import Endings, run_process
+from minishuffle.cli.worker import Endings, run_process, say_ready
 from minishuffle.config import ClusterSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
@@ -165,6 +165,15 @@ def test_a_worker_whose_output_finds_no_room_works_all_the_same(wait_until: Call
             _, said = worker.communicate(timeout=60)
         assert worker.returncode == 0
         assert b"cannot write where this worker listens (No space left on device)" in said
+
+
+def test_a_process_without_a_standard_output_says_where_it_listens_in_its_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    say_ready("coordinator", {"port": 8471})
+    assert "cannot write where this coordinator listens (Bad file descriptor): {" in caplog.text
+    assert '"port": 8471' in caplog.text
 
 
 def test_a_second_signal_ends_a_process_at_once_which_says_so_first(monkeypatch: pytest.MonkeyPatch) -> None:
