@@ -10,7 +10,7 @@ import time
 from minishuffle import limits
 from minishuffle.client import Client
 from minishuffle.config import CoordinatorPlace, read_coordinator
-from minishuffle.errors import PeerLost, ShuffleError, UsageError
+from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
 from minishuffle.launch import OUTLIVED, Child, LocalProcesses, signals_later, stop_children
 from minishuffle.postmortem import signal_name
 from minishuffle.replacements import CoordinatorRestarts, Replacements, SignalSequence
@@ -83,6 +83,8 @@ class Supervisor:
         """When the coordinator is asked for its verdicts next."""
         self._sequences: dict[int, SignalSequence] = {}
         """By process id, of those that hang."""
+        self._is_hindered = False
+        """The last :meth:`check` could not look."""
         self._untold: list[WorkerEnded] = []
         """What the coordinator has yet to hear of their ends."""
 
@@ -118,9 +120,20 @@ class Supervisor:
         """Start what is due; gives the new processes by worker id, and the coordinator's as 0.
 
         Raises:
-            ShuffleError: the coordinator does not answer, or refuses; or it is not started again.
+            ShuffleError: the coordinator does not answer, or refuses; or it is not started again; or this
+                process cannot look, for want of descriptors, say.
         """
-        now = time.monotonic()
+        try:
+            new = self._check(time.monotonic())
+        except OSError as error:
+            if not self._is_hindered:
+                _log.warning("cannot look after the cluster's processes, and try again: %s", error)
+            self._is_hindered = True
+            raise ResourceExhausted(f"cannot look after the cluster's processes: {error}") from error
+        self._is_hindered = False
+        return new
+
+    def _check(self, now: float) -> dict[int, Child]:
         self._look_at_workers(now)
         self._end_hung(now)
         if (coordinator := self._check_coordinator(now)) is not None:
@@ -188,6 +201,7 @@ class Supervisor:
             raise self.failure
         if self._restart_at is None or now < self._restart_at or self._stopping.is_set():
             return None
+        tail = f"\n{old.tail()}" if old.read_ready() is None else ""
         processes, self._restart_at = self._processes, None
         try:
             with signals_later():
@@ -197,7 +211,6 @@ class Supervisor:
         except (OSError, UsageError) as error:
             self.failure = PeerLost(f"the coordinator cannot be started again: {error}")
             raise self.failure from error
-        tail = f"\n{old.tail()}" if old.read_ready() is None else ""
         how = how_it_ended(code) if code else "handed over"
         _log.warning("the coordinator (pid %d) %s: it is started again%s", old.pid, how, tail)
         old.close()
@@ -212,12 +225,15 @@ class Supervisor:
                 child.observation.look(now)
             if code is None or self._ended.get(worker) is child:
                 continue
+            ready = child.read_ready()
             self._ended[worker] = child
             lost = code != 0 or not child.observation.ended_by_itself(code)
-            if (end := child.observation.report(child.read_ready(), code)) is not None:
+            if (end := child.observation.report(ready, code)) is not None:
                 self._untold.append(end)
             child.observation.close()
-            if code and child.read_ready() is None:
+            if lost and self._replaces_workers:
+                self._replacements.lost(worker, now)
+            if code and ready is None:
                 _log.warning(
                     "%s (pid %d) %s before it was ready\n%s",
                     child.name,
@@ -225,8 +241,6 @@ class Supervisor:
                     how_it_ended(code),
                     child.tail(),
                 )
-            if lost and self._replaces_workers:
-                self._replacements.lost(worker, now)
 
     def _find_hung(self, now: float) -> None:
         self._ask_at = now + VERDICT_SECONDS

@@ -126,6 +126,25 @@ def test_one_that_is_lost_again_and_again_is_not_started_for_ever(
     assert fixture.worker.process.returncode == 0, "in order"
 
 
+def test_a_launcher_without_descriptors_looks_again_once_it_has_some(
+    supervised: Callable[[str], Fixture], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fixture = supervised(WAITS)
+    fixture.kill()
+    asked: list[Child] = []
+
+    def refuse(child: Child) -> None:
+        asked.append(child)
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as without:
+        without.setattr(Child, "read_ready", refuse)
+        fixture.supervisor.start()
+        until(lambda: len(asked) > 1, "two looks")
+    until(lambda: len(fixture.launch.children) == 2, "the next coordinator")
+    assert caplog.text.count("cannot look after the cluster's processes, and try again: ") == 1
+
+
 def test_one_that_ended_with_its_cluster_stays_ended(
     supervised: Callable[[str], Fixture], tmp_path: Path
 ) -> None:
