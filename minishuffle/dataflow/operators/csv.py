@@ -31,6 +31,7 @@ __all__ = ["CsvSource"]
 
 _TOGETHER_BYTES: Final = 3 * CSV_BLOCK_BYTES
 """More than any block has."""
+_HEXADECIMAL: Final = re.compile(rb"0[xX]")
 
 
 class CsvSource(RecordFiles):
@@ -106,7 +107,19 @@ class CsvSource(RecordFiles):
                 raise UsageError(f"{path}: its header cannot be read ({error}): correct the file") from error
 
     def whole(self, file: io.BytesIO) -> pa.Table:
-        return pa_csv.read_csv(_WithLastLineEnd(file), **self._options())
+        """With texts for integers in hexadecimal digits, which no other reader takes for numbers."""
+        table = pa_csv.read_csv(_WithLastLineEnd(file), **self._options())
+        names = [field.name for field in table.schema if pa.types.is_int64(field.type)]
+        if not names or _HEXADECIMAL.search(file.getvalue()) is None:
+            return table
+        file.seek(0)
+        as_texts = self._options(column_types=dict.fromkeys(names, pa.string()))
+        texts = pa_csv.read_csv(_WithLastLineEnd(file), **as_texts)
+        for name in names:
+            if pc.any(pc.match_substring(texts[name], "x", ignore_case=True)).as_py():
+                place = table.schema.get_field_index(name)
+                table = table.set_column(place, name, texts[name])
+        return table
 
     def literals(self, file: io.BytesIO, parts: Collection[Part]) -> Iterator[tuple[Part, int, str]]:
         as_texts = self._options(column_types={name: pa.string() for (name,) in parts})

@@ -96,7 +96,7 @@ def line_at(file: io.BufferedIOBase, offset: int) -> int:
 class JsonLines:
     """Each line that is not blank is a record."""
 
-    _LINE: Final = re.compile(rb"[^\r\n]*[^\s][^\r\n]*")
+    _LINE: Final = re.compile(rb"[^\r\n]*[^ \t\r\n][^\r\n]*")
 
     def end(self, data: bytes) -> int:
         return data.rfind(b"\n") + 1 or data.rfind(b"\r") + 1

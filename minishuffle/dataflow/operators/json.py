@@ -30,10 +30,13 @@ from minishuffle.limits import CSV_BLOCK_BYTES
 
 __all__ = ["JsonSource"]
 
-_VALUE: Final = re.compile(r"[^ \t\r\n]")
+_BLANKS: Final = " \t\r\n"
+_VALUE: Final = re.compile(f"[^{_BLANKS}]")
 """How one begins."""
-_ODD: Final = re.compile(rb"^(\xef\xbb\xbf)?\s*null\b|[:\[,]\s*-?Inf\b", re.MULTILINE)
-"""There may be a record without an object, or infinity in a spelling that no other reader has."""
+_NULL_FIRST: Final = re.compile(rb"\s*null\b")
+_ODD: Final = tuple(map(re.compile, (rb"\n\s*null\b", rb"\r\s*null\b", rb"Inf\b")))
+"""There may be a record without an object, or infinity in a spelling that no other reader has. Each begins
+with a literal, so that looking for it takes little time."""
 _NUMBER: Final = "a number"
 _TRUTH: Final = "a truth value"
 _BESIDE: Final = {_NUMBER, _TRUTH}
@@ -111,19 +114,22 @@ class JsonSource(RecordFiles):
         return self._splitter.has_records(data, count)
 
     def fault(self, record: bytes, names: Sequence[str]) -> tuple[str, str] | None:
-        text = record.decode("utf-8", "replace").strip()
+        text = record.decode("utf-8", "replace").strip(_BLANKS)
         if text.startswith("["):
             return "it begins an array", "write one object a line, as jq -c '.[]' makes of an array"
         try:
-            value, end = _decoder(_without_repeats).raw_decode(text)
+            value, end = _decoder(_without_repeats, strict=True).raw_decode(text)
         except json.JSONDecodeError as error:
-            return f"it is no JSON object ({error.msg} at character {error.pos + 1} of the line)", CORRECT
+            why = f"{error.msg.removesuffix(' at')} at character {error.pos + 1} of the line"
+            return f"it is no JSON object ({why})", CORRECT
         except _Repeated as error:
             return f"it has the field {error.args[0]!r} twice", CORRECT
-        if text[end:].strip():
+        if text[end:].strip(_BLANKS):
             return "there is more in the line than one object", CORRECT
         if not isinstance(value, dict):
             return "it is no JSON object", CORRECT
+        if _has_half_character(value):
+            return "it has one half of a surrogate pair without the other", CORRECT
         huge = next((number for number in _all_numbers(value) if is_beyond_float(number)), None)
         return None if huge is None else (f"it has {huge:.40}, which no float64 holds", CORRECT)
 
@@ -145,7 +151,7 @@ class JsonSource(RecordFiles):
 def _refuse_odd(data: bytes) -> None:
     """Raises ArrowInvalid for what pyarrow takes and is no record: null, at which it ends the process if it
     is the first, and which is a row of nulls if not; Inf."""
-    if _ODD.search(data) is None:
+    if _NULL_FIRST.match(data) is None and not any(odd.search(data) for odd in _ODD):
         return
     try:
         has_null = any(value is None for _, value in _objects(data.decode("utf-8-sig", "replace")))
@@ -183,13 +189,23 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _decoder(pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> json.JSONDecoder:
+def _has_half_character(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _decoder(
+    pairs: Callable[[list[tuple[str, Any]]], Any] | None = None, *, strict: bool = False
+) -> json.JSONDecoder:
     """Gives literals for numbers."""
     return json.JSONDecoder(
         parse_float=_Number,
         parse_int=_Number,
         parse_constant=_Number,
-        strict=False,
+        strict=strict,
         object_pairs_hook=pairs,
     )
 

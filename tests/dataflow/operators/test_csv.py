@@ -157,6 +157,14 @@ def test_a_table_of_csv_knows_its_columns(tmp_path: Path) -> None:
         Table.from_files(path, format="csv", schema=SCHEMA, nulls="NA")
 
 
+def test_hexadecimal_digits_are_texts_unless_declared(tmp_path: Path) -> None:
+    path = written(tmp_path, "a,b,c\n0x10,1,0Xf\n,2,0xg\n7,3,\n")
+    source = CsvSource(path)
+    assert source.schema == pa.schema({"a": pa.string(), "b": pa.int64(), "c": pa.string()})
+    assert read(source)[0] == {"a": "0x10", "b": 1, "c": "0Xf"}
+    assert [row["a"] for row in read(CsvSource(path, pa.schema({"a": pa.int64()})))] == [16, None, 7]
+
+
 def test_a_value_may_be_long_and_a_line_too_long_says_so(tmp_path: Path) -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
     long = "x" * 3_000_000
