@@ -31,6 +31,7 @@ from minishuffle.errors import (
 )
 from minishuffle.spark.session import INSTALL, checked_java
 from minishuffle.transport.addresses import port_holder
+from minishuffle.wire.advertised import is_loopback, is_wildcard
 
 __all__ = [
     "Check",
@@ -89,10 +90,10 @@ def require_free_ports(host: str, port: int, web_port: int) -> None:
 
 def require_local(host: str, what: str) -> None:
     """Raises UnknownName when ``host`` is not this machine."""
-    own = {"localhost", "0.0.0.0", "::", socket.gethostname()}
+    own = {socket.gethostname()}
     for addresses in psutil.net_if_addrs().values():
         own.update(address.address for address in addresses)
-    if host not in own:
+    if host not in own and not is_loopback(host) and not (host and is_wildcard(host)):
         raise UnknownName(f"{what} runs on {host}, not here: type the command there")
 
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from typing import Final, TypeAlias
 
 from minishuffle import limits
 from minishuffle.coordinator.workers import Worker
 from minishuffle.ids import Address
+from minishuffle.wire.advertised import parse_host
 from minishuffle.wire.messages import HostLook
 
 __all__ = ["OWN", "HostStep", "HostSuspicion", "HostVerdict", "LookAtHost", "SilentHosts"]
@@ -238,7 +238,5 @@ def _addresses(workers: Iterable[Worker]) -> list[str]:
 
 
 def _is_numeric(host: str) -> bool:
-    try:
-        return not ip_address(host).is_loopback
-    except ValueError:
-        return False
+    address = parse_host(host)
+    return address is not None and not address.is_loopback

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -25,6 +24,7 @@ from aiohttp.typedefs import Handler, Middleware
 from minishuffle.config import ClusterSettings, read_token, web_token
 from minishuffle.ids import Address
 from minishuffle.web.refusals import API
+from minishuffle.wire.advertised import is_loopback, parse_host
 
 __all__ = [
     "HEALTH",
@@ -92,7 +92,9 @@ class WebAccess:
     def is_named(self, host: str, local: str) -> bool:
         """Whether that is a name of this server: loopback's by name or address, the host that it is bound to,
         the address reached (``local``), or one of the settings."""
-        return host in ("localhost", self.bound.lower(), local) or host in self.hosts or _is_loopback(host)
+        address = parse_host(host)
+        by_address = address is not None and address.is_loopback
+        return host in ("localhost", self.bound.lower(), local) or host in self.hosts or by_address
 
 
 def _names(settings: ClusterSettings) -> frozenset[str]:
@@ -100,9 +102,7 @@ def _names(settings: ClusterSettings) -> frozenset[str]:
 
 
 def _reads_are_open(settings: ClusterSettings, bound: str) -> bool:
-    return settings.web_auth == "open" or (
-        settings.web_auth == "auto" and (bound == "localhost" or _is_loopback(bound))
-    )
+    return settings.web_auth == "open" or (settings.web_auth == "auto" and is_loopback(bound))
 
 
 def check_host(access: WebAccess) -> Middleware:
@@ -192,13 +192,3 @@ def _is_of_another_site(request: web.Request, hosts: frozenset[str]) -> bool:
         return True
     # A proxy may pass on its own name or put the server's in its place.
     return named != request.headers.get("Host", "").lower() and _host_of(named) not in hosts
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return False
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped.is_loopback
-    return address.is_loopback
