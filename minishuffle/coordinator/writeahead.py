@@ -19,12 +19,15 @@ from minishuffle.wire.clients import DropResult, ServeResult
 from minishuffle.wire.inquiries import WorkerAsked
 from minishuffle.wire.messages import (
     Acknowledge,
+    Advertise,
     CancelTasks,
     ConsumersEnded,
     ControlMessage,
     DeployTasks,
     Dial,
+    HostLook,
     PrepareJob,
+    Probe,
     Registered,
     Shutdown,
     TasksRestarted,
@@ -33,7 +36,18 @@ from minishuffle.wire.requests import Accepted
 
 __all__ = ["WriteAhead"]
 
-HARMLESS: Final = (Acknowledge, Dial, DropResult, PrepareJob, ServeResult, Shutdown, WorkerAsked)
+HARMLESS: Final = (
+    Acknowledge,
+    Advertise,
+    Dial,
+    DropResult,
+    HostLook,
+    PrepareJob,
+    Probe,
+    ServeResult,
+    Shutdown,
+    WorkerAsked,
+)
 """What the next coordinator need not know of. A reader that it sends to rows which were given up hears so
 from the worker."""
 

@@ -10,10 +10,13 @@ from minishuffle.dataflow.graph import JobGraph, JobSettings, Vertex
 from minishuffle.errors import CannotWrite, ResourceExhausted
 from minishuffle.wire.messages import (
     Acknowledge,
+    Advertise,
     CancelTasks,
     ConsumersEnded,
     DeployTasks,
     ErrorInfo,
+    HostLook,
+    Probe,
     Registered,
     ReleaseJob,
     TaskAttempt,
@@ -196,6 +199,22 @@ def test_the_next_coordinator_hears_of_what_the_journal_did_not_take(
         cluster.send(pair[0], report.model_copy(update={"term": cluster.term}))
     assert [file.path[-9] for file in cluster.request(GetFiles(job=job)).files] == ["0", "1", "2"]
     assert not any(each.refused for each in pair[0].got(Acknowledge))
+
+
+def test_workers_are_looked_for_all_the_same(cluster: FakeCluster) -> None:
+    """Whether they reach each other, or a host, no journal has to know. Such questions are repeated."""
+    one = cluster.add(identity="a", host="0.0.0.0", seen="127.0.0.1")
+    cluster.journal_error = ResourceExhausted(FULL)
+    cluster.add(identity="b", host="10.0.0.2")
+    cluster.advance(0.2)
+    assert len(one.got(Advertise)) == 1 and len(one.got(Probe)) == 1
+    cluster.heartbeat(one)
+    cluster.advance(0.25, heartbeats=False)
+    cluster.do(cluster.state.host_looked(cluster.looks[-1].ticket, False, cluster.now))
+    assert len(one.got(HostLook)) == 1
+    cluster.journal_error = None
+    cluster.advance(1.0)
+    assert [len(one.got(kind)) for kind in (Advertise, Probe, HostLook)] == [1, 1, 1], "none waited"
 
 
 def test_no_attempt_is_deployed_or_released_that_the_journal_does_not_know(
