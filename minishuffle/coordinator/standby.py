@@ -26,6 +26,8 @@ class Preparations:
         self._term = term
         self._kept: dict[int, dict[str, int]] = {}
         """By worker and job: bytes."""
+        self._returned: dict[int, set[str]] = {}
+        """By worker that came back, the jobs of which it keeps something."""
 
     def job_started(self, job: Job, workers: Sequence[Worker]) -> list[tuple[int, ControlMessage]]:
         """What to send to whom when a job has been deployed; ``workers`` are all that are alive."""
@@ -43,6 +45,10 @@ class Preparations:
         if worker.standby:
             messages += [(worker.worker, self._prepare(worker, job, workers)) for job in running]
         return messages
+
+    def worker_back(self, worker: int, jobs: Iterable[str]) -> None:
+        """A worker says of which jobs it keeps something, programs or the numbers of attempts."""
+        self._returned[worker] = set(jobs)
 
     def worker_moved(self, worker: Worker, workers: Iterable[Worker]) -> list[tuple[int, ControlMessage]]:
         """A worker is at an address that standby workers do not know: what to send to whom."""
@@ -91,16 +97,23 @@ class Preparations:
         return message
 
     def job_ended(self, job: str) -> set[int]:
-        """The workers that keep its programs, and are to let go of them."""
-        return {worker for worker, kept in self._kept.items() if kept.pop(job, None) is not None}
+        """The workers that keep its programs, or may, and are to let go of them."""
+        found = {worker for worker, kept in self._kept.items() if kept.pop(job, None) is not None}
+        for worker, jobs in self._returned.items():
+            if job in jobs:
+                jobs.remove(job)
+                found.add(worker)
+        return found
 
     def worker_ended(self, worker: int) -> None:
         """It is not alive any more."""
         self._kept.pop(worker, None)
+        self._returned.pop(worker, None)
 
     def validate(self, workers: set[int], jobs: set[str]) -> None:
         """Check the invariants against what is alive; for tests, after each step."""
-        assert set(self._kept) <= workers
+        assert set(self._kept) <= workers and set(self._returned) <= workers
+        assert {job for returned in self._returned.values() for job in returned} <= jobs
         for kept in self._kept.values():
             assert set(kept) <= jobs
             assert sum(kept.values()) <= limits.PREPARED_PROGRAM_BYTES_MAX

@@ -430,6 +430,7 @@ class CoordinatorState:
             self._send(worker, WorkerLost(term=self._facts.term, worker=lost.worker, epoch=lost.epoch))
         self._results.worker_back(worker.worker)
         number, at, jobs = worker.worker, self._wall(now), self._jobs.active()
+        self._preparations.worker_back(number, {job.id for job in jobs} & set(message.jobs))
         addresses = {each.worker: each.address for each in self._workers.there()}
         for each in reconciled(number, message, self._jobs.values(), addresses, self._facts.term):
             self._send(worker, each)

@@ -372,6 +372,28 @@ def test_who_would_take_over_from_a_suspected_worker_is_prepared_once(
     assert deployed.programs == {}, "it has them"
 
 
+@pytest.mark.parametrize("is_lost", [False, True], ids=["its link breaks", "the coordinator is lost"])
+def test_one_that_was_prepared_and_came_back_forgets_the_job_when_that_ends(
+    cluster: FakeCluster, restarting: MakeGraph, is_lost: bool
+) -> None:
+    workers = one, two, three = [cluster.add() for _ in range(3)]
+    job = cluster.submit(restarting())
+    cluster.report_all(job, "running")
+    suspicion = PeerSuspicion(term=cluster.term, worker=two.worker, epoch=two.epoch, suspected=True)
+    cluster.send(one, suspicion)
+    assert three.prepared.keys() == {job}
+    if is_lost:
+        cluster.lose_coordinator()
+        for worker in workers:
+            cluster.come_back(worker)
+    else:
+        cluster.break_link(three)
+        cluster.come_back(three)
+    cluster.request(CancelJob(job=job))
+    cluster.report_all(job, "canceled")
+    assert cluster.show(job).state == "canceled" and three.prepared == {}
+
+
 def test_a_standby_worker_makes_that_needless(cluster: FakeCluster, restarting: MakeGraph) -> None:
     first, second, idle = cluster.add(slots=1), cluster.add(slots=1), cluster.add()
     cluster.add(standby=True)
