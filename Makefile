@@ -73,6 +73,7 @@ soak-hosts: ## Thousands of SIGSTOPs and lost packets, after which nobody is to 
 
 soak-hung: ## Ten workers stopped by SIGSTOP and ten killed: how soon all slots are there again (2 minutes)
 	$(WITHIN) 900 $(BIN)/python scripts/soak-hung
+	MINISHUFFLE_SOAK=1 $(WITHIN) 300 $(BIN)/python -m pytest -q tests/e2e/test_hung_workers.py
 
 soak-killers: ## Functions that end their process in each way, as root for want of memory too (about 5 minutes)
 	MINISHUFFLE_SOAK=1 $(WITHIN) 1800 $(BIN)/python -m pytest -q --timeout 900 tests/e2e/test_killers.py

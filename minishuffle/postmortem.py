@@ -16,7 +16,7 @@ from mmap import mmap
 from pathlib import Path
 from typing import Any, Final
 
-from minishuffle.wire.requests import WorkerEnded
+from minishuffle.wire.requests import UserCall, WorkerEnded
 from minishuffle.worker.crashrecord import RECORD_BYTES, calls_in, is_leaving, is_used
 
 __all__ = ["Observation", "observed", "signal_name"]
@@ -24,6 +24,8 @@ __all__ = ["Observation", "observed", "signal_name"]
 PROC: Final = Path("/proc")
 CGROUPS: Final = Path("/sys/fs/cgroup")
 FLAG: Final = "--crash-record"
+RUNS: Final = ("R", "S")
+"""States of a process that is neither stopped nor waits for a disk, in ``/proc``."""
 LOOK_SECONDS: Final = 10.0
 """Between two looks at the kernel's counter. A process that it kills for want of memory is gone within that
 time."""
@@ -44,10 +46,15 @@ class Observation:
         self._killed_before = self._killed_lately = 0
         """What it said a while ago, and at the last look."""
         self._look_at = -math.inf
+        self._pid = 0
+        self._hung = False
+        """The process did not react, although it could run."""
+        self._held: list[UserCall] = []
+        """What its tasks had in hand then."""
 
     def began(self, pid: int) -> None:
         """The process was started just now."""
-        self._counter = _oom_counter(pid)
+        self._pid, self._counter = pid, _oom_counter(pid)
         self._killed_before = self._killed_lately = _oom_kills(self._counter)
 
     def look(self, now: float) -> None:
@@ -55,6 +62,12 @@ class Observation:
         if now >= self._look_at:
             self._killed_before, self._killed_lately = self._killed_lately, _oom_kills(self._counter)
             self._look_at = now + LOOK_SECONDS
+
+    def hangs(self) -> None:
+        """The process does not react, and is about to be ended. It may be its own doing, unless somebody has
+        stopped it or a disk does not answer; and only of tasks that are where they are now when it ends."""
+        self._hung = _state(self._pid) in RUNS
+        self._held = self._calls()
 
     def ended_by_itself(self, code: int) -> bool:
         """Whether the process, which has ended with that code (negative: a signal), had said so before. Of
@@ -78,9 +91,13 @@ class Observation:
             code=max(-1, code),
             signal=signal_name(-code) if code < 0 else "",
             out_of_memory=_oom_kills(self._counter) > self._killed_before,
+            hung=self._hung,
             recorded=self._memory is not None and is_used(self._memory),
-            calls=calls_in(self._memory) if self._memory is not None else [],
+            calls=[call for call in self._calls() if not self._hung or call in self._held],
         )
+
+    def _calls(self) -> list[UserCall]:
+        return calls_in(self._memory) if self._memory is not None else []
 
     def close(self) -> None:
         """Let go of the memory. Idempotent."""
@@ -114,6 +131,15 @@ def signal_name(number: int) -> str:
     """Those between SIGRTMIN and SIGRTMAX have none."""
     known = {each.value: each.name for each in signal.Signals}
     return known.get(number, f"signal {number}")
+
+
+def _state(pid: int) -> str:
+    """What the process does, in one letter of ``/proc``; empty where nobody knows."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[0]
 
 
 # --- the memory killer ----------------------------------------------------------------------------

@@ -258,6 +258,7 @@ class Supervisor:
                 child.name,
                 child.pid,
             )
+            child.observation.hangs()
             self._processes.hung.append(child)
             self._sequences[child.pid] = SignalSequence(now)
         self._end_hung(now)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +71,20 @@ def test_of_one_that_has_written_nothing_the_exit_code_stands_for_that() -> None
     observation.close()
     assert Observation(None).ended_by_itself(0) and not Observation(None).ended_by_itself(-11)
     assert Observation(None).report(READY, -11) == WorkerEnded(worker=3, epoch=8, signal="SIGSEGV")
+
+
+@pytest.mark.parametrize(("stopped", "hung"), [(False, True), (True, False)])
+def test_one_that_does_not_react_is_said_to_hang_unless_it_is_stopped(stopped: bool, hung: bool) -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        observation = Observation(None)
+        observation.began(process.pid)
+        if stopped:
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        observation.hangs()
+        process.kill()
+    end = observation.report(READY, process.wait())
+    assert end == WorkerEnded(worker=3, epoch=8, signal="SIGKILL", hung=hung)
 
 
 def test_without_memory_files_a_worker_starts_all_the_same(

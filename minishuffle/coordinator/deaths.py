@@ -9,6 +9,8 @@ user code, and the process ended in a way that user code brings about::
     SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL                           yes
     an exit that the worker had not announced, with whatever code      yes
     SIGKILL, while the ``oom_kill`` of its cgroup rose                 yes
+    its launcher ended it, since it did not react, though it was       yes
+    neither stopped nor waited for a disk
     any other signal: SIGTERM, SIGKILL (``worker kill``)               no
     nobody knows, but its connection closed and its port is refused    if the subtask had passed on nothing
                                                                        for ``STALLED_SECONDS``
@@ -43,11 +45,14 @@ STALLED_SECONDS: Final = 10.0
 SETTLED_SECONDS: Final = 10.0
 """An attempt that still moves so long after its first row is not what ends its process at its start."""
 
-EndKind: TypeAlias = Literal["fatal signal", "unannounced exit", "out of memory", "other signal", "closed"]
+EndKind: TypeAlias = Literal[
+    "fatal signal", "unannounced exit", "out of memory", "hung", "other signal", "closed"
+]
 COUNTS: Final[Mapping[EndKind, Literal["yes", "no", "if stalled"]]] = {
     "fatal signal": "yes",
     "unannounced exit": "yes",
     "out of memory": "yes",
+    "hung": "yes",
     "other signal": "no",
     "closed": "if stalled",
 }
@@ -66,7 +71,9 @@ def kind_of(end: WorkerEnded) -> EndKind:
         return "unannounced exit"
     if end.signal in FATAL_SIGNALS:
         return "fatal signal"
-    return "out of memory" if end.signal == KILL and end.out_of_memory else "other signal"
+    if end.signal == KILL and end.out_of_memory:
+        return "out of memory"
+    return "hung" if end.hung else "other signal"
 
 
 def end_in_words(end: WorkerEnded) -> str:
@@ -75,6 +82,8 @@ def end_in_words(end: WorkerEnded) -> str:
         return f"ended with code {end.code}, which was not its own doing"
     if kind_of(end) == "out of memory":
         return f"was killed for want of memory ({KILL}, and its cgroup counts an oom_kill)"
+    if kind_of(end) == "hung":
+        return f"did not react, as if a function held the interpreter: its launcher sent {end.signal}"
     return f"was killed by {end.signal}"
 
 

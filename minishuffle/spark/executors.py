@@ -116,7 +116,8 @@ def _run(order: WorkerOrder, directory: Path) -> str:
         with contextlib.closing(Child("worker", process, out, log, observation=observation)) as child:
             hangs = False
             try:
-                hangs = _waits(order, child, secret_file)
+                if hangs := _waits(order, child, secret_file):
+                    observation.hangs()
             finally:
                 _end(child, hangs)
             code = process.poll()

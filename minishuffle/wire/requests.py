@@ -239,6 +239,8 @@ class WorkerEnded(ControlMessage):
     """The name of that signal, as the launcher's system has it: ``SIGSEGV``."""
     out_of_memory: bool = False
     """The kernel has killed a process of its cgroup for want of memory meanwhile."""
+    hung: bool = False
+    """The launcher has ended it, since it did not react although it could run."""
     recorded: bool = False
     """Whether ``calls`` are known."""
     calls: list[UserCall] = Field(default_factory=list)

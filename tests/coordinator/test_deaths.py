@@ -52,6 +52,14 @@ def ended(**fields: Any) -> WorkerEnded:
             "yes",
             "was killed for want of memory (SIGKILL, and its cgroup counts an oom_kill)",
         ),
+        *(
+            (
+                ended(signal=name, hung=True),
+                "yes",
+                f"did not react, as if a function held the interpreter: its launcher sent {name}",
+            )
+            for name in ("SIGKILL", "SIGTERM")
+        ),
         (ended(signal="SIGKILL"), "no", "was killed by SIGKILL"),
         (ended(signal="SIGTERM"), "no", "was killed by SIGTERM"),
         (ended(signal="SIGTERM", out_of_memory=True), "no", "was killed by SIGTERM"),

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import TaskFailed
 from minishuffle.local import LocalCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 SECONDS_MAX = 60.0
+TIMING = {"heartbeat_interval": 0.2, "heartbeat_timeout": 1.0}
 HANG_SECONDS = 600
 
 
 class HoldsTheInterpreter:
-    """Passes numbers on, but the first attempt that meets 500 stays in C code with the interpreter's lock."""
+    """Passes numbers on, but the first attempt that gets to 500, or each one, stays in C code with the
+    interpreter's lock."""
 
-    def __init__(self, once: Path) -> None:
+    def __init__(self, once: Path | None) -> None:
         self._once = once
 
     def __call__(self, number: int) -> int:
-        if number == 500 and not self._once.exists():
-            self._once.touch()
+        if number >= 500 and (self._once is None or not self._once.exists()):
+            if self._once is not None:
+                self._once.touch()
             ctypes.PyDLL(None).sleep(HANG_SECONDS)
         return number
 
@@ -34,10 +40,9 @@ class HoldsTheInterpreter:
 def test_a_function_that_holds_the_interpreter_costs_its_worker_alone(
     tmp_path: Path, wait_until: Callable[..., Any], is_running: Callable[[int], bool]
 ) -> None:
-    timing = {"heartbeat_interval": 0.2, "heartbeat_timeout": 1.0}
     once = tmp_path / "once"
     numbers = Stream.generate(lambda start, count: list(range(start, start + count)), rate=2_000)
-    with LocalCluster(workers=2, slots=1, **timing) as cluster:
+    with LocalCluster(workers=2, slots=1, **TIMING) as cluster:
         before = cluster.workers
         handle = cluster.submit(numbers.rebalance().map(HoldsTheInterpreter(once)).to_count(), parallelism=2)
         wait_until(once.exists, "the call that does not return")
@@ -50,3 +55,17 @@ def test_a_function_that_holds_the_interpreter_costs_its_worker_alone(
         assert {(task.attempt, task.worker == hung) for task in info.tasks} == {(1, False), (2, True)}
         handle.cancel()
         handle.wait_until_over(SECONDS_MAX)
+
+
+@pytest.mark.skipif(os.environ.get("MINISHUFFLE_SOAK") != "1", reason="soak: three workers hang in turn")
+def test_a_function_that_holds_the_interpreter_each_time_ends_its_job() -> None:
+    numbers = Stream.generate(lambda start, count: list(range(start, start + count)), rate=2_000)
+    settings = JobSettings(restart_failures_max=3)
+    with LocalCluster(workers=2, slots=2, **TIMING) as cluster:
+        beside = cluster.submit(numbers.to_count(), parallelism=1)
+        job = numbers.map(HoldsTheInterpreter(None)).to_count()
+        with pytest.raises(TaskFailed, match=r"each of the 3 times .* as if a function held the interpreter"):
+            cluster.submit(job, parallelism=1, settings=settings).wait(SECONDS_MAX)
+        assert beside.info().state == "running"
+        beside.cancel()
+        beside.wait_until_over(SECONDS_MAX)
