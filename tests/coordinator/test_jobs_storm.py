@@ -19,6 +19,7 @@ from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted, TaskFailed
 from minishuffle.wire.messages import ErrorInfo, TaskStateChanged
 from minishuffle.wire.packed import PeerRows, pack_traffic
+from support.soak import SOAK
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 MakeGraph = Callable[..., JobGraph]
 BOOM = ErrorInfo(code=TaskFailed.code, text="count[0]: ValueError: never", traceback="in fail\n")
 FAILURES_MAX = 10
-FEW, MANY = 600, 2_000
+FEW, MANY = (600, 2_000) if SOAK else (300, 700)
 BYTES_PER_RESTART = 8
 """What a restart may leave behind for good: numbers that grow, and nothing else."""
 

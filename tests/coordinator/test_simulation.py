@@ -37,6 +37,7 @@ from minishuffle.wire.requests import (
     WaitJob,
     WorkerEnded,
 )
+from support.soak import SOAK
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -350,7 +351,9 @@ def play(
     return played
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 30 if SOAK else 4))]
+)
 def test_every_job_ends_once_its_faults_are_over(seed: int, play: Callable[[int], Simulation]) -> None:
     run = play(seed)
     cluster = run.cluster

@@ -32,6 +32,7 @@ from minishuffle.wire.requests import (
     UserCall,
     WorkerEnded,
 )
+from support.soak import examples
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -342,7 +343,7 @@ def test_whatever_happens_a_job_runs_waits_or_ends_for_a_limit(
     seen: set[int] = set()
     run_state_machine_as_test(
         lambda: Restarts(make_cluster, seen),
-        settings=hypothesis_settings(max_examples=25, stateful_step_count=STEPS, print_blob=True),
+        settings=hypothesis_settings(max_examples=examples(12), stateful_step_count=STEPS, print_blob=True),
     )
     assert seen >= {1, 2}, "nothing was restarted"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -45,8 +44,9 @@ from support.plainanswers import (
     plain_windows,
     values,
 )
+from support.soak import SOAK
 
-MANY = 20_000 if os.environ.get("MINISHUFFLE_SOAK") == "1" else 300
+MANY = 20_000 if SOAK else 300
 
 SCHEMA = pa.schema(
     {"k": pa.int64(), "g": pa.string(), "t": pa.int64(), "v": pa.int64(), "x": pa.float64(), "o": pa.int64()}

@@ -28,11 +28,11 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
 from minishuffle.observe.diagnosis import SHORT_OF_CPU
 from support.sickjobs import SICK, FailsOnce, SickJob, healthy, numbers
+from support.soak import SOAK
 from support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-SOAK = os.environ.get("MINISHUFFLE_SOAK") == "1"
 SEED = int(os.environ.get("MINISHUFFLE_SEED", "1"))
 WITHOUT_SOAK = ("slow sink", "skewed key")
 """Their jobs wait rather than compute, so that the cause is found on a busy machine too."""

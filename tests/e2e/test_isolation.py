@@ -13,8 +13,8 @@ import pytest
 
 from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
+from support.soak import SOAK
 
-SOAK = os.environ.get("MINISHUFFLE_SOAK") == "1"
 HOG_SECONDS = 30.0 if SOAK else 6.0
 GAP_SECONDS_MAX = 3.0
 SCRAPE_P95_SECONDS_MAX = 0.2

@@ -17,9 +17,9 @@ from minishuffle.client import JobHandle
 from minishuffle.errors import TaskFailed
 from minishuffle.limits import RESTART_FAILURES_MAX_DEFAULT
 from minishuffle.wire.requests import JobEvent
+from support.soak import SOAK
 from support.waiting import until
 
-SOAK = os.environ.get("MINISHUFFLE_SOAK") == "1"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROWS_PER_SECOND = 2_000

@@ -25,10 +25,10 @@ from minishuffle.config import ClusterSettings, create_secret, read_secret
 from minishuffle.dataflow.stream import Stream
 from minishuffle.launch import Child, start_processes, stop_children
 from minishuffle.local import LocalCluster
+from support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-SOAK = os.environ.get("MINISHUFFLE_SOAK") == "1"
 TURNS = 15 if SOAK else 2
 SECONDS_MAX = 60.0
 END_SECONDS_MAX = 5.0

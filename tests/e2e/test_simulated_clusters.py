@@ -20,12 +20,12 @@ from support.simulated_faults import APART, CLOCKS_SET, DRAINING, DURING_RECOVER
 from support.simulated_jobs import Strategy
 from support.simulated_runs import Run, Scenario
 from support.simulated_writes import WriteLog
+from support.soak import SOAK
 
 BATCH: Final = 5
 Play: TypeAlias = "Callable[[range, Sequence[Scenario]], None]"
 FAST: Final = 2
-SOAK: Final = os.environ.get("MINISHUFFLE_SOAK") == "1"
-MANY: Final = 10_000 if SOAK else 150
+MANY: Final = 10_000 if SOAK else 75
 FAULTLESS = Scenario(bounded_share=0.9)
 ENDING = Scenario(faults=True, bounded_share=0.8)
 RECOVERING = Scenario(faults=True, bounded_share=0.6, strategy="individual")

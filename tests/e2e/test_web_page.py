@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import resource
 import threading
@@ -31,11 +30,11 @@ from minishuffle.web.server import serve_coordinator_web
 from support.accesses import READ_TOKEN, TOKEN, access
 from support.browser import NOT_ANSWERED, Shown, chromium, shown
 from support.coordinators import ScriptedCoordinator
+from support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.usefixtures("wider_resources")]
 
 HOST = "127.0.0.1"
-SOAK = os.environ.get("MINISHUFFLE_SOAK") == "1"
 JOBS = 1_000 if SOAK else 250
 VERTICES = 25 if SOAK else 5
 """Of eight subtasks each."""

@@ -16,6 +16,7 @@ from minishuffle.wire.frames import (
     EventKind,
 )
 from support.exchanges import EXCLUSIVE, SEGMENT_BYTES, Exchange
+from support.soak import examples
 
 NUMBERS = st.integers(0, 1)
 
@@ -133,4 +134,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestAnyOrder.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)

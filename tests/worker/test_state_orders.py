@@ -55,6 +55,7 @@ from minishuffle.worker.instructions import (
 from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.state import WorkerState
 from support.attempts import attempt
+from support.soak import examples
 
 SETTINGS = ClusterSettings(task_cancel_timeout=10.0, partition_request_timeout=5.0, reconnect_timeout=4.0)
 ME = 2
@@ -516,4 +517,4 @@ class Orders(RuleBasedStateMachine):
 
 
 TestOrders = pytest.mark.slow(Orders.TestCase)
-TestOrders.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestOrders.settings = settings(max_examples=examples(100), stateful_step_count=50, deadline=None)

@@ -15,6 +15,7 @@ from minishuffle.dataflow.operators import leaseledger
 from minishuffle.dataflow.operators.leaseledger import AHEAD, FIRST_ROWS, TOGETHER_SECONDS, LeaseLedger
 from minishuffle.limits import LEASE_SECONDS
 from minishuffle.wire.packed import SplitPosition, unpack_positions
+from support.soak import examples
 
 SPLITS = 4
 
@@ -181,7 +182,7 @@ class Source(RuleBasedStateMachine):
 
 
 TestSource = pytest.mark.slow(Source.TestCase)
-TestSource.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestSource.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)
 
 
 class Told:

@@ -33,6 +33,7 @@ from minishuffle.dataflow.operators.sessions import (
 )
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
+from support.soak import examples
 
 T = EventTime(column="t")
 GAP = 5
@@ -184,7 +185,7 @@ def test_rows_and_arrow_agree_with_a_loop_over_records(items: Items, spare: int,
             assert run.operator.state_rows() == 0
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(items=streams())
 def test_what_is_held_is_counted(items: Items) -> None:
     """Records whose time is to come, and open sessions."""

@@ -25,6 +25,7 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
 from support.cutjobs import Cut, run
+from support.soak import examples
 
 HOUR = 3_600_000_000
 
@@ -264,7 +265,7 @@ def test_windows_are_those_that_the_clocks_of_python_show(
     assert [(datetime_of(start), datetime_of(end)) for start, end in found] == expected
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(cuts())
 def test_rows_and_tables_have_the_same_windows(cut: tuple[str, Size, timedelta, list[datetime]]) -> None:
     zone, size, offset, moments = cut

@@ -34,6 +34,7 @@ from minishuffle.dataflow.operators.windowassigner import SlidingWindows, tumbli
 from minishuffle.dataflow.operators.windowrows import WindowRows, one_more
 from minishuffle.dataflow.operators.windows import OpenWindows, Panes
 from minishuffle.errors import UsageError
+from support.soak import examples
 
 T = EventTime(column="t")
 SIZE = 10
@@ -233,7 +234,7 @@ def test_rows_and_arrow_agree_with_a_loop_over_records(items: list[list[Row] | i
         assert (run.context.counters.records_late, run.context.counters.late_dropped) == (len(late), 0)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(items=streams(), lateness=st.integers(0, 15), early=st.sampled_from([0, 1, 3, 9]))
 def test_panes_agree_with_a_loop_over_records(
     items: list[list[Row] | int], lateness: int, early: int
