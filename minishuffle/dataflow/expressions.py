@@ -66,10 +66,11 @@ def _read_part(schema: pa.Schema, expression: pc.Expression) -> pa.Schema:
 
 
 def _check_one_row(schema: pa.Schema, expression: pc.Expression, where: str) -> None:
-    """Raises UsageError for sums and the like: pyarrow refuses them when it computes a row, not before."""
+    """Raises UsageError for sums and the like, and ArrowException for what is wrong with any row, a regular
+    expression for one: pyarrow refuses them when it computes a row, not before."""
     import pyarrow as pa
 
-    from minishuffle.dataflow.operators.relational import computed
+    from minishuffle.dataflow.operators.relational import computed, fits_no_value
 
     try:
         row = pa.table([pa.nulls(1, kind) for kind in long_types(schema)], names=schema.names)
@@ -77,6 +78,8 @@ def _check_one_row(schema: pa.Schema, expression: pc.Expression, where: str) -> 
     except pa.ArrowException as error:
         if "non-scalar expression" in str(error):
             raise _of_many_rows(expression, where) from error
+        if fits_no_value(error):
+            raise
 
 
 def _of_many_rows(expression: pc.Expression, where: str) -> UsageError:

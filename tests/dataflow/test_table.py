@@ -14,7 +14,7 @@ from minishuffle.dataflow.operators.relational import Explode
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
-from minishuffle.errors import InvalidGraph, UnknownName, UsageError
+from minishuffle.errors import InvalidGraph, UnknownName, UsageError, WrongColumns
 from support.cutjobs import Cut, run
 
 MOMENT = pa.timestamp("us", "UTC")
@@ -67,6 +67,23 @@ def test_expressions_read_views_as_texts_and_bytes(text: pa.DataType) -> None:
     assert found == [("ANN", b"x", 1, 2), ("BOB", b"", 0, None), ("CY", b"xyz", 3, 1), (None, None, None, 0)]
     condition = (pc.field("s") > "Bz") & (pc.field("b") != b"x") & pc.field("s").isin(["ann", "cy"])
     assert [row["s"] for row in rows(table.filter(condition))] == ["cy"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "why"),
+    [
+        (pc.match_substring_regex(pc.field("user"), "("), r"Invalid regular expression: missing \)"),
+        (pc.assume_timezone(pc.field("day"), "Mars/X"), "Cannot locate or parse timezone 'Mars/X'"),
+    ],
+)
+def test_what_is_wrong_with_any_row_is_refused_at_once(expression: pc.Expression, why: str) -> None:
+    data = pa.table({"user": ["ann"], "day": pa.array([0], pa.timestamp("s"))})
+    table = Table.from_arrow(data)
+    with pytest.raises(UsageError, match=rf"with_columns\(z=...\): .*{why}"):
+        table.with_columns(z=expression)
+    undeclared = table.map_batches(lambda batch: batch).with_columns(z=expression)
+    with pytest.raises(WrongColumns, match=why):
+        rows(undeclared)
 
 
 def test_views_are_joined_with_literals() -> None:

@@ -44,6 +44,7 @@ __all__ = [
 Value: TypeAlias = "str | pc.Expression"
 """An input column by name, or what an expression gives."""
 
+_FITS_NONE: Final = re.compile("Invalid regular expression|Cannot locate or parse timezone")
 _MISSING_COLUMN: Final = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ")
 
 
@@ -145,7 +146,7 @@ def evaluated(batch: pa.RecordBatch, expressions: list[pc.Expression], where: st
                 f"{where}: no column {missing!r}: the batch has {', '.join(batch.schema.names)}"
             ) from error
         shown = "; ".join(map(str, expressions))
-        kind = WrongColumns if isinstance(error, pa.ArrowNotImplementedError | WrongColumns) else UsageError
+        kind = WrongColumns if isinstance(error, WrongColumns) or fits_no_value(error) else UsageError
         raise kind(f"{where}: {shown:.200}: {error!s:.400}") from error
     return [_one_array(column) for column in table.columns]
 
@@ -200,6 +201,11 @@ def _type_untyped(table: pa.Table, expression: pc.Expression) -> pa.DataType:
         return computed(table.slice(0, 0), [expression]).schema.field(0).type
     except pa.ArrowException:
         return pa.null()
+
+
+def fits_no_value(error: Exception) -> bool:
+    """Whether what pyarrow says of an expression does not depend on the rows."""
+    return isinstance(error, pa.ArrowNotImplementedError) or _FITS_NONE.search(str(error)) is not None
 
 
 def missing_column(error: Exception) -> str | None:
