@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import secrets
 import sys
 import time
@@ -21,6 +22,7 @@ from minishuffle.errors import (
     ShuffleError,
     TaskCancelled,
     TaskFailed,
+    UnknownName,
     UsageError,
 )
 from minishuffle.ids import Address
@@ -30,7 +32,7 @@ from minishuffle.wire.clients import DescribeStream, EndStream, StreamInfo
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.inquiries import AskWorkers, WorkersAnswered
-from minishuffle.wire.messages import ControlMessage, ErrorInfo
+from minishuffle.wire.messages import WORKER_NUMBER_MAX, ControlMessage, ErrorInfo
 from minishuffle.wire.outputs import GetFiles, JobFiles, ListedFile
 from minishuffle.wire.requests import (
     Accepted,
@@ -544,7 +546,12 @@ class Client:
 
         Raises:
             UnknownName: there is no such worker.
+            UsageError: that is no number of seconds.
         """
+        if not 0 < worker <= WORKER_NUMBER_MAX:
+            raise UnknownName(f"there is no worker {worker}: workers have numbers from 1 on")
+        if timeout is not None and not 0.0 <= timeout < math.inf:
+            raise UsageError(f"a timeout of {timeout} s: give a number from 0 on, or None for no limit")
         self.request(DrainWorker(worker=worker, seconds=timeout), Accepted)
 
     def spark_options(self, secret_file: Path) -> dict[str, str]:

@@ -1,3 +1,4 @@
+import re
 import socket
 import threading
 import time
@@ -486,6 +487,23 @@ def test_logs_without_follow_end_with_what_there_is(link: type[ScriptedLink]) ->
         )
     )
     assert list(connect().logs("j1")) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("worker", "timeout", "error", "text"),
+    [
+        (0, None, UnknownName, "there is no worker 0: workers have numbers from 1 on"),
+        (1 << 70, None, UnknownName, "there is no worker 1180591620717411303424"),
+        (1, -1.0, UsageError, "a timeout of -1.0 s: give a number from 0 on, or None"),
+        (1, float("nan"), UsageError, "a timeout of nan s"),
+        (1, float("inf"), UsageError, "a timeout of inf s"),
+    ],
+)
+def test_what_no_drain_can_mean_is_refused_before_anything_is_asked(
+    worker: int, timeout: float | None, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=f"^{re.escape(text)}"):
+        Client("127.0.0.1:1", b"s" * 32).drain(worker, timeout)
 
 
 def test_show_asks_for_that_job(link: type[ScriptedLink]) -> None:

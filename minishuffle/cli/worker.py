@@ -24,6 +24,7 @@ from minishuffle.cli.ownprocesses import is_minishuffle
 from minishuffle.cli.session import (
     DEFAULT_HOST,
     DEFAULT_PORT,
+    FiniteRange,
     json_option,
     late_global_options,
     print_json,
@@ -411,7 +412,7 @@ def kill(context: click.Context, number: int, name: str, as_json: bool) -> None:
 @worker.command()
 @click.argument("number", metavar="WORKER", type=int)
 @click.option(
-    "--timeout", type=click.FloatRange(0, DRAIN_SECONDS_MAX), help="End after so many seconds in any case."
+    "--timeout", type=FiniteRange(0, DRAIN_SECONDS_MAX), help="End after so many seconds in any case."
 )
 @click.option("--wait", is_flag=True, help="Return when the worker has left.")
 @json_option

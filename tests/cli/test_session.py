@@ -187,6 +187,7 @@ def test_json_is_json_whatever_the_rows_hold(
         ["bench", "recovery", "--rate"],
         ["bench", "latency", "--rate"],
         ["trace", "j1", "--seconds"],
+        ["worker", "drain", "1", "--timeout"],
     ],
     ids=" ".join,
 )
