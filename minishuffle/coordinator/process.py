@@ -230,6 +230,11 @@ class Coordinator:
         now = self._loop.time()
         return self._clock.read(time.time(), now)
 
+    @property
+    def journal_writable(self) -> bool:
+        """Whether the journal could be written last."""
+        return not self._state.write_ahead.problem
+
     def look(self) -> tuple[list[Job], list[Worker]]:
         """Jobs that have not ended, and all workers, as they are until the caller waits for something."""
         return self._state.look()

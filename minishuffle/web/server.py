@@ -93,8 +93,12 @@ async def serve_worker_web(
             body=worker_buffers(snapshot()).model_dump_json().encode(), content_type="application/json"
         )
 
+    is_running = False
+
     async def health(_request: web.Request) -> web.Response:
-        return _health("running" if snapshot().epoch else "starting")
+        nonlocal is_running
+        is_running = is_running or bool(snapshot().epoch)  # Anybody may ask: it is to cost nothing.
+        return _health("running" if is_running else "starting")
 
     app.router.add_get(BUFFERS_PATH, buffers)
     app.router.add_get(HEALTH, health)
@@ -129,7 +133,7 @@ async def serve_coordinator_web(
         return web.Response(text=_index_text(reached_at(request), source.snapshot()))
 
     async def health(_request: web.Request) -> web.Response:
-        return _health("running" if source.snapshot().journal_writable else "journal not writable")
+        return _health("running" if source.journal_writable else "journal not writable")
 
     app.router.add_get("/sd/prometheus", service_discovery)
     app.router.add_get(HEALTH, health)

@@ -103,6 +103,10 @@ class ScriptedCoordinator:
     def clock(self) -> float:
         return self.now + WALL
 
+    @property
+    def journal_writable(self) -> bool:
+        return not self.state.write_ahead.problem
+
     def snapshot(self) -> CoordinatorSnapshot:
         return self.state.snapshot(self.now, {})
 

@@ -351,6 +351,26 @@ def test_a_failing_snapshot_is_an_answer_and_a_line_in_the_log(
     assert "no snapshot today" in caplog.text
 
 
+def test_health_costs_nothing_since_anybody_may_ask(run: Run[None]) -> None:
+    async def body() -> None:
+        taken: list[int] = []
+
+        def snapshot() -> WorkerSnapshot:
+            taken.append(len(taken))
+            return replace(WORKER, epoch=min(1, taken[-1]))
+
+        async with closing(serve_worker_web(snapshot, 0, worker_access())) as server:
+            for expected in (1, 2, 2, 2):
+                assert (await get(server, "/healthz"))[0] == 200
+                assert len(taken) == expected, "none once it runs"
+        source = Source()
+        source.snapshot = lambda: pytest.fail("a snapshot")  # type: ignore[method-assign]
+        async with closing(serve_coordinator_web(source, 0, access())) as server:
+            assert (await get(server, "/healthz"))[0] == 200
+
+    run(body())
+
+
 def test_health_is_open_and_says_nothing_but_the_state(run: Run[None]) -> None:
     async def body() -> None:
         started = replace(WORKER, epoch=4)
@@ -362,9 +382,9 @@ def test_health_is_open_and_says_nothing_but_the_state(run: Run[None]) -> None:
                 assert (await get(server, "/metrics"))[0] == 401
                 bearer = {"Authorization": f"Bearer {READ_TOKEN}"}
                 assert (await get(server, "/metrics", bearer))[0] == 200
-        for writable, state in ((True, "running"), (False, "journal not writable")):
+        for problem, state in (("", "running"), ("no room", "journal not writable")):
             source = Source()
-            source.snapshot = lambda at=writable: replace(COORDINATOR, journal_writable=at)  # type: ignore[method-assign]
+            source.state.write_ahead.problem = problem
             async with closing(serve_coordinator_web(source, 0, access(reads_are_open=False))) as server:
                 status, _, text = await get(server, "/healthz")
                 assert (status, json.loads(text)) == (200, {"state": state})
