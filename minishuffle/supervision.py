@@ -208,9 +208,14 @@ class Supervisor:
                 new = processes.coordinator_launch.start(processes.address.port, processes.web_port)
                 processes.coordinator = new
                 self._restarts.started(now)
-        except (OSError, UsageError) as error:
-            self.failure = PeerLost(f"the coordinator cannot be started again: {error}")
-            raise self.failure from error
+        except (OSError, UsageError) as error:  # There is no room, or there are no descriptors, for a moment.
+            self._restarts.started(now)
+            self._restart_at = self._restarts.due(now)
+            if self._restart_at is None:
+                self.failure = PeerLost(f"the coordinator cannot be started again: {error}")
+                raise self.failure from error
+            _log.warning("the coordinator cannot be started again, which is tried once more: %s", error)
+            return None
         how = how_it_ended(code) if code else "handed over"
         _log.warning("the coordinator (pid %d) %s: it is started again%s", old.pid, how, tail)
         old.close()

@@ -145,6 +145,35 @@ def test_a_launcher_without_descriptors_looks_again_once_it_has_some(
     assert caplog.text.count("cannot look after the cluster's processes, and try again: ") == 1
 
 
+@pytest.mark.parametrize("times", [2, 100])
+def test_a_start_that_fails_is_tried_again_and_not_for_ever(
+    supervised: Callable[[str], Fixture], monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """A disk may have room a moment later; workers run on for as long as that is tried."""
+    monkeypatch.setattr(replacements, "BACKOFF_SECONDS", 0.0)
+    fixture = supervised(WAITS)
+    fixture.kill()
+    start, failed = fixture.launch.start, list[int]()
+
+    def refuse(port: int, web_port: int) -> Child:
+        failed.append(len(failed))
+        if len(failed) <= times:
+            raise UsageError("cannot write coordinator-2.out: No space left on device")
+        return start(port, web_port)
+
+    monkeypatch.setattr(fixture.launch, "start", refuse)
+    if times == 2:
+        assert [fixture.supervisor.check() for _ in range(2)] == [{}, {}]
+        assert fixture.supervisor.check() == {0: fixture.processes.coordinator}
+        return
+    for _ in range(limits.COORDINATOR_RESTARTS_MAX - 1):  # That it was lost counts, too.
+        assert fixture.supervisor.check() == {}
+    text = "^the coordinator cannot be started again: cannot write coordinator-2.out: No space left"
+    with pytest.raises(PeerLost, match=text):
+        fixture.supervisor.check()
+    assert fixture.worker.process.poll() is None
+
+
 def test_one_that_ended_with_its_cluster_stays_ended(
     supervised: Callable[[str], Fixture], tmp_path: Path
 ) -> None:
