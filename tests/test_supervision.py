@@ -73,10 +73,15 @@ class Fixture:
         self.client = Client(HOME, b"s")
         self.supervisor = Supervisor(self.processes, self.client, workers=False)
 
-    def kill(self) -> None:
-        """SIGKILL to the coordinator once it is ready."""
+    def wait_until_ready(self) -> None:
+        """Else nobody asks the coordinator anything."""
         coordinator = self.processes.coordinator
         until(lambda: coordinator.read_ready() is not None, "the coordinator's start")
+
+    def kill(self) -> None:
+        """SIGKILL to the coordinator once it is ready."""
+        self.wait_until_ready()
+        coordinator = self.processes.coordinator
         coordinator.process.kill()
         coordinator.process.wait()
 
@@ -376,6 +381,7 @@ def test_the_coordinator_hears_how_a_worker_ended(
     supervised: Callable[[str], Fixture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixture = supervised(WAITS)
+    fixture.wait_until_ready()
     coordinator: Any = Coordinator(PeerLost("it is away"), None)
     monkeypatch.setattr(fixture.supervisor, "_client", coordinator)
     ready = {"worker": 1, "epoch": 6}
@@ -392,6 +398,7 @@ def test_a_coordinator_that_does_not_want_to_hear_it_is_left_in_peace(
     supervised: Callable[[str], Fixture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixture = supervised(WAITS)
+    fixture.wait_until_ready()
     coordinator: Any = Coordinator(UsageError("what is that"))
     monkeypatch.setattr(fixture.supervisor, "_client", coordinator)
     dead = fixture.processes.workers[1] = python(tmp_path, DIES, "worker-1-2", {"worker": 1, "epoch": 6})
