@@ -58,6 +58,11 @@ class Pair:
     """Why there is none."""
     failures: int = 0
     """So many probes in a row have failed, or had no answer."""
+    linked_at: float = -math.inf
+    """When one of the two had a link last."""
+    told: bool | None = None
+    """What :meth:`Links.probed` said last of ``linked``."""
+    told_at: float = -math.inf
 
 
 class _Need(NamedTuple):
@@ -242,20 +247,28 @@ class Links:
         return min((time for time in times if time is not None), default=None)
 
     def probed(self, by: int, message: Probed, now: float) -> bool | None:
-        """What a worker has found: whether that differs from what was known, None if nothing was or the pair
-        is not known."""
+        """What a worker has found: whether that differs from what was said here last, which changes once in
+        ``link_timeout`` at most; None if nothing was known or the pair is not."""
         key = (by, message.worker)
         pair = self._pairs.get(key)
         if pair is None:
             return None
-        before = pair.linked
-        self._seen(key, not message.why, message.why, now)
+        before = pair.told if pair.told is not None else pair.linked
+        # One that is there is as good as one that could be made: a firewall may refuse new ones alone.
+        linked = not message.why or now < pair.linked_at + self.seconds / 2
+        self._seen(key, linked, "" if linked else message.why, now)
         self._forget_probe(key)
-        if message.why:
-            pair.failures += 1
+        pair.failures = pair.failures + 1 if message.why else 0
         if message.why or key in self._watched:
             self._at(key, now + self._again_seconds(key))
-        return None if before is None else pair.linked != before
+        if before is None or before == linked:
+            pair.told = linked
+            return None if before is None else False
+        if now < pair.told_at + self.seconds:
+            self._at(key, min(self._probe_at.get(key, math.inf), pair.told_at + self.seconds))
+            return False
+        pair.told, pair.told_at = linked, now
+        return True
 
     def _seen(self, key: PairKey, linked: bool, why: str, now: float) -> None:
         pair = self._pairs[key]
@@ -265,7 +278,6 @@ class Links:
             (self._failing.discard if linked else self._failing.add)(key)
             pair.linked, pair.since = linked, now
         pair.why, pair.answered_at = why, now
-        pair.failures = 0 if linked else pair.failures
         for worker in key:
             self._new.get(worker, set()).discard(_other(key, worker))
 
@@ -293,7 +305,7 @@ class Links:
             key = pair_of(worker.worker, peer_report.worker)
             other = workers.get_alive(peer_report.worker)
             if other is not None and other.epoch == peer_report.epoch and key[0] in self._of:
-                self._pair(key)
+                self._pair(key).linked_at = now
                 self._seen(key, True, "", now)
         return {job for each in (*before.values(), *needs.values()) for job in each.jobs}
 

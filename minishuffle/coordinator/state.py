@@ -526,7 +526,7 @@ class CoordinatorState:
             return
         is_new = self._links.probed(by.worker, message, now)
         at, pair = self._wall(now), (by.worker, other.worker)
-        if is_new and message.why:
+        if is_new and self._links.pair(*pair).linked is False:
             self._history.note(at, "workers apart", self._workers.no_link(pair, message.why))
         elif is_new:
             self._history.note(at, "workers linked", f"{by.place} and {other.place} can connect again")

@@ -3,6 +3,10 @@
 Of two workers the one with the lower id dials; the other has it asked to, through the coordinator. Whoever
 wants a link goes on trying, less and less often, until there is one or the time is up. A link that is gone is
 made again by the one that dials, whichever of the two reads: there may be no coordinator to ask.
+
+A link is good once it has been there for longer than one that passes nothing could be: Pings find that
+out. Until then its peer is missed as if there was none, so that a link that is made and lost again and again
+counts as one that there is not.
 """
 
 from __future__ import annotations
@@ -50,8 +54,10 @@ class _Peer:
     """Dials, or requests to be dialed, of this time."""
     failure: str = ""
     """Why the last dial of this time failed, as the end of a sentence."""
+    up_at: float = 0.0
+    """When the link that there is, or the last one, was made."""
     needed_since: float | None = None
-    """Since when channels have needed a link that there is not."""
+    """Since when channels have needed a link that there is not, or that is not known to be good."""
     why: str = ""
     """What the last dial failed with, or the last link ended with."""
 
@@ -60,10 +66,14 @@ class Dialing:
     """The peers of worker ``worker``.
 
     Invariant: no link is wanted to a peer that is up or lost.
+
+    Args:
+        good_after: seconds for which a link has to be there before it is known to be good.
     """
 
-    def __init__(self, worker: int) -> None:
+    def __init__(self, worker: int, good_after: float) -> None:
         self._worker = worker
+        self._good_after = good_after
         self._peers: dict[int, _Peer] = {}
         self._trying: dict[int, _Peer] = {}
         """Peers that a link is wanted to."""
@@ -111,15 +121,21 @@ class Dialing:
         peer = self._peers.get(worker)
         return peer is not None and peer.up
 
-    def link_up(self, worker: int) -> None:
+    def link_up(self, worker: int, now: float) -> None:
         """There is a link, which may take the place of another."""
         self._stop(worker)
         peer = self._peers[worker]
-        peer.up, peer.linked, peer.dialing = True, True, False
-        peer.needed_since, peer.why = None, ""
+        self._look_whether_good(peer, now)
+        peer.up, peer.linked, peer.dialing, peer.up_at = True, True, False, now
 
-    def link_down(self, worker: int, error: ShuffleError) -> None:
-        self._peers[worker].up, self._peers[worker].why = False, str(error)
+    def link_down(self, worker: int, error: ShuffleError, now: float) -> None:
+        peer = self._peers[worker]
+        self._look_whether_good(peer, now)
+        peer.up, peer.why = False, str(error)
+
+    def _look_whether_good(self, peer: _Peer, now: float) -> None:
+        if peer.up and now >= peer.up_at + self._good_after:
+            peer.needed_since, peer.why = None, ""
 
     def need(self, worker: int, now: float) -> None:
         """Channels need a link to a peer; nothing new if there is one, or they have needed it before."""
@@ -127,14 +143,16 @@ class Dialing:
         if peer is not None and peer.needed_since is None and not (peer.up or peer.lost):
             peer.needed_since = now
 
-    def unlinked(self) -> list[tuple[WorkerAddress, float, str]]:
-        """The peers that channels have needed a link to, each with the time of :meth:`need`, and why there is
-        none as far as is known here."""
-        return [
-            (peer.address, peer.needed_since, peer.why)
-            for _, peer in sorted(self._peers.items())
-            if peer.needed_since is not None
-        ]
+    def unlinked(self, now: float) -> list[tuple[WorkerAddress, float, str]]:
+        """The peers that channels have needed a link to, each with the seconds since :meth:`need`, and why
+        there is none as far as is known here. While there is one the seconds do not go on."""
+        found = []
+        for _, peer in sorted(self._peers.items()):
+            self._look_whether_good(peer, now)
+            if peer.needed_since is not None:
+                missing = (peer.up_at if peer.up else now) - peer.needed_since
+                found.append((peer.address, max(0.0, missing), peer.why))
+        return found
 
     def spare(self, worker: int) -> None:
         """No channel needs a link to that peer any more."""
@@ -229,5 +247,5 @@ class Dialing:
             assert not ((peer.up or peer.lost) and worker in self._trying)
             assert not (peer.up and peer.dialing)
             assert not (peer.suspected and (peer.up or peer.lost))
-            assert peer.needed_since is None or not (peer.up or peer.lost)
+            assert peer.needed_since is None or not peer.lost
         assert set(self._trying) <= set(self._peers)

@@ -102,6 +102,9 @@ from minishuffle.worker.stuck import stuck_error
 
 __all__ = ["LEAVE_GRACE_SECONDS", "WorkerState"]
 
+GOOD_LINK_SECONDS_MIN: Final = 1.0
+"""For so long a link is there at least before it is known to be good."""
+
 LEAVE_GRACE_SECONDS: Final = 1.2
 """How much longer than ``drain_timeout`` a worker waits for Shutdown: its tasks end meanwhile."""
 
@@ -155,7 +158,7 @@ class WorkerState:
         self._repairs = Repairs()
         self._reattachments = Reattachments()
         self._ends = EndReports()
-        self._peers = Dialing(worker)
+        self._peers = Dialing(worker, max(GOOD_LINK_SECONDS_MIN, 2.0 * settings.suspect_after))
         self.leaving = False
         """The process was sent SIGTERM."""
         self._leave_by: float | None = None
@@ -543,7 +546,7 @@ class WorkerState:
         """A link to that worker, of the epoch that the coordinator announced, replaces any before."""
         instructions = self._link_gone(worker, PeerLost(f"worker {worker} connected anew"), now)
         instructions += self._suspect(worker, False)
-        self._peers.link_up(worker)
+        self._peers.link_up(worker, now)
         for channel in self.inputs.wanting(worker):
             instructions += self._request(channel, self.inputs[channel], now)
         return instructions
@@ -551,7 +554,7 @@ class WorkerState:
     def peer_down(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
         """The link of that worker that was up last is gone. Until the coordinator's verdict the channels of a
         peer that is suspected are repaired like any others."""
-        self._peers.link_down(worker, error)
+        self._peers.link_down(worker, error, now)
         if self._jobs_reading(worker):
             self._peers.need(worker, now)
         if not isinstance(error, PeerSuspected):
@@ -587,9 +590,9 @@ class WorkerState:
         return sorted({key.attempt.subtask.job for key in unread})
 
     def unlinked(self, now: float) -> list[UnlinkedPeer]:
-        """The peers that channels here need a link to and have none."""
+        """The peers that channels here need a link to and have none, or none that is known to be good."""
         found = []
-        for address, since, why in self._peers.unlinked():
+        for address, seconds, why in self._peers.unlinked(now):
             jobs = self._jobs_reading(address.worker)
             if not jobs:
                 self._peers.spare(address.worker)
@@ -598,7 +601,7 @@ class WorkerState:
                 UnlinkedPeer(
                     worker=address.worker,
                     epoch=address.epoch,
-                    seconds=max(0.0, now - since),
+                    seconds=seconds,
                     why=clipped(why, limits.LINK_ERROR_CHARS_MAX),
                     jobs=list(jobs),
                 )

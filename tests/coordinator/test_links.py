@@ -115,6 +115,42 @@ def test_a_probe_without_an_answer_is_repeated(cluster: FakeCluster) -> None:
     assert asked(one) == [[2], [2]]
 
 
+def test_a_link_that_is_there_outweighs_probes_that_fail(cluster: FakeCluster) -> None:
+    """A firewall lets none but old connections be."""
+    one, two = cluster.add(), cluster.add()
+    answer(cluster, one, two)
+    link = PeerReport(worker=1, epoch=one.epoch, connections=1, local="a:1", remote="b:2")
+    beat(cluster, two, peers=[link])
+    before = told(cluster)
+    for _ in range(4):
+        answer(cluster, one, two, WHY)
+        beat(cluster, two, peers=[link])
+        cluster.advance(AGAIN)
+    assert told(cluster) == before and status(cluster).workers[0].reachable == 1
+    cluster.advance(TIMEOUT / 2)
+    answer(cluster, one, two, WHY)
+    text = f"workers apart: no connection between {place(one)} and {place(two)}: {WHY}"
+    assert told(cluster) == [*before, text] and status(cluster).workers[0].reachable == 0
+
+
+def test_pairs_that_can_connect_now_and_then_are_told_of_once_in_link_timeout(cluster: FakeCluster) -> None:
+    one, two = cluster.add(), cluster.add()
+    answer(cluster, one, two)
+    before = len(told(cluster))
+    for number in range(20):
+        answer(cluster, one, two, "" if number % 2 else WHY)
+        cluster.advance(TIMEOUT / 4)
+    kinds = [text.split(":")[0] for text in told(cluster)[before:]]
+    assert 2 <= len(kinds) <= 5 and kinds == (["workers apart", "workers linked"] * 3)[: len(kinds)]
+    answer(cluster, one, two)
+    sent = len(asked(one))
+    cluster.advance(TIMEOUT)
+    if kinds[-1] == "workers apart":
+        assert len(asked(one)) > sent, "what is told is to become what is known"
+        answer(cluster, one, two)
+    assert told(cluster)[-1].startswith("workers linked")
+
+
 def test_probes_that_no_job_needs_wait_for_each_other(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
