@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from minishuffle.config import read_token
+from minishuffle.config import checked_secret, read_token
 from minishuffle.errors import (
     PeerLost,
     RemoteProtocolError,
@@ -335,6 +335,9 @@ class Client:
     holds; ``timeout`` bounds every request, in seconds. Whoever waits for a job, or follows it, does so also
     while the coordinator is away, for ``reconnect_timeout`` seconds at most, and so does whoever asks again
     over a connection that was there; ``find`` says where it is then.
+
+    Raises:
+        UsageError: the secret is too short, or ``address`` is none.
     """
 
     def __init__(
@@ -351,7 +354,7 @@ class Client:
         self._reconnect_timeout = reconnect_timeout
         self._find = find
         self.cluster = cluster
-        self._secret = secret
+        self._secret = checked_secret(secret)
         self._timeout = timeout
         self._link: BlockingControlClient | None = None
 

@@ -32,6 +32,7 @@ __all__ = [
     "ENVIRONMENT_PREFIX",
     "ClusterSettings",
     "CoordinatorPlace",
+    "checked_secret",
     "create_secret",
     "default_secret_file",
     "default_state_dir",
@@ -337,11 +338,21 @@ def read_secret(path: Path) -> bytes:
         ) from error
     if mode & 0o077:
         raise UsageError(f"other users may read the secret at {path} (mode {mode:04o}); chmod 600 {path}")
+    return checked_secret(secret, path)
+
+
+def checked_secret(secret: bytes, path: Path | None = None) -> bytes:
+    """That secret, from the file ``path`` if it is from one.
+
+    Raises:
+        UsageError: it is too short.
+    """
     if len(secret) < limits.SECRET_CHARS_MIN:
+        where, file = (f" at {path}", shlex.quote(str(path))) if path is not None else ("", "FILE")
         raise UsageError(
-            f"the secret at {path} has {len(secret)} characters, and a shorter one than "
+            f"the secret{where} has {len(secret)} characters, and a shorter one than "
             f"{limits.SECRET_CHARS_MIN} can be guessed: replace it with "
-            f"'(umask 077; openssl rand -hex 32 > {shlex.quote(str(path))})', give it to all processes "
+            f"'(umask 077; openssl rand -hex 32 > {file})', give it to all processes "
             "of the cluster, and start them anew"
         )
     return secret

@@ -534,14 +534,14 @@ def test_whoever_waits_asks_again_when_the_coordinator_is_back_and_not_for_ever(
 
     link.answer = staticmethod(answer)
     elsewhere = Address("127.0.0.1", 7)
-    client = Client("127.0.0.1:1", b"s", reconnect_timeout=5.0, find=lambda: elsewhere)
+    client = Client("127.0.0.1:1", b"s" * 32, reconnect_timeout=5.0, find=lambda: elsewhere)
     assert JobHandle(client, "j1", "words", 1).wait_until_over().state == "finished"
     assert len(asked) > 5 and client.address == elsewhere
     now = 0.0
     with pytest.raises(PeerLost):
-        JobHandle(Client("127.0.0.1:1", b"s", reconnect_timeout=1.0), "j1", "words", 1).wait_until_over()
+        JobHandle(Client("127.0.0.1:1", b"s" * 32, reconnect_timeout=1.0), "j1", "words", 1).wait_until_over()
     assert now == pytest.approx(1.0, abs=0.2)
-    client = Client("127.0.0.1:1", b"s", reconnect_timeout=60.0)
+    client = Client("127.0.0.1:1", b"s" * 32, reconnect_timeout=60.0)
     now = 0.0
     with pytest.raises(PeerLost):
         JobHandle(client, "j1", "words", 1).wait_until_over(timeout=2.0)
@@ -562,10 +562,15 @@ def test_who_was_connected_asks_again_and_who_was_not_hears_at_once(
         return job("running")
 
     link.answer = staticmethod(answer)
-    client = Client("127.0.0.1:1", b"s", reconnect_timeout=60.0)
+    client = Client("127.0.0.1:1", b"s" * 32, reconnect_timeout=60.0)
     client.job("j1")
     away = 3
     assert client.job("j1").state == "running" and away == 0
     away = 1
     with pytest.raises(PeerLost):
-        Client("127.0.0.1:1", b"s", reconnect_timeout=60.0).job("j1")
+        Client("127.0.0.1:1", b"s" * 32, reconnect_timeout=60.0).job("j1")
+
+
+def test_a_secret_that_can_be_guessed_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"the secret has 31 characters, .*openssl rand -hex 32 > FILE"):
+        Client("127.0.0.1:1", b"s" * 31)

@@ -70,7 +70,7 @@ class Fixture:
         workers = WorkerLaunch(directory, [], [], "", None, {})
         launch: Any = self.launch
         self.processes = LocalProcesses(HOME, 2, first, {1: self.worker}, workers, launch)
-        self.client = Client(HOME, b"s")
+        self.client = Client(HOME, b"s" * 32)
         self.supervisor = Supervisor(self.processes, self.client, workers=False)
 
     def wait_until_ready(self) -> None:

@@ -93,7 +93,7 @@ class Supply:
 POLL_SECONDS: Final = 0.5
 CANCEL_SECONDS: Final = 30.0
 END_SECONDS: Final = 5.0
-"""For an executor to end a worker that hangs, which takes a second."""
+"""For an executor to end a worker that hangs, which takes a second, and for one to end by order."""
 SPECULATION_DURATION: Final = "spark.speculation.task.duration.threshold"
 
 
@@ -182,11 +182,19 @@ class WorkerSupplier:
         if reason:
             raise ShuffleError(f"the executors run no more workers: {reason}")
 
-    def stop(self) -> None:
-        """Cancel every job; the workers end with their tasks."""
+    def order_no_more(self) -> None:
+        """Workers that end from now on are not replaced."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(CANCEL_SECONDS)
+
+    def stop(self) -> None:
+        """Have every job end: those whose workers do not end by the coordinator's order, since there is none,
+        say, are cancelled, and the workers end with their tasks."""
+        self.order_no_more()
+        ordered = time.monotonic() + END_SECONDS
+        for order in self._alive & self._jobs.keys():
+            self._jobs[order].join(max(0.0, ordered - time.monotonic()))
         deadline = time.monotonic() + CANCEL_SECONDS
         while (left := self._running()) and time.monotonic() < deadline:
             for order in left:  # Again and again: a job that Spark does not have yet is not cancelled.
@@ -315,9 +323,13 @@ class SparkCluster(LocalCluster):
     ) -> None:
         try:
             if self._supplier is not None:
-                self._supplier.stop()
+                self._supplier.order_no_more()
         finally:
-            super().__exit__(kind, error, traceback)
+            try:
+                super().__exit__(kind, error, traceback)
+            finally:
+                if self._supplier is not None:
+                    self._supplier.stop()
 
     def submit(
         self,

@@ -14,7 +14,7 @@ browser adds by itself.
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -63,9 +63,9 @@ class WebAccess:
     hosts: frozenset[str]
     """Further names under which it is reached, in small letters."""
     reads_are_open: bool
-    read_token: str
+    read_token: str = field(repr=False)
     """Opens what is read."""
-    token: str | None
+    token: str | None = field(repr=False)
     """Opens everything; None: the server changes nothing, and is to see no token that does."""
 
     @classmethod

@@ -106,7 +106,7 @@ def test_a_wrong_secret_is_refused_logged_and_counted(
 
 def test_a_client_with_the_wrong_secret_is_told_the_mend(endless: Any) -> None:
     with (
-        Client(endless.cluster.client.address, b"another", cluster="local") as client,
+        Client(endless.cluster.client.address, b"another" * 5, cluster="local") as client,
         pytest.raises(AuthenticationError, match=r"same secret.*--secret-file"),
     ):
         client.status()

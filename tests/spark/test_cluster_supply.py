@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.spark.cluster import BACKOFF_SECONDS_MAX, FAILURES_MAX, Supply
+from minishuffle.local import LocalCluster
+from minishuffle.spark.cluster import BACKOFF_SECONDS_MAX, FAILURES_MAX, SparkCluster, Supply
 
 
 def test_all_are_ordered_at_once_and_no_more() -> None:
@@ -89,3 +93,15 @@ def test_orders_never_exceed_what_is_wanted_and_no_number_comes_twice(
     due = supply.due(now + BACKOFF_SECONDS_MAX)
     assert bool(due) <= (not supply.failed)
     assert supply.failed or len(supply.orders) == wanted
+
+
+def test_workers_are_ordered_to_end_before_spark_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+    found: Any = SparkCluster.__new__(SparkCluster)
+    found._supplier = SimpleNamespace(
+        order_no_more=lambda: said.append("no further orders"),
+        stop=lambda: said.append("cancel the rest"),
+    )
+    monkeypatch.setattr(LocalCluster, "__exit__", lambda *_: said.append("stop the cluster"))
+    found.__exit__(None, None, None)
+    assert said == ["no further orders", "stop the cluster", "cancel the rest"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from unittest.mock import Mock
 
 import pytest
@@ -159,3 +160,11 @@ def test_the_tokens_follow_from_the_secret_alone() -> None:
     for token in (web_token(b"secret"), read_token(b"secret")):
         assert "secret" not in token
         assert len(token) == 64
+
+
+def test_tokens_stand_in_no_log() -> None:
+    settings, secret = ClusterSettings(), b"s" * 32
+    access = WebAccess.of_coordinator(settings, "127.0.0.1", secret)
+    assert access.token and not {access.token, access.read_token} & set(
+        re.findall(r"[0-9a-f]+", repr(access))
+    )
