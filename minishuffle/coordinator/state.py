@@ -194,7 +194,8 @@ class CoordinatorState:
         self._history = History()
         """What happens that is of no job."""
         self._unexplained: dict[int, _Unexplained] = {}
-        """By epoch."""
+        """By epoch. The next coordinator does without: launchers repeat how a process ended, with what was
+        inside user code."""
         self._postponed = PostponedRequests()
         self._orderly_stop = OrderlyStop(settings.task_cancel_timeout)
         submitted, self._workers.numbers = journalrecords.recalled_counts(records)

@@ -371,6 +371,28 @@ def test_a_launcher_that_does_not_tell_is_waited_for_and_then_nobody_knows(
     )
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_an_end_that_a_lost_coordinator_waited_to_hear_of_counts_with_the_next_one(
+    cluster: FakeCluster, told: Any, make_graph: MakeGraph, is_told: bool
+) -> None:
+    """It does not know what ran there, and need not: launchers name those that were inside, and repeat that
+    until they have an answer. An end that nobody tells of is not counted then; the next one is."""
+    start(cluster, one_slot(make_graph))
+    cluster.advance(60.0)
+    cluster.lose(told[0])
+    cluster.lose_coordinator()
+    cluster.come_back(told[1])
+    if is_told:
+        assert cluster.request(killed(told[0], subtask(1))) == Accepted()
+    cluster.advance(limits.END_TOLD_SECONDS + 1.0)
+    assert len(events(cluster, "death counted")) == is_told
+    assert {task.worker for task in cluster.show("j1").tasks} == {2}
+    cluster.report_all("j1", "running", attempt=2)
+    cluster.request(killed(told[1], subtask(2)))
+    *_, last = events(cluster, "death counted")
+    assert f"death {2 if is_told else 1} of 3" in last.text
+
+
 def test_a_lost_host_or_link_counts_for_nobody(
     cluster: FakeCluster, told: Any, make_graph: MakeGraph
 ) -> None:
