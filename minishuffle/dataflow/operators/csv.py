@@ -25,6 +25,7 @@ from minishuffle.dataflow.operators.recordfiles import (
     shown,
 )
 from minishuffle.errors import UnknownName, UsageError
+from minishuffle.exchange.schemas import without_dictionary, without_view
 from minishuffle.limits import CSV_BLOCK_BYTES
 
 __all__ = ["CsvSource"]
@@ -156,6 +157,12 @@ class CsvSource(RecordFiles):
             ),
         }
 
+    def of_no_rows(self, schema: pa.Schema) -> pa.Table:
+        types = parsed_schema(schema, _parsed_type)
+        kinds = dict(zip(map(str, range(len(types))), types.types, strict=True))
+        header = io.BytesIO(self.delimiter.join(kinds).encode() + b"\n")
+        return pa_csv.read_csv(header, **self._options(column_types=kinds)).rename_columns(schema.names)
+
     def names_of(self, path: str) -> Sequence[str]:
         return self._names(path) or () if self.header else self.schema.names
 
@@ -165,7 +172,7 @@ class CsvSource(RecordFiles):
         batch = self._parsed(
             data,
             names,
-            column_types=parsed_schema(read),
+            column_types=parsed_schema(read, _parsed_type),
             include_columns=read.names,
             include_missing_columns=True,
         )
@@ -179,8 +186,8 @@ class CsvSource(RecordFiles):
 
     def _check_infinite(self, batch: pa.RecordBatch, data: bytes, names: Sequence[str]) -> None:
         """Raises ArrowInvalid if infinity stands for a number that no float64 holds."""
-        masks = {name: _infinite(batch.column(name)) for name in batch.schema.names}
-        infinite = {name: mask for name, mask in masks.items() if mask is not None}
+        masks = zip(batch.schema.names, map(_infinite, batch.columns), strict=True)
+        infinite = {name: mask for name, mask in masks if mask is not None}
         if not infinite:
             return
         texts = self._parsed(
@@ -221,6 +228,18 @@ def _check(batch: pa.RecordBatch, schema: pa.Schema) -> None:
             column.validate(full=True)
         if not field.nullable and column.null_count:
             raise pa.ArrowInvalid(f"column {field.name!r} has an empty value and is not nullable")
+
+
+def _parsed_type(kind: pa.DataType) -> pa.DataType:
+    """What pyarrow reads for types that it does not read, dictionaries of few kinds among them."""
+    if pa.types.is_dictionary(kind):
+        is_read = pa.types.is_int32(kind.index_type) and without_view(kind.value_type) == kind.value_type
+        return kind if is_read else without_dictionary(kind)
+    if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):
+        return pa.decimal128(kind.precision, kind.scale)
+    if pa.types.is_decimal256(kind):
+        return pa.string()
+    return without_view(kind)
 
 
 def _infinite(column: pa.Array) -> pa.Array | None:

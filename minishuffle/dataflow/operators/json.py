@@ -25,7 +25,7 @@ from minishuffle.dataflow.operators.recordfiles import (
     parsed_schema,
 )
 from minishuffle.errors import UnknownName
-from minishuffle.exchange.schemas import with_innermost
+from minishuffle.exchange.schemas import with_innermost, without_dictionary
 from minishuffle.limits import CSV_BLOCK_BYTES
 
 __all__ = ["JsonSource"]
@@ -89,7 +89,7 @@ class JsonSource(RecordFiles):
     def parse(self, data: bytes, names: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
         _refuse_odd(data)
         explicit = pa_json.ParseOptions(
-            explicit_schema=parsed_schema(schema), unexpected_field_behavior="ignore"
+            explicit_schema=parsed_schema(schema, _parsed_type), unexpected_field_behavior="ignore"
         )
         table = pa_json.read_json(pa.BufferReader(data), read_options=_together(data), parse_options=explicit)
         batch = one_batch(table).select(schema.names)
@@ -104,6 +104,10 @@ class JsonSource(RecordFiles):
             is_beyond_float(literal) for _, _, literal in self.literals(io.BytesIO(data), parts)
         ):
             raise pa.ArrowInvalid("a number that no float64 holds")
+
+    def of_no_rows(self, schema: pa.Schema) -> pa.Table:
+        explicit = pa_json.ParseOptions(explicit_schema=parsed_schema(schema, _parsed_type))
+        return pa_json.read_json(io.BytesIO(b"{}\n"), parse_options=explicit).slice(0, 0)
 
     def is_sound(self, data: bytes, names: Sequence[str]) -> bool:
         try:
@@ -163,6 +167,14 @@ def _refuse_odd(data: bytes) -> None:
 
 def _together(data: bytes) -> pa_json.ReadOptions:
     return pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+
+
+def _parsed_type(kind: pa.DataType) -> pa.DataType:
+    """Texts for dates, which pyarrow takes for numbers, and for times without a zone, as which it also takes
+    those with one; what a dictionary holds."""
+    kind = without_dictionary(kind)
+    is_text = pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None)
+    return pa.string() if is_text else kind
 
 
 def _as_text(kind: pa.DataType) -> pa.DataType:

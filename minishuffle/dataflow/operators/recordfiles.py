@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias
 
@@ -110,6 +110,8 @@ class RecordFiles:
         """The first record of each file names its columns."""
         self._own: dict[str, pa.Schema] = {}
         self._is_inferred = schema is None
+        for field in schema or ():
+            self._check_type(field)
         self.schema = self._inferred() if schema is None else schema
 
     # --- the format ------------------------------------------------------------------------------
@@ -150,6 +152,22 @@ class RecordFiles:
         """The line of the first value in a file that goes with none before it, and what is wrong; ``known``
         says what those of other files are, and is added to."""
         return None
+
+    def of_no_rows(self, schema: pa.Schema) -> pa.Table:
+        """What is parsed of a file that has these columns and no values. Raises ArrowException: it cannot
+        have one of a type."""
+        raise NotImplementedError
+
+    def _check_type(self, field: pa.Field) -> None:
+        """Raises UsageError if no value can be of that type: all records would be left out."""
+        schema = pa.schema([field.with_nullable(True)])
+        try:
+            in_schema(self.of_no_rows(schema), schema, "a file")
+        except (pa.ArrowException, UsageError) as error:
+            raise UsageError(
+                f"column {field.name!r} is declared as {field.type}, which is not read from such files: "
+                "declare it as str, or as what it holds, and make the type of that with map_batches()"
+            ) from error
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -425,13 +443,15 @@ def is_beyond_float(literal: str) -> bool:
     return literal.strip()[-1:].isdecimal() and math.isinf(float(literal))
 
 
-def parsed_schema(schema: pa.Schema) -> pa.Schema:
-    """What pyarrow is to make of texts: it has no word for numbers that are too large for short floats."""
-    return pa.schema([field.with_type(with_innermost(field.type, _long)) for field in schema])
+def parsed_schema(schema: pa.Schema, parsed: Callable[[pa.DataType], pa.DataType]) -> pa.Schema:
+    """What pyarrow is to make of texts, which becomes ``schema`` by casts: ``parsed`` of each type that holds
+    no others, and float64 for shorter floats, since pyarrow has no word for numbers too large for these."""
 
+    def replaced(kind: pa.DataType) -> pa.DataType:
+        found = parsed(kind)
+        return pa.float64() if pa.types.is_floating(found) else found
 
-def _long(kind: pa.DataType) -> pa.DataType:
-    return pa.float64() if pa.types.is_floating(kind) else kind
+    return pa.schema([field.with_type(with_innermost(field.type, replaced)) for field in schema])
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -250,6 +252,50 @@ def test_a_header_of_csv_that_is_not_utf8_says_so(header: bytes, tmp_path: Path)
         source_of(tmp_path / "a.csv", None, "skip")
     with pytest.raises(UsageError, match=r"no column 's' .*; it is not UTF-8: convert the file first"):
         source_of(tmp_path / "a.csv", pa.schema({"s": pa.string()}), "skip")
+
+
+DAY = date(2026, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind", "value"),
+    [
+        *(("a.csv", "x", kind, "x") for kind in (pa.string_view(), pa.dictionary(pa.int8(), pa.string()))),
+        ("a.csv", "x", pa.binary_view(), b"x"),
+        ("a.csv", "1.50", pa.decimal32(4, 2), Decimal("1.50")),
+        ("a.csv", "9" * 48 + ".25", pa.decimal256(50, 2), Decimal("9" * 48 + ".25")),
+        ("a.csv", "7", pa.dictionary(pa.int32(), pa.int64()), 7),
+        ("a.json", '"x"', pa.dictionary(pa.int32(), pa.string()), "x"),
+        ("a.json", '"2026-01-02"', pa.date32(), DAY),
+        ("a.json", '[{"d": "2026-01-02"}]', pa.list_(pa.struct({"d": pa.date32()})), [{"d": DAY}]),
+        ("a.json", '"2026-01-02T03:04"', pa.timestamp("us"), datetime(2026, 1, 2, 3, 4)),
+    ],
+    ids=str,
+)
+def test_types_that_pyarrow_does_not_read_are_read(
+    name: str, text: str, kind: pa.DataType, value: Any, tmp_path: Path
+) -> None:
+    is_csv = name == "a.csv"
+    (tmp_path / name).write_text(f"n,k\n{text},\n,\n" if is_csv else f'{{"n": {text}}}\n{{}}\n')
+    source = source_of(tmp_path / name, pa.schema({"n": kind}), "fail")
+    assert read(source)[0] == [{"n": value}, {"n": None}]
+
+
+def test_a_type_of_which_no_value_can_be_is_refused_before_all_records_are_left_out(tmp_path: Path) -> None:
+    for name, kind in (("a.csv", pa.list_(pa.int64())), ("a.csv", pa.uuid()), ("a.json", pa.uuid())):
+        (tmp_path / name).write_text("n,k\nx,\n" if name == "a.csv" else '{"n": "x"}\n')
+        with pytest.raises(
+            UsageError, match="column 'n' is declared as .*, which is not read from such files"
+        ):
+            source_of(tmp_path / name, pa.schema({"n": kind}), "skip")
+
+
+def test_a_time_of_json_with_a_zone_does_not_fit_a_type_without(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"n": "2026-01-01T00:00:00+02:00"}\n')
+    with pytest.raises(
+        WrongInput, match=r"line 1: column 'n' has \"2026-01-01T00:00:00\+02:00\", which does "
+    ):
+        read(source_of(tmp_path / "a.json", pa.schema({"n": pa.timestamp("us")}), "fail"))
 
 
 @pytest.mark.parametrize(
