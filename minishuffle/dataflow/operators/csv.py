@@ -128,10 +128,10 @@ class CsvSource(RecordFiles):
         lines = self._lines(file.getvalue())
         if self.header:
             next(lines)
-        places = [texts.schema.get_all_field_indices(name)[0] for (name,) in parts]
-        rows = zip(*(texts.column(place).to_pylist() for place in places), strict=True)
+        places = [(part, place) for part in parts for place in texts.schema.get_all_field_indices(part[0])]
+        rows = zip(*(texts.column(place).to_pylist() for _, place in places), strict=True)
         for line, row in zip(lines, rows, strict=True):
-            for part, text in zip(parts, row, strict=True):
+            for (part, _), text in zip(places, row, strict=True):
                 if text is not None:
                     yield part, line, text
 
@@ -169,37 +169,37 @@ class CsvSource(RecordFiles):
     def parse(self, data: bytes, names: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
         # For pyarrow no columns are all of them.
         read = schema or pa.schema([(name, pa.binary()) for name in names[:1]])
+        places = _places(names, read.names)
+        kinds = dict(zip(places, parsed_schema(read, _parsed_type).types, strict=True))
         batch = self._parsed(
-            data,
-            names,
-            column_types=parsed_schema(read, _parsed_type),
-            include_columns=read.names,
-            include_missing_columns=True,
+            data, names, column_types=kinds, include_columns=places, include_missing_columns=True
         )
-        _check(batch, read)
         self._check_infinite(batch, data, names)
+        batch = batch.rename_columns(read.names)
+        _check(batch, read)
         return batch if schema else batch.select([])
 
     def _parsed(self, data: bytes, names: Sequence[str], **columns: Any) -> pa.RecordBatch:
+        """Columns named by their places, since some may have one name."""
         file = pa.BufferReader(data if data.endswith(b"\n") else data + b"\n")
-        return one_batch(pa_csv.read_csv(file, **self._options(names, **columns)))
+        return one_batch(pa_csv.read_csv(file, **self._options(_numbers(names), **columns)))
 
     def _check_infinite(self, batch: pa.RecordBatch, data: bytes, names: Sequence[str]) -> None:
         """Raises ArrowInvalid if infinity stands for a number that no float64 holds."""
         masks = zip(batch.schema.names, map(_infinite, batch.columns), strict=True)
-        infinite = {name: mask for name, mask in masks if mask is not None}
+        infinite = {place: mask for place, mask in masks if mask is not None}
         if not infinite:
             return
         texts = self._parsed(
             data, names, column_types=dict.fromkeys(infinite, pa.string()), include_columns=list(infinite)
         )
-        for name, mask in infinite.items():
-            if any(is_beyond_float(text) for text in texts.column(name).filter(mask).to_pylist()):
-                raise pa.ArrowInvalid(f"column {name!r} has a number that no float64 holds")
+        for place, mask in infinite.items():
+            if any(is_beyond_float(text) for text in texts.column(place).filter(mask).to_pylist()):
+                raise pa.ArrowInvalid("a number that no float64 holds")
 
     def is_sound(self, data: bytes, names: Sequence[str]) -> bool:
         try:
-            self._parsed(data, names, column_types=dict.fromkeys(names, pa.binary()))
+            self._parsed(data, names, column_types=dict.fromkeys(_numbers(names), pa.binary()))
         except pa.ArrowException:
             return False
         return not self._splitter.is_open(data)
@@ -208,7 +208,7 @@ class CsvSource(RecordFiles):
         if self._splitter.is_open(record):
             return "a quotation mark is not closed", CORRECT
         try:
-            self._parsed(record, names, column_types=dict.fromkeys(names, pa.binary()))
+            self._parsed(record, names, column_types=dict.fromkeys(_numbers(names), pa.binary()))
         except pa.ArrowException as error:
             counts = re.search(r"Expected (\d+) columns, got (\d+)", str(error))
             why = f"it has {counts[2]} values for {counts[1]} columns" if counts else str(error)
@@ -228,6 +228,21 @@ def _check(batch: pa.RecordBatch, schema: pa.Schema) -> None:
             column.validate(full=True)
         if not field.nullable and column.null_count:
             raise pa.ArrowInvalid(f"column {field.name!r} has an empty value and is not nullable")
+
+
+def _numbers(names: Sequence[str]) -> list[str]:
+    return list(map(str, range(len(names))))
+
+
+def _places(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """The numbers of the columns with the wanted names: one that is wanted twice is another each time. No
+    number for those that are not there."""
+    places: dict[str, list[str]] = {}
+    for place, name in zip(_numbers(names), names, strict=True):
+        places.setdefault(name, []).append(place)
+    return [
+        places[name].pop(0) if places.get(name) else f"missing {number}" for number, name in enumerate(wanted)
+    ]
 
 
 def _parsed_type(kind: pa.DataType) -> pa.DataType:

@@ -305,10 +305,12 @@ class RecordFiles:
         if fault is not None:
             return fault
         for field in shape.own:
-            kind = self.schema.field(field.name)
+            if len(found := self.schema.get_all_field_indices(field.name)) > 1:
+                continue  # without a name
+            kind = self.schema.field(found[0])
             try:
-                found = self.parse(record, shape.names, pa.schema([field]))
-                in_schema(found, pa.schema([kind]), shape.path)
+                parsed = self.parse(record, shape.names, pa.schema([field]))
+                in_schema(parsed, pa.schema([kind]), shape.path)
             except (pa.ArrowException, UsageError):
                 value = self.value(record, shape.names, field.name)
                 nullable = "" if kind.nullable else ", not null"

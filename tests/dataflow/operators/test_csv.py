@@ -206,6 +206,20 @@ def test_columns_of_one_name_are_refused_unless_nobody_reads_them(tmp_path: Path
     assert read(CsvSource(path, pa.schema([("a", pa.int64())]))) == [{"a": 1}]
 
 
+def test_each_column_without_a_name_has_its_own_values(tmp_path: Path) -> None:
+    source = CsvSource(written(tmp_path, "a,,,b\n1,7,8,\n2,9,inf,x\n"))
+    (batch,) = source.read(source.splits()[0], 0)
+    assert [column.to_pylist() for column in batch.columns] == [
+        [1, 2],
+        [7.0, 9.0],
+        [8.0, float("inf")],
+        [None, "x"],
+    ]
+    bad = CsvSource(written(tmp_path, "a,,,b\n1,7,8,\n2,9,1e400,x\n"), on_error="skip")
+    (portion,) = bad.read(bad.splits()[0], 0)
+    assert (portion.records, portion.batch["a"].to_pylist()) == (2, [1])
+
+
 def test_a_header_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     path = written(tmp_path, '"' + "x" * 200_000)
     with pytest.raises(
