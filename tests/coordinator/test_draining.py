@@ -139,12 +139,20 @@ def test_a_worker_that_is_to_leave_takes_no_new_slots(
     assert where(cluster, job)[READ, 1] == (2, 1, "waiting for a slot")
 
 
-def test_tasks_run_on_where_no_slot_is_free_until_one_is(
+def no_slot_free(
     cluster: FakeCluster, make_graph: Callable[..., JobGraph]
-) -> None:
+) -> tuple[str, FakeWorker, FakeWorker]:
+    """A job that runs, and the two workers whose only slots it has."""
     one, two = cluster.add(slots=1), cluster.add(slots=1)
     job = cluster.submit(make_graph(restart_strategy="individual"))
     cluster.report_all(job, "running")
+    return job, one, two
+
+
+def test_tasks_run_on_where_no_slot_is_free_until_one_is(
+    cluster: FakeCluster, make_graph: Callable[..., JobGraph]
+) -> None:
+    job, one, two = no_slot_free(cluster, make_graph)
     drain(cluster, one)
     cluster.advance(100.0)
     assert not one.got(CancelTasks) and not one.got(Shutdown)
@@ -225,9 +233,7 @@ def test_a_slot_that_moves_to_a_worker_that_is_to_leave_as_well_moves_on(
 def test_when_its_time_is_over_what_runs_ends_in_order_and_waits_for_a_slot(
     cluster: FakeCluster, make_graph: Callable[..., JobGraph]
 ) -> None:
-    one, two = cluster.add(slots=1), cluster.add(slots=1)
-    job = cluster.submit(make_graph(restart_strategy="individual"))
-    cluster.report_all(job, "running")
+    job, one, two = no_slot_free(cluster, make_graph)
     terminate(cluster, one)
     cluster.advance(7.9)
     assert not one.got(CancelTasks)

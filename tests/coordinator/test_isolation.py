@@ -35,6 +35,14 @@ def run(cluster: FakeCluster, make_graph: MakeGraph, slots: int, name: str) -> s
     return job
 
 
+def side_by_side(cluster: FakeCluster, make_graph: MakeGraph) -> tuple[str, str]:
+    """Two workers of two slots, of which a job has three, and another, which is to be the killer, one."""
+    for _ in range(2):
+        add(cluster)
+    healthy, killer = run(cluster, make_graph, 3, "healthy"), run(cluster, make_graph, 1, "killer")
+    return healthy, killer
+
+
 def kill(cluster: FakeCluster, job: str, *slots: int) -> FakeWorker:
     """The subtasks of a job in these slots end the process of the first one, and its launcher tells."""
     tasks = {task.index: task for task in cluster.show(job).tasks if task.operator == 1}
@@ -115,9 +123,7 @@ def test_a_suspect_waits_for_a_worker_of_its_own_and_others_do_not_get_that(
 def test_a_job_that_waits_because_of_a_suspect_says_so_and_waits_on(
     cluster: FakeCluster, make_graph: MakeGraph
 ) -> None:
-    for _ in range(2):
-        add(cluster)
-    healthy, killer = run(cluster, make_graph, 3, "healthy"), run(cluster, make_graph, 1, "killer")
+    healthy, killer = side_by_side(cluster, make_graph)
     assert sorted(places(cluster, healthy) + places(cluster, killer)) == [1, 1, 2, 2]
     for _ in range(2):
         lost = kill(cluster, killer, 0)
@@ -140,9 +146,7 @@ def test_a_job_that_waits_because_of_a_suspect_says_so_and_waits_on(
 def test_others_get_their_slots_when_the_suspect_gets_past_the_place(
     cluster: FakeCluster, make_graph: MakeGraph
 ) -> None:
-    for _ in range(2):
-        add(cluster)
-    healthy, killer = run(cluster, make_graph, 3, "healthy"), run(cluster, make_graph, 1, "killer")
+    healthy, killer = side_by_side(cluster, make_graph)
     for _ in range(2):
         (new,) = replace(cluster, kill(cluster, killer, 0))
     assert places(cluster, healthy).count(0) == 1
@@ -158,9 +162,7 @@ def test_others_get_their_slots_when_the_suspect_gets_past_the_place(
 def test_others_get_their_slots_when_the_suspect_is_cancelled(
     cluster: FakeCluster, make_graph: MakeGraph
 ) -> None:
-    for _ in range(2):
-        add(cluster)
-    healthy, killer = run(cluster, make_graph, 3, "healthy"), run(cluster, make_graph, 1, "killer")
+    healthy, killer = side_by_side(cluster, make_graph)
     for _ in range(2):
         replace(cluster, kill(cluster, killer, 0))
     cluster.request(CancelJob(job=killer))

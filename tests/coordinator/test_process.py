@@ -93,6 +93,25 @@ class Web:
         self.closed = True
 
 
+async def run_one(
+    state_dir: Path,
+    settings: ClusterSettings | None = None,
+    web: Web | None = None,
+    port: int = 0,
+    **fields: Any,
+) -> None:
+    """``run_coordinator``, by default of one that nobody stops."""
+    fixed = {
+        "cluster": "blue",
+        "host": "127.0.0.1",
+        "secret": SECRET,
+        "web_port": 0,
+        "ready": lambda info: None,
+    }
+    fixed |= {"stop": asyncio.Event(), "leave": asyncio.Event(), "web": (web or Web()).start}
+    await run_coordinator(settings or ClusterSettings(), state_dir=state_dir, port=port, **fixed | fields)
+
+
 class Running:
     """A coordinator that runs as a task of this loop."""
 
@@ -102,15 +121,10 @@ class Running:
         self.web = Web()
         self.ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.task = asyncio.create_task(
-            run_coordinator(
+            run_one(
+                state_dir,
                 ClusterSettings(**settings),
-                cluster="blue",
-                host="127.0.0.1",
-                port=0,
-                state_dir=state_dir,
-                secret=SECRET,
-                web=self.web.start,
-                web_port=0,
+                self.web,
                 ready=self.ready.set_result,
                 stop=self.stop,
                 leave=self.leave,
@@ -558,19 +572,7 @@ def test_a_taken_port_is_an_error_and_nothing_is_left_open(run: Run, tmp_path: P
         async with coordinator(tmp_path) as running:
             port = (await running.ready)["port"]
             with pytest.raises(UsageError, match=f"port {port} on 127.0.0.1 is taken"):
-                await run_coordinator(
-                    ClusterSettings(),
-                    cluster="blue",
-                    host="127.0.0.1",
-                    port=port,
-                    state_dir=tmp_path,
-                    secret=SECRET,
-                    web=Web().start,
-                    web_port=0,
-                    ready=lambda info: None,
-                    stop=asyncio.Event(),
-                    leave=asyncio.Event(),
-                )
+                await run_one(tmp_path, port=port)
 
     run(main())
 
@@ -581,19 +583,7 @@ def test_a_journal_of_another_release_is_refused_in_words(run: Run, tmp_path: Pa
 
     async def main() -> None:
         with pytest.raises(ShuffleError, match="is of another release .*cluster down") as raised:
-            await run_coordinator(
-                ClusterSettings(),
-                cluster="blue",
-                host="127.0.0.1",
-                port=0,
-                state_dir=tmp_path,
-                secret=SECRET,
-                web=Web().start,
-                web_port=0,
-                ready=lambda info: None,
-                stop=asyncio.Event(),
-                leave=asyncio.Event(),
-            )
+            await run_one(tmp_path)
         assert str(tmp_path) in str(raised.value)
 
     run(main())
@@ -644,8 +634,9 @@ class SlowStorage:
         self.written.append((changes, whole))
 
     async def begun(self) -> None:
-        while not self.under_way:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(SECONDS_MAX):
+            while not self.under_way:
+                await asyncio.sleep(0.01)
 
     async def end(self, error: Exception | None) -> None:
         await self.begun()

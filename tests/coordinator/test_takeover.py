@@ -269,14 +269,22 @@ def test_a_job_that_ends_is_cancelled_and_released_where_nobody_had_heard_of_it(
     assert len(pair[0].got(ReleaseJob)) == released + 1 and pair[0].tasks == {}
 
 
-def test_rows_that_nobody_had_fetched_are_reported_lost(
-    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
-) -> None:
+def collects(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph, *payloads: bytes
+) -> FakeWorker:
+    """The worker on which job j1 runs, whose sink has sent these."""
     cluster.submit(make_graph(1, 1))
     worker = next(each for each in pair if each.tasks)
     cluster.report_all("j1", "running")
-    for payload in (b"1", b"2"):
+    for payload in payloads:
         cluster.collect(worker, ("j1", 1, 0), payload)
+    return worker
+
+
+def test_rows_that_nobody_had_fetched_are_reported_lost(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
+) -> None:
+    worker = collects(cluster, pair, make_graph, b"1", b"2")
     cluster.lose_coordinator()
     cluster.come_back(worker)
     cluster.collect(worker, ("j1", 1, 0), b"3")
@@ -291,11 +299,7 @@ def test_rows_that_nobody_had_fetched_are_reported_lost(
 def test_a_coordinator_that_hands_over_leaves_rows_lines_and_counts_to_the_next(
     cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
 ) -> None:
-    cluster.submit(make_graph(1, 1))
-    worker = next(each for each in pair if each.tasks)
-    cluster.report_all("j1", "running")
-    for payload in (b"1", b"2"):
-        cluster.collect(worker, ("j1", 1, 0), payload)
+    worker = collects(cluster, pair, make_graph, b"1", b"2")
     cluster.log(worker, "j1", "one", "two")
     report = TaskReport(job="j1", operator=0, index=0, attempt=1, counters=TaskCounters(records_out=7))
     cluster.heartbeat(worker, [report])
@@ -319,9 +323,7 @@ def test_a_coordinator_that_hands_over_leaves_rows_lines_and_counts_to_the_next(
 def test_rows_that_a_killed_coordinator_had_stay_lost_when_the_next_one_hands_over(
     cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
 ) -> None:
-    cluster.submit(make_graph(1, 1))
-    worker = next(each for each in pair if each.tasks)
-    cluster.report_all("j1", "running")
+    worker = collects(cluster, pair, make_graph)
     cluster.collect(worker, ("j1", 1, 0), b"1")
     cluster.lose_coordinator()
     cluster.come_back(worker)
