@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from minishuffle import limits
 from minishuffle.coordinator.holdings import Holdings
 from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.scheduling import takers
 from minishuffle.coordinator.workers import Worker
 from minishuffle.wire.messages import ControlMessage, DeployTasks, Dial, PrepareJob
 
@@ -61,10 +62,11 @@ class Preparations:
         """What to send to whom when a worker may be lost: those that would get its slots, as many as it has
         of a job, are prepared for the job unless they run it."""
         others = [each for each in workers if each is not suspect]
-        spare = sum(each.standby for each in others)
-        free = {each.worker: each.slots - held.slots[each.worker] for each in others if not each.standby}
+        able = takers(others)
+        spare = sum(each.standby for each in able)
+        free = {each.worker: each.slots - held.slots[each.worker] for each in able if not each.standby}
         ordered = sorted(
-            (each for each in others if free.get(each.worker, 0) > 0), key=lambda each: -free[each.worker]
+            (each for each in able if free.get(each.worker, 0) > 0), key=lambda each: -free[each.worker]
         )
         messages: list[tuple[int, ControlMessage]] = []
         for job in jobs:

@@ -14,6 +14,7 @@ from minishuffle.wire.messages import (
     DeployTasks,
     Dial,
     ErrorInfo,
+    Leaving,
     PeerSuspicion,
     PrepareJob,
     ReleaseJob,
@@ -392,6 +393,24 @@ def test_one_that_was_prepared_and_came_back_forgets_the_job_when_that_ends(
     cluster.request(CancelJob(job=job))
     cluster.report_all(job, "canceled")
     assert cluster.show(job).state == "canceled" and three.prepared == {}
+
+
+@pytest.mark.parametrize("standby", [False, True])
+def test_nobody_is_prepared_who_is_to_leave(
+    cluster: FakeCluster, restarting: MakeGraph, standby: bool
+) -> None:
+    first, second = cluster.add(slots=1), cluster.add(slots=1)
+    cluster.submit(restarting(2, 2))
+    leaving, heir = cluster.add(slots=4, standby=standby), cluster.add(slots=2)
+    if not standby:
+        cluster.submit(restarting(1, 1))  # It stays until that has moved.
+    before = len(leaving.got(PrepareJob))
+    terminate = Leaving(term=cluster.term, seconds=8.0)
+    cluster.send(leaving, terminate)
+    suspicion = PeerSuspicion(term=cluster.term, worker=first.worker, epoch=first.epoch, suspected=True)
+    cluster.send(second, suspicion)
+    assert len(leaving.got(PrepareJob)) == before
+    assert [message.job for message in heir.got(PrepareJob)] == ["j1"]
 
 
 def test_a_standby_worker_makes_that_needless(cluster: FakeCluster, restarting: MakeGraph) -> None:
