@@ -802,6 +802,7 @@ class CoordinatorState:
 
     def _drain(self, worker: Worker, until: float | None, why: str, at: float) -> None:
         """A worker is to leave, for ``why``, or as a client asks."""
+        is_new = worker.drain is None or (bool(why) and not worker.drain.signalled)
         for each in self._workers.drain(worker, until, signalled=bool(why)):
             self._changed[each.worker] = each
         text = (
@@ -809,7 +810,8 @@ class CoordinatorState:
         )
         for job in self._jobs.active():
             if worker.worker in job.slots.workers():
-                job.history.note(at, "worker draining", text, worker=worker.worker)
+                if is_new:
+                    job.history.note(at, "worker draining", text, worker=worker.worker)
                 self._touch(job)
 
     def _next_drain(self) -> float | None:

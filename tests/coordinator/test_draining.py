@@ -119,6 +119,23 @@ def test_a_worker_without_tasks_leaves_at_once(cluster: FakeCluster) -> None:
     assert len(one.got(Shutdown)) == 1
 
 
+def test_orders_that_say_nothing_new_are_no_events(
+    cluster: FakeCluster, make_graph: Callable[..., JobGraph]
+) -> None:
+    """Whoever is impatient asks again, and the events of a job are limited."""
+    one = cluster.add()
+    job = cluster.submit(make_graph(1, 1, restart_strategy="individual"))
+    for _ in range(3):
+        drain(cluster, one)
+    for _ in range(3):
+        terminate(cluster, one)
+    events = cluster.request(GetEvents(job=job)).events
+    assert [event.text for event in events if event.kind == "worker draining"] == [
+        f"worker 1 is to leave ({why}): its tasks move elsewhere"
+        for why in ("a client asks for it", "its process was sent SIGTERM")
+    ]
+
+
 def test_only_a_worker_that_is_there_can_be_told_to_leave(cluster: FakeCluster) -> None:
     cluster.add()
     code, text = cluster.refusal(DrainWorker(worker=5))
