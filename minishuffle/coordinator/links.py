@@ -304,7 +304,8 @@ class Links:
         for peer_report in message.peers:
             key = pair_of(worker.worker, peer_report.worker)
             other = workers.get_alive(peer_report.worker)
-            if other is not None and other.epoch == peer_report.epoch and key[0] in self._of:
+            is_there = other is not None and other is not worker and other.epoch == peer_report.epoch
+            if is_there and self._of.keys() >= set(key):
                 self._pair(key).linked_at = now
                 self._seen(key, True, "", now)
         return {job for each in (*before.values(), *needs.values()) for job in each.jobs}

@@ -228,7 +228,8 @@ def test_a_link_that_is_there_is_as_good_as_a_probe(cluster: FakeCluster) -> Non
     one, two = cluster.add(), cluster.add()
     link = PeerReport(worker=1, epoch=one.epoch, connections=1, local="a:1", remote="b:2")
     beat(cluster, two, peers=[link.model_copy(update={"epoch": 99})])
-    assert [worker.reachable for worker in status(cluster).workers] == [0, 0]
+    beat(cluster, one, peers=[link])
+    assert [worker.reachable for worker in status(cluster).workers] == [0, 0], "it is none to another"
     beat(cluster, two, peers=[link])
     assert [worker.reachable for worker in status(cluster).workers] == [1, 1]
 
