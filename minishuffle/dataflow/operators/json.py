@@ -170,11 +170,12 @@ def _together(data: bytes) -> pa_json.ReadOptions:
 
 
 def _parsed_type(kind: pa.DataType) -> pa.DataType:
-    """Texts for dates, which pyarrow takes for numbers, and for times without a zone, as which it also takes
-    those with one; what a dictionary holds."""
+    """Texts for dates and times of day, which pyarrow takes for numbers, and for times without a zone, as
+    which it also takes those with one; what a dictionary holds."""
     kind = without_dictionary(kind)
-    is_text = pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None)
-    return pa.string() if is_text else kind
+    is_zoned = pa.types.is_timestamp(kind) and kind.tz is not None
+    is_text = pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_timestamp(kind)
+    return pa.string() if is_text and not is_zoned else kind
 
 
 def _as_text(kind: pa.DataType) -> pa.DataType:

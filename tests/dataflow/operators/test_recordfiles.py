@@ -282,7 +282,8 @@ def test_types_that_pyarrow_does_not_read_are_read(
 
 
 def test_a_type_of_which_no_value_can_be_is_refused_before_all_records_are_left_out(tmp_path: Path) -> None:
-    for name, kind in (("a.csv", pa.list_(pa.int64())), ("a.csv", pa.uuid()), ("a.json", pa.uuid())):
+    kinds = [("a.csv", pa.list_(pa.int64())), ("a.csv", pa.uuid()), ("a.json", pa.uuid())]
+    for name, kind in (*kinds, ("a.json", pa.time64("us")), ("a.json", pa.map_(pa.string(), pa.int64()))):
         (tmp_path / name).write_text("n,k\nx,\n" if name == "a.csv" else '{"n": "x"}\n')
         with pytest.raises(
             UsageError, match="column 'n' is declared as .*, which is not read from such files"
