@@ -121,10 +121,11 @@ class JobLinks:
         self._history.note(at, "worker excluded", exclusion.why, worker=worker)
 
     def readmit(self, worker: int, seconds: float, at: float) -> None:
-        """That worker may get slots of the job again."""
+        """That worker may get slots of the job again: it could be linked with all others for so long, or (0)
+        there are none."""
         del self.excluded[worker]
-        could = f"worker {worker} could connect to each worker of this job for {seconds:g} s"
-        text = f"{could}, and may run its tasks again"
+        could = f"could connect to each worker of this job for {seconds:g} s, and may run its tasks again"
+        text = f"worker {worker} {could if seconds else 'may run tasks of this job again: no other has any'}"
         self._history.note(at, "worker readmitted", text, worker=worker)
 
     def closed(self) -> dict[int, str]:

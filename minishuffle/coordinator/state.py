@@ -608,7 +608,7 @@ class CoordinatorState:
             for number in list(job.links.excluded):
                 pairs = [links.pair(number, other) for other in job.slots.held() if other != number]
                 if all(pair.linked and pair.since <= since for pair in pairs):
-                    job.links.readmit(number, links.seconds, self._wall(now))
+                    job.links.readmit(number, links.seconds if pairs else 0.0, self._wall(now))
                     self._touch(job)
 
     def _watch(self, now: float) -> None:

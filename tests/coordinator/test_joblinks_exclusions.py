@@ -418,6 +418,9 @@ def test_it_is_let_in_again_when_the_one_that_could_not_reach_it_is_lost(
     cluster.report_all(job, "running", attempt=2)
     cluster.lose(lost)
     assert kinds(cluster, job)[1:] == [("worker readmitted", left.worker)]
+    events = cluster.request(GetEvents(job=job)).events
+    (text,) = (event.text for event in events if event.kind == "worker readmitted")
+    assert text == f"worker {left.worker} may run tasks of this job again: no other has any"
     assert {worker for _, worker in placed(cluster, job)} == {left.worker}
     assert cluster.show(job).state in ("created", "running")
 
