@@ -8,7 +8,7 @@ submitted; here are the packages.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from typing import Final
@@ -18,6 +18,8 @@ from minishuffle.errors import UsageError
 __all__ = ["compared_releases", "releases_here", "require_same_release"]
 
 HERE: Final = "this program"
+NAMED_MAX: Final = 3
+"""So many of those that have the same versions."""
 PARTS_THAT_MATTER: Final = {"minishuffle": 2, "cloudpickle": 1, "numpy": 1, "pyarrow": 0}
 """By package, how many parts of its version have to be equal for one side to open what the other has
 pickled: a minor of minishuffle may change its operators, a major of numpy has moved its modules. Columns
@@ -46,6 +48,12 @@ def require_same_release(worker: Mapping[str, str], coordinator: str) -> None:
         )
 
 
+def _names_of(workers: Sequence[int]) -> str:
+    names = ", ".join(map(str, workers[:NAMED_MAX]))
+    more = f" and {len(workers) - NAMED_MAX:,} more" if len(workers) > NAMED_MAX else ""
+    return f"worker{'s' if len(workers) > 1 else ''} {names}{more}"
+
+
 def compared_releases(client: Mapping[str, str], workers: Mapping[int, Mapping[str, str]]) -> str:
     """A table of what a client and the workers that might run its job have in different versions; empty if
     they have the same. What one of them does not say is not compared.
@@ -60,9 +68,11 @@ def compared_releases(client: Mapping[str, str], workers: Mapping[int, Mapping[s
     different = [package for package, here in client.items() if found[package] - {here}]
     if not different:
         return ""
-    sides = [(HERE, client), *((f"worker {number}", workers[number]) for number in sorted(workers))]
-    rows = [["", *different]]
-    rows += [[name, *(each.get(package, "?") for package in different)] for name, each in sides]
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for number in sorted(workers):
+        groups.setdefault(tuple(workers[number].get(each, "?") for each in different), []).append(number)
+    rows = [["", *different], [HERE, *(client[package] for package in different)]]
+    rows += [[_names_of(numbers), *versions] for versions, numbers in groups.items()]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     table = "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     apart = [

@@ -43,6 +43,16 @@ def test_differences_are_a_table_of_each_side() -> None:
     ]
 
 
+def test_workers_that_have_the_same_are_one_line() -> None:
+    others = {number: HERE | {"numpy": "2.2.0" if number > 2 else "2.1.0"} for number in range(1, 501)}
+    assert compared_releases(HERE, others).splitlines()[1:] == [
+        "                              numpy",
+        "this program                  2.1.0",
+        "workers 1, 2                  2.1.0",
+        "workers 3, 4, 5 and 495 more  2.2.0",
+    ]
+
+
 @pytest.mark.parametrize(
     ("package", "version", "works"),
     [
