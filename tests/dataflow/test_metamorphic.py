@@ -46,7 +46,7 @@ from support.plainanswers import (
 )
 from support.soak import SOAK
 
-MANY = 20_000 if SOAK else 300
+MANY = 20_000 if SOAK else 200
 
 SCHEMA = pa.schema(
     {"k": pa.int64(), "g": pa.string(), "t": pa.int64(), "v": pa.int64(), "x": pa.float64(), "o": pa.int64()}

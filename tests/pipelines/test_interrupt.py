@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from minishuffle import LocalCluster
+from support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.usefixtures("wider_resources")]
 
@@ -57,7 +58,7 @@ def until(condition: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
     return found
 
 
-@pytest.mark.parametrize("streaming", [False, True], ids=["once", "streaming"])
+@pytest.mark.parametrize("streaming", [True, False] if SOAK else [True])
 def test_nothing_runs_on_after_ctrl_c(
     cluster: LocalCluster, options: dict[str, str], tmp_path: Path, streaming: bool
 ) -> None:
