@@ -21,7 +21,7 @@ SIMULATED := tests/e2e/test_simulated_clusters.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast fmt lint types bench soak clean
-.PHONY: soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-reach
+.PHONY: soak-setup soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-reach
 
 help: ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,39 +61,41 @@ bench: setup ## Measure transport, exchange and keyBy (some minutes)
 	$(WITHIN) 900 $(BIN)/minishuffle bench keyby --format rows --record event --emit each --records 6000000
 	$(WITHIN) 900 $(BIN)/minishuffle bench spark
 
-soak: setup ## Run what takes too long for the tests (some hours): failures, silent hosts, workers that hang or that functions end, planned stops, spinning threads, seeds, examples
-	@scripts/bootstrap --tests
+soak: soak-setup ## Run what takes too long for the tests (some hours): failures, silent hosts, workers that hang or that functions end, planned stops, spinning threads, seeds, examples
 	$(MAKE) soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-reach
 
-soak-failures: ## A hundred failures of all kinds, as root those of hosts too (about 10 minutes)
+soak-setup:
+	@scripts/bootstrap --soak
+
+soak-failures: soak-setup ## A hundred failures of all kinds, as root those of hosts too (about 10 minutes)
 	$(WITHIN) 3600 $(BIN)/minishuffle drill --times 100 --every 0.2 --seed $${SEED:-1}
 
-soak-hosts: ## Thousands of SIGSTOPs and lost packets, after which nobody is to be lost; as root (half an hour)
+soak-hosts: soak-setup ## Thousands of SIGSTOPs and lost packets, after which nobody is to be lost; as root (half an hour)
 	$(WITHIN) 3600 $(BIN)/python scripts/soak-hosts
 
-soak-hung: ## Ten workers stopped by SIGSTOP and ten killed: how soon all slots are there again (2 minutes)
+soak-hung: soak-setup ## Ten workers stopped by SIGSTOP and ten killed: how soon all slots are there again (2 minutes)
 	$(WITHIN) 900 $(BIN)/python scripts/soak-hung
 	MINISHUFFLE_SOAK=1 $(WITHIN) 300 $(BIN)/python -m pytest -q tests/e2e/test_hung_workers.py
 
-soak-killers: ## Functions that end their process in each way, as root for want of memory too (about 5 minutes)
+soak-killers: soak-setup ## Functions that end their process in each way, as root for want of memory too (about 5 minutes)
 	MINISHUFFLE_SOAK=1 $(WITHIN) 1800 $(BIN)/python -m pytest -q --timeout 900 tests/e2e/test_killers.py
 
-soak-stops: ## SIGTERM of coordinators, second ones, and clusters without their files (4 minutes)
+soak-stops: soak-setup ## SIGTERM of coordinators, second ones, and clusters without their files (4 minutes)
 	$(WITHIN) 900 $(BIN)/python scripts/soak-stops
 
-soak-reach: ## Workers that cannot reach each other, as root (1 minute)
+soak-reach: soak-setup ## Workers that cannot reach each other, as root (1 minute)
 	$(WITHIN) 300 $(BIN)/python scripts/soak-reach
 
-soak-spinning: ## Ten minutes of threads that compute, without a suspicion or a verdict
+soak-spinning: soak-setup ## Ten minutes of threads that compute, without a suspicion or a verdict
 	MINISHUFFLE_SOAK=1 $(WITHIN) 1200 $(BIN)/python -m pytest -q -s --timeout 1200 -m alone tests/e2e/test_suspicion.py
 
-soak-seeds: ## Ten thousand simulated clusters
+soak-seeds: soak-setup ## Ten thousand simulated clusters
 	MINISHUFFLE_SOAK=1 $(WITHIN) 14400 $(BIN)/python -m pytest -q -n 2 --dist load --timeout 3600 $(SIMULATED)
 
-soak-examples: ## The tests with two thousand examples of each property
+soak-examples: soak-setup ## The tests with two thousand examples of each property
 	MINISHUFFLE_SOAK=1 $(WITHIN) 10000 $(SIDE_BY_SIDE) --timeout 3600 -m "not alone" --ignore $(SIMULATED) --ignore tests/e2e/test_killers.py
 
-soak-drain: ## Three workers restarted five times under a job, and clusters ended in each order
+soak-drain: soak-setup ## Three workers restarted five times under a job, and clusters ended in each order
 	MINISHUFFLE_SOAK=1 $(WITHIN) 900 $(BIN)/python -m pytest -q --timeout 600 tests/e2e/test_leaving_workers.py
 
 clean: ## Remove .venv and everything that was built
