@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -123,10 +124,12 @@ def test_functions_of_a_worker_may_print_as_much_as_they_like(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody reads what they print. What Python prints at its start is not the line of a worker."""
-    program = directory / "python"
+    program, script = directory / "python", directory / "worker.py"
     line = json.dumps({"ready": "worker", "worker": 7, "epoch": 1, "pid": 1})
-    program.write_text(
-        f"#!{sys.executable}\nimport signal, sys, time\nsignal.alarm(20)\n"
+    # Its first line cannot name a Python whose path has blanks.
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(script))} "$@"\n')
+    script.write_text(
+        "import signal, sys, time\nsignal.alarm(20)\n"
         "print('warning', flush=True)\ntime.sleep(0.3)\n"
         "secret = sys.argv[sys.argv.index('--secret-file') + 1]\n"
         f"assert open(secret).read()\nprint({line!r}, flush=True)\nprint('x' * 1_000_000)\n"
@@ -138,7 +141,7 @@ def test_functions_of_a_worker_may_print_as_much_as_they_like(
     with socket.create_server(("127.0.0.1", 0)) as server:
         reason = run_worker_task(WorkerOrder(7, "local", Address(*server.getsockname()), SECRET))
     assert reason == ""
-    assert list(directory.iterdir()) == [program]
+    assert {*directory.iterdir()} == {program, script}
 
 
 def test_an_order_does_not_show_its_secret() -> None:
