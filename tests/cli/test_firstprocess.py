@@ -22,15 +22,15 @@ ORPHANS = 53
 
 LEAVING = f"""
 import os, subprocess, sys, time
+import psutil
 from minishuffle.cli.firstprocess import run_behind_init
 run_behind_init()
 assert os.getpid() != 1
 for _ in range({ORPHANS}):
     assert subprocess.run(["sh", "-c", "sleep 0.01 & exit 3"]).returncode == 3
 def zombies():
-    numbers = [each for each in os.listdir("/proc") if each.isdigit()]
-    states = [open(f"/proc/{{each}}/stat").read().rpartition(")")[2].split()[0] for each in numbers]
-    return states.count("Z"), len(states)
+    states = [each.info["status"] for each in psutil.process_iter(["status"])]
+    return states.count(psutil.STATUS_ZOMBIE), len(states)
 deadline = time.monotonic() + {SECONDS_MAX}
 while zombies() != (0, 2) and time.monotonic() < deadline:
     time.sleep(0.01)
