@@ -119,7 +119,7 @@ def child_processes() -> dict[tuple[int, float], str]:
     for thread in [*threads, *(Path(f"/proc/{pid}/task/{pid}") for pid in templates)]:
         try:
             numbers = (thread / "children").read_text().split()
-        except FileNotFoundError:  # The thread has ended.
+        except (FileNotFoundError, ProcessLookupError):  # The thread has ended.
             continue
         for number in map(int, numbers):
             if number in templates:

@@ -7,7 +7,7 @@ import resource
 import signal
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,12 @@ def test_a_job_whose_results_fill_the_disk_can_be_cancelled(wait_until: Callable
 
 def kept_files(pid: int) -> list[str]:
     """Files with results that a worker has open."""
-    files = Path(f"/proc/{pid}/fd")
-    return [target for each in files.iterdir() if "minishuffle-rows-" in (target := os.readlink(each))]
+    found = []
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if "minishuffle-rows-" in (target := os.readlink(each)):
+                found.append(target)
+    return found
 
 
 def has_graph(journal: Path) -> bool:
