@@ -3,7 +3,8 @@
 A coordinator starts again at once: nothing recovers without it. The start of a worker costs about a second
 of processor time, most of it for imports, which tasks on the same machine would miss while they recover. A
 lower priority is no way out: without privilege no process can raise its own again, and the worker would keep
-it. So the start waits until all tasks run again, unless one waits for a slot, which the new process brings.
+it. So the start waits until all tasks run again and emit, unless one waits for a slot, which the new process
+brings.
 
 A process that hangs (it is stopped, a function holds the interpreter's lock, a disk does not answer) is no
 less lost than one that has ended, once the coordinator has said so. It is ended then, and another one starts
@@ -12,6 +13,7 @@ meanwhile: what it has locked or listens to is its own.
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,6 +26,8 @@ __all__ = ["CoordinatorRestarts", "Replacements", "SignalSequence"]
 
 RECOVERY_SECONDS_MAX: Final = 10.0
 """A task that restarts for longer, since it fails again and again, holds no start up."""
+SETTLE_SECONDS: Final = 0.5
+"""From when all tasks run again to when they have made their links and emit."""
 YOUNG_SECONDS: Final = 5.0
 """A process that is lost sooner after its start may be lost each time."""
 BACKOFF_SECONDS: Final = 0.5
@@ -55,6 +59,8 @@ class Replacements:
 
     def __init__(self, workers: list[int]) -> None:
         self._processes = {worker: _Process() for worker in workers}
+        self._recovering_at = -math.inf
+        """When tasks were last seen that did not run again yet."""
 
     @property
     def pending(self) -> bool:
@@ -97,12 +103,14 @@ class Replacements:
             task.state for job in status.jobs if job.state in ("created", "running") for task in job.tasks
         }
         urgent = "waiting for a slot" in states
-        recovering = bool(states & _RECOVERING) and not urgent
+        if states & _RECOVERING:
+            self._recovering_at = now
         found = []
         for worker, process in self._processes.items():
             if process.lost_at is None or worker in alive or now < process.lost_at + _delay(process):
                 continue
-            if recovering and now < process.lost_at + RECOVERY_SECONDS_MAX:
+            settled_at = max(process.lost_at, self._recovering_at) + SETTLE_SECONDS
+            if states and not urgent and now < min(settled_at, process.lost_at + RECOVERY_SECONDS_MAX):
                 continue
             process.started_at, process.lost_at, process.registered = now, None, False
             found.append(worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterable
 
@@ -14,6 +15,7 @@ from minishuffle.counters import TaskCounters
 from minishuffle.replacements import (
     RECOVERY_SECONDS_MAX,
     REGISTRATION_SECONDS_MAX,
+    SETTLE_SECONDS,
     CoordinatorRestarts,
     Replacements,
     SignalSequence,
@@ -72,11 +74,22 @@ def test_it_waits_until_the_coordinator_knows_of_the_loss() -> None:
 @pytest.mark.parametrize("state", ["lost", "restarting", "created"])
 def test_it_waits_until_the_recovery_is_over_but_not_for_ever(state: str) -> None:
     replacements = Replacements([1, 2])
-    for at, recovered in ((2.0, 2.5), (50.0, 50.0 + RECOVERY_SECONDS_MAX)):
+    for at, recovered in ((2.0, 3.0), (50.0, math.inf)):
         replacements.lost(1, at)
-        assert replacements.due(status([worker(2)], "running", state), recovered - 0.1) == []
-        now = "running" if recovered == 2.5 else state
-        assert replacements.due(status([worker(2)], "running", now), recovered) == [1]
+        due = min(recovered + SETTLE_SECONDS, at + RECOVERY_SECONDS_MAX)
+        assert replacements.due(status([worker(2)], "running", state), min(recovered, due - 0.1)) == []
+        now = "running" if recovered < due else state
+        assert replacements.due(status([worker(2)], "running", now), due - 0.1) == []
+        assert replacements.due(status([worker(2)], "running", now), due) == [1]
+
+
+def test_it_waits_for_links_of_tasks_that_run_and_for_nothing_without_a_job() -> None:
+    replacements = Replacements([1, 2])
+    replacements.lost(1, 2.0)
+    assert replacements.due(status([worker(2)], "running"), 2.0 + SETTLE_SECONDS - 0.1) == []
+    assert replacements.due(status([worker(2)], "running"), 2.0 + SETTLE_SECONDS) == [1]
+    replacements.lost(1, 20.0)
+    assert replacements.due(status([worker(2)], "finished", job="finished"), 20.0) == [1]
 
 
 def test_a_task_that_waits_for_a_slot_has_one_started_at_once() -> None:
