@@ -290,7 +290,7 @@ class Consumer(Peer):
         link = self.link
         assert link is not None
         for number in range(channels):
-            request = PartitionRequest(0, "bench", 0, 0, number, 1, 1, 1, 0)
+            request = PartitionRequest(PartitionId(JobId("bench"), 0, 0), number)
             gate.add_channel(0).attach_remote(link, request)
         return gate
 

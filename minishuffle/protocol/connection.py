@@ -514,21 +514,7 @@ class Connection:
         self._consumers[channel] = consumer
         credit = consumer.credit.granted
         self._counters.credits_granted += credit
-        self._control.append(
-            PartitionRequest(
-                channel,
-                request.job,
-                request.edge,
-                request.producer,
-                request.subpartition,
-                request.producer_attempt,
-                request.consumer_attempt,
-                request.generation,
-                credit,
-                request.rows_received,
-                request.last_sequence,
-            )
-        )
+        self._control.append(replace(request, channel=channel, initial_credit=credit))
         return channel
 
     def announce_credit(self, consumer: ConsumerChannel) -> None:

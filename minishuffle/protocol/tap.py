@@ -81,7 +81,10 @@ class _Listener:
     def frame(self, frame: Frame) -> None:
         channel = getattr(frame, "channel", 0)
         if channel and self._tap.listens(channel) and is_dataclass(frame):
-            fields = {name: value for name, value in asdict(frame).items() if name != "channel"}
+            fields: dict[str, Any] = {}
+            for name, value in asdict(frame).items():
+                fields |= value if isinstance(value, dict) else {name: value}
+            del fields["channel"]
             self._tap.note(self._way, channel, frame_name(frame), fields)
         if self._behind is not None:
             self._behind.frame(frame)

@@ -14,6 +14,7 @@ from minishuffle.errors import PeerLost, RemoteProtocolError, RowsLost, TaskCanc
 from minishuffle.exchange.elements import AssemblyBudget, decode
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
+from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.connection import ConnectionEvent
 from minishuffle.remote.access import AWAY_SECONDS_MAX, Access
 from minishuffle.remote.connection import ExternalConnection
@@ -287,7 +288,7 @@ class ResultReader:
             budget=AssemblyBudget(limits.ASSEMBLY_BYTES_MAX),
             counters=connection.counters,
         )
-        request = PartitionRequest(0, job, 0, subtask, 0, 1, 1, 1, 0)
+        request = PartitionRequest(PartitionId(JobId(job), 0, subtask), 0)
         gate.add_channel(subtask).attach_remote(connection.link, request)
         return gate
 

@@ -40,6 +40,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from minishuffle import limits
 from minishuffle.errors import LocalProtocolError, RemoteProtocolError
+from minishuffle.ids import FIRST_ATTEMPT, JobId, PartitionId
 
 __all__ = [
     "AddCredit",
@@ -301,21 +302,20 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRequest:
-    """Opens a logical channel; ``initial_credit`` counts buffers.
+    """Opens a logical channel: which attempt of which consumer wants what of which partition.
 
-    ``rows_received`` and ``last_sequence`` say how far the consumer came in the generation before, so that
-    the producer knows what was lost with its link.
+    Whoever opens the channel fills in the rest: its id, its first credit in buffers, and how far the consumer
+    came in the generation before, so that the producer knows what was lost with its link.
     """
 
-    channel: int
-    job: str
-    edge: int
-    producer: int
+    partition: PartitionId
     subpartition: int
-    producer_attempt: int
-    consumer_attempt: int
-    generation: int
-    initial_credit: int
+    """Index of the consumer subtask."""
+    producer_attempt: int = FIRST_ATTEMPT
+    consumer_attempt: int = FIRST_ATTEMPT
+    generation: int = 1
+    channel: int = 0
+    initial_credit: int = 0
     rows_received: int = 0
     last_sequence: int = NO_SEQUENCE
 
@@ -454,8 +454,8 @@ def _encode_hello(f: Hello) -> bytes:
 
 def _encode_request(f: PartitionRequest) -> bytes:
     fixed = _REQUEST.pack(
-        f.edge,
-        f.producer,
+        f.partition.edge,
+        f.partition.producer,
         f.subpartition,
         f.producer_attempt,
         f.consumer_attempt,
@@ -464,7 +464,7 @@ def _encode_request(f: PartitionRequest) -> bytes:
         f.rows_received,
         f.last_sequence,
     )
-    return fixed + _name(f.job)
+    return fixed + _name(f.partition.job)
 
 
 def encode_frame(frame: Frame) -> bytes:
@@ -562,11 +562,21 @@ def _decode_hello(body: BodyReader) -> Hello:
 
 
 def _decode_request(channel: int, body: BodyReader) -> PartitionRequest:
-    fields = body.unpack(_REQUEST)
-    credit = fields[6]
+    edge, producer, subpartition, producer_attempt, consumer_attempt, *rest = body.unpack(_REQUEST)
+    generation, credit, rows_received, last_sequence = rest
     if credit > limits.CREDIT_MAX:
         raise RemoteProtocolError(f"initial credit {credit}, at most {limits.CREDIT_MAX} is allowed")
-    return PartitionRequest(channel, body.name(), *fields)
+    return PartitionRequest(
+        PartitionId(JobId(body.name()), edge, producer),
+        subpartition,
+        producer_attempt,
+        consumer_attempt,
+        generation,
+        channel=channel,
+        initial_credit=credit,
+        rows_received=rows_received,
+        last_sequence=last_sequence,
+    )
 
 
 def _decode_cancel(channel: int, body: BodyReader) -> CancelPartitionRequest:

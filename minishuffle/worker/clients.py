@@ -230,7 +230,8 @@ class ResultReaders:
             link.flush_soon()
 
         try:
-            if message is None or (request.job, request.producer) != (message.job, message.index):
+            asked = request.partition
+            if message is None or (asked.job, asked.producer) != (message.job, message.index):
                 raise RemoteProtocolError("this program may not ask for that partition")
             spool = self._spool(message)
             reading = _Reading(message, spool, self.pool, self._inbox, failed)
@@ -382,18 +383,8 @@ class ExternalClients:
             link.abort(error)
             return
         channel.disconnect = link.abort
-        request = PartitionRequest(
-            0,
-            message.job,
-            UPSTREAM_EDGE,
-            message.partition,
-            message.index,
-            message.attempt,
-            1,
-            1,
-            0,
-        )
-        channel.attach_remote(link, request)
+        partition = PartitionId(JobId(message.job), UPSTREAM_EDGE, message.partition)
+        channel.attach_remote(link, PartitionRequest(partition, message.index, message.attempt))
 
     def forget(self, job: str) -> None:
         """The job has ended: its tickets are void."""

@@ -138,9 +138,9 @@ def _request(waiting: Waiting, now: float) -> Fields:
     request = waiting.request
     return {
         "from": f"worker {waiting.link}",
-        "job": request.job,
-        "edge": request.edge,
-        "producer": request.producer,
+        "job": request.partition.job,
+        "edge": request.partition.edge,
+        "producer": request.partition.producer,
         "producer_attempt": request.producer_attempt,
         "consumer": request.subpartition,
         "consumer_attempt": request.consumer_attempt,

@@ -525,7 +525,7 @@ class Worker:
                 self._peers.request(instruction, deployment.channel(instruction.channel))
                 deployment.count_received(instruction)
             case Attach():
-                partition = deployment.partition(instruction.producer, instruction.request.edge)
+                partition = deployment.partition(instruction.producer, instruction.request.partition.edge)
                 if (view := self._peers.attach(instruction, partition)) is not None:
                     deployment.count_sent(instruction, view)
             case Refuse():

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from minishuffle.errors import LocalProtocolError, PartitionNotFound, ShuffleError, Superseded
 from minishuffle.exchange.channels import ChannelEvent
-from minishuffle.ids import FIRST_ATTEMPT, AttemptId, JobId, OperatorId, PartitionId, SubtaskId
+from minishuffle.ids import FIRST_ATTEMPT, AttemptId, OperatorId, PartitionId, SubtaskId
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import OutputSpec
 
@@ -367,7 +367,7 @@ class PartitionRegistry:
         Raises:
             ShuffleError: it never can be served.
         """
-        name = PartitionId(JobId(request.job), request.edge, request.producer)
+        name = request.partition
         attempts = self._partitions.get(name, {})
         partition = attempts.get(request.producer_attempt)
         if partition is None:
@@ -394,8 +394,7 @@ class PartitionRegistry:
 
     @staticmethod
     def _check_reader(partition: _Partition, request: PartitionRequest, known: int) -> None:
-        where = f"subpartition {request.subpartition} of partition {request.job}/edge{request.edge}."
-        where += str(request.producer)
+        where = f"subpartition {request.subpartition} of partition {request.partition}"
         attempt, generation = partition.readers.get(request.subpartition, (0, 0))
         if request.consumer_attempt < known:
             raise Superseded(
@@ -409,7 +408,7 @@ class PartitionRegistry:
 
     def late(self, request: PartitionRequest, worker: int) -> ShuffleError:
         """Why a request has waited in vain on ``worker``."""
-        name = PartitionId(JobId(request.job), request.edge, request.producer)
+        name = request.partition
         if request.producer_attempt not in self._partitions.get(name, {}):
             text = f"partition {name} attempt {request.producer_attempt} is not on worker {worker}"
             return PartitionNotFound(text)

@@ -16,7 +16,7 @@ from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, PeerSuspected, ShuffleError, Superseded, clipped
 from minishuffle.exchange.channels import ChannelEvent
-from minishuffle.ids import AttemptId, OperatorId, SubtaskId
+from minishuffle.ids import AttemptId, OperatorId, PartitionId, SubtaskId
 from minishuffle.wire.clients import (
     BeginWrite,
     DropResult,
@@ -270,9 +270,8 @@ class WorkerState:
         for gate in spec.inputs:
             bases = message.bases(gate.operator)
             for producer, attempt, worker in message.channels(gate):
-                request = PartitionRequest(
-                    0, message.job, gate.edge, producer, spec.index, attempt, spec.attempt, 1, 0
-                )
+                partition = PartitionId(key.subtask.job, gate.edge, producer)
+                request = PartitionRequest(partition, spec.index, attempt, spec.attempt)
                 channel = ChannelKey(key, gate.edge, producer)
                 subtask = SubtaskId(key.subtask.job, OperatorId(gate.operator), producer)
                 entry = ChannelEntry(subtask, worker, request, repairs)

@@ -546,13 +546,13 @@ class Deployment:
         """The channel was attached to a link."""
         channel, request = self.channel(instruction.channel), instruction.request
         if channel is not None:
-            peer = (request.edge, request.producer, request.producer_attempt)
+            peer = (request.partition.edge, request.partition.producer, request.producer_attempt)
             self.attempts[instruction.channel.attempt].traffic.receives(peer, channel)
 
     def count_sent(self, instruction: Attach, view: PipelinedView) -> None:
         """A peer reads by that view."""
         request = instruction.request
-        peer = (request.edge, request.subpartition, request.consumer_attempt)
+        peer = (request.partition.edge, request.subpartition, request.consumer_attempt)
         self.attempts[instruction.producer].traffic.sends(peer, view)
 
     # --- taking down -----------------------------------------------------------------------------

@@ -83,7 +83,7 @@ class Setup:
 
     def request(self, channel: InputChannel, generation: int = 1) -> None:
         """Attach the channel to ``link``."""
-        request = PartitionRequest(0, "j1", 0, channel.producer, 0, 1, 1, generation, 0)
+        request = PartitionRequest(PartitionId(JobId("j1"), 0, channel.producer), 0, generation=generation)
         channel.attach_remote(self.link, request)
 
     def partition(self, producer: int, segments: int = 16) -> ResultPartition:
@@ -193,7 +193,11 @@ class Wire:
             receiver.receive(data, 0.0)
         for event in receiver.events():
             if isinstance(event, PartitionRequested):
-                serve(self.producing, event.request, self.partitions[event.request.producer].subpartitions[0])
+                serve(
+                    self.producing,
+                    event.request,
+                    self.partitions[event.request.partition.producer].subpartitions[0],
+                )
         sender.validate()
         receiver.validate()
 

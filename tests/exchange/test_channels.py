@@ -16,6 +16,7 @@ from minishuffle.exchange.channels import (
 from minishuffle.exchange.elements import encode
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
+from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import (
     NO_SEQUENCE,
     BufferFlags,
@@ -227,7 +228,7 @@ def test_an_error_comes_behind_what_was_delivered_and_not_behind_the_end() -> No
 def test_a_closed_channel_is_attached_to_nothing() -> None:
     exchange = Exchange()
     exchange.gate.close()
-    request = PartitionRequest(0, "j1", 0, 0, 0, 1, 1, 1, 0)
+    request = PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0)
     exchange.channels[0].attach_remote(exchange.links[-1][0], request)
     exchange.channels[0].attach_local(exchange.partitions[0].subpartitions[0], 2, lambda piece: None)
     assert exchange.channels[0].attachment is None

@@ -10,6 +10,7 @@ import pytest
 from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.segments import Segment
 from minishuffle.exchange.subpartition import serve
+from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import ConsumerChannel, Received
 from minishuffle.protocol.connection import PartitionRequested
 from minishuffle.wire.frames import CancelReason, EventKind, PartitionRequest
@@ -165,7 +166,7 @@ def test_each_channel_sends_the_shared_payload_with_its_own_header() -> None:
     for number in range(3):
         free = [Segment(index, memoryview(bytearray(64 + CAPACITY))) for index in range(2)]
         channel = ConsumerChannel(Taker(number), list(free), CAPACITY)  # type: ignore[arg-type]
-        request = PartitionRequest(0, "j1", 0, 0, number, 1, 1, 1, 0)
+        request = PartitionRequest(PartitionId(JobId("j1"), 0, 0), number)
         consuming.connection.request_partition(channel, request)
     move(consuming, producing)
     for event in producing.connection.events():

@@ -240,7 +240,9 @@ class Link:
 
     def request(self, channel: int, generation: int) -> PartitionRequest:
         """The consumer asks for subpartition 0."""
-        request = PartitionRequest(channel, "j1", 0, 0, 0, 1, 1, generation, 2)
+        request = PartitionRequest(
+            PartitionId(JobId("j1"), 0, 0), 0, generation=generation, channel=channel, initial_credit=2
+        )
         self.connection.producers.expect(request)
         return request
 

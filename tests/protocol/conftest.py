@@ -102,7 +102,7 @@ class Peers:
 
     def request_all(self) -> None:
         for number, gate in enumerate(self.gates):
-            request = PartitionRequest(0, "j1", 0, 0, number, 1, 1, 1, 0)
+            request = PartitionRequest(PartitionId(JobId("j1"), 0, 0), number)
             self.consumer.request_partition(gate.channel, request)
 
     def answer(self, event: PartitionRequested) -> None:

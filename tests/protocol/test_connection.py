@@ -21,6 +21,7 @@ from minishuffle.errors import (
     TaskFailed,
 )
 from minishuffle.exchange.subpartition import PipelinedView, Subpartition
+from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.connection import (
     LAST_LOOK_SECONDS,
     Connection,
@@ -95,7 +96,9 @@ def test_rows_of_a_buffer_that_was_half_there_at_the_cancel_count_as_discarded(
 
 def test_a_request_says_what_the_generation_before_received(peers_of: Callable[..., Peers]) -> None:
     peers = peers_of(channels=1, attach=False)
-    request = PartitionRequest(0, "j1", 0, 0, 0, 1, 1, 2, 0, rows_received=70, last_sequence=6)
+    request = PartitionRequest(
+        PartitionId(JobId("j1"), 0, 0), 0, generation=2, rows_received=70, last_sequence=6
+    )
     peers.consumer.request_partition(peers.gates[0].channel, request)
     peers.settle()
     assert peers.requested[0].request == replace(request, channel=1, initial_credit=2)
@@ -130,7 +133,10 @@ def test_overdrawn_credit_is_an_error_and_not_a_wait(peers_of: Callable[..., Pee
     [
         (buffer_for(0x55, 0), "never opened"),
         (encode_frame(BacklogAnnouncement(0x55, 1)), "never opened"),
-        (encode_frame(PartitionRequest(1, "j", 0, 0, 0, 1, 1, 1, 2)), "not the peer's to give"),
+        (
+            encode_frame(PartitionRequest(PartitionId(JobId("j"), 0, 0), 0, channel=1, initial_credit=2)),
+            "not the peer's to give",
+        ),
         (encode_frame(Hello(1, "c", 1, 1, 2, bytes(32))), "has no place"),
         (encode_frame(NewBufferSize(1, 256)), "has no place"),
     ],
@@ -150,7 +156,9 @@ def test_channel_ids_are_never_used_again(peers_of: Callable[..., Peers]) -> Non
     used = peers.gates[0].channel.id
     peers.consumer.cancel(peers.gates[0].channel)
     peers.settle()
-    request = PartitionRequest(used, "j1", 0, 0, 0, 1, 1, 2, 2)
+    request = PartitionRequest(
+        PartitionId(JobId("j1"), 0, 0), 0, generation=2, channel=used, initial_credit=2
+    )
     with pytest.raises(RemoteProtocolError, match="not the peer's to give"):
         peers.producer.receive(encode_frame(request), 0.0)
 
@@ -160,7 +168,7 @@ def test_channels_that_were_cancelled_leave_nothing_behind() -> None:
 
     def churn(first: int) -> None:
         for channel in range(first, first + 5_000):
-            request = PartitionRequest(channel, "j1", 0, 0, 0, 1, 1, 1, 2)
+            request = PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0, channel=channel, initial_credit=2)
             cancel = CancelPartitionRequest(channel, CancelReason.MOVED)
             connection.receive(encode_frame(request) + encode_frame(cancel), 0.0)
             connection.events()
@@ -326,7 +334,7 @@ def test_a_lost_connection_takes_its_channels_and_gives_every_buffer_back(
     peers.partition.subpartitions[1].discard()
     with pytest.raises(LocalProtocolError):
         peers.consumer.request_partition(
-            peers.gates[0].channel, PartitionRequest(0, "j", 0, 0, 0, 1, 1, 1, 0)
+            peers.gates[0].channel, PartitionRequest(PartitionId(JobId("j"), 0, 0), 0)
         )
 
 
@@ -403,7 +411,9 @@ def test_a_process_that_was_stopped_at_its_last_look_waits_for_another_answer() 
 @pytest.mark.parametrize("error", [PeerSuspected("worker 2 has answered no Ping"), PeerLost("it broke")])
 def test_the_producers_know_whether_a_link_ended_under_suspicion(error: PeerLost) -> None:
     ours, subpartition = alone(), Subpartition(0, lambda subpartition: None, drops=True)
-    ours.receive(encode_frame(PartitionRequest(1, "j1", 0, 0, 0, 1, 1, 1, 2)), 100.0)
+    ours.receive(
+        encode_frame(PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0, channel=1, initial_credit=2)), 100.0
+    )
     ours.attach(1, subpartition.attach(1, lambda: None))
     ours.lost(error)
     assert not subpartition.available
@@ -423,7 +433,12 @@ def test_a_peer_that_reads_no_answers_is_disconnected(monkeypatch: pytest.Monkey
     ours = alone()
     with pytest.raises(RemoteProtocolError, match="more than 100 control frames wait to be read"):
         for channel in range(1, 1_000):
-            ours.receive(encode_frame(PartitionRequest(channel, "j1", 0, 0, 0, 1, 1, 1, 2)), 100.0)
+            ours.receive(
+                encode_frame(
+                    PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0, channel=channel, initial_credit=2)
+                ),
+                100.0,
+            )
             ours.refuse(channel, PartitionNotFound("not here"))
     assert channel == 102
 
@@ -435,7 +450,12 @@ def test_a_peer_that_asks_for_too_many_channels_is_refused_and_then_disconnected
     ours, answers = alone(), b""
     with pytest.raises(RemoteProtocolError, match="more than 10 channels, and went on asking"):
         for channel in range(1, 1_000):
-            ours.receive(encode_frame(PartitionRequest(channel, "j1", 0, 0, 0, 1, 1, 1, 2)), 100.0)
+            ours.receive(
+                encode_frame(
+                    PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0, channel=channel, initial_credit=2)
+                ),
+                100.0,
+            )
             answers += b"".join(map(bytes, ours.data_to_send(1)[0]))
     assert channel == 10 + 10 + 1
     assert answers.count(b"more than 10 channels") == 10
@@ -444,7 +464,9 @@ def test_a_peer_that_asks_for_too_many_channels_is_refused_and_then_disconnected
 
 def test_a_request_that_is_cancelled_before_its_answer_is_reported(peers_of: Callable[..., Peers]) -> None:
     ours = alone()
-    ours.receive(encode_frame(PartitionRequest(7, "j1", 0, 0, 0, 1, 1, 1, 2)), 100.0)
+    ours.receive(
+        encode_frame(PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0, channel=7, initial_credit=2)), 100.0
+    )
     (requested,) = ours.events()
     assert isinstance(requested, PartitionRequested)
     for _ in range(2):

@@ -63,7 +63,7 @@ class Exchange:
     def attach(self) -> None:
         for channel in self.gate.channels:
             channel.attach_remote(
-                self.consuming, PartitionRequest(0, "j1", 0, channel.producer, 0, 1, 1, 1, 0)
+                self.consuming, PartitionRequest(PartitionId(JobId("j1"), 0, channel.producer), 0)
             )
 
     def id_of(self, producer: int) -> int:
@@ -87,7 +87,7 @@ class Exchange:
             receiver.receive(data[at : at + self.piece], 0.0)
         for event in receiver.events():
             if isinstance(event, PartitionRequested):
-                partition = self.partitions[event.request.producer]
+                partition = self.partitions[event.request.partition.producer]
                 serve(self.producing, event.request, partition.subpartitions[0])
 
     def run(self) -> list[Any]:

@@ -97,7 +97,9 @@ class Exchange:
 
     def attach_remote(self, number: int) -> None:
         self.generations[number] += 1
-        request = PartitionRequest(0, "j1", 0, number, 0, 1, 1, self.generations[number], 0)
+        request = PartitionRequest(
+            PartitionId(JobId("j1"), 0, number), 0, generation=self.generations[number]
+        )
         self.channels[number].attach_remote(self.links[-1][0], request)
         self._attached(number)
 
@@ -131,7 +133,7 @@ class Exchange:
         assert len(cancelled) + len(requests) + released == len(events)
         for request in requests:
             if request.channel not in cancelled:
-                serve(producer, request, self.partitions[request.producer].subpartitions[0])
+                serve(producer, request, self.partitions[request.partition.producer].subpartitions[0])
 
     def settle(self) -> None:
         for _ in range(1000):

@@ -133,7 +133,7 @@ class Node:
         self.readers = [Reader(self, number) for number in range(CHANNELS)]
         assert self.link is not None
         for reader in self.readers:
-            request = PartitionRequest(0, "j1", 0, 0, reader.number, 1, 1, 1, 0)
+            request = PartitionRequest(PartitionId(JobId("j1"), 0, 0), reader.number)
             self.link.connection.request_partition(reader.channel, request)
         self.link.flush_soon()
 

@@ -6,6 +6,7 @@ from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, ShuffleError
 from minishuffle.exchange.channels import ChannelEvent
+from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import (
     ControlMessage,
@@ -130,7 +131,15 @@ def request(
     consumer_attempt: int = 1,
     generation: int = 1,
 ) -> PartitionRequest:
-    return PartitionRequest(channel, "j1", 0, 0, subpartition, attempt, consumer_attempt, generation, 2)
+    return PartitionRequest(
+        PartitionId(JobId("j1"), 0, 0),
+        subpartition,
+        attempt,
+        consumer_attempt,
+        generation,
+        channel=channel,
+        initial_credit=2,
+    )
 
 
 def second(spec: TaskSpec) -> TaskSpec:

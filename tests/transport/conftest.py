@@ -13,7 +13,7 @@ import uvloop
 
 from minishuffle.counters import ConnectionCounters
 from minishuffle.errors import PartitionNotFound, ShuffleError, UnknownName
-from minishuffle.ids import Address
+from minishuffle.ids import Address, JobId, PartitionId
 from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested
 from minishuffle.transport.control import ControlLink, ControlServer
 from minishuffle.transport.tcp import DataEndpoint, DataLink
@@ -28,7 +28,7 @@ HOST = "127.0.0.1"
 SECONDS_MAX = 20.0
 """Bound of every test here."""
 SECRET = b"the cluster's"
-REQUEST = PartitionRequest(1, "j1", 0, 0, 0, 1, 1, 1, 2)
+REQUEST = PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0, channel=1, initial_credit=2)
 CONTROL_SECRET = b"a secret of the cluster"
 COORDINATOR = Identity(Role.COORDINATOR, "blue", 0, 0)
 WORKER = Identity(Role.WORKER, "blue", 0, 0)

@@ -13,6 +13,7 @@ from minishuffle.exchange.channels import Attachment, GivenBack, RemoteAttachmen
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
+from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import Received
 from minishuffle.wire.frames import EventKind, PartitionRequest
 from support.fabric import SEGMENT_BYTES, Fabric, Runner
@@ -69,7 +70,7 @@ class Reading:
 
     def attach_remote(self) -> None:
         assert self.node.link is not None
-        request = PartitionRequest(0, "j1", 0, 0, 0, 1, 1, len(self.attachments) + 1, 0)
+        request = PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0, generation=len(self.attachments) + 1)
         self.channel.attach_remote(self.node.link, request)
         self._attached()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from minishuffle.errors import PeerLost
 from minishuffle.exchange.subpartition import Subpartition
+from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import CancelReason, PartitionRequest
 from support.fabric import SEGMENT_BYTES, Fabric, Node, Reader, Runner
 
@@ -79,7 +80,7 @@ def test_a_consumer_that_fails_leaves_the_others_of_its_link_alone(run_joined: R
         await fabric.until(lambda: len(node.readers[1].data) == SEGMENT_BYTES)
         node.readers[0].drain()
         again = Reader(node, 0)
-        request = PartitionRequest(0, "j1", 0, 0, 0, 1, 2, 1, 0)
+        request = PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0, consumer_attempt=2)
         node.link.connection.request_partition(again.channel, request)
         node.link.flush_soon()
         await fabric.until(lambda: subpartition.available)

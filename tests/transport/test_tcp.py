@@ -14,7 +14,7 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.errors import PeerLost, UsageError
-from minishuffle.ids import Address
+from minishuffle.ids import Address, JobId, PartitionId
 from minishuffle.protocol.connection import PeerSilent
 from minishuffle.wire.frames import AddCredit, Hello, PartitionRequest, Ping, Pong, Role, encode_frame
 from minishuffle.wire.handshake import HandshakeRefused, Identity
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from conftest import Site
 
 HOST = "127.0.0.1"
-REQUEST = PartitionRequest(1, "j1", 0, 0, 0, 1, 1, 1, 2)
+REQUEST = PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0, channel=1, initial_credit=2)
 
 RunSite = Callable[..., None]
 

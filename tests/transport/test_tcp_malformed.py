@@ -13,6 +13,7 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.errors import PeerLost, RemoteProtocolError
+from minishuffle.ids import JobId, PartitionId
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.frames import FRAME_HEADER, FrameType, Hello, PartitionRequest, Ping, Role, encode_frame
 from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 SECRET = b"the cluster's"
 HOST = "127.0.0.1"
-REQUEST = PartitionRequest(1, "j1", 0, 0, 0, 1, 1, 1, 2)
+REQUEST = PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0, channel=1, initial_credit=2)
 
 RunSite = Callable[..., None]
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.errors import RemoteProtocolError
+from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.decoder import FrameDecoder
 from minishuffle.wire.frames import (
     BUFFER_HEADER_BYTES,
@@ -25,7 +26,7 @@ from minishuffle.wire.frames import (
 from support.frames import Recorder, buffer_response, decode
 
 HELLO = Hello(1, "here", 3, 9, 4, b"n" * 32, b"p" * 32, counter=8)
-REQUEST = PartitionRequest(5, "j1", 1, 2, 3, 4, 5, 6, 2)
+REQUEST = PartitionRequest(PartitionId(JobId("j1"), 1, 2), 3, 4, 5, 6, channel=5, initial_credit=2)
 STREAM = b"".join(
     [
         encode_frame(HELLO),

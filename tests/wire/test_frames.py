@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from minishuffle import limits
 from minishuffle.errors import LocalProtocolError, RemoteProtocolError
+from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import (
     BUFFER_HEADER_BYTES,
     FRAME_HEADER,
@@ -37,7 +38,17 @@ from minishuffle.wire.frames import (
 from support.frames import Piece, buffer_header, decode
 
 HELLO = Hello(1, "here", 3, 9, 4, b"n" * 32, b"p" * 32, counter=8)
-REQUEST = PartitionRequest(5, "j1", 1, 2, 3, 4, 5, 6, 2, rows_received=258, last_sequence=7)
+REQUEST = PartitionRequest(
+    PartitionId(JobId("j1"), 1, 2),
+    3,
+    4,
+    5,
+    6,
+    channel=5,
+    initial_credit=2,
+    rows_received=258,
+    last_sequence=7,
+)
 FRAMES: list[tuple[Frame, str]] = [
     (AddCredit(((7, 3), (9, 1))), "00000015 06 00000000 00000007 00000003 00000009 00000001"),
     (BacklogAnnouncement(7, 4), "00000009 07 00000007 00000004"),
@@ -131,4 +142,6 @@ def test_long_texts_are_cut_and_long_names_refused() -> None:
     assert len(decoded.text.encode()) <= limits.ERROR_TEXT_BYTES_MAX
     assert frame.text.startswith(decoded.text)
     with pytest.raises(LocalProtocolError, match="at most"):
-        encode_frame(replace(REQUEST, job="j" * (limits.NAME_BYTES_MAX + 1)))
+        encode_frame(
+            replace(REQUEST, partition=replace(REQUEST.partition, job="j" * (limits.NAME_BYTES_MAX + 1)))
+        )

@@ -12,6 +12,7 @@ from minishuffle.errors import PeerLost, ShuffleError, Superseded, UsageError
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.segments import NetworkBufferPool
+from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.clients import ROWS_FORGOTTEN
 from minishuffle.wire.frames import BufferFlags, DataType, EventKind, PartitionRequest
 from minishuffle.worker.client_gate import UPSTREAM_EDGE, WRITES_KEPT, Progress, UpstreamChannel, UpstreamGate
@@ -60,7 +61,7 @@ class Stand:
                     consumer_of(channel).fail(error)
 
         channel.disconnect = disconnect
-        channel.attach_remote(BareLink(), PartitionRequest(0, "j1", UPSTREAM_EDGE, 0, 0, 1, 1, 1, 0))
+        channel.attach_remote(BareLink(), PartitionRequest(PartitionId(JobId("j1"), UPSTREAM_EDGE, 0), 0))
         return channel
 
     def take(self, *rows: str, attempt: int = 1) -> UpstreamChannel:

@@ -13,6 +13,7 @@ from minishuffle.errors import TaskCancelled
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.segments import NetworkBufferPool
+from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import BufferFlags, DataType, EventKind, PartitionRequest
 from minishuffle.wire.messages import WritePosition
 from minishuffle.worker.client_gate import UPSTREAM_EDGE, Progress, UpstreamChannel, UpstreamGate
@@ -67,7 +68,7 @@ class Stand:
         self.gate.begin("w", range(2))
         self.gate.expect("w", partition, attempt, self.told.append, **fields)
         channel = self.gate.open_channel("w", partition, attempt)
-        channel.attach_remote(BareLink(), PartitionRequest(0, "j1", UPSTREAM_EDGE, 0, 0, 1, 1, 1, 0))
+        channel.attach_remote(BareLink(), PartitionRequest(PartitionId(JobId("j1"), UPSTREAM_EDGE, 0), 0))
         return channel
 
     def rows(self) -> list[Any]:

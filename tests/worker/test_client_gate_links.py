@@ -125,7 +125,7 @@ class Program:
         self._writing, self._reading = BareLink(dialer=True), BareLink()
         self._here, self._there = self._writing.connection, self._reading.connection
         channel.disconnect = lambda error: reading.post(self.cut, error)
-        request = PartitionRequest(0, "j1", UPSTREAM_EDGE, 0, 0, 1, 1, 1, 0)
+        request = PartitionRequest(PartitionId(JobId("j1"), UPSTREAM_EDGE, 0), 0)
         channel.attach_remote(self._reading, request)
         self.exchange()
 

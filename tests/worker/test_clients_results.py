@@ -20,6 +20,7 @@ from minishuffle.errors import (
     UsageError,
 )
 from minishuffle.exchange.spool import Spool
+from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import NextType
 from minishuffle.wire.clients import DropResult, FreeRows, ResultExpected, ServeResult
 from minishuffle.wire.frames import PartitionRequest
@@ -90,7 +91,7 @@ class Door:
         return link
 
     def ask(self, link: FakeLink, job: str = "j1", producer: int = 0) -> FakeLink:
-        self.readers.requested(link, PartitionRequest(1, job, 0, producer, 0, 1, 1, 1, 0))
+        self.readers.requested(link, PartitionRequest(PartitionId(JobId(job), 0, producer), 0, channel=1))
         return link
 
     async def gone(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 from minishuffle.counters import FLOW
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
+from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.worker import flow
 from minishuffle.worker.flow import Turns
@@ -72,7 +73,7 @@ async def test_what_has_backlog_waits_for_credit_or_for_the_socket(site: Site) -
     made = site.deployment.attempts[source.attempt_id]
     await site.until(lambda: source.state == "running" and source.paths.clock.present()[0] == "backpressured")
     link, consumer = BareLink(), BareLink(dialer=True)
-    request = PartitionRequest(1, "j1", 0, 0, 0, 1, 1, 1, 3)
+    request = PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0, channel=1, initial_credit=3)
     link.connection.producers.expect(request)
     from minishuffle.exchange.subpartition import serve
 

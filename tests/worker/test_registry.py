@@ -8,6 +8,7 @@ import pytest
 
 from minishuffle.errors import LocalProtocolError, ShuffleError
 from minishuffle.exchange.channels import ChannelEvent
+from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import OutputSpec
 from minishuffle.worker.registry import (
@@ -35,7 +36,7 @@ NEXT = Upstream(attempt=2, worker=4)
 
 
 def request(producer: int = 0, generation: int = 1, consumer: int = 0) -> PartitionRequest:
-    return PartitionRequest(0, "j1", 0, producer, consumer, 1, 1, generation, 0)
+    return PartitionRequest(PartitionId(JobId("j1"), 0, producer), consumer, generation=generation)
 
 
 def entry(worker: int = 3, producer: int = 0) -> ChannelEntry:

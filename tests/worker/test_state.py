@@ -79,7 +79,11 @@ def test_partitions_are_requested_when_the_link_is_up_and_at_once_after_that() -
     machine.tell(deploy(sink()))
     (requested,) = machine.up(3)
     assert isinstance(requested, RequestPartition)
-    assert (requested.worker, requested.request.producer, requested.request.subpartition) == (3, 1, 0)
+    assert (requested.worker, requested.request.partition.producer, requested.request.subpartition) == (
+        3,
+        1,
+        0,
+    )
     again = machine.tell(deploy(sink(attempt=2)))
     assert [i.worker for i in again if isinstance(i, RequestPartition)] == [3]
 

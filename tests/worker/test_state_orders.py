@@ -15,7 +15,7 @@ from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, ShuffleError
 from minishuffle.exchange.channels import ChannelEvent
-from minishuffle.ids import AttemptId, SubtaskId
+from minishuffle.ids import AttemptId, JobId, PartitionId, SubtaskId
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import (
     CancelTasks,
@@ -223,7 +223,7 @@ class Orders(RuleBasedStateMachine):
         assert producer.attempt == request.producer_attempt
         reader = request.consumer_attempt, request.generation
         where = producer, request.subpartition
-        consumer = attempt(1, request.subpartition, job=request.job).subtask
+        consumer = attempt(1, request.subpartition, job=request.partition.job).subtask
         assert request.consumer_attempt == self.known.get(consumer, 1), "an attempt that is not the current"
         assert self.granted.get(where, (0, 0)) < reader, "taken over from a reader that is not older"
         self.granted[where] = reader
@@ -439,7 +439,12 @@ class Orders(RuleBasedStateMachine):
         for consumer, of_consumer, generation in asked:
             self.channels += 1
             request = PartitionRequest(
-                self.channels, job, 0, index, consumer, producer.attempt, of_consumer, generation, 0
+                PartitionId(JobId(job), 0, index),
+                consumer,
+                producer.attempt,
+                of_consumer,
+                generation,
+                channel=self.channels,
             )
             self.open.add((worker, self.channels))
             self.carry_out(self.state.partition_requested(worker, request, self.now))

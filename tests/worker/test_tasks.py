@@ -16,6 +16,7 @@ from minishuffle.dataflow.table import Table
 from minishuffle.errors import ResourceExhausted
 from minishuffle.exchange.channels import LocalAttachment
 from minishuffle.exchange.elements import encode
+from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import BufferFlags, DataType, PartitionRequest
 from minishuffle.wire.messages import WorkerAddress
 from minishuffle.wire.packed import PeerRows, pack_placement, unpack_traffic
@@ -107,7 +108,7 @@ async def test_remote_channels_have_exclusive_buffers_and_give_them_back(site: S
     task = start_consumer(site, worker=2, buffers_per_channel=3, floating_buffers_per_gate=5)
     (gate,) = task.gates
     for channel in gate.channels:
-        channel.attach_remote(BareLink(), PartitionRequest(0, "j1", 0, channel.producer, 0, 1, 1, 1, 0))
+        channel.attach_remote(BareLink(), PartitionRequest(PartitionId(JobId("j1"), 0, channel.producer), 0))
     pool = gate.buffers.pool
     assert (pool.minimum, pool.maximum, pool.in_use) == (7, 11, 6)
     site.deployment.attempts[task.attempt_id].close()
@@ -302,7 +303,7 @@ async def test_an_abandoned_task_reports_where_it_is_in_what_external_clients_wr
     gate.begin("w", range(1))
     gate.expect("w", 0, 1, lambda progress: None)
     channel = gate.open_channel("w", 0, 1)
-    channel.attach_remote(BareLink(), PartitionRequest(0, "j1", UPSTREAM_EDGE, 0, 0, 1, 1, 1, 0))
+    channel.attach_remote(BareLink(), PartitionRequest(PartitionId(JobId("j1"), UPSTREAM_EDGE, 0), 0))
     consumer = consumer_of(channel)
     consumer.credit.take_unannounced()
     for _ in range(2):

@@ -14,6 +14,7 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError, TaskFailed
 from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.subpartition import serve
+from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import CancelReason, PartitionRequest
 from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.state import StartTask
@@ -108,7 +109,7 @@ async def test_a_consumer_that_asks_an_attempt_that_has_failed_hears_so_at_once(
     channel = channel_of(site)
     assert channel.attachment is None
     link = BareLink()
-    request = PartitionRequest(7, "j1", 0, 0, 0, 1, 1, 2, 2)
+    request = PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0, generation=2, channel=7, initial_credit=2)
     link.connection.producers.expect(request)
     serve(link, request, source.partitions[0].subpartitions[0])
     chunks, _ = link.connection.data_to_send(16)

@@ -13,7 +13,7 @@ from minishuffle import limits
 from minishuffle.counters import ConnectionCounters
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import PartitionNotFound, PeerLost, RemoteProtocolError, ShuffleError, UsageError
-from minishuffle.ids import Address
+from minishuffle.ids import Address, JobId, PartitionId
 from minishuffle.protocol.connection import ConnectionEvent
 from minishuffle.transport.interfaces import host_identity
 from minishuffle.transport.tcp import DataEndpoint, DataLink
@@ -286,7 +286,7 @@ async def test_what_an_early_link_asks_for_is_answered_once_its_epoch_is_announc
     early = Peer(9, 6)
     link = await early.dial(running)
     reader = Reader()
-    link.connection.request_partition(reader.channel, PartitionRequest(0, "j1", 0, 0, 0, 1, 1, 1, 0))
+    link.connection.request_partition(reader.channel, PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0))
     link.flush_soon()
     sent = len(coordinator.said(Heartbeat))
     await coordinator.until(lambda: len(coordinator.said(Heartbeat)) > sent + 10)
@@ -307,7 +307,9 @@ async def test_what_an_early_link_may_ask_for_is_bounded(
     early = Peer(9, 6)
     link = await early.dial(running)
     for _ in range(4):
-        link.connection.request_partition(Reader().channel, PartitionRequest(0, "j1", 0, 0, 0, 1, 1, 1, 0))
+        link.connection.request_partition(
+            Reader().channel, PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0)
+        )
     link.flush_soon()
     await coordinator.until(lambda: early.down)
 
