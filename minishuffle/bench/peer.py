@@ -24,7 +24,7 @@ from minishuffle import limits
 from minishuffle.counters import ConnectionCounters, TaskCounters
 from minishuffle.errors import ShuffleError
 from minishuffle.exchange.channels import QueuedEvent
-from minishuffle.exchange.elements import AssemblyBudget
+from minishuffle.exchange.elements import ELEMENT_HEADER, AssemblyBudget, ElementFormat, pack_header
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.partition import ResultPartition
@@ -47,7 +47,6 @@ from minishuffle.worker.handoff import LoopInbox, TaskPaths
 
 SECRET: Final = b"benchmark on loopback"
 RING_BLOCKS: Final = 64
-ELEMENT_HEADER: Final = 12
 WAIT_SECONDS_MAX: Final = 120.0
 
 
@@ -242,10 +241,10 @@ class Producer(Peer):
         def write() -> None:
             for _ in range(channels):
                 attached.acquire(timeout=WAIT_SECONDS_MAX)
-            words = (segment_bytes - ELEMENT_HEADER) // 8
+            words = (segment_bytes - ELEMENT_HEADER.size) // 8
             template = np.random.default_rng(7).integers(0, 2**62, words, dtype=np.uint64)
             element = np.empty(words, dtype=np.uint64)
-            header = (words * 8).to_bytes(4, "big") + (1).to_bytes(4, "big") + bytes([1, 0, 0, 0])
+            header = pack_header(words * 8, 1, ElementFormat.ROWS)
             rest, total = int(template.sum()), 0
             view = memoryview(element.data).cast("B")
             for number in range(buffers):

@@ -1,6 +1,8 @@
 """Elements: what an exchange carries, a header and one batch of rows or of Arrow columns.
 
-The header (:data:`ELEMENT_HEADER`) has the payload's bytes, the rows, and the format:
+The header (:data:`ELEMENT_HEADER`) has the payload's bytes, the rows, the format, the version of the header
+and flags, none of which are set so far. An element of another version, or with a flag, is refused in words:
+what comes after its header may be something else. The formats:
 
 * ``ROWS``: a msgpack list of the rows: see ``rowformat``.
 * ``KEYED_ROWS``: a msgpack list of two: the keys and the rows.
@@ -43,8 +45,10 @@ __all__ = [
     "Part",
     "decode",
     "encode",
+    "pack_header",
     "pack_rows",
     "payload_of",
+    "read_header",
     "slice_of",
     "unpinned",
     "unpack_rows",
@@ -61,8 +65,10 @@ __all__ = [
 # mapped into memory.
 
 
-ELEMENT_HEADER: Final = struct.Struct(">IIB3x")
-"""Payload bytes, rows, format."""
+ELEMENT_HEADER: Final = struct.Struct(">IIBBBx")
+"""Payload bytes, rows, format, version, flags. Every version has the version where this one has it."""
+ELEMENT_VERSION: Final = 1
+_NO_FLAGS: Final = 0
 
 
 class ElementFormat(IntEnum):
@@ -253,19 +259,14 @@ class Assembler:
             self._advance(len(self._view))
             return None
         if self._header:
-            size, rows, kind = ELEMENT_HEADER.unpack(self._header + bytes(self._view[begin:end]))
+            size, rows, kind = read_header(self._header + bytes(self._view[begin:end]))
             self._header = b""
         else:
-            size, rows, kind = ELEMENT_HEADER.unpack_from(self._view, begin)
-        if kind not in _FORMATS or size > ELEMENT_BYTES_MAX:
-            raise RemoteProtocolError(
-                f"an element of {size} bytes, {rows} rows and format {kind}: the formats are 1, 2 and 3, and "
-                f"the limit is {ELEMENT_BYTES_MAX} bytes"
-            )
+            size, rows, kind = read_header(self._view, begin)
         self._at = end
         self._rows, self._format = rows, kind
         self._begun -= rows
-        return int(size)
+        return size
 
     def _allocate(self, size: int) -> memoryview:
         if size <= SPILL_ELEMENT_BYTES and self._budget.reserve(id(self), size):
@@ -288,6 +289,31 @@ def _map_file(size: int, directory: str | None) -> mmap.mmap:
 
 
 # --- elements -------------------------------------------------------------------------------------
+
+
+def pack_header(size: int, rows: int, kind: int) -> bytes:
+    """The header of an element whose payload takes ``size`` bytes."""
+    return ELEMENT_HEADER.pack(size, rows, kind, ELEMENT_VERSION, _NO_FLAGS)
+
+
+def read_header(data: bytes | memoryview, at: int = 0) -> tuple[int, int, int]:
+    """Payload bytes, rows and format of the element that begins at ``at``.
+
+    Raises:
+        RemoteProtocolError: it is of another version, has flags that this one does not know, or cannot be.
+    """
+    size, rows, kind, version, flags = ELEMENT_HEADER.unpack_from(data, at)
+    if version != ELEMENT_VERSION or flags:
+        raise RemoteProtocolError(
+            f"an element whose header has version {version} and flags {flags:#04x}: this process reads "
+            f"version {ELEMENT_VERSION} without flags; run the same release of minishuffle everywhere"
+        )
+    if kind not in _FORMATS or size > ELEMENT_BYTES_MAX:
+        raise RemoteProtocolError(
+            f"an element of {size} bytes, {rows} rows and format {kind}: the formats are 1, 2 and 3, and "
+            f"the limit is {ELEMENT_BYTES_MAX} bytes"
+        )
+    return size, rows, kind
 
 
 @dataclass(slots=True)
@@ -358,7 +384,7 @@ def with_header(rows: int, kind: ElementFormat, body: list[Part]) -> list[Part]:
             f"{what} takes {size} bytes, and at most {ELEMENT_BYTES_MAX} can be sent at once: keep such "
             "values in a file, and write its path instead"
         )
-    return [ELEMENT_HEADER.pack(size, rows, kind), *body]
+    return [pack_header(size, rows, kind), *body]
 
 
 def decode(kind: int, rows: int, payload: Any) -> Batch:

@@ -25,7 +25,13 @@ from minishuffle.exchange.channels import (
     ReadyLine,
     RemoteAttachment,
 )
-from minishuffle.exchange.elements import ELEMENT_HEADER, Assembler, AssemblyBudget
+from minishuffle.exchange.elements import (
+    ELEMENT_HEADER,
+    Assembler,
+    AssemblyBudget,
+    pack_header,
+    read_header,
+)
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.kept import ElementLog
 from minishuffle.exchange.notices import Attached, Notice, QueuedLatency, QueuedWatermark
@@ -218,7 +224,7 @@ class InputGate:
         log = self._logs.get(channel)
         if log is None:
             log = self._logs[channel] = self._make_log()
-        log.append(rows, [ELEMENT_HEADER.pack(len(payload), rows, kind), payload])
+        log.append(rows, [pack_header(len(payload), rows, kind), payload])
 
     def _next_kept(self) -> Element | None:
         """The next element of a partition that is whole; behind the last its channel ends."""
@@ -228,7 +234,7 @@ class InputGate:
             return self._next_read() if not self._whole else None
         self._whole.appendleft((channel, log, at + 1))
         _, data = log.read(at)
-        _, rows, kind = ELEMENT_HEADER.unpack_from(data)
+        _, rows, kind = read_header(data)
         return Element(channel, kind, rows, memoryview(data)[ELEMENT_HEADER.size :])
 
     def _take_buffer(self, channel: InputChannel) -> bool:

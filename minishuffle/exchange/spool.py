@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from minishuffle import limits
 from minishuffle.errors import RemoteProtocolError, ResourceExhausted, UsageError
-from minishuffle.exchange.elements import ELEMENT_HEADER, Part, decode, encode
+from minishuffle.exchange.elements import ELEMENT_HEADER, Part, decode, encode, read_header
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -198,7 +198,7 @@ class Spool:
 
 
 def _batch(element: bytes) -> pa.RecordBatch:
-    size, rows, kind = ELEMENT_HEADER.unpack_from(element)
+    size, rows, kind = read_header(element)
     batch = decode(kind, rows, memoryview(element)[ELEMENT_HEADER.size : ELEMENT_HEADER.size + size])
     if isinstance(batch, list) or not hasattr(batch, "schema"):
         raise RemoteProtocolError("kept results are not Arrow columns")

@@ -22,7 +22,7 @@ from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
-from minishuffle.exchange.elements import ELEMENT_HEADER, decode, encode
+from minishuffle.exchange.elements import decode, encode, read_header
 from minishuffle.exchange.partitioner import Partitioner
 from support.listing import Listing
 
@@ -117,7 +117,7 @@ def stage(operator: Operator, following: Emit) -> Emit:
 def carried(batch: Batch) -> Batch:
     """The batch as it comes out at the other end of an exchange."""
     rows, (header, *body) = encode(batch)
-    size, rows_told, kind = ELEMENT_HEADER.unpack(header)
+    size, rows_told, kind = read_header(header)
     payload = b"".join(body)
     assert (size, rows_told) == (len(payload), rows)
     return decode(kind, rows, payload)

@@ -9,7 +9,14 @@ import pytest
 
 from minishuffle.counters import TaskCounters
 from minishuffle.exchange.channels import InputChannel
-from minishuffle.exchange.elements import ELEMENT_HEADER, AssemblyBudget, Batch, decode, encode
+from minishuffle.exchange.elements import (
+    ELEMENT_HEADER,
+    AssemblyBudget,
+    Batch,
+    decode,
+    encode,
+    read_header,
+)
 from minishuffle.exchange.gate import Element, InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.partition import ResultPartition
@@ -211,7 +218,7 @@ def written() -> Callable[[Batch], bytes]:
 def written_element(batch: Batch) -> bytes:
     rows, parts = encode(batch)
     data = b"".join(parts)
-    size, header_rows, _ = ELEMENT_HEADER.unpack_from(data)
+    size, header_rows, _ = read_header(data)
     assert (size, header_rows) == (len(data) - ELEMENT_HEADER.size, rows)
     assert all(memoryview(part).format == "B" for part in parts)
     return data

@@ -27,6 +27,7 @@ from minishuffle.exchange.elements import (
     decode,
     encode,
     pack_rows,
+    read_header,
     unpack_rows,
 )
 
@@ -40,7 +41,7 @@ def through(written: Written) -> Through:
 
     def encode_and_decode(batch: Batch) -> Any:
         data = written(batch)
-        _, rows, kind = ELEMENT_HEADER.unpack_from(data)
+        _, rows, kind = read_header(data)
         return decode(kind, rows, memoryview(data)[ELEMENT_HEADER.size :])
 
     return encode_and_decode

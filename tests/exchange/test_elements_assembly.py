@@ -26,6 +26,7 @@ from minishuffle.exchange.elements import (
     ElementFormat,
     KeyedRows,
     decode,
+    pack_header,
 )
 
 Written = Callable[[Batch], bytes]
@@ -220,7 +221,7 @@ def test_an_element_of_256_mib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     block = np.arange(4 * limits.MIB, dtype=np.uint32).tobytes()  # 16 MiB
     budget = AssemblyBudget(limits.ASSEMBLY_BYTES_MAX, str(tmp_path))
     target = Assembler(budget)
-    target.feed(memoryview(ELEMENT_HEADER.pack(size, 1, ElementFormat.ROWS)), 1)
+    target.feed(memoryview(pack_header(size, 1, ElementFormat.ROWS)), 1)
     assert target.next() is None
     for _ in range(size // len(block)):
         target.feed(memoryview(block), 0)
@@ -288,9 +289,27 @@ def test_clear_drops_the_rest_of_the_view(written: Written) -> None:
 def test_headers_that_cannot_be(header: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = spilled(monkeypatch)
     target = assembler()
-    target.feed(memoryview(ELEMENT_HEADER.pack(*header) + bytes(10)), 1)
+    target.feed(memoryview(pack_header(*header) + bytes(10)), 1)
     with pytest.raises(
         RemoteProtocolError, match=rf"an element of {header[0]} bytes, 1 rows and format {header[2]}"
     ):
         target.next()
     assert sizes == []
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "cut"), [(0, 0, 0), (2, 0, 0), (1, 1, 0), (1, 128, 5), (255, 255, 11)]
+)
+def test_a_header_of_another_version_or_with_a_flag_is_refused_in_words(
+    version: int, flags: int, cut: int, written: Written
+) -> None:
+    data = bytearray(written([1, 2]))
+    data[9:11] = bytes((version, flags))
+    target = assembler()
+    if cut:
+        target.feed(memoryview(bytes(data[:cut])), 0)
+        assert target.next() is None
+    target.feed(memoryview(bytes(data[cut:])), 2)
+    text = f"header has version {version} and flags 0x{flags:02x}: this process reads version 1 without flags"
+    with pytest.raises(RemoteProtocolError, match=text):
+        target.next()

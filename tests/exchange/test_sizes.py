@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.exchange import elements
-from minishuffle.exchange.elements import ELEMENT_HEADER, KeyedRows, decode
+from minishuffle.exchange.elements import KeyedRows, decode, read_header
 from minishuffle.exchange.sizes import RowsOut, encode_all, pieces
 from minishuffle.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX, MIB
 
@@ -37,7 +37,7 @@ def test_a_batch_of_long_rows_is_cut_into_pieces_of_about_the_limit(name: str) -
     found = list(pieces(batch))
     assert [row for piece in found for row in in_rows(piece)] == in_rows(batch)
     assert 2 <= len(found) <= 8
-    sizes = [ELEMENT_HEADER.unpack(parts[0])[0] for _, parts in encode_all(batch)]
+    sizes = [read_header(parts[0])[0] for _, parts in encode_all(batch)]
     assert max(sizes) <= 2 * BATCH_BYTES_MAX
 
 
@@ -55,7 +55,7 @@ def test_a_few_long_rows_among_short_ones_make_no_long_element(arrow: bool) -> N
     batch = pa.RecordBatch.from_pydict({"v": rows}) if arrow else rows
     found = []
     for count, parts in encode_all(batch):
-        size, rows_of_it, kind = ELEMENT_HEADER.unpack(parts[0])
+        size, rows_of_it, kind = read_header(parts[0])
         assert size <= 2 * BATCH_BYTES_MAX
         assert rows_of_it == count
         found += in_rows(decode(kind, count, b"".join(parts[1:])))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.errors import ResourceExhausted, UsageError
-from minishuffle.exchange.elements import ELEMENT_HEADER, decode
+from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
 from minishuffle.exchange.spool import Spool
 
 
@@ -26,7 +26,7 @@ def numbers_of(spool: Spool, begin: int, end: int) -> list[int]:
     found: list[int] = []
     for rows, parts in spool.read(begin, end):
         data = b"".join(parts)
-        size, count, kind = ELEMENT_HEADER.unpack_from(data)
+        size, count, kind = read_header(data)
         payload = memoryview(data)[ELEMENT_HEADER.size :]
         assert size == len(payload) and count == rows
         element = decode(kind, count, payload)

@@ -22,7 +22,7 @@ from minishuffle.dataflow.graph import JobGraph
 from minishuffle.dataflow.operators.base import Batch, Emit, Mark, Program, TaskContext, Watermark
 from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.stream_base import StreamBase
-from minishuffle.exchange.elements import ELEMENT_HEADER, WHOLE, KeyedRows, unpinned
+from minishuffle.exchange.elements import WHOLE, KeyedRows, read_header, unpinned
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.watermarks import END_OF_TIME, WatermarkValve
@@ -141,7 +141,7 @@ class _Partition:
 
     def write(self, position: int, rows: int, parts: Iterable[Any]) -> None:
         header, *body = parts
-        size, declared, kind = ELEMENT_HEADER.unpack(header)
+        size, declared, kind = read_header(header)
         payload = b"".join(body)
         assert (size, declared) == (len(payload), rows)
         channel = self._channels[position]

@@ -20,7 +20,7 @@ from minishuffle.dataflow.operators.base import (
     Watermark,
 )
 from minishuffle.dataflow.operators.chained import ChainedOperator
-from minishuffle.exchange.elements import ELEMENT_HEADER, decode
+from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.exchange.subpartition import Subpartition
@@ -106,7 +106,7 @@ class Bench:
                 found.append((time, bool(idle)))
             else:
                 while payload:
-                    size, rows, kind = ELEMENT_HEADER.unpack_from(payload)
+                    size, rows, kind = read_header(payload)
                     begin = ELEMENT_HEADER.size
                     batch = decode(kind, rows, payload[begin : begin + size])
                     assert isinstance(batch, list)

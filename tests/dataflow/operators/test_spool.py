@@ -10,7 +10,7 @@ import pytest
 from minishuffle.dataflow.operators.base import Batch, Mark, TaskContext
 from minishuffle.dataflow.operators.spool import SpoolSink
 from minishuffle.errors import LocalProtocolError, TaskCancelled, UsageError
-from minishuffle.exchange.elements import ELEMENT_HEADER, decode
+from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
 from minishuffle.exchange.spool import Spool
 from minishuffle.limits import BATCH_ROWS_MAX
 
@@ -47,7 +47,7 @@ class Sink:
         found = []
         for rows, parts in self.spool.read(0, self.spool.rows):
             data = memoryview(b"".join(parts))
-            found.append(decode(ELEMENT_HEADER.unpack_from(data)[2], rows, data[ELEMENT_HEADER.size :]))
+            found.append(decode(read_header(data)[2], rows, data[ELEMENT_HEADER.size :]))
         return found
 
 
