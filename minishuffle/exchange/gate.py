@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeAlias
 
 from minishuffle.counters import GateSnapshot, TaskCounters
 from minishuffle.errors import RemoteProtocolError
@@ -38,7 +38,7 @@ from minishuffle.exchange.notices import Attached, Notice, QueuedLatency, Queued
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
 from minishuffle.wire.frames import EventKind, LatencyMarker
 
-__all__ = ["Element", "InputGate"]
+__all__ = ["Element", "InputGate", "SplitChange", "SplitChannels"]
 
 
 @dataclass(slots=True)
@@ -53,6 +53,32 @@ class Element:
     """So many of its rows, the first, have been given out before."""
 
 
+SplitChange: TypeAlias = tuple[int, Literal["open", "done", "none"]]
+"""A split, and a state of ``SplitMark``."""
+
+
+class SplitChannels(Protocol):
+    """Whoever owns the channels of a gate if they are the splits of a source, and come and go."""
+
+    changes: deque[SplitChange]
+    """In their order."""
+
+    @property
+    def finished(self) -> bool:
+        """No channel will come any more."""
+        ...
+
+    def polled(self, element: Element | None) -> None:
+        """(Task.) The gate is about to give that out; may wait until it may.
+
+        Raises:
+            TaskCancelled: while it waits.
+        """
+
+    def over(self, channel: InputChannel) -> None:
+        """(Task.) All that comes on the channel was read; ``channel.ended``: to the end of its partition."""
+
+
 class InputGate:
     """One in-edge of a subtask.
 
@@ -65,6 +91,8 @@ class InputGate:
         kept: gives the log in which a channel's elements wait for the end of its partition, see
             :mod:`~minishuffle.exchange.kept`; None: they do not wait.
         waits: event time waits for a channel that has failed, since its rows may come once more.
+        splits: adds and removes its channels, decides when they end, and makes its event time from them, so
+            that ``valve`` says nothing; None: they are those of :meth:`add_channel`.
     """
 
     def __init__(
@@ -80,6 +108,7 @@ class InputGate:
         tolerant: bool = False,
         kept: Callable[[], ElementLog] | None = None,
         waits: bool = False,
+        splits: SplitChannels | None = None,
     ) -> None:
         self.edge = edge
         self.input = input_number
@@ -93,13 +122,13 @@ class InputGate:
         """(Task.) ``valve`` says something new since whoever reads it took this back."""
         self.on_latency: Callable[[LatencyMarker], None] = lambda marker: None
         """(Task.) Called with each latency marker, behind all that came before it on its channel."""
-        self.split_changes: deque[tuple[int, Literal["open", "done", "none"]]] | None = None
-        """The states of ``SplitMark``, in order, in a gate whose channels are the splits of a source and
-        come and go; else None. Their watermarks are made behind the gate, not in ``valve``."""
+        self.split_changes = None if splits is None else splits.changes
+        """None in a gate whose channels are no splits."""
         self._give_back = give_back
         self._counters = counters
         self._tolerant = tolerant
         self._waits = waits or kept is not None
+        self._splits = splits
         self._unfinished = 0
         self._make_log = kept
         self._logs: dict[InputChannel, ElementLog] = {}
@@ -168,8 +197,8 @@ class InputGate:
 
     def rows_dropped(self) -> dict[str, int]:
         """Rows that were received and will not be read, by reason. The next attempt gets all of a kept
-        partition again."""
-        if self.kept:
+        partition again; and what was not taken of a split is sent again by whoever writes it."""
+        if self.kept or self._splits is not None:
             return {}
         return {
             "queue_discarded": sum(each.rows_discarded + each.rows.lost for each in self.channels),
@@ -181,7 +210,8 @@ class InputGate:
     @property
     def finished(self) -> bool:
         """True once every channel has seen the end of its partition."""
-        return self._unfinished == 0
+        splits = self._splits
+        return self._unfinished == 0 if splits is None else splits.finished and not self.channels
 
     def poll(self) -> Element | None:
         """The next element of any channel, one buffer per channel and turn; None if there is none.
@@ -195,7 +225,10 @@ class InputGate:
         while True:
             element = self._next_kept() if self._whole else self._next_read()
             if element is not None or not self._whole:
-                return element
+                break
+        if self._splits is not None:
+            self._splits.polled(element)
+        return element
 
     def _next_read(self) -> Element | None:
         """The next element that may be given out as it comes; None too if a partition is whole."""
@@ -271,7 +304,8 @@ class InputGate:
         match notice:
             case QueuedWatermark():
                 time, idle = notice.take()
-                self.marked |= self.valve.update(channel.number, time, idle)
+                if self._splits is None:
+                    self.marked |= self.valve.update(channel.number, time, idle)
             case QueuedLatency(marker=LatencyMarker() as marker):
                 notice.taken = True
                 self.on_latency(marker)
@@ -287,7 +321,8 @@ class InputGate:
         payload = event.payload
         kind = payload[0]
         if kind == EventKind.END_OF_DATA:
-            self.marked |= self.valve.end(channel.number)
+            if self._splits is None:
+                self.marked |= self.valve.end(channel.number)
         elif kind == EventKind.END_OF_PARTITION:
             if channel.ended and not (self.kept or channel.reopened):
                 raise RemoteProtocolError(f"the partition of producer {channel.producer} ended twice")
@@ -312,6 +347,9 @@ class InputGate:
 
     def _on_end(self, channel: InputChannel) -> None:
         """Nothing new follows on that channel."""
+        if self._splits is not None:
+            self._splits.over(channel)
+            return
         self._unfinished -= 1
         self.marked |= self.valve.end(channel.number)
 
@@ -330,6 +368,9 @@ class InputGate:
             channel.rows.detach(half)
         else:
             channel.rows_incomplete += half
+        if self._splits is not None:
+            self._splits.over(channel)
+            return
         self._logs.pop(channel, None)
         if notice.error is not None and not self._tolerant:
             raise notice.error

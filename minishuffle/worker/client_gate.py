@@ -1,4 +1,4 @@
-"""Channels that external clients write into: a gate without fixed channels.
+"""Channels that external clients write into: a gate whose channels are the splits of a source.
 
 Each (write, partition) is one unit that may be tried several times, and comes in once: an attempt whose
 link breaks, or that a newer one supersedes, ends behind what arrived of it; what the task has taken out of
@@ -20,14 +20,11 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
 from minishuffle.errors import PeerLost, ShuffleError, Superseded, UsageError
-from minishuffle.exchange.channels import Attachment, Detached, InputChannel
+from minishuffle.exchange.channels import Attachment, InputChannel
 from minishuffle.exchange.elements import Assembler
-from minishuffle.exchange.gate import Element, InputGate
-from minishuffle.exchange.gate_buffers import GateBuffers
-from minishuffle.exchange.watermarks import WatermarkValve
+from minishuffle.exchange.gate import Element, InputGate, SplitChange, SplitChannels
 from minishuffle.limits import WRITES_KEPT
 from minishuffle.wire.clients import ROWS_FORGOTTEN, query_and_batch
 from minishuffle.wire.messages import WritePosition
@@ -80,26 +77,10 @@ class _Write:
     """It is known how many partitions come here, or that nobody knows."""
 
 
-class _NoValve(WatermarkValve):
-    """The valve of channels that the loop adds while the task reads; watermarks are made behind the gate."""
-
-    def add(self) -> int:
-        return 0
-
-    def update(self, channel: int, time: int, idle: bool) -> bool:
-        return False
-
-    def end(self, channel: int) -> bool:
-        return False
-
-    def lags(self, channel: int) -> bool:
-        return False
-
-
 class UpstreamChannel(InputChannel):
     """One attempt at one partition. A broken link ends the channel and not the task."""
 
-    def __init__(self, gate: UpstreamGate, write: _Write, progress: Progress) -> None:
+    def __init__(self, gate: InputGate, write: _Write, progress: Progress) -> None:
         super().__init__(progress.split, 0, Assembler(gate.budget), gate.buffers, gate.ready)
         self.write = write
         self.progress = progress
@@ -120,10 +101,12 @@ class UpstreamChannel(InputChannel):
         self.disconnect(PeerLost("a newer attempt took the partition over"))
 
 
-class UpstreamGate(InputGate):
-    """The only gate of a source whose records other programs write.
+class UpstreamGate:
+    """What external clients write into one subtask, and the gate by which the task reads it, its only one: a
+    :class:`SplitChannels`.
 
-    Args: those of :class:`InputGate`, and
+    Args:
+        make_gate: gives the gate, whose channels this is to own.
         post: has a call run on the loop.
         leases: None: no attempt will ever take the place of this one.
         moved: called on the loop with positions that the coordinator is to have.
@@ -132,20 +115,16 @@ class UpstreamGate(InputGate):
 
     def __init__(
         self,
-        buffers: GateBuffers,
+        make_gate: Callable[[SplitChannels], InputGate],
         *,
         post: Callable[..., None],
         leases: WriteLeases | None = None,
         moved: Callable[[list[WritePosition]], None] = lambda positions: None,
         resumed: Iterable[WritePosition] = (),
-        **arguments: Any,
     ) -> None:
-        super().__init__(UPSTREAM_EDGE, 0, buffers, **arguments)
+        self.changes: deque[SplitChange] = deque()
         self._leases = leases
         self._moved = moved
-        self.valve = _NoValve()
-        self._split_changes: deque[tuple[int, Literal["open", "done", "none"]]] = deque()
-        self.split_changes = self._split_changes
         self._splits = 0
         self._open_splits: set[int] = set()
         self._post = post
@@ -161,6 +140,7 @@ class UpstreamGate(InputGate):
         """Channels whose end was, and the number of the report that the coordinator must have first."""
         for entry in resumed:
             self._resume(entry)
+        self.gate = make_gate(self)
 
     def _resume(self, entry: WritePosition) -> None:
         known = self._writes.setdefault(entry.write, _Write())
@@ -174,15 +154,11 @@ class UpstreamGate(InputGate):
 
     @property
     def finished(self) -> bool:
-        return self._ended and not self.channels
+        """The stream has ended."""
+        return self._ended
 
-    def poll(self) -> Element | None:
-        """As that of other gates; waits until the coordinator knows that the element may be taken.
-
-        Raises:
-            TaskCancelled: while it waits.
-        """
-        element = super().poll()
+    def polled(self, element: Element | None) -> None:
+        """Wait until the coordinator knows that the element may be taken, and count it."""
         if element is not None:
             channel = element.channel
             assert isinstance(channel, UpstreamChannel)
@@ -194,7 +170,6 @@ class UpstreamGate(InputGate):
             if self._leases is not None:
                 self._leases.emit(progress.split, element.rows)
         self._look()
-        return element
 
     def _look(self) -> None:
         """Report what is to be reported by now."""
@@ -202,7 +177,8 @@ class UpstreamGate(InputGate):
             self._send(self._leases.look(self._read_splits(), next(iter(self._ending), None)))
 
     def _read_splits(self) -> list[int]:
-        progresses = [channel.progress for channel in self.channels if isinstance(channel, UpstreamChannel)]
+        channels = self.gate.channels
+        progresses = [channel.progress for channel in channels if isinstance(channel, UpstreamChannel)]
         return [progress.split for progress in progresses if not progress.ended]
 
     def _send(self, positions: list[SplitPosition]) -> None:
@@ -224,7 +200,7 @@ class UpstreamGate(InputGate):
             done=at.done,
         )
 
-    def _on_end(self, channel: InputChannel) -> None:
+    def over(self, channel: InputChannel) -> None:
         assert isinstance(channel, UpstreamChannel)
         if self._leases is None or not channel.ended:
             self._post(self._close_channel, channel)
@@ -235,16 +211,7 @@ class UpstreamGate(InputGate):
         self._leases.end(progress.split)
         self._look()
 
-    def _on_detached(self, channel: InputChannel, notice: Detached) -> None:
-        channel.rows_incomplete += channel.assembler.clear()
-        if not channel.ended:
-            self._on_end(channel)
-
     # --- loop ------------------------------------------------------------------------------------
-
-    def rows_dropped(self) -> dict[str, int]:
-        """None: what was not taken out of the gate is sent again by the program that writes."""
-        return {}
 
     def begin(self, write: str, mine: range | None, *, idle: bool = False) -> None:
         """A write begins: the watermark waits for all of its partitions that come here.
@@ -269,7 +236,7 @@ class UpstreamGate(InputGate):
                 self._say_if_none(known)
         if known.idle != idle:
             self._set_idle(known, idle)
-        self.wake()
+        self.gate.wake()
 
     def _set_idle(self, known: _Write, idle: bool) -> None:
         known.idle = idle
@@ -279,7 +246,7 @@ class UpstreamGate(InputGate):
                 self._close_split(split)
             elif split != NO_SPLIT and not known.ended:
                 self._open_splits.add(split)
-                self._split_changes.append((split, "open"))
+                self.changes.append((split, "open"))
 
     def connected(self) -> list[str]:
         """The writes that a program is connected for."""
@@ -359,18 +326,18 @@ class UpstreamGate(InputGate):
     def _open_split(self) -> int:
         split, self._splits = self._splits, self._splits + 1
         self._open_splits.add(split)
-        self._split_changes.append((split, "open"))
+        self.changes.append((split, "open"))
         return split
 
     def _close_split(self, split: int) -> None:
         if split in self._open_splits:
             self._open_splits.remove(split)
-            self._split_changes.append((split, "done"))
+            self.changes.append((split, "done"))
 
     def _say_if_none(self, known: _Write) -> None:
         """Nothing of that write comes here: nobody waits for this subtask, if nothing of others does."""
         if not known.partitions and not self._open_splits:
-            self._split_changes.append((NO_SPLIT, "none"))
+            self.changes.append((NO_SPLIT, "none"))
 
     def open_channel(self, write: str, partition: int, attempt: int) -> UpstreamChannel:
         """The channel of an attempt whose client has come.
@@ -385,27 +352,27 @@ class UpstreamGate(InputGate):
             raise UsageError(f"write {write} has ended without partition {partition}: save again")
         if progress.attempt != attempt or progress.channel is not None:
             raise Superseded(f"a newer attempt than {attempt} writes partition {partition} of {write}")
-        channel = UpstreamChannel(self, known, progress)
+        channel = UpstreamChannel(self.gate, known, progress)
         progress.channel, progress.expected = channel, False
-        self.channels.append(channel)
+        self.gate.channels.append(channel)
         return channel
 
     def _close_channel(self, channel: UpstreamChannel) -> None:
         progress = channel.progress
-        if channel not in self.channels:
+        if channel not in self.gate.channels:
             return
         if channel.ended:
             progress.ended = progress.complete = True
         if progress.complete or channel.write.ended:
             self._close_split(progress.split)
         channel.close()
-        self.channels.remove(channel)
+        self.gate.channels.remove(channel)
         if progress.channel is channel:
             progress.channel = None
         waiting, progress.waiting = progress.waiting, []
         for ready in waiting:
             ready(progress)
-        self.wake()
+        self.gate.wake()
 
     def acknowledge(self) -> None:
         """The coordinator has applied the report that was under way."""
@@ -420,10 +387,11 @@ class UpstreamGate(InputGate):
         return [] if self._leases is None else [self._position(each) for each in self._leases.exact()]
 
     def close(self) -> None:
-        for channel in list(self.channels):
+        """The task is terminal; idempotent."""
+        for channel in list(self.gate.channels):
             assert isinstance(channel, UpstreamChannel)
             channel.disconnect(PeerLost("the task that reads the stream has ended"))
-        super().close()
+        self.gate.close()
 
     def end_write(self, write: str, partitions: list[int]) -> list[int]:
         """No further partition of a write begins; the watermark waits for none.
@@ -442,13 +410,13 @@ class UpstreamGate(InputGate):
                 if progress.channel is None:
                     self._close_split(progress.split)
             self._say_if_none(known)
-            self.wake()
+            self.gate.wake()
         return missing
 
     def end(self) -> None:
         """The stream has ended: no channel comes any more."""
         self._ended = True
-        self.wake()
+        self.gate.wake()
 
     def _forget_writes(self) -> None:
         done = [

@@ -127,11 +127,12 @@ class Inputs:
                 self._ready.append((number, SplitMark(each.split, "current")))
             if (
                 self._by_channel
+                and changes is None
                 and (time := gate.valve.time_of(element.channel.number)) != each.input.reached
             ):
                 each.input.reached = time
                 self._ready.append((number, Reached(time)))
-            self.lagging = gate.valve.lags(element.channel.number)
+            self.lagging = changes is None and gate.valve.lags(element.channel.number)
             batch = decode(element.format, element.rows, element.payload)
             if element.skip:
                 batch = slice_of(batch, element.skip, element.rows)

@@ -23,7 +23,7 @@ from minishuffle.errors import TaskFailed
 from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.channels import ChannelEvent, InputChannel
 from minishuffle.exchange.elements import AssemblyBudget, ByteBudget
-from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.gate import InputGate, SplitChannels
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.handover import Handover
 from minishuffle.exchange.kept import ElementLog, KeptPartition
@@ -44,7 +44,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WritePosition,
 )
-from minishuffle.worker.client_gate import UpstreamGate
+from minishuffle.worker.client_gate import UPSTREAM_EDGE, UpstreamGate
 from minishuffle.worker.crashrecord import CrashRecord
 from minishuffle.worker.filereports import FileReports
 from minishuffle.worker.flow import FlowTotals, Turns
@@ -126,6 +126,8 @@ class Attempt:
         self.counters = TaskCounters()
         self.paths = TaskPaths(services.inbox)
         self.gates: list[InputGate] = []
+        self.upstreams: UpstreamGate | None = None
+        """Where external clients write into the task, if they do."""
         self.partitions: dict[int, ResultPartition] = {}
         """By edge."""
         self.traffic = Traffic()
@@ -163,7 +165,8 @@ class Attempt:
             for input_spec in spec.inputs:
                 self.gates.append(self._build_gate(input_spec))
             if spec.stream:
-                self.gates.append(self._upstream_gate())
+                self.upstreams = self._upstream_gate()
+                self.gates.append(self.upstreams.gate)
             for output in spec.outputs:
                 self._build_partition(output)
             if spec.sink:
@@ -265,23 +268,26 @@ class Attempt:
         leases: WriteLeases | None = None
         if settings.restart_strategy != "none":
             leases = WriteLeases(self.paths, rows=settings.source_lease, clock=services.clock)
+
+        def make_gate(splits: SplitChannels) -> InputGate:
+            return InputGate(
+                UPSTREAM_EDGE,
+                0,
+                GateBuffers(pool, services.pool.segment_bytes, exclusive, floating),
+                wake=self.paths.bell.ring,
+                give_back=self.paths.give_back,
+                budget=services.budget,
+                counters=self.counters,
+                splits=splits,
+            )
+
         return UpstreamGate(
-            GateBuffers(pool, services.pool.segment_bytes, exclusive, floating),
-            wake=self.paths.bell.ring,
-            give_back=self.paths.give_back,
-            budget=services.budget,
-            counters=self.counters,
+            make_gate,
             post=self.paths.post,
             leases=leases,
             moved=partial(services.moved, self.id, b""),
             resumed=self.spec.writes,
         )
-
-    @property
-    def upstreams(self) -> UpstreamGate | None:
-        """Where external clients write into the task, if they do."""
-        gate = self.gates[0] if self.gates else None
-        return gate if isinstance(gate, UpstreamGate) else None
 
     def acknowledge(self) -> None:
         """The coordinator has applied the report of positions that was under way."""
@@ -302,6 +308,8 @@ class Attempt:
         consumers, and what they have not read is discarded.
         """
         self.paths.close()
+        if self.upstreams is not None:
+            self.upstreams.close()
         for gate in self.gates:
             gate.close()
         task = self.task

@@ -10,6 +10,7 @@ import pytest
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, ShuffleError, Superseded, UsageError
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
+from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import JobId, PartitionId
@@ -31,14 +32,20 @@ class Stand:
         pool = self.network.create_pool("stream", 3, 8)
         self.posted: list[tuple[Any, ...]] = []
         self.woken = 0
-        self.gate = UpstreamGate(
-            GateBuffers(pool, SEGMENT_BYTES, 2, 4),
-            wake=self.wake,
-            give_back=lambda buffer: buffer.attachment.consumed(buffer),
-            budget=AssemblyBudget(1 << 20),
-            counters=TaskCounters(),
+        self.upstreams = UpstreamGate(
+            lambda splits: InputGate(
+                UPSTREAM_EDGE,
+                0,
+                GateBuffers(pool, SEGMENT_BYTES, 2, 4),
+                wake=self.wake,
+                give_back=lambda buffer: buffer.attachment.consumed(buffer),
+                budget=AssemblyBudget(1 << 20),
+                counters=TaskCounters(),
+                splits=splits,
+            ),
             post=lambda *call: self.posted.append(call),
         )
+        self.gate = self.upstreams.gate
         self.told: list[Progress] = []
         self.disconnected: list[ShuffleError] = []
 
@@ -48,11 +55,11 @@ class Stand:
     def expect(
         self, attempt: int = 1, partition: int = 0, write: str = "w", mine: range | None = None
     ) -> None:
-        self.gate.begin(write, mine)
-        self.gate.expect(write, partition, attempt, self.told.append)
+        self.upstreams.begin(write, mine)
+        self.upstreams.expect(write, partition, attempt, self.told.append)
 
     def open(self, attempt: int = 1, partition: int = 0, write: str = "w") -> UpstreamChannel:
-        channel = self.gate.open_channel(write, partition, attempt)
+        channel = self.upstreams.open_channel(write, partition, attempt)
 
         def disconnect(error: ShuffleError) -> None:
             if error not in self.disconnected:  # a link that is aborted twice ends once
@@ -214,8 +221,8 @@ def test_a_complete_partition_stays_complete(stand: Stand) -> None:
     for attempt in (1, 2):
         stand.expect(attempt)
         assert stand.told[-1].complete and stand.told[-1].rows == 1
-    assert stand.gate.end_write("w", [0, 2]) == [2]
-    assert stand.gate.end_write("w", [0]) == []
+    assert stand.upstreams.end_write("w", [0, 2]) == [2]
+    assert stand.upstreams.end_write("w", [0]) == []
 
 
 def test_buffers_come_back_when_a_channel_ends(stand: Stand) -> None:
@@ -251,14 +258,14 @@ def test_splits_of_another_write_have_other_numbers(stand: Stand) -> None:
 
 def test_a_write_of_unknown_size_has_an_open_split_until_it_ends(stand: Stand) -> None:
     """Whatever has not begun of it may bring the earliest time of all."""
-    stand.gate.begin("w", None)
+    stand.upstreams.begin("w", None)
     assert stand.changes() == [(0, "open")]
     stand.expect(partition=2)
     stand.end_partition(stand.open(partition=2))
     assert stand.changes() == [(1, "open"), (1, "done")]
-    assert stand.gate.end_write("w", [2, 4]) == [4]
+    assert stand.upstreams.end_write("w", [2, 4]) == [4]
     assert stand.changes() == []
-    assert stand.gate.end_write("w", [2]) == []
+    assert stand.upstreams.end_write("w", [2]) == []
     assert stand.changes() == [(0, "done")]
 
 
@@ -266,22 +273,22 @@ def test_a_write_that_began_already_does_not_begin_again(stand: Stand) -> None:
     stand.expect(mine=range(0, 4, 2))
     stand.end_partition(stand.open())
     stand.changes()
-    stand.gate.begin("w", range(0, 4, 2))
-    stand.gate.begin("w", None)
+    stand.upstreams.begin("w", range(0, 4, 2))
+    stand.upstreams.begin("w", None)
     assert stand.changes() == []
 
 
 @pytest.mark.parametrize("mine", [range(1, 1, 2), None], ids=["known", "unknown"])
 def test_a_subtask_to_which_nothing_of_a_write_comes_has_no_split(stand: Stand, mine: range | None) -> None:
-    stand.gate.begin("w", mine)
-    assert stand.gate.end_write("w", []) == []
+    stand.upstreams.begin("w", mine)
+    assert stand.upstreams.end_write("w", []) == []
     assert stand.changes()[-1] == (-1, "none")
     assert stand.woken == 2, "the task may be waiting"
 
 
 def test_a_subtask_has_a_split_as_long_as_another_write_has_one(stand: Stand) -> None:
     stand.expect(write="a", mine=range(2))
-    stand.gate.begin("b", range(0))
+    stand.upstreams.begin("b", range(0))
     assert stand.changes() == [(0, "open"), (1, "open")]
 
 
@@ -290,7 +297,7 @@ def test_partitions_that_never_began_are_done_with_the_write(stand: Stand) -> No
     stand.expect(mine=range(3))
     stand.end_partition(stand.open())
     stand.changes()
-    assert stand.gate.end_write("w", [0]) == []
+    assert stand.upstreams.end_write("w", [0]) == []
     assert stand.changes() == [(1, "done"), (2, "done")]
 
 
@@ -300,7 +307,7 @@ def test_an_attempt_that_still_writes_when_its_write_ends_has_a_split_until_its_
     channel = stand.take("a")
     stand.expect(partition=1)
     stand.changes()
-    assert stand.gate.end_write("w", []) == []
+    assert stand.upstreams.end_write("w", []) == []
     assert stand.changes() == [(0, "done"), (2, "done")]
     with pytest.raises(UsageError, match="write w has ended without partition 1"):
         stand.open(partition=1)
@@ -330,7 +337,7 @@ def test_a_split_whose_attempt_was_cut_is_not_done(stand: Stand) -> None:
 
 def test_it_is_finished_when_the_stream_ended_and_every_channel_has(stand: Stand) -> None:
     channel = stand.take("a")
-    stand.gate.end()
+    stand.upstreams.end()
     assert not stand.gate.finished
     stand.end_partition(channel)
     assert stand.gate.finished
@@ -343,7 +350,7 @@ def test_it_is_not_finished_while_more_may_come(stand: Stand) -> None:
 
 def test_a_task_that_is_over_hangs_up(stand: Stand) -> None:
     stand.take("a")
-    stand.gate.close()
+    stand.upstreams.close()
     assert [str(error) for error in stand.disconnected] == ["the task that reads the stream has ended"]
 
 
@@ -352,10 +359,10 @@ def test_batches_of_a_query_that_were_complete_long_ago_stay_so(stand: Stand) ->
         write = f"query/{batch}"
         stand.expect(write=write)
         stand.end_partition(stand.open(write=write))
-        assert stand.gate.end_write(write, [0]) == []
+        assert stand.upstreams.end_write(write, [0]) == []
     stand.expect(write="query/0", attempt=2)
     assert stand.told[-1].complete and stand.told[-1].rows == ROWS_FORGOTTEN
-    assert stand.gate.end_write("query/0", [0]) == []
+    assert stand.upstreams.end_write("query/0", [0]) == []
     stand.expect(write="other/0")
     assert not stand.told[-1].complete
 
@@ -375,18 +382,18 @@ def test_a_write_that_is_not_complete_is_never_forgotten(stand: Stand) -> None:
 def test_an_idle_write_holds_nobody_back_until_it_comes_back(mine: range | None) -> None:
     stand = Stand()
     channel = stand.take("a")
-    stand.gate.begin("other", mine)
-    assert stand.gate.connected() == ["w"]
+    stand.upstreams.begin("other", mine)
+    assert stand.upstreams.connected() == ["w"]
     opened = {split for split, state in stand.changes() if state == "open"}
-    stand.gate.begin("other", mine, idle=True)
-    stand.gate.begin("other", mine, idle=True)
+    stand.upstreams.begin("other", mine, idle=True)
+    stand.upstreams.begin("other", mine, idle=True)
     others = {split for split, state in stand.changes() if state == "done"}
     assert len(others) == (2 if mine is not None else 1)
     channel.detach(PeerLost("killed"))
     assert stand.rows() == []
     stand.turn()
-    assert stand.gate.connected() == [] and stand.changes() == [], "it may come back soon"
-    stand.gate.begin("w", None, idle=True)
+    assert stand.upstreams.connected() == [] and stand.changes() == [], "it may come back soon"
+    stand.upstreams.begin("w", None, idle=True)
     assert {split for split, state in stand.changes() if state == "done"} == opened - others
     stand.expect(2, partition=2, write="other")
     assert {split for split, state in stand.changes() if state == "open"} >= others

@@ -11,6 +11,7 @@ import pytest
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import TaskCancelled
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
+from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import JobId, PartitionId
@@ -36,17 +37,23 @@ class Stand:
         self.now = 0.0
         self._posted: list[tuple[Any, ...]] = []
         paths: Any = SimpleNamespace(wait_until=self._wait, bell=SimpleNamespace(ring=lambda: None))
-        self.gate = UpstreamGate(
-            GateBuffers(network.create_pool("stream", 3, 8), SEGMENT_BYTES, 2, 4),
-            wake=lambda: None,
-            give_back=lambda buffer: buffer.attachment.consumed(buffer),
-            budget=AssemblyBudget(1 << 20),
-            counters=TaskCounters(),
+        self.upstreams = UpstreamGate(
+            lambda splits: InputGate(
+                UPSTREAM_EDGE,
+                0,
+                GateBuffers(network.create_pool("stream", 3, 8), SEGMENT_BYTES, 2, 4),
+                wake=lambda: None,
+                give_back=lambda buffer: buffer.attachment.consumed(buffer),
+                budget=AssemblyBudget(1 << 20),
+                counters=TaskCounters(),
+                splits=splits,
+            ),
             post=lambda *call: self._posted.append(call),
             leases=WriteLeases(paths, rows=3, clock=lambda: self.now),
             moved=self.reports.append,
             resumed=resumed,
         )
+        self.gate = self.upstreams.gate
         self.told: list[Progress] = []
 
     def _wait(self, ready: Callable[[], bool]) -> None:
@@ -62,12 +69,12 @@ class Stand:
             (call, *arguments), *self._posted = self._posted
             call(*arguments)
             if call == self.reports.append and self.acknowledges:
-                self.gate.acknowledge()
+                self.upstreams.acknowledge()
 
     def open(self, partition: int = 0, attempt: int = 1, **fields: Any) -> UpstreamChannel:
-        self.gate.begin("w", range(2))
-        self.gate.expect("w", partition, attempt, self.told.append, **fields)
-        channel = self.gate.open_channel("w", partition, attempt)
+        self.upstreams.begin("w", range(2))
+        self.upstreams.expect("w", partition, attempt, self.told.append, **fields)
+        channel = self.upstreams.open_channel("w", partition, attempt)
         channel.attach_remote(BareLink(), PartitionRequest(PartitionId(JobId("j1"), UPSTREAM_EDGE, 0), 0))
         return channel
 
@@ -118,7 +125,7 @@ def test_what_waits_for_a_lease_when_the_task_is_cancelled_was_not_taken() -> No
     stand.cancelled = True
     with pytest.raises(TaskCancelled):
         stand.rows()
-    assert [(each.partition, each.position) for each in stand.gate.exact()] == [(0, 0)]
+    assert [(each.partition, each.position) for each in stand.upstreams.exact()] == [(0, 0)]
 
 
 def test_a_report_names_the_checksum_of_the_rows_up_to_its_position() -> None:
@@ -128,7 +135,7 @@ def test_a_report_names_the_checksum_of_the_rows_up_to_its_position() -> None:
     stand.rows()
     arrive(channel, "c", "d")
     stand.rows()
-    (exact,) = stand.gate.exact()
+    (exact,) = stand.upstreams.exact()
     assert (exact.position, exact.lease, exact.checksum) == (4, 0, channel.progress.checksum)
     stand.turn()
     stand.now += 10
@@ -143,13 +150,13 @@ def test_the_receipt_of_a_partition_waits_for_the_coordinator() -> None:
     arrive_end(channel)
     stand.rows()
     assert channel.attachment is not None and not channel.progress.complete
-    assert stand.gate.end_write("w", [0]) == [0], "not yet"
+    assert stand.upstreams.end_write("w", [0]) == [0], "not yet"
     stand.turn()
     stand.rows()
     stand.turn()
     assert stand.last().done and stand.last().position == 1
     assert channel.attachment is None and channel.progress.complete
-    assert stand.gate.end_write("w", [0]) == []
+    assert stand.upstreams.end_write("w", [0]) == []
 
 
 def test_an_end_that_was_not_acknowledged_is_in_the_last_report() -> None:
@@ -162,11 +169,11 @@ def test_an_end_that_was_not_acknowledged_is_in_the_last_report() -> None:
     stand.acknowledges = False
     stand.rows()
     stand.turn()
-    found = {each.partition: each for report in [*stand.reports, stand.gate.exact()] for each in report}
+    found = {each.partition: each for report in [*stand.reports, stand.upstreams.exact()] for each in report}
     assert found[0].done
     again = Stand(found[0])
-    again.gate.begin("w", range(2))
-    again.gate.expect("w", 0, 2, again.told.append)
+    again.upstreams.begin("w", range(2))
+    again.upstreams.expect("w", 0, 2, again.told.append)
     assert (again.told[0].complete, again.told[0].rows) == (True, 1)
 
 
@@ -178,7 +185,7 @@ def test_the_next_attempt_goes_on_where_the_last_was() -> None:
     assert (told.rows, told.base, told.checksum, told.complete) == (7, 5, 9, False)
     arrive(channel, "h")
     assert stand.rows() == ["h"]
-    assert [each for each in stand.gate.exact() if each.partition == 0][0].position == 8
+    assert [each for each in stand.upstreams.exact() if each.partition == 0][0].position == 8
 
 
 @pytest.mark.parametrize(("sent", "begins"), [(-1, 100), (40, 40), (100, 100), (120, 100)])
@@ -188,7 +195,7 @@ def test_a_lease_beyond_what_was_ever_sent_passes_over_no_row(sent: int, begins:
     assert (stand.told[0].rows, stand.told[0].base) == (begins, begins)
     arrive(channel, "a")
     stand.rows()
-    assert [each for each in stand.gate.exact() if each.partition == 0][0].position == begins + 1
+    assert [each for each in stand.upstreams.exact() if each.partition == 0][0].position == begins + 1
 
 
 def test_a_partition_that_goes_on_holds_event_time_back_and_one_that_is_complete_does_not() -> None:
@@ -196,7 +203,7 @@ def test_a_partition_that_goes_on_holds_event_time_back_and_one_that_is_complete
         WritePosition(write="w", partition=0, position=7, done=True),
         WritePosition(write="w", partition=1, position=3),
     )
-    stand.gate.begin("w", range(3))
+    stand.upstreams.begin("w", range(3))
     assert stand.gate.split_changes is not None
     assert [state for _, state in stand.gate.split_changes] == ["open", "open"]
 
@@ -207,5 +214,5 @@ def test_a_program_that_connects_again_ends_the_connection_that_it_has_lost() ->
     channel = stand.open()
     ends: list[Any] = []
     channel.disconnect = ends.append
-    stand.gate.expect("w", 0, 1, stand.told.append, connection=1)
+    stand.upstreams.expect("w", 0, 1, stand.told.append, connection=1)
     assert len(ends) == 1

@@ -15,6 +15,7 @@ import pytest
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError, Superseded
 from minishuffle.exchange.elements import ELEMENT_HEADER, AssemblyBudget, decode, encode
+from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
@@ -40,14 +41,20 @@ class Reading:
         self.pool = self.network.create_pool("gate", 1 + EXCLUSIVE, 2 * (1 + EXCLUSIVE) + 4)
         self.wakes = 0
         self._posts: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self.gate = UpstreamGate(
-            GateBuffers(self.pool, SEGMENT_BYTES, EXCLUSIVE, 4),
-            wake=self._wake,
-            give_back=self._give_back,
-            budget=AssemblyBudget(1 << 20),
-            counters=TaskCounters(),
+        self.upstreams = UpstreamGate(
+            lambda splits: InputGate(
+                UPSTREAM_EDGE,
+                0,
+                GateBuffers(self.pool, SEGMENT_BYTES, EXCLUSIVE, 4),
+                wake=self._wake,
+                give_back=self._give_back,
+                budget=AssemblyBudget(1 << 20),
+                counters=TaskCounters(),
+                splits=splits,
+            ),
             post=self.post,
         )
+        self.gate = self.upstreams.gate
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -83,13 +90,13 @@ class Reading:
         def ready(progress: Progress) -> None:
             told.append((progress.rows, progress.checksum, progress.complete))
 
-        self.gate.begin(write, mine)
-        self.gate.expect(write, partition, attempt, ready)
+        self.upstreams.begin(write, mine)
+        self.upstreams.expect(write, partition, attempt, ready)
         return told
 
     def come(self, attempt: int, write: str = "w", partition: int = 0) -> Program:
         """The program of an attempt that is expected."""
-        return Program(self, self.gate.open_channel(write, partition, attempt))
+        return Program(self, self.upstreams.open_channel(write, partition, attempt))
 
     def write(self, attempt: int, write: str = "w", partition: int = 0, mine: range | None = None) -> Program:
         assert self.expect(attempt, write, partition, mine)
@@ -229,7 +236,7 @@ def test_half_an_element_is_dropped_and_the_next_attempt_goes_on(reading: Readin
     first.cut()
     assert reading.rows() == []
     assert reading.gate.channels == [] and reading.pool.in_use == 0
-    assert reading.gate.end_write("w", [0]) == [0]
+    assert reading.upstreams.end_write("w", [0]) == [0]
     assert reading.expect(2) == [(1, zlib.crc32(payload), False)]
     second = reading.come(2)
     second.send([LONG])
@@ -262,7 +269,7 @@ def test_a_link_that_breaks_between_the_end_and_the_receipt_changes_nothing(read
     program.cut()
     assert reading.rows() == []
     assert reading.changes() == [(0, "open"), (0, "done")]
-    assert reading.gate.end_write("w", [0]) == [] and not program.receipt
+    assert reading.upstreams.end_write("w", [0]) == [] and not program.receipt
     assert reading.pool.in_use == 0
 
 
@@ -366,7 +373,7 @@ def test_splits_open_with_the_write_and_are_done_with_their_partition(reading: R
 
 def test_it_is_finished_after_the_end_and_with_no_program_left(reading: Reading) -> None:
     program = reading.write(1)
-    reading.gate.end()
+    reading.upstreams.end()
     assert not reading.gate.finished
     program.send(["a"])
     program.finish()
@@ -385,10 +392,10 @@ def test_closing_hangs_up_and_returns_every_segment(reading: Reading) -> None:
         program.finish()
         program.exchange()
     assert reading.gate.poll() is None and reading.pool.in_use > 0
-    reading.gate.close()
+    reading.upstreams.close()
     reading.turn()
     assert all("the task that reads the stream has ended" in str(program.error) for program in programs)
     assert not any(program.receipt for program in programs)
     assert reading.network.free == SEGMENTS
     reading.network.validate()
-    reading.gate.close()
+    reading.upstreams.close()
