@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from minishuffle.errors import InvalidGraph as InvalidGraph
     from minishuffle.errors import LocalProtocolError as LocalProtocolError
     from minishuffle.errors import MissingColumn as MissingColumn
+    from minishuffle.errors import PartitionLost as PartitionLost
     from minishuffle.errors import PartitionNotFound as PartitionNotFound
     from minishuffle.errors import PeerLost as PeerLost
     from minishuffle.errors import PeerSuspected as PeerSuspected
@@ -82,6 +83,7 @@ _MODULE_OF: Final = {
     "InvalidGraph": "minishuffle.errors",
     "LocalProtocolError": "minishuffle.errors",
     "MissingColumn": "minishuffle.errors",
+    "PartitionLost": "minishuffle.errors",
     "PartitionNotFound": "minishuffle.errors",
     "PeerLost": "minishuffle.errors",
     "PeerSuspected": "minishuffle.errors",

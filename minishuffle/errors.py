@@ -19,6 +19,7 @@
     +-- PeerLost                    a connection or a process went away
     |   +-- PeerSuspected           or it may have: it answers no Ping
     +-- PartitionNotFound           the requested partition is not (or no longer) registered
+    +-- PartitionLost               a partition that was stored cannot be read
     +-- ResourceExhausted           slots, buffers, disk or a limit ran out
     +-- TaskFailed                  the user's function raised, or its process died
     +-- TaskCancelled               a task was cancelled
@@ -40,6 +41,7 @@ __all__ = [
     "InvalidGraph",
     "LocalProtocolError",
     "MissingColumn",
+    "PartitionLost",
     "PartitionNotFound",
     "PeerLost",
     "PeerSuspected",
@@ -187,6 +189,12 @@ class PartitionNotFound(ShuffleError):
 
     code = 41
     retriable = True
+
+
+class PartitionLost(ShuffleError):
+    """What was stored of a partition cannot be read; the text names the block."""
+
+    code = 44
 
 
 class ResourceExhausted(ShuffleError):

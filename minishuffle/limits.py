@@ -180,10 +180,14 @@ COLLECTED_ENDED_BYTES_MAX: Final = 512 * MIB
 BROADCAST_BYTES_MAX: Final = 256 * MIB
 """The small side of a broadcast join, in each subtask."""
 KEPT_MEMORY_BYTES: Final = 16 * MIB
-"""What a task holds in memory of a kept partition, or of those that one of its gates reads; the rest goes
+"""What a task holds in memory of a blocking partition, or of those that one of its gates reads; the rest goes
 into a file."""
 KEPT_BYTES_MAX: Final = 16 * 1024 * MIB
-"""The size of a kept partition."""
+"""The size of a blocking partition, or of what a gate has read of one."""
+BLOCKS_READ_AHEAD_BYTES: Final = 4 * MIB
+"""What the views of one blocking partition together read ahead from the disk."""
+DISK_THREADS: Final = 4
+"""Threads of a worker that read from disks and close files for its loop."""
 SECRET_CHARS_MIN: Final = 32
 """The cluster's secret: 128 bits, written in hexadecimal."""
 JOURNAL_COUNTS_SECONDS: Final = 1.0

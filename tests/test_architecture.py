@@ -51,6 +51,7 @@ MAY_BLOCK = frozenset(
         "transport/interfaces.py",
         "worker/activity.py",
         "worker/asynccalls.py",
+        "worker/diskthreads.py",
         "worker/handoff.py",
         "worker/preparation.py",
         "worker/probing.py",

@@ -27,9 +27,9 @@ from minishuffle.exchange.channels import QueuedEvent
 from minishuffle.exchange.elements import ELEMENT_HEADER, AssemblyBudget, ElementFormat, pack_header
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.partition import serve
+from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import NetworkBufferPool
-from minishuffle.exchange.subpartition import serve
 from minishuffle.ids import Address, JobId, PartitionId
 from minishuffle.protocol.channel import NextType, Outgoing, Received
 from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested
@@ -222,7 +222,7 @@ class Producer(Peer):
         paths = TaskPaths(self.inbox)
         local = pool.create_pool("bench", channels + 1, 2 * channels + 8)
         local.on_available(paths.bell.ring)
-        partition = ResultPartition(
+        partition = PipelinedPartition(
             PartitionId(JobId("bench"), 0, 0),
             range(channels),
             lambda: paths.acquire(local),
@@ -251,7 +251,7 @@ class Producer(Peer):
                 np.add(template, np.uint64(number), out=element)
                 total += rest + number * words
                 partition.write(number % channels, 1, [header, view])
-            partition.broadcast_event(EventKind.END_OF_PARTITION)
+            partition.finish()
             sums.append(total & 0xFFFF_FFFF_FFFF_FFFF)
 
         thread = threading.Thread(target=write)

@@ -21,9 +21,9 @@ from minishuffle.exchange.buffers import Slice
 from minishuffle.exchange.elements import Assembler
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.notices import Attached, Notice, QueuedLatency, QueuedWatermark
+from minishuffle.exchange.partition import PartitionView, ResultSubpartition
 from minishuffle.exchange.repeats import NEW, Rendition, RowsTaken
 from minishuffle.exchange.segments import Segment
-from minishuffle.exchange.subpartition import PipelinedView, Subpartition
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX
 from minishuffle.protocol.channel import (
@@ -308,7 +308,7 @@ class LocalAttachment:
     def __init__(
         self,
         channel: InputChannel,
-        subpartition: Subpartition,
+        subpartition: ResultSubpartition,
         generation: int,
         credit: int,
         handed_over: Callable[[Slice], None],
@@ -322,7 +322,7 @@ class LocalAttachment:
         self._handed_over = handed_over
         self.outstanding = 0
         self._pieces = 0
-        self._view: PipelinedView | None = subpartition.attach(
+        self._view: PartitionView | None = subpartition.attach(
             generation, self.pump, self.fail, attempt=attempt, whole=True
         )
 
@@ -463,7 +463,7 @@ class InputChannel:
 
     def attach_local(
         self,
-        subpartition: Subpartition,
+        subpartition: ResultSubpartition,
         generation: int,
         handed_over: Callable[[Slice], None],
         *,

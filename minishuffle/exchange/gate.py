@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from minishuffle.counters import GateSnapshot, TaskCounters
-from minishuffle.errors import RemoteProtocolError
+from minishuffle.errors import PartitionLost, RemoteProtocolError
 from minishuffle.exchange.channels import (
     ChannelEvent,
     Detached,
@@ -32,8 +32,8 @@ from minishuffle.exchange.elements import (
     pack_header,
     read_header,
 )
+from minishuffle.exchange.elementstore import ElementLog, ElementStore
 from minishuffle.exchange.gate_buffers import GateBuffers
-from minishuffle.exchange.kept import ElementLog
 from minishuffle.exchange.notices import Attached, Notice, QueuedLatency, QueuedWatermark
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
 from minishuffle.wire.frames import EventKind, LatencyMarker
@@ -88,8 +88,8 @@ class InputGate:
             of its attachment.
         budget: for elements that are being put together.
         tolerant: a channel that fails is left out until it is attached again; else the task fails.
-        kept: gives the log in which a channel's elements wait for the end of its partition, see
-            :mod:`~minishuffle.exchange.kept`; None: they do not wait.
+        kept: gives the store in which the elements of a producer wait for the end of its partition, see
+            :mod:`~minishuffle.exchange.blocking`; None: they do not wait.
         waits: event time waits for a channel that has failed, since its rows may come once more.
         splits: adds and removes its channels, decides when they end, and makes its event time from them, so
             that ``valve`` says nothing; None: they are those of :meth:`add_channel`.
@@ -106,7 +106,7 @@ class InputGate:
         budget: AssemblyBudget,
         counters: TaskCounters,
         tolerant: bool = False,
-        kept: Callable[[], ElementLog] | None = None,
+        kept: Callable[[int], ElementStore] | None = None,
         waits: bool = False,
         splits: SplitChannels | None = None,
     ) -> None:
@@ -130,7 +130,7 @@ class InputGate:
         self._waits = waits or kept is not None
         self._splits = splits
         self._unfinished = 0
-        self._make_log = kept
+        self._make_store = kept
         self._logs: dict[InputChannel, ElementLog] = {}
         """(Task.) What there is of partitions that are not whole yet."""
         self._whole: deque[tuple[InputChannel, ElementLog, int]] = deque()
@@ -193,10 +193,10 @@ class InputGate:
     @property
     def kept(self) -> bool:
         """Its producers keep what they have sent."""
-        return self._make_log is not None
+        return self._make_store is not None
 
     def rows_dropped(self) -> dict[str, int]:
-        """Rows that were received and will not be read, by reason. The next attempt gets all of a kept
+        """Rows that were received and will not be read, by reason. The next attempt gets all of a blocking
         partition again; and what was not taken of a split is sent again by whoever writes it."""
         if self.kept or self._splits is not None:
             return {}
@@ -219,8 +219,8 @@ class InputGate:
         Look at ``marked`` after it: a change of the watermark comes before the element.
 
         Raises:
-            ShuffleError: a channel of a gate that is not tolerant failed; what it had delivered before was
-                given out first.
+            ShuffleError: a channel of a gate that is not tolerant failed, or a partition is lost; what it had
+                delivered before was given out first.
         """
         while True:
             element = self._next_kept() if self._whole else self._next_read()
@@ -240,7 +240,7 @@ class InputGate:
             element = channel.assembler.next()
             if channel.assembler.exhausted:
                 self._end_turn(channel)
-            if element is not None and self._make_log is not None:
+            if element is not None and self._make_store is not None:
                 self._keep(channel, *element)
             elif element is not None:
                 kind, rows, payload = element
@@ -251,22 +251,22 @@ class InputGate:
 
     def _keep(self, channel: InputChannel, kind: int, rows: int, payload: Any) -> None:
         """Put an element aside until its partition is whole; one that was whole before is not read again."""
-        assert self._make_log is not None
+        assert self._make_store is not None
         if channel.ended:
             return
         log = self._logs.get(channel)
         if log is None:
-            log = self._logs[channel] = self._make_log()
+            log = self._logs[channel] = ElementLog(self._make_store(channel.producer))
         log.append(rows, [pack_header(len(payload), rows, kind), payload])
 
     def _next_kept(self) -> Element | None:
         """The next element of a partition that is whole; behind the last its channel ends."""
         channel, log, at = self._whole.popleft()
-        if at == len(log):
+        if at == len(log.elements):
             self._on_end(channel)
             return self._next_read() if not self._whole else None
         self._whole.appendleft((channel, log, at + 1))
-        _, data = log.read(at)
+        data = log.read(at)
         _, rows, kind = read_header(data)
         return Element(channel, kind, rows, memoryview(data)[ELEMENT_HEADER.size :])
 
@@ -336,11 +336,11 @@ class InputGate:
             self._give_back(event)
             if ended_before:
                 return
-            if self._make_log is None:
+            if self._make_store is None:
                 channel.rows.finish()
                 self._on_end(channel)
             else:
-                log = self._logs.pop(channel) if channel in self._logs else self._make_log()
+                log = self._logs.pop(channel, None) or ElementLog(self._make_store(channel.producer))
                 self._whole.append((channel, log, 0))
         else:
             raise RemoteProtocolError(f"event of unknown kind {kind} and {len(payload)} bytes")
@@ -358,7 +358,7 @@ class InputGate:
 
         Raises:
             ShuffleError: why nothing more comes, if the partition did not end before, and the gate is not
-                tolerant.
+                tolerant or no other attachment would bring it.
         """
         if channel.ended:
             channel.assembler.clear()
@@ -372,7 +372,7 @@ class InputGate:
             self._splits.over(channel)
             return
         self._logs.pop(channel, None)
-        if notice.error is not None and not self._tolerant:
+        if notice.error is not None and (not self._tolerant or isinstance(notice.error, PartitionLost)):
             raise notice.error
         if not self._waits:
             self.marked |= self.valve.suspend(channel.number)

@@ -1,78 +1,40 @@
-"""Results that wait on disk for a reader: elements in files, found by the number of their first row.
+"""Results that wait on disk for a reader: stored elements, found by the number of their first row.
 
 One thread (the task's) writes, one (the loop's) frees, any number read, without a lock: each changes
-what is its own by one step that the interpreter does not divide. A file has no name from the moment it is
-made, so nothing is left behind however the process ends; it is closed when the last reader lets go.
+what is its own by one step that the interpreter does not divide. A file is closed when the last reader lets
+go of it.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from minishuffle import limits
-from minishuffle.errors import RemoteProtocolError, ResourceExhausted, UsageError
+from minishuffle.errors import RemoteProtocolError, UsageError
 from minishuffle.exchange.elements import ELEMENT_HEADER, Part, decode, encode, read_header
+from minishuffle.exchange.elementstore import ElementStore, StoredElement
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Spool", "UnnamedFile"]
+__all__ = ["Spool"]
 
 FILES_PER_BOUND: Final = 4
 """Room comes free a file at a time, so several of them make up what an unbounded job may keep."""
 
 
-class UnnamedFile:
-    """A file without a name; closed when nobody holds it any more."""
-
-    __slots__ = ("number", "size")
-
-    def __init__(self, directory: str | None) -> None:
-        self.number, path = tempfile.mkstemp(prefix="minishuffle-rows-", dir=directory)
-        os.unlink(path)
-        self.size = 0
-
-    def __del__(self) -> None:
-        if hasattr(self, "number"):
-            os.close(self.number)
-
-    def append(self, parts: list[Part]) -> int:
-        """Write behind what was written before; gives the position. A write that fails leaves no trace."""
-        at = begin = self.size
-        for part in parts:
-            view = memoryview(part).cast("B")
-            while view:
-                written = os.pwrite(self.number, view, at)
-                at, view = at + written, view[written:]
-        self.size = at
-        return begin
-
-    def read(self, begin: int, size: int) -> bytes:
-        pieces = []
-        while size:
-            piece = os.pread(self.number, size, begin)
-            if not piece:
-                raise ResourceExhausted("a file of kept results is shorter than what was written to it")
-            pieces.append(piece)
-            begin, size = begin + len(piece), size - len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One element: rows ``begin`` to ``end``, ``size`` bytes at ``at`` of the file."""
+    """One element: rows ``begin`` to ``end``."""
 
     begin: int
     end: int
-    file: UnnamedFile = field(repr=False)
-    at: int
-    size: int
+    store: ElementStore = field(repr=False)
+    element: StoredElement
 
 
 class Spool:
@@ -82,12 +44,12 @@ class Spool:
     gone, nothing at or above it is.
 
     Args:
-        directory: where its files are made; None for the system's temporary directory.
+        make_store: gives one for the next file, with nothing in memory.
         bytes_max: of what nobody has read yet, for a job that does not end; None: as the disk allows.
         first: rows that earlier attempts have kept, as far as readers know.
     """
 
-    def __init__(self, directory: str | None, bytes_max: int | None, first: int = 0) -> None:
+    def __init__(self, make_store: Callable[[], ElementStore], bytes_max: int | None, first: int = 0) -> None:
         self.rows = first
         """The number of the next row; written by the task."""
         self.freed = first
@@ -98,13 +60,13 @@ class Spool:
         """The task's."""
         self._bytes_read = 0
         """The loop's: those of the elements that end below ``_read_rows``."""
-        self._directory = directory
+        self._make_store = make_store
         self._bytes_max = bytes_max
         self._file_bytes = (
             limits.SPOOL_FILE_BYTES if bytes_max is None else max(1, bytes_max // FILES_PER_BOUND)
         )
         self._entries: deque[_Entry] = deque()
-        self._open: UnnamedFile | None = None
+        self._open: ElementStore | None = None
 
     # --- task ------------------------------------------------------------------------------------
 
@@ -122,19 +84,12 @@ class Spool:
         rows, parts = encode(batch)
         if not rows:
             return
-        try:
-            file = self._open
-            if file is None or file.size >= self._file_bytes:
-                file = self._open = UnnamedFile(self._directory)
-            at = file.append(parts)
-        except OSError as error:
-            raise ResourceExhausted(
-                f"results cannot be kept in {self._directory or tempfile.gettempdir()}: {error.strerror}; "
-                "make room there, or start the workers with another --state-dir"
-            ) from error
-        size = sum(map(len, parts))
-        self._entries.append(_Entry(self.rows, self.rows + rows, file, at, size))
-        self._bytes_written += size
+        store = self._open
+        if store is None or store.bytes >= self._file_bytes:
+            store = self._open = self._make_store()
+        element = store.append(rows, parts)
+        self._entries.append(_Entry(self.rows, self.rows + rows, store, element))
+        self._bytes_written += element.size
         self.rows += rows
 
     # --- loop ------------------------------------------------------------------------------------
@@ -146,7 +101,9 @@ class Spool:
         """
         entries = self._entries.copy()
         before, self._read_rows = self._read_rows, max(self._read_rows, min(read, self.rows))
-        self._bytes_read += sum(entry.size for entry in entries if before < entry.end <= self._read_rows)
+        self._bytes_read += sum(
+            entry.element.size for entry in entries if before < entry.end <= self._read_rows
+        )
         self.freed = max(self.freed, min(begin, self._read_rows))
         for entry in entries:
             if entry.end > self.freed:
@@ -175,6 +132,7 @@ class Spool:
 
         Raises:
             UsageError: they are not there (any more).
+            PartitionLost: what is on disk is not what was written.
         """
         self.check(begin, end)
         for entry in self._entries.copy():
@@ -182,7 +140,7 @@ class Spool:
                 continue
             if entry.begin >= end:
                 return
-            data = entry.file.read(entry.at, entry.size)
+            data = entry.store.read(entry.element)
             if begin <= entry.begin and entry.end <= end:
                 yield entry.end - entry.begin, [data]
             else:

@@ -29,14 +29,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from minishuffle.errors import LocalProtocolError, ShuffleError, Superseded
 from minishuffle.exchange.buffers import BufferBuilder, Event, EventState, Flush, Slice, WholeBatch
+from minishuffle.exchange.partition import ProducerLink, SubpartitionState
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX, SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.channel import NextType, ProducerChannel
-from minishuffle.protocol.connection import Connection
 from minishuffle.wire.frames import (
     NO_ELEMENT_START,
     BufferFlags,
@@ -44,16 +43,9 @@ from minishuffle.wire.frames import (
     DataType,
     EventKind,
     LatencyMarker,
-    PartitionRequest,
 )
 
-__all__ = [
-    "PipelinedView",
-    "ProducerAttachment",
-    "ProducerLink",
-    "Subpartition",
-    "serve",
-]
+__all__ = ["PipelinedSubpartition", "PipelinedView"]
 
 
 _STARTS, _CONTINUES, _ENDS = map(int, (BufferFlags.STARTS, BufferFlags.CONTINUES, BufferFlags.ENDS))
@@ -67,8 +59,8 @@ _ON_REQUEST, _ADAPTIVE = Flush.ON_REQUEST, Flush.ADAPTIVE
 # --- subpartition ---------------------------------------------------------------------------------
 
 
-class Subpartition:
-    """Queue of one producer subtask towards one consumer subtask.
+class PipelinedSubpartition:
+    """Queue of one producer subtask towards one consumer subtask: a :class:`ResultSubpartition`.
 
     Invariants: ``polled ≤ written``; at most one builder is open, and it is not in the queue once its
     successor is open; at most one view is current; while this is unavailable there is none, or it is closed,
@@ -112,7 +104,7 @@ class Subpartition:
     def __init__(
         self,
         consumer: int,
-        notify: Callable[[Subpartition], None],
+        notify: Callable[[PipelinedSubpartition], None],
         flushing: Flush = Flush.ON_REQUEST,
         *,
         drops: bool = False,
@@ -355,9 +347,15 @@ class Subpartition:
             and (builder.holder is None or builder.holder is not self.view)
         )
 
-    def queued(self) -> int:
-        """(Any thread.) Segments and events in the queue."""
-        return len(self._queue)
+    def state(self) -> SubpartitionState:
+        builder = self._open
+        return SubpartitionState(
+            len(self._queue),
+            builder.length - builder.sent_bytes if builder is not None else 0,
+            self.available,
+            self.suspected,
+            self.closed,
+        )
 
     def unsent_segments(self) -> int:
         """(Any thread.) Segments that were begun and are not all sent, more or less: the loop goes on."""
@@ -394,7 +392,7 @@ class Subpartition:
 
 
 class PipelinedView:
-    """What one consumer reads of a subpartition, at one generation. Everything is the loop's.
+    """What one consumer reads of a subpartition, at one generation: a :class:`PartitionView`.
 
     Once released, or once there is a newer view, it polls nothing, and slices of it that the transport
     still holds wake nobody when they come back.
@@ -419,7 +417,7 @@ class PipelinedView:
 
     def __init__(
         self,
-        subpartition: Subpartition,
+        subpartition: PipelinedSubpartition,
         generation: int,
         state: list[Event],
         on_available: Callable[[], None],
@@ -626,55 +624,3 @@ class PipelinedView:
             builder.drain()
         elif subpartition.view is self:
             self.on_available()
-
-
-# --- attachments ----------------------------------------------------------------------------------
-
-
-class ProducerLink(Protocol):
-    """A link to a consumer, of whatever transport."""
-
-    @property
-    def connection(self) -> Connection: ...
-
-    @property
-    def paused(self) -> bool:
-        """The socket takes no more for now."""
-        ...
-
-    def flush_soon(self) -> None: ...
-
-
-class ProducerAttachment:
-    """A view of a subpartition and the channel of a link that carries it."""
-
-    __slots__ = ("channel", "link", "view")
-
-    def __init__(self, link: ProducerLink, request: PartitionRequest, subpartition: Subpartition) -> None:
-        self.link = link
-        self.channel = request.channel
-        """The id that the consumer gave."""
-        self.view = subpartition.attach(
-            request.generation, self.available, self.fail, attempt=request.consumer_attempt
-        )
-
-    def available(self) -> None:
-        """There is something to poll."""
-        self.link.connection.available(self.channel)
-        self.link.flush_soon()
-
-    def fail(self, error: ShuffleError) -> None:
-        """Tell the consumer why nothing more comes."""
-        self.link.connection.fail_producer(self.channel, error)
-        self.link.flush_soon()
-
-
-def serve(link: ProducerLink, request: PartitionRequest, subpartition: Subpartition) -> ProducerAttachment:
-    """Answer a PartitionRequest: its consumer reads ``subpartition`` from now on, instead of any other."""
-    attachment = ProducerAttachment(link, request, subpartition)
-    attachment.view.link = link
-    attachment.view.channel = link.connection.attach(request.channel, attachment.view)
-    if subpartition.error is not None:
-        attachment.view.fail(subpartition.error)
-    link.flush_soon()
-    return attachment

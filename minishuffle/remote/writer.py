@@ -21,8 +21,8 @@ from minishuffle.errors import (
 )
 from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.elements import encode
-from minishuffle.exchange.partition import ResultPartition
-from minishuffle.exchange.subpartition import serve
+from minishuffle.exchange.partition import serve
+from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.limits import BATCH_ROWS_MAX, WRITER_KEPT_BYTES_MAX
 from minishuffle.protocol.connection import ConnectionEvent, PartitionReleased, PartitionRequested
@@ -39,7 +39,6 @@ from minishuffle.wire.clients import (
     StreamInfo,
     UpstreamOpened,
 )
-from minishuffle.wire.frames import EventKind
 from minishuffle.wire.messages import ControlMessage
 from minishuffle.wire.requests import JobInfo, ShowJob
 
@@ -127,7 +126,7 @@ class StreamWriter:
         self._stack = ExitStack()
         self._reply: UpstreamOpened | None = None
         self._connection: ExternalConnection | None = None
-        self._written: ResultPartition | None = None
+        self._written: PipelinedPartition | None = None
         self._attached = False
 
     def __enter__(self) -> StreamWriter:
@@ -148,7 +147,7 @@ class StreamWriter:
         return self._reply
 
     @property
-    def _partition(self) -> ResultPartition:
+    def _partition(self) -> PipelinedPartition:
         assert self._written is not None, "a complete partition is not written"
         return self._written
 
@@ -175,7 +174,7 @@ class StreamWriter:
             segment_bytes=reply.segment_bytes,
         )
         pool = connection.pool.create_pool("output", 2, connection.pool.total)
-        self._written = ResultPartition(
+        self._written = PipelinedPartition(
             PartitionId(JobId(reply.job), 0, self._request.partition),
             range(1),
             lambda: connection.paths.acquire(pool),
@@ -276,8 +275,7 @@ class StreamWriter:
             self._send_end()
 
     def _send_end(self) -> None:
-        self._partition.broadcast_event(EventKind.END_OF_DATA)
-        self._partition.broadcast_event(EventKind.END_OF_PARTITION)
+        self._partition.finish()
 
     # --- the program's thread --------------------------------------------------------------------
 

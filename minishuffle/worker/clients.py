@@ -21,10 +21,10 @@ from minishuffle.errors import (
     clipped,
     described,
 )
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.partition import serve
+from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.exchange.spool import Spool
-from minishuffle.exchange.subpartition import serve
 from minishuffle.ids import AttemptId, JobId, OperatorId, PartitionId, SubtaskId
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.clients import (
@@ -39,7 +39,7 @@ from minishuffle.wire.clients import (
     WriteBegun,
     WriteEnded,
 )
-from minishuffle.wire.frames import EventKind, PartitionRequest
+from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import ControlMessage, ErrorInfo
 from minishuffle.worker.client_gate import UPSTREAM_EDGE, Progress, UpstreamGate
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
@@ -90,7 +90,7 @@ class _Reading:
         pool = self._pool = segments.create_pool(name, 1, BUFFERS_MAX)
         pool.on_available(paths.bell.ring)
         partition_id = PartitionId(JobId(message.job), RESULT_EDGE, message.index)
-        self.partition = ResultPartition(
+        self.partition = PipelinedPartition(
             partition_id, range(1), lambda: paths.acquire(pool), paths.notify, TaskCounters()
         )
         self._left = self._ended = False
@@ -115,8 +115,7 @@ class _Reading:
             for rows, parts in self._spool.read(message.begin, message.end):
                 self._paths.check()
                 partition.write(0, rows, parts)
-            partition.broadcast_event(EventKind.END_OF_DATA)
-            partition.broadcast_event(EventKind.END_OF_PARTITION)
+            partition.finish()
         except TaskCancelled:
             _log.debug("client %d left before the end", message.ticket)
         except ShuffleError as error:
@@ -143,7 +142,7 @@ class _Reading:
     def _clean_up(self) -> None:
         """Give the segments back once neither the thread nor the link uses them."""
         if self._left and self._ended:
-            self.partition.subpartitions[0].discard()
+            self.partition.release(written_off=False)
             self._pool.destroy()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import FrameType
@@ -18,9 +18,8 @@ from typing import Any, TypeAlias, TypeVar
 from minishuffle import limits
 from minishuffle.exchange.channels import InputChannel, LocalAttachment, RemoteAttachment
 from minishuffle.exchange.gate import InputGate
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.partition import ResultPartition, ResultSubpartition
 from minishuffle.exchange.segments import LocalPool
-from minishuffle.exchange.subpartition import PipelinedView, Subpartition
 from minishuffle.protocol.channel import ProducerChannel
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.frames import Role
@@ -60,7 +59,7 @@ class _Room:
     def __init__(self) -> None:
         self._left = limits.DUMP_CHANNELS_IN_ALL_MAX
 
-    def take(self, channels: list[T], is_busy: Callable[[T], bool]) -> list[T]:
+    def take(self, channels: Sequence[T], is_busy: Callable[[T], bool]) -> Sequence[T]:
         """As many as there is room for, in their order; busy ones are preferred."""
         count = min(self._left, limits.DUMP_CHANNELS_MAX)
         if len(channels) > count:
@@ -295,7 +294,9 @@ def _channel_waits_for(phase: ChannelPhase | None) -> str:
 def _partition(
     partition: ResultPartition, pool: LocalPool | None, operator: int, served: Served, room: _Room
 ) -> Fields:
-    subpartitions = room.take(partition.subpartitions, lambda each: bool(each.queued()) or each.view is None)
+    subpartitions = room.take(
+        partition.subpartitions, lambda each: bool(each.state().queued) or each.view is None
+    )
     return {
         "edge": partition.id.edge,
         "to_operator": operator,
@@ -305,18 +306,17 @@ def _partition(
     }
 
 
-def _output(subpartition: Subpartition, served: Served) -> Fields:
-    view: PipelinedView | None = subpartition.view
+def _output(subpartition: ResultSubpartition, served: Served) -> Fields:
+    view, state = subpartition.view, subpartition.state()
     peer, channel = served.get(id(view), ("this worker", None))
-    builder = subpartition.open
     found: Fields = {
         "consumer": subpartition.consumer,
-        "queue": subpartition.queued(),
+        "queue": state.queued,
         "backlog": subpartition.backlog(),
-        "open_bytes": builder.length - builder.sent_bytes if builder is not None else 0,
-        "available": subpartition.available,
-        "suspected": subpartition.suspected,
-        "closed": subpartition.closed,
+        "open_bytes": state.open_bytes,
+        "available": state.available,
+        "suspected": state.suspected,
+        "closed": state.closed,
         "reader": "nobody" if view is None else peer,
     }
     if view is not None:

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from minishuffle.errors import TaskCancelled
 from minishuffle.exchange.channels import GivenBack
+from minishuffle.exchange.partition import Attended
 from minishuffle.exchange.segments import LocalPool, Segment
-from minishuffle.exchange.subpartition import Subpartition
 from minishuffle.worker.activity import StateClock
 from minishuffle.worker.crashrecord import TaskCalls
 
@@ -134,7 +134,7 @@ class TaskPaths:
 
     # --- task → loop -----------------------------------------------------------------------------
 
-    def notify(self, subpartition: Subpartition) -> None:
+    def notify(self, subpartition: Attended) -> None:
         """Paths a and b. At most one notice per subpartition is under way."""
         if not subpartition.notified and not self._closed:
             subpartition.notified = True

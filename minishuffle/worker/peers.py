@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from minishuffle import limits
 from minishuffle.errors import PeerLost, PeerSuspected, RemoteProtocolError, ShuffleError
 from minishuffle.exchange.channels import InputChannel
-from minishuffle.exchange.partition import ResultPartition
-from minishuffle.exchange.subpartition import PipelinedView, serve
+from minishuffle.exchange.partition import PartitionView, ResultPartition, serve
 from minishuffle.ids import Address
 from minishuffle.protocol.connection import (
     ConnectionEvent,
@@ -254,7 +253,7 @@ class PeerLinks:
         if channel is not None and link is not None:
             channel.attach_remote(link, instruction.request, base=instruction.base)
 
-    def attach(self, instruction: Attach, partition: ResultPartition | None) -> PipelinedView | None:
+    def attach(self, instruction: Attach, partition: ResultPartition | None) -> PartitionView | None:
         """Serve a peer's request from a partition here; gives the view by which it reads."""
         link, consumer = self._links.get(instruction.link), instruction.request.subpartition
         if link is None:

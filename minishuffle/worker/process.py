@@ -457,6 +457,8 @@ class Worker:
         if self._prober is not None:
             await self._prober.close()
         await self.endpoint.close()
+        if self._deployed is not None:
+            self._deployed.disk.close()
         self._inbox.close()
         self._alarm.cancel()
         for link in (self._control, self._unregistered):

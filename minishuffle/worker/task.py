@@ -54,7 +54,6 @@ from minishuffle.exchange.rows import pack_result
 from minishuffle.exchange.sizes import sendable
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import FIRST_ATTEMPT, AttemptId
-from minishuffle.wire.frames import EventKind
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker.activity import cpu_wait_seconds
 from minishuffle.worker.asynccalls import LoopCalls
@@ -231,8 +230,9 @@ class Task:
     def _hot_keys(self) -> dict[str, float]:
         found: dict[str, float] = {}
         for edge, partition in self.partitions.items():
-            for (consumer, key), share in partition.hot_keys.shares().items():
-                found[f"{edge}:{partition.first + consumer}:{key}"] = round(share, 4)
+            for (position, key), share in partition.hot_keys.shares().items():
+                consumer = partition.subpartitions[position].consumer
+                found[f"{edge}:{consumer}:{key}"] = round(share, 4)
         return dict(islice(found.items(), HOT_KEYS_MAX))
 
     # --- the thread ------------------------------------------------------------------------------
@@ -465,8 +465,7 @@ class Task:
 
     def _end_partitions(self) -> None:
         for partition in self.partitions.values():
-            partition.broadcast_event(EventKind.END_OF_DATA)
-            partition.broadcast_event(EventKind.END_OF_PARTITION)
+            partition.finish()
         self.counters.last_input_at = time.monotonic()
 
     def _collect(self, rows: list[Any]) -> None:

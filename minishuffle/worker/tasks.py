@@ -20,18 +20,19 @@ from minishuffle.counters import (
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.operators.base import CompleteFile
 from minishuffle.errors import TaskFailed
+from minishuffle.exchange.blocking import BlockingPartition
 from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.channels import ChannelEvent, InputChannel
 from minishuffle.exchange.elements import AssemblyBudget, ByteBudget
+from minishuffle.exchange.elementstore import ElementStore, StorePlace
 from minishuffle.exchange.gate import InputGate, SplitChannels
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.handover import Handover
-from minishuffle.exchange.kept import ElementLog, KeptPartition
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.partition import PartitionView, ResultPartition
+from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.repeats import Rendition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool
 from minishuffle.exchange.spool import Spool
-from minishuffle.exchange.subpartition import PipelinedView
 from minishuffle.ids import AttemptId, PartitionId
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.wire.frames import DataType
@@ -46,6 +47,7 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.worker.client_gate import UPSTREAM_EDGE, UpstreamGate
 from minishuffle.worker.crashrecord import CrashRecord
+from minishuffle.worker.diskthreads import DiskThreads
 from minishuffle.worker.filereports import FileReports
 from minishuffle.worker.flow import FlowTotals, Turns
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
@@ -96,7 +98,9 @@ class WorkerServices:
     budget: AssemblyBudget
     local: ByteBudget
     """For batches that are handed to consumers on this worker."""
-    spool_directory: str | None
+    place: StorePlace
+    """Where stored elements go that find no room in memory."""
+    disk: DiskThreads
     spool_bytes_max: int
     """What sinks that keep records may write, see :class:`Spool`."""
     channel_event: Callable[[ChannelKey, int, ChannelEvent], object]
@@ -171,7 +175,8 @@ class Attempt:
                 self._build_partition(output)
             if spec.sink:
                 bytes_max = None if spec.bounded else services.spool_bytes_max
-                self.task.spool = Spool(services.spool_directory, bytes_max, spec.first_row)
+                store = partial(ElementStore, f"what {self._where()} keeps for readers", services.place)
+                self.task.spool = Spool(store, bytes_max, spec.first_row)
             self.task.start()
         except BaseException:
             self.release()
@@ -188,27 +193,19 @@ class Attempt:
         )
 
     def _build_partition(self, output: OutputSpec) -> None:
-        """Its pool has at least n + 1 segments, as in Flink, and at most what its channels can use. One that
-        is kept has none."""
+        """Its pool has at least n + 1 segments, as in Flink, and at most what its channels can use. A
+        blocking one has none."""
         subtask = self.id.subtask
         partition_id = PartitionId(subtask.job, output.edge, subtask.index)
         if output.kept:
-            self.partitions[output.edge] = KeptPartition(
-                partition_id,
-                range(output.first, output.first + output.count),
-                self.paths.notify,
-                self.counters,
-                shared=output.shared,
-                capacity=self._services.pool.segment_bytes,
-                directory=self._services.spool_directory,
-            )
+            self.partitions[output.edge] = self._blocking_partition(partition_id, output)
             return
         least, most = output.count + 1, output.count * limits.OUTPUT_BUFFERS_PER_SUBPARTITION_MAX
         pool = self._services.pool.create_pool(f"output {partition_id}", least, most)
         paths, hit = self.paths, partial(_note_limit, self.counters, self._services.wall)
         pool.on_available(paths.bell.ring)
         self.pools[output.edge] = pool
-        self.partitions[output.edge] = ResultPartition(
+        self.partitions[output.edge] = PipelinedPartition(
             partition_id,
             range(output.first, output.first + output.count),
             lambda: paths.acquire(pool, hit),
@@ -224,6 +221,30 @@ class Attempt:
             ),
         )
 
+    def _blocking_partition(self, partition_id: PartitionId, output: OutputSpec) -> BlockingPartition:
+        return BlockingPartition(
+            partition_id,
+            range(output.first, output.first + output.count),
+            self.paths.notify,
+            self.counters,
+            self._stored(partition_id, limits.KEPT_MEMORY_BYTES),
+            shared=output.shared,
+            capacity=self._services.pool.segment_bytes,
+            disk=self._services.disk,
+        )
+
+    def _stored(self, partition_id: PartitionId, memory_bytes: int) -> ElementStore:
+        """What this attempt writes of a partition, or has read of it."""
+        return ElementStore(
+            f"partition {partition_id} at {self._where()}",
+            self._services.place,
+            memory_bytes=memory_bytes,
+            bytes_max=limits.KEPT_BYTES_MAX,
+        )
+
+    def _where(self) -> str:
+        return f"attempt {self.id} on worker {self._services.worker}"
+
     def _build_gate(self, spec: InputSpec) -> InputGate:
         """Exclusive buffers for every channel, floating ones from 1 up. (Flink counts remote channels only; a
         local one may become remote, when its producer is restarted elsewhere.)"""
@@ -233,6 +254,10 @@ class Attempt:
         name = f"input {spec.input} of {self.spec.name}[{self.spec.index}]"
         pool = services.pool.create_pool(name, reserved + 1, reserved + floating)
         memory = limits.KEPT_MEMORY_BYTES // max(1, spec.count)
+
+        def store(producer: int) -> ElementStore:
+            return self._stored(PartitionId(self.id.subtask.job, spec.edge, producer), memory)
+
         gate = InputGate(
             spec.edge,
             spec.input,
@@ -242,7 +267,7 @@ class Attempt:
             budget=services.budget,
             counters=self.counters,
             tolerant=settings.restart_strategy != "none",
-            kept=partial(ElementLog, services.spool_directory, memory) if spec.kept else None,
+            kept=store if spec.kept else None,
             waits=spec.waits,
         )
         gate.on_latency = self._latency.take
@@ -317,7 +342,7 @@ class Attempt:
             error = TaskFailed(f"attempt {self.id.attempt} of {task.name}[{self.spec.index}] is {task.state}")
             for partition in self.partitions.values():
                 partition.fail(error)
-                partition.discard(self._writes)
+                partition.release(self._writes)
 
     def abandon(self) -> None:
         """Its thread does not stop: whatever it does from now on, nobody sees or counts it."""
@@ -329,7 +354,7 @@ class Attempt:
         """Nobody reads from it any more: its partitions and pools go too."""
         self.close()
         for partition in self.partitions.values():
-            partition.discard(self._writes)
+            partition.release(self._writes)
         for pool in self.pools.values():
             pool.destroy()
 
@@ -462,6 +487,7 @@ class Deployment:
         self.local_bytes = 0
         self.local_buffers = 0
         self.local_rows = 0
+        self.disk = DiskThreads(inbox)
         self._turns = Turns()
         self._services = WorkerServices(
             worker,
@@ -474,7 +500,8 @@ class Deployment:
             filed,
             self.budget,
             self.local,
-            spool_directory,
+            StorePlace(spool_directory, self.disk.close_file),
+            self.disk,
             spool_bytes_max,
             channel_event,
             clock,
@@ -531,8 +558,9 @@ class Deployment:
             attempt=reader.attempt,
             writes=Rendition(producer.attempt, base or producer.attempt),
         )
-        if subpartition.error is not None:
-            subpartition.fail(subpartition.error)
+        view = subpartition.view
+        if view is not None and subpartition.error is not None:
+            view.fail(subpartition.error)
         self.attempts[reader].traffic.receives((key.edge, key.producer, producer.attempt), channel)
         if subpartition.view is not None:
             peer = (key.edge, reader.subtask.index, reader.attempt)
@@ -557,7 +585,7 @@ class Deployment:
             peer = (request.partition.edge, request.partition.producer, request.producer_attempt)
             self.attempts[instruction.channel.attempt].traffic.receives(peer, channel)
 
-    def count_sent(self, instruction: Attach, view: PipelinedView) -> None:
+    def count_sent(self, instruction: Attach, view: PartitionView) -> None:
         """A peer reads by that view."""
         request = instruction.request
         peer = (request.partition.edge, request.subpartition, request.consumer_attempt)

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from minishuffle import limits
 from minishuffle.exchange.channels import Attachment, InputChannel
-from minishuffle.exchange.subpartition import PipelinedView
+from minishuffle.exchange.partition import PartitionView
 from minishuffle.wire.packed import PeerRows, pack_traffic
 
 __all__ = ["Peer", "Traffic"]
@@ -25,12 +25,12 @@ class Traffic:
     def __init__(self) -> None:
         self._totals: dict[Peer, PeerRows] = {}
         """Sums over attachments that have ended."""
-        self._views: list[tuple[Peer, PipelinedView]] = []
+        self._views: list[tuple[Peer, PartitionView]] = []
         self._attachments: list[tuple[Peer, Attachment]] = []
         self._read: dict[InputChannel, tuple[Peer, int]] = {}
         """Whom each channel was attached to last, and how many rows were incomplete before that."""
 
-    def sends(self, peer: Peer, view: PipelinedView) -> None:
+    def sends(self, peer: Peer, view: PartitionView) -> None:
         self._views.append((peer, view))
 
     def receives(self, peer: Peer, channel: InputChannel) -> None:

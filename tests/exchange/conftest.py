@@ -19,9 +19,10 @@ from minishuffle.exchange.elements import (
 )
 from minishuffle.exchange.gate import Element, InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.partition import serve
+from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
-from minishuffle.exchange.subpartition import Subpartition, serve
+from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.protocol.connection import Connection, PartitionRequested
@@ -93,7 +94,7 @@ class Setup:
         request = PartitionRequest(PartitionId(JobId("j1"), 0, channel.producer), 0, generation=generation)
         channel.attach_remote(self.link, request)
 
-    def partition(self, producer: int, segments: int = 16) -> ResultPartition:
+    def partition(self, producer: int, segments: int = 16) -> PipelinedPartition:
         """A producer in this process, with a pool of its own and one consumer."""
         pool = self.network.create_pool(f"output {producer}", segments, segments)
 
@@ -103,9 +104,11 @@ class Setup:
             return segment
 
         partition_id = PartitionId(JobId("j1"), 0, producer)
-        return ResultPartition(partition_id, range(1), acquire, Subpartition.attend, TaskCounters())
+        return PipelinedPartition(
+            partition_id, range(1), acquire, PipelinedSubpartition.attend, TaskCounters()
+        )
 
-    def local(self, partition: ResultPartition) -> InputChannel:
+    def local(self, partition: PipelinedPartition) -> InputChannel:
         """A channel whose producer is in this process."""
         channel = self.gate.add_channel(partition.id.producer)
         channel.attach_local(partition.subpartitions[0], 1, self.handed_over.append)
@@ -125,7 +128,7 @@ class Setup:
         """Channels that wait for a floating buffer, in turn."""
         return [attachment.channel for attachment in self.gate.buffers.line]
 
-    def wire(self, partitions: list[ResultPartition]) -> Wire:
+    def wire(self, partitions: list[PipelinedPartition]) -> Wire:
         """Joins the remote channels to partitions of another process."""
         return Wire(self, partitions)
 
@@ -174,7 +177,7 @@ class Setup:
 class Wire:
     """Joins remote channels to partitions of another process by the bytes of two connections."""
 
-    def __init__(self, setup: Setup, partitions: list[ResultPartition]) -> None:
+    def __init__(self, setup: Setup, partitions: list[PipelinedPartition]) -> None:
         self.partitions = partitions
         self.link = setup.link
         self.consumer = setup.link.connection

@@ -8,8 +8,7 @@ import pytest
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import RemoteProtocolError
-from minishuffle.exchange.kept import KeptPartition
-from minishuffle.exchange.subpartition import Subpartition
+from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX
 from minishuffle.wire.frames import CancelReason, EventKind, LatencyMarker
@@ -71,7 +70,7 @@ def test_one_that_waits_is_not_joined_by_others(make_setup: type[Setup]) -> None
         partition.emit_latency(FIRST if not time else SECOND)
         partition.broadcast_watermark(time, idle=False)
     (subpartition,) = partition.subpartitions
-    assert subpartition.queued() == 2, "a marker and a watermark"
+    assert subpartition.state().queued == 2, "a marker and a watermark"
     wire = setup.wire([partition])
     # The producer has sent that one: others may follow, and wait on the consumer's side.
     (channel,) = setup.remotes
@@ -89,7 +88,7 @@ def test_one_that_waits_is_not_joined_by_others(make_setup: type[Setup]) -> None
 
 
 def test_a_reader_that_is_attached_anew_gets_no_marker_of_the_past() -> None:
-    subpartition = Subpartition(0, Subpartition.attend, drops=True)
+    subpartition = PipelinedSubpartition(0, PipelinedSubpartition.attend, drops=True)
     first = subpartition.attach(1, lambda: None)
     subpartition.add_latency(FIRST)
     subpartition.add_watermark(5, False)
@@ -97,7 +96,7 @@ def test_a_reader_that_is_attached_anew_gets_no_marker_of_the_past() -> None:
     first.release(CancelReason.FAILED)
     subpartition.add_latency(SECOND)
     subpartition.attend()
-    assert subpartition.queued() == 0, "nobody reads it: it is freed"
+    assert subpartition.state().queued == 0, "nobody reads it: it is freed"
     second = subpartition.attach(2, lambda: None)
     assert _kind(second.poll()) is EventKind.WATERMARK
     assert second.poll() is None
@@ -113,7 +112,7 @@ def _kind(piece: object) -> EventKind:
 
 
 def test_segments_that_are_broadcast_stay_the_same_for_all(make_setup: type[Setup]) -> None:
-    from minishuffle.exchange.partition import ResultPartition
+    from minishuffle.exchange.pipelined import PipelinedPartition
 
     setup = make_setup()
     pool = setup.network.create_pool("output", 8, 8)
@@ -121,8 +120,8 @@ def test_segments_that_are_broadcast_stay_the_same_for_all(make_setup: type[Setu
     def acquire():  # type: ignore[no-untyped-def]
         return pool.request()
 
-    made = ResultPartition(
-        PartitionId(JobId("j1"), 0, 0), range(3), acquire, Subpartition.attend, TaskCounters()
+    made = PipelinedPartition(
+        PartitionId(JobId("j1"), 0, 0), range(3), acquire, PipelinedSubpartition.attend, TaskCounters()
     )
     views = [each.attach(1, lambda: None) for each in made.subpartitions]
     element = setup.element(["x"])
@@ -139,21 +138,6 @@ def test_segments_that_are_broadcast_stay_the_same_for_all(make_setup: type[Setu
     for each in made.subpartitions:
         each.discard()
     assert setup.network.free == setup.network.total
-
-
-def test_a_partition_that_is_kept_has_none() -> None:
-    kept = KeptPartition(
-        PartitionId(JobId("j1"), 0, 0),
-        range(1),
-        Subpartition.attend,
-        TaskCounters(),
-        shared=False,
-        capacity=256,
-        directory=None,
-    )
-    view = kept.subpartitions[0].attach(1, lambda: None)
-    kept.emit_latency(FIRST)
-    assert view.poll() is None
 
 
 def test_a_marker_of_the_wrong_size_breaks_its_channel(make_setup: type[Setup]) -> None:

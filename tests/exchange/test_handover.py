@@ -14,9 +14,9 @@ from minishuffle.errors import TaskCancelled
 from minishuffle.exchange import handover
 from minishuffle.exchange.elements import ByteBudget, decode, encode
 from minishuffle.exchange.handover import Handover
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
-from minishuffle.exchange.subpartition import PipelinedView, Subpartition
+from minishuffle.exchange.subpartition import PipelinedSubpartition, PipelinedView
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.limits import OUTPUT_BUFFERS_PER_SUBPARTITION_MAX
 from minishuffle.wire.frames import CancelReason, EventKind
@@ -46,11 +46,11 @@ class Writer:
         self.counters = TaskCounters()
         self.network = NetworkBufferPool(256, SEGMENT_BYTES)
         self.pool = self.network.create_pool("p", 1, 256)
-        self.partition = ResultPartition(
+        self.partition = PipelinedPartition(
             PartitionId(JobId("j1"), 0, 0),
             range(1),
             self._acquire,
-            Subpartition.attend,
+            PipelinedSubpartition.attend,
             self.counters,
             drops=drops,
             handover=Handover(self.budget, SEGMENT_BYTES, lambda ready: self.wait(ready), self._wake),
@@ -214,7 +214,7 @@ def test_a_writer_that_is_cancelled_while_it_waits_holds_nothing() -> None:
     writer.wait = wait
     with pytest.raises(TaskCancelled):
         writer.write(numbers(5))
-    writer.partition.discard(False)
+    writer.partition.release(False)
     assert view.poll() is None
     assert writer.budget.used == 0
 
@@ -226,7 +226,7 @@ def test_a_thread_that_could_not_be_stopped_keeps_no_room() -> None:
     assert handing is not None
     batch = handing.take(numbers(5))
     assert batch is not None
-    writer.partition.discard(True)
+    writer.partition.release(True)
     writer.subpartition.add_whole(batch)
     assert writer.budget.used == 0
 

@@ -12,9 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from minishuffle.counters import ConnectionCounters, TaskCounters
 from minishuffle.errors import TaskFailed
 from minishuffle.exchange.buffers import Slice
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.partition import serve
+from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
-from minishuffle.exchange.subpartition import PipelinedView, serve
+from minishuffle.exchange.subpartition import PipelinedView
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import NextType
 from minishuffle.protocol.connection import Connection
@@ -37,7 +38,7 @@ class Producer:
     def __init__(self, segments: int = 64) -> None:
         self.network = NetworkBufferPool(segments, CAPACITY)
         self.pool = self.network.create_pool("p", 1, segments)
-        self.partition = ResultPartition(
+        self.partition = PipelinedPartition(
             PartitionId(JobId("j1"), 0, 0),
             range(1),
             lambda: cast(Segment, self.pool.request()),

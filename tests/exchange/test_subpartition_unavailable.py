@@ -322,7 +322,7 @@ def test_a_producer_that_fails_tells_every_consumer_once_and_frees_everything() 
     error = TaskFailed("the map raised")
     for _ in range(2):
         producer.partition.fail(error)
-        producer.partition.discard(False)
+        producer.partition.release(False)
     assert producer.errors == [error, error]
     assert producer.dropped == (8, 0)
     assert producer.first.error is error

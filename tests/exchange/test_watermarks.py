@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import RemoteProtocolError
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
-from minishuffle.exchange.subpartition import Subpartition
+from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX
@@ -330,8 +330,8 @@ class Written:
             return segment
 
         partition_id = PartitionId(JobId("j1"), 0, 0)
-        self.notified: list[Subpartition] = []
-        self.partition = ResultPartition(
+        self.notified: list[PipelinedSubpartition] = []
+        self.partition = PipelinedPartition(
             partition_id, range(1), acquire, self.notified.append, TaskCounters()
         )
         self.subpartition = self.partition.subpartitions[0]

@@ -8,9 +8,9 @@ import pytest
 
 from minishuffle.counters import ConnectionCounters, TaskCounters
 from minishuffle.errors import ShuffleError
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
-from minishuffle.exchange.subpartition import Subpartition
+from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import ConsumerChannel, FreeBuffer, Received
 from minishuffle.protocol.connection import (
@@ -80,7 +80,7 @@ class Peers:
         self.receive_pool = NetworkBufferPool(channels * exclusive + floating, SEGMENT_BYTES)
         self.output = self.send_pool.create_pool("output", channels + 1, 32)
         self.task = TaskCounters()
-        self.partition = ResultPartition(
+        self.partition = PipelinedPartition(
             PartitionId(JobId("j1"), 0, 0), range(channels), self._acquire, self._notify, self.task
         )
         minimum = channels * exclusive + 1
@@ -97,7 +97,7 @@ class Peers:
         assert segment is not None
         return segment
 
-    def _notify(self, subpartition: Subpartition) -> None:
+    def _notify(self, subpartition: PipelinedSubpartition) -> None:
         subpartition.attend()
 
     def request_all(self) -> None:

@@ -20,7 +20,7 @@ from minishuffle.errors import (
     RemoteProtocolError,
     TaskFailed,
 )
-from minishuffle.exchange.subpartition import PipelinedView, Subpartition
+from minishuffle.exchange.subpartition import PipelinedSubpartition, PipelinedView
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.connection import (
     LAST_LOOK_SECONDS,
@@ -410,7 +410,7 @@ def test_a_process_that_was_stopped_at_its_last_look_waits_for_another_answer() 
 
 @pytest.mark.parametrize("error", [PeerSuspected("worker 2 has answered no Ping"), PeerLost("it broke")])
 def test_the_producers_know_whether_a_link_ended_under_suspicion(error: PeerLost) -> None:
-    ours, subpartition = alone(), Subpartition(0, lambda subpartition: None, drops=True)
+    ours, subpartition = alone(), PipelinedSubpartition(0, lambda subpartition: None, drops=True)
     ours.receive(
         encode_frame(PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0, channel=1, initial_credit=2)), 100.0
     )

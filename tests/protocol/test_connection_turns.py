@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minishuffle.exchange.buffers import Flush
-from minishuffle.exchange.subpartition import Subpartition
+from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.wire.frames import (
     EventKind,
 )
@@ -173,7 +173,7 @@ def test_an_adaptive_writer_wakes_the_loop_once_while_its_elements_gather(
     peers.settle()
     peers.partition.write(0, 1, [b"a"])
     peers.settle()
-    woken: list[Subpartition] = []
+    woken: list[PipelinedSubpartition] = []
     monkeypatch.setattr(peers.partition, "_notify", lambda each: (woken.append(each), each.attend()))
     for _ in range(10):
         peers.partition.write(0, 1, [b"b"])
@@ -194,7 +194,7 @@ def test_an_adaptive_writer_wakes_the_loop_once_while_there_is_no_credit(
     peers.settle()
     peers.partition.write(0, 1, [b"a"])
     peers.settle()
-    woken: list[Subpartition] = []
+    woken: list[PipelinedSubpartition] = []
     monkeypatch.setattr(peers.partition, "_notify", lambda each: (woken.append(each), each.attend()))
     for _ in range(10):
         peers.partition.write(0, 1, [b"b"])

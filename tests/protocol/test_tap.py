@@ -10,9 +10,10 @@ from minishuffle.counters import ConnectionCounters, TaskCounters
 from minishuffle.exchange.elements import AssemblyBudget, encode
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.partition import serve
+from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import NetworkBufferPool
-from minishuffle.exchange.subpartition import Subpartition, serve
+from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.connection import Connection, PartitionRequested
 from minishuffle.wire.frames import EventKind, LatencyMarker, PartitionRequest
@@ -46,11 +47,11 @@ class Exchange:
         for producer in (0, 1):
             output = self.network.create_pool(f"output {producer}", 8, 8)
             self.partitions.append(
-                ResultPartition(
+                PipelinedPartition(
                     PartitionId(JobId("j1"), 0, producer),
                     range(1),
                     self._acquire(output),
-                    Subpartition.attend,
+                    PipelinedSubpartition.attend,
                     TaskCounters(),
                 )
             )

@@ -26,7 +26,6 @@ from minishuffle.exchange.elements import WHOLE, KeyedRows, read_header, unpinne
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.watermarks import END_OF_TIME, WatermarkValve
-from minishuffle.wire.frames import EventKind
 from minishuffle.worker.chain import Chain
 from minishuffle.worker.inputs import Inputs
 from support.listing import Listing
@@ -159,10 +158,9 @@ class _Partition:
                 channel.queue.pop()
             channel.queue.append((time, idle))
 
-    def broadcast_event(self, kind: EventKind) -> None:
-        if kind is EventKind.END_OF_PARTITION:
-            for channel in self._channels:
-                channel.queue.append("end")
+    def finish(self) -> None:
+        for channel in self._channels:
+            channel.queue.append("end")
 
 
 Piece: TypeAlias = "list[Any] | KeyedRows | pa.RecordBatch"
@@ -309,7 +307,7 @@ class _Task:
     def _end(self) -> None:
         self._chain.finish(lambda: None)
         for partition in self._partitions.values():
-            partition.broadcast_event(EventKind.END_OF_PARTITION)
+            partition.finish()
         for operator in self._program.operators:
             operator.close()
         self.ended = True

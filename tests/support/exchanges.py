@@ -17,9 +17,10 @@ from minishuffle.exchange.channels import (
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.partition import serve
+from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
-from minishuffle.exchange.subpartition import Subpartition, serve
+from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.connection import PartitionCancelled, PartitionReleased, PartitionRequested
 from minishuffle.wire.frames import (
@@ -63,14 +64,16 @@ class Exchange:
         self.read: list[list[int]] = [[] for _ in range(channels)]
 
     @staticmethod
-    def _partition(number: int, pool: LocalPool) -> ResultPartition:
+    def _partition(number: int, pool: LocalPool) -> PipelinedPartition:
         def acquire() -> Segment:
             segment = pool.request()
             assert segment is not None
             return segment
 
         partition_id = PartitionId(JobId("j1"), 0, number)
-        return ResultPartition(partition_id, range(1), acquire, Subpartition.attend, TaskCounters())
+        return PipelinedPartition(
+            partition_id, range(1), acquire, PipelinedSubpartition.attend, TaskCounters()
+        )
 
     def connect(self) -> None:
         self.links.append((BareLink(), BareLink(dialer=True)))

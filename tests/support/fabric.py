@@ -15,9 +15,10 @@ import uvloop
 
 from minishuffle.counters import ConnectionCounters, TaskCounters
 from minishuffle.errors import PartitionNotFound, ShuffleError
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.partition import ProducerAttachment, serve
+from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
-from minishuffle.exchange.subpartition import ProducerAttachment, Subpartition, serve
+from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.ids import Address, JobId, PartitionId
 from minishuffle.protocol.channel import ConsumerChannel, FreeBuffer, Received
 from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested
@@ -106,7 +107,7 @@ class Node:
         self.pool = NetworkBufferPool(64, SEGMENT_BYTES)
         self.output = self.pool.create_pool("output", CHANNELS + 1, 24)
         self.input = self.pool.create_pool("input", 2 * CHANNELS + 1, 2 * CHANNELS + 8)
-        self.partition = ResultPartition(
+        self.partition = PipelinedPartition(
             PartitionId(JobId("j1"), 0, worker),
             range(CHANNELS),
             lambda: self.segment(self.output),
@@ -126,7 +127,7 @@ class Node:
         assert isinstance(segment, Segment)
         return segment
 
-    def _notify(self, subpartition: Subpartition) -> None:
+    def _notify(self, subpartition: PipelinedSubpartition) -> None:
         subpartition.attend()
 
     def read_all(self) -> None:

@@ -11,9 +11,9 @@ from minishuffle.errors import ShuffleError
 from minishuffle.exchange.buffers import BufferBuilder, Flush, Slice, WholeBatch
 from minishuffle.exchange.elements import ByteBudget
 from minishuffle.exchange.handover import Handover
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
-from minishuffle.exchange.subpartition import PipelinedView, Subpartition
+from minishuffle.exchange.subpartition import PipelinedSubpartition, PipelinedView
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import DataType
 
@@ -75,10 +75,10 @@ class Producer:
     ) -> None:
         self.network = NetworkBufferPool(segments, CAPACITY)
         self.pool = self.network.create_pool("p", 1, segments)
-        self.inbox: list[Subpartition] = []
+        self.inbox: list[PipelinedSubpartition] = []
         self.counters = TaskCounters()
         self.handing = Handing()
-        self.partition = ResultPartition(
+        self.partition = PipelinedPartition(
             PartitionId(JobId("j1"), 0, 0),
             range(consumers),
             self.acquire,
@@ -100,7 +100,7 @@ class Producer:
     def acquire(self) -> Segment:
         return cast(Segment, self.pool.request())
 
-    def _notify(self, subpartition: Subpartition) -> None:
+    def _notify(self, subpartition: PipelinedSubpartition) -> None:
         """As ``TaskPaths.notify``."""
         if not subpartition.notified:
             subpartition.notified = True
@@ -178,7 +178,7 @@ class Producer:
         assert written == self.sent + sum(self.dropped) + self.suspected + self.queued
 
     def check_all_home(self) -> None:
-        self.partition.discard(False)
+        self.partition.release(False)
         assert not self.handing.held
         assert self.network.free == self.network.total
         self.network.validate()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from minishuffle.exchange.kept import KeptPartition
+from minishuffle.exchange.blocking import BlockingPartition
 from minishuffle.wire.packed import unpack_traffic
 from minishuffle.worker.tasks import Attempt
 from support.simulated_jobs import BATCH_ROWS_MAX
@@ -49,7 +49,7 @@ class Book:
             name=str(attempt.id),
             finished=attempt.task.state == "finished",
             repeats=any(gate.kept for gate in attempt.gates)
-            or any(isinstance(each, KeptPartition) for each in attempt.partitions.values()),
+            or any(isinstance(each, BlockingPartition) for each in attempt.partitions.values()),
             written=counters.records_out if attempt.partitions else 0,
             consumers=max((len(each.subpartitions) for each in attempt.partitions.values()), default=0),
             sent=sum(peer.sent for peer in peers),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minishuffle.errors import PeerLost
-from minishuffle.exchange.subpartition import Subpartition
+from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import CancelReason, PartitionRequest
 from support.fabric import SEGMENT_BYTES, Fabric, Node, Reader, Runner
@@ -22,7 +22,7 @@ def fill(source: Node) -> int:
     return rows
 
 
-async def reading_of(fabric: Fabric) -> tuple[Node, Node, Subpartition]:
+async def reading_of(fabric: Fabric) -> tuple[Node, Node, PipelinedSubpartition]:
     """Node 1 reads from node 0, which drops what it cannot send; consumer 0 takes nothing off its queue."""
     source, node = fabric.nodes
     for subpartition in source.partition.subpartitions:

@@ -152,6 +152,7 @@ class Site:
         await self.until(lambda: not any(task.thread and task.thread.is_alive() for task in tasks))
         self.deployment.release(list(self.deployment.attempts))
         assert self.deployment.attempts == {}
+        self.deployment.disk.close()
 
 
 class Turns:

@@ -21,9 +21,9 @@ from minishuffle.dataflow.operators.base import (
 )
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
-from minishuffle.exchange.subpartition import Subpartition
+from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import WATERMARK_EVENT, EventKind
 from minishuffle.worker.chain import Chain
@@ -83,7 +83,7 @@ class Bench:
 
         self.counters = TaskCounters()
         self.partitions = {
-            edge: ResultPartition(
+            edge: PipelinedPartition(
                 PartitionId(JobId("j1"), edge, 0), range(1), acquire, lambda each: None, TaskCounters()
             )
             for edge in range(len(sides))
@@ -95,7 +95,7 @@ class Bench:
 
     def out(self, edge: int = 0) -> list[Any]:
         """Everything that the edge's consumer gets: rows, and (watermark, idle)."""
-        subpartition: Subpartition = self.partitions[edge].subpartitions[0]
+        subpartition: PipelinedSubpartition = self.partitions[edge].subpartitions[0]
         view = subpartition.view or subpartition.attach(1, lambda: None)
         subpartition.flush()
         found: list[Any] = []

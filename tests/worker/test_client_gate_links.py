@@ -17,9 +17,10 @@ from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError, Supe
 from minishuffle.exchange.elements import ELEMENT_HEADER, AssemblyBudget, decode, encode
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.partition import serve
+from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
-from minishuffle.exchange.subpartition import Subpartition, serve
+from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.connection import Connection, PartitionRequested
 from minishuffle.wire.frames import EventKind, PartitionRequest
@@ -127,7 +128,9 @@ class Program:
         """Why its link is gone."""
         self._pool = NetworkBufferPool(SEGMENTS, SEGMENT_BYTES).create_pool("output", 2, SEGMENTS)
         partition_id = PartitionId(JobId("j1"), 0, 0)
-        self._partition = ResultPartition(partition_id, range(1), self._acquire, self._notify, TaskCounters())
+        self._partition = PipelinedPartition(
+            partition_id, range(1), self._acquire, self._notify, TaskCounters()
+        )
         self._subpartition = self._partition.subpartitions[0]
         self._writing, self._reading = BareLink(dialer=True), BareLink()
         self._here, self._there = self._writing.connection, self._reading.connection
@@ -142,7 +145,7 @@ class Program:
         return segment
 
     @staticmethod
-    def _notify(subpartition: Subpartition) -> None:
+    def _notify(subpartition: PipelinedSubpartition) -> None:
         subpartition.attend()
 
     def send(self, rows: list[Any]) -> bytes:

@@ -273,7 +273,8 @@ async def test_a_result_that_is_dropped_takes_no_room_also_while_its_attempt_is_
     await site.run(table.to_spark())
     assert site.deployment.attempts and len(open_files() - before) == 1
     site.deployment.drop_spools("j1")
-    assert site.deployment.attempts and open_files() <= before
+    await site.until(lambda: open_files() <= before)
+    assert site.deployment.attempts
 
 
 async def test_readers_that_never_come_are_forgotten(

@@ -75,7 +75,7 @@ async def test_what_has_backlog_waits_for_credit_or_for_the_socket(site: Site) -
     link, consumer = BareLink(), BareLink(dialer=True)
     request = PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0, channel=1, initial_credit=3)
     link.connection.producers.expect(request)
-    from minishuffle.exchange.subpartition import serve
+    from minishuffle.exchange.partition import serve
 
     serve(link, request, made.partitions[0].subpartitions[0])
     made.look()

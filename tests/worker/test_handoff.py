@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.errors import TaskCancelled
-from minishuffle.exchange.subpartition import Subpartition
+from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.worker.handoff import DRAIN_ITEMS_MAX, LoopInbox, TaskPaths
 from support.interleave import interleaved
 
@@ -185,9 +185,9 @@ def test_no_wake_up_is_lost(turns: Turns, long_waits: None, busy_switching: None
 
 
 def test_a_subpartition_is_notified_of_once_until_it_was_attended_to(turns: Turns, paths_of: PathsOf) -> None:
-    attended: list[Subpartition] = []
+    attended: list[PipelinedSubpartition] = []
     paths = paths_of()
-    first, second = Subpartition(0, paths.notify), Subpartition(1, paths.notify)
+    first, second = PipelinedSubpartition(0, paths.notify), PipelinedSubpartition(1, paths.notify)
     for each in (first, second):
         each.attach(1, lambda each=each: attended.append(each))  # type: ignore[misc]
     for _ in range(3):
@@ -266,7 +266,7 @@ def test_a_buffer_given_back_while_the_loop_looks_is_taken_now_or_in_the_next_tu
 def test_a_closed_attempt_is_cancelled_and_has_nothing_more_to_say(turns: Turns, paths_of: PathsOf) -> None:
     said: list[Any] = []
     paths = paths_of()
-    subpartition = Subpartition(0, paths.notify)
+    subpartition = PipelinedSubpartition(0, paths.notify)
     paths.close()
     paths.notify(subpartition)
     given_back(paths, Buffer("buffer", said))

@@ -11,7 +11,7 @@ import pytest
 from minishuffle import limits
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.wire.frames import LatencyMarker
 from minishuffle.worker.latencymarkers import LatencyMarkers
 
@@ -48,7 +48,7 @@ class Made:
     def __init__(self, *, source: tuple[int, int] | None = None, **settings: Any) -> None:
         self.now = 1000.0
         self.outputs = [Sent(), Sent()]
-        partitions = cast("dict[int, ResultPartition]", dict(enumerate(self.outputs)))
+        partitions = cast("dict[int, PipelinedPartition]", dict(enumerate(self.outputs)))
         chosen = JobSettings(**{"latency_interval": 2.0, **settings})
         self.markers = LatencyMarkers(chosen, source, partitions, lambda: self.now)
 

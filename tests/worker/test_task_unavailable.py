@@ -12,7 +12,7 @@ import pytest
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.operators.base import Output, Program
 from minishuffle.errors import TaskCancelled, UnserializableRecord
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.exchange.subpartition import PipelinedView
 from minishuffle.ids import JobId, PartitionId
@@ -38,7 +38,7 @@ class Writer:
         network = NetworkBufferPool(segments, SEGMENT_BYTES)
         self.pool = pool = network.create_pool("p", segments, segments)
         pool.on_available(paths.bell.ring)
-        self.partition = ResultPartition(
+        self.partition = PipelinedPartition(
             PartitionId(JobId("j1"), 0, 0),
             range(CONSUMERS),
             lambda: paths.acquire(pool),

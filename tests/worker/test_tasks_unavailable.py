@@ -13,7 +13,7 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError, TaskFailed
 from minishuffle.exchange.channels import InputChannel
-from minishuffle.exchange.subpartition import serve
+from minishuffle.exchange.partition import serve
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import CancelReason, PartitionRequest
 from minishuffle.worker.registry import ChannelKey

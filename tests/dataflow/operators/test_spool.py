@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -11,6 +12,7 @@ from minishuffle.dataflow.operators.base import Batch, Mark, TaskContext
 from minishuffle.dataflow.operators.spool import SpoolSink
 from minishuffle.errors import LocalProtocolError, TaskCancelled, UsageError
 from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
+from minishuffle.exchange.elementstore import ElementStore, StorePlace
 from minishuffle.exchange.spool import Spool
 from minishuffle.limits import BATCH_ROWS_MAX
 
@@ -26,7 +28,7 @@ class Sink:
 
     def __init__(self, schema: pa.Schema = SCHEMA, bytes_max: int | None = None) -> None:
         self.now = 100.0
-        self.spool = Spool(None, bytes_max)
+        self.spool = Spool(partial(ElementStore, "results of the test", StorePlace()), bytes_max)
         self.waits = 0
         self.context = TaskContext(
             "job", "task", 0, 1, 1, now=lambda: self.now, wait_until=self.wait, spool=self.spool

@@ -8,8 +8,8 @@ from itertools import chain
 import pytest
 
 from minishuffle.exchange.buffers import Flush
+from minishuffle.exchange.partition import serve
 from minishuffle.exchange.segments import Segment
-from minishuffle.exchange.subpartition import serve
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import ConsumerChannel, Received
 from minishuffle.protocol.connection import PartitionRequested
@@ -138,7 +138,7 @@ def test_a_slow_consumer_holds_up_the_writer_at_the_bound_of_the_pool() -> None:
 def test_the_open_segment_of_a_writer_that_cannot_be_stopped_is_written_off_once() -> None:
     producer = Producer(consumers=3)
     producer.broadcast(1, 5)
-    producer.partition.discard(written_off=True)
+    producer.partition.release(written_off=True)
     assert (producer.network.written_off, producer.pool.in_use) == (1, 1)
     producer.network.validate()
 
