@@ -28,6 +28,7 @@ from minishuffle.errors import (
 from minishuffle.ids import Address
 from minishuffle.releases import releases_here
 from minishuffle.transport.control import BlockingControlClient
+from minishuffle.transport.credentials import Credentials
 from minishuffle.wire.clients import DescribeStream, EndStream, StreamInfo
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
@@ -334,7 +335,8 @@ class Client:
     ``address`` is an :class:`Address` or ``"HOST:PORT"``; ``secret`` is what the cluster's secret file
     holds; ``timeout`` bounds every request, in seconds. Whoever waits for a job, or follows it, does so also
     while the coordinator is away, for ``reconnect_timeout`` seconds at most, and so does whoever asks again
-    over a connection that was there; ``find`` says where it is then.
+    over a connection that was there; ``find`` says where it is then. With ``tls`` connections use TLS:
+    ``Credentials(TlsFiles(certificate, key, ca))``.
 
     Raises:
         UsageError: the secret is too short, or ``address`` is none.
@@ -349,10 +351,12 @@ class Client:
         timeout: float = 10.0,
         reconnect_timeout: float = 0.0,
         find: Callable[[], Address] | None = None,
+        tls: Credentials | None = None,
     ) -> None:
         self.address = Address.parse(address) if isinstance(address, str) else address
         self._reconnect_timeout = reconnect_timeout
         self._find = find
+        self.tls = tls
         self.cluster = cluster
         self._secret = checked_secret(secret)
         self._timeout = timeout
@@ -426,7 +430,9 @@ class Client:
     def _connected(self) -> BlockingControlClient:
         if self._link is None:
             identity = Identity(Role.CLIENT, self.cluster, 0, 0)
-            self._link = BlockingControlClient(self.address, identity, self._secret, self._timeout)
+            self._link = BlockingControlClient(
+                self.address, identity, self._secret, self._timeout, tls=self.tls
+            )
         return self._link
 
     def submit(
@@ -563,10 +569,13 @@ class Client:
         Args:
             secret_file: where the secret of this client stands, on every machine that asks for it.
         """
+        files = self.tls.files if self.tls is not None else None
+        found = {} if files is None else {f"tls-{name}": path for name, path in files._asdict().items()}
         return {
             "coordinator": str(self.address),
             "cluster": self.cluster,
             "secret-file": str(secret_file),
+            **found,
         }
 
     def stop_cluster(self) -> None:

@@ -12,7 +12,7 @@ import secrets
 import shlex
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -32,6 +32,7 @@ __all__ = [
     "ENVIRONMENT_PREFIX",
     "ClusterSettings",
     "CoordinatorPlace",
+    "TlsFiles",
     "checked_secret",
     "create_secret",
     "default_secret_file",
@@ -41,7 +42,9 @@ __all__ = [
     "read_coordinator",
     "read_secret",
     "read_token",
+    "tls_files_of",
     "web_token",
+    "with_tls_files",
     "write_coordinator",
 ]
 
@@ -51,6 +54,14 @@ SECRET_BYTES = 32
 ENVIRONMENT_PREFIX = "MINISHUFFLE_"
 NO_SETTINGS = frozenset({"cluster", "coordinator", "secret_file", "seed", "soak", "state_dir"})
 """Names in the environment that mean something else: to the command line, and to the tests."""
+
+
+class TlsFiles(NamedTuple):
+    """Paths of PEM files; the values of ``tls_certificate``, ``tls_key`` and ``tls_ca``."""
+
+    certificate: str
+    key: str
+    ca: str
 
 
 class ClusterSettings(BaseSettings):
@@ -108,6 +119,16 @@ class ClusterSettings(BaseSettings):
     ``/healthz`` never does."""
     web_hosts: str = ""
     """Further names, separated by commas, under which the web ports are reached: those of a proxy, say."""
+    tls_certificate: str = ""
+    """A PEM file with the certificate of a process, for the address by which others reach it. With
+    ``tls_key`` and ``tls_ca`` all connections use TLS 1.3; files that change are read again."""
+    tls_key: str = ""
+    """A PEM file with the private key of that, which its owner alone may read."""
+    tls_ca: str = ""
+    """A PEM file with the CAs that the certificates of all processes are of."""
+    tls_http_clients: Literal["token", "certificate"] = "token"
+    """With TLS, what clients of the web ports show: tokens as without it, or a certificate of ``tls_ca``, and
+    for changes the token too. ``/healthz`` is open."""
     pin_workers: bool = True
     """On one machine, give each worker one processor, if all processors have equally many workers."""
     loop_lets_tasks_finish: bool = True
@@ -127,7 +148,16 @@ class ClusterSettings(BaseSettings):
                 f"host_timeout ({self.host_timeout} s) must be at least {limits.HOST_TIMEOUT_SECONDS_MIN} s, "
                 "or off"
             )
+        given = [bool(each) for each in (self.tls_certificate, self.tls_key, self.tls_ca)]
+        if any(given) and not all(given):
+            raise ValueError("tls_certificate, tls_key and tls_ca go together: set all three, or none")
         return self
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """None: there is to be no TLS."""
+        files = TlsFiles(self.tls_certificate, self.tls_key, self.tls_ca)
+        return files if all(files) else None
 
 
 def load_settings(toml: Path | None = None, **flags: Any) -> ClusterSettings:
@@ -240,6 +270,8 @@ class CoordinatorPlace(NamedTuple):
     term: int
     handed_over: bool = False
     """It has ended without an order to end the cluster: workers and jobs wait for the next one."""
+    tls: TlsFiles | None = None
+    """What it uses, which whoever finds it by this uses too, unless told otherwise."""
 
 
 def write_coordinator(state_dir: Path, place: CoordinatorPlace) -> None:
@@ -254,6 +286,8 @@ def write_coordinator(state_dir: Path, place: CoordinatorPlace) -> None:
         found: dict[str, Any] = {"coordinator": str(place.address), "term": place.term}
         if place.handed_over:
             found["handed_over"] = True
+        if place.tls is not None:
+            found["tls"] = place.tls._asdict()
         new.write_text(json.dumps(found) + "\n")
         new.replace(path)
     except OSError as error:
@@ -267,7 +301,9 @@ def read_coordinator(state_dir: Path) -> CoordinatorPlace | None:
     try:
         found = json.loads((state_dir / COORDINATOR_FILE).read_text())
         address = Address.parse(str(found["coordinator"]))
-        return CoordinatorPlace(address, int(found["term"]), found.get("handed_over") is True)
+        files = found.get("tls")
+        tls = None if files is None else TlsFiles(**files)
+        return CoordinatorPlace(address, int(found["term"]), found.get("handed_over") is True, tls)
     except (OSError, ValueError, TypeError, KeyError, UsageError):
         return None
 
@@ -277,6 +313,35 @@ def forget_coordinator(state_dir: Path, term: int) -> None:
     place = read_coordinator(state_dir)
     if place is not None and place.term == term:
         (state_dir / COORDINATOR_FILE).unlink(missing_ok=True)
+
+
+def with_tls_files(settings: ClusterSettings, files: TlsFiles) -> ClusterSettings:
+    """The same settings with these files."""
+    return settings.model_copy(update={f"tls_{name}": path for name, path in files._asdict().items()})
+
+
+def tls_files_of(
+    given: Sequence[str | None], state_dir: Path, coordinator: Address | None = None
+) -> TlsFiles | None:
+    """The certificate, key and CA that were ``given``; none of them: what the coordinator that was started
+    last in the state directory uses, if that is the one at ``coordinator``.
+
+    Returns:
+        None: there is to be no TLS, also if they were given and are empty.
+
+    Raises:
+        UsageError: some are missing.
+    """
+    files = TlsFiles(*(path or "" for path in given))
+    if all(files):
+        return files
+    if any(files):
+        missing = ", ".join(f"--tls-{name}" for name, path in files._asdict().items() if not path)
+        raise UsageError(f"a certificate, its key and the CA go together: give {missing}, too")
+    if "" in given:
+        return None
+    place = read_coordinator(state_dir)
+    return place.tls if place is not None and coordinator in (None, place.address) else None
 
 
 def default_secret_file(state_dir: Path) -> Path:

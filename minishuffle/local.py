@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from minishuffle.client import Client, JobHandle
-from minishuffle.config import create_secret, read_coordinator
+from minishuffle.config import create_secret, read_coordinator, with_tls_files
 from minishuffle.errors import PeerLost, ShuffleError, UnknownName, UsageError
 from minishuffle.ids import Address
 from minishuffle.launch import (
@@ -26,6 +26,7 @@ from minishuffle.launch import (
     stop_children,
 )
 from minishuffle.supervision import Supervisor
+from minishuffle.transport.credentials import Credentials
 from minishuffle.wire.requests import ClusterStatus
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class LocalCluster:
     start more than ``limits.COORDINATOR_RESTARTS_MAX`` times in a row, the workers are stopped, and whoever
     waits gets the reason.
 
+    With ``tls`` all connections use TLS, with certificates of a CA that is made for this cluster.
+
     Entering it starts them and waits until all are registered; leaving it stops them and removes
     their state directory. The processes end with this one even if it is killed, and the next cluster
     removes the directory then. Further keywords are fields of
@@ -113,6 +116,7 @@ class LocalCluster:
         standby: int = 0,
         restart_workers: bool = True,
         restart_coordinator: bool = True,
+        tls: bool = False,
         startup_timeout: float = 60.0,
         **settings: Any,
     ) -> None:
@@ -126,12 +130,16 @@ class LocalCluster:
         self._supervisor: Supervisor | None = None
         self._count = workers
         self._settings = checked_settings(slots=slots, **settings)
+        self._makes_certificates = tls
+        if tls and self._settings.tls_files is not None:
+            raise UsageError("tls=True makes certificates: leave it out, or the settings that name some")
         self._startup_timeout = startup_timeout
         self._state_dir: Path | None = None
         self._state_lock = -1
         self._processes: LocalProcesses | None = None
         self._client: Client | None = None
         self._secret = b""
+        self._tls: Credentials | None = None
 
     def __enter__(self) -> LocalCluster:
         self._start(self._count, "127.0.0.1")
@@ -146,6 +154,11 @@ class LocalCluster:
         try:
             secret_file = state_dir / "secret"
             self._secret = create_secret(secret_file)
+            if self._makes_certificates:
+                from minishuffle.authority import throw_away_files  # For weight.
+
+                self._settings = with_tls_files(self._settings, throw_away_files(state_dir, host))
+            self._tls = Credentials.of(self._settings)
             self._processes = start_processes(
                 cluster="local",
                 state_dir=state_dir,
@@ -164,8 +177,11 @@ class LocalCluster:
                 cluster="local",
                 reconnect_timeout=self._settings.coordinator_timeout if self._restart_coordinator else 0.0,
                 find=self._find,
+                tls=self._tls,
             )
-            watching = Client(address, self._secret, cluster="local", timeout=SUPERVISOR_SECONDS)
+            watching = Client(
+                address, self._secret, cluster="local", timeout=SUPERVISOR_SECONDS, tls=self._tls
+            )
             with contextlib.suppress(PeerLost):  # It connects now, if it can, and not at some moment later.
                 watching.status()
             self._supervisor = Supervisor(

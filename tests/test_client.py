@@ -55,7 +55,7 @@ class ScriptedLink:
     opened = 0
     closed = 0
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, tls: object) -> None:
         type(self).opened += 1
 
     def request(self, message: ControlMessage, timeout: float) -> ControlMessage:

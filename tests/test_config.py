@@ -16,6 +16,7 @@ from minishuffle import limits
 from minishuffle.config import (
     ClusterSettings,
     CoordinatorPlace,
+    TlsFiles,
     create_secret,
     default_secret_file,
     default_state_dir,
@@ -23,6 +24,7 @@ from minishuffle.config import (
     load_settings,
     read_coordinator,
     read_secret,
+    tls_files_of,
     write_coordinator,
 )
 from minishuffle.errors import UnknownName, UsageError
@@ -247,7 +249,17 @@ def test_the_last_coordinator_is_found_and_forgets_only_itself(tmp_path: Path) -
     forget_coordinator(tmp_path, 1)
     assert read_coordinator(tmp_path) == second
     write_coordinator(tmp_path, second._replace(handed_over=True))
-    assert read_coordinator(tmp_path) == (second.address, 2, True)
+    assert read_coordinator(tmp_path) == (second.address, 2, True, None)
+    files = TlsFiles("/certificate", "/key", "/ca")
+    write_coordinator(tmp_path, second._replace(tls=files))
+    assert read_coordinator(tmp_path) == (second.address, 2, False, files)
+    nothing = (None, None, None)
+    assert tls_files_of(nothing, tmp_path) == tls_files_of(nothing, tmp_path, second.address) == files
+    assert tls_files_of(nothing, tmp_path, first.address) is None
+    assert tls_files_of(("", "", ""), tmp_path) is None
+    assert tls_files_of(("a", "b", "c"), tmp_path) == TlsFiles("a", "b", "c")
+    with pytest.raises(UsageError, match="go together: give --tls-key, --tls-ca, too"):
+        tls_files_of(("a", None, ""), tmp_path)
     forget_coordinator(tmp_path, 2)
     assert read_coordinator(tmp_path) is None
     with pytest.raises(UsageError, match="cannot write .*coordinator.json.*--state-dir"):
@@ -258,6 +270,13 @@ def test_the_last_coordinator_is_found_and_forgets_only_itself(tmp_path: Path) -
 def test_a_file_that_says_nothing_of_a_coordinator_is_as_good_as_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "coordinator.json").write_text(text)
     assert read_coordinator(tmp_path) is None
+
+
+def test_the_files_of_tls_go_together() -> None:
+    with pytest.raises(ValidationError, match="tls_certificate, tls_key and tls_ca go together"):
+        load_settings(None, tls_certificate="a", tls_ca="c")
+    assert load_settings(None).tls_files is None
+    assert load_settings(None, tls_certificate="a", tls_key="b", tls_ca="c").tls_files == ("a", "b", "c")
 
 
 @pytest.mark.parametrize("value", ["nan", "0.3"])

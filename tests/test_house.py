@@ -97,7 +97,12 @@ SAME_NAME = {
 MAY_BE_UNREAD = {
     "_activeSession": "PySpark reads its own field",
     "_instantiatedSession": "PySpark reads its own field",
+    "check_hostname": "OpenSSL reads it",
+    "hostname_checks_common_name": "OpenSSL reads it",
     "ignored": "how tests see that a message changed nothing",
+    "minimum_version": "OpenSSL reads it",
+    "num_tickets": "OpenSSL reads it",
+    "verify_mode": "OpenSSL reads it",
 }
 """Fields that the package writes and does not read, and who does."""
 CALLED_BY_OTHERS = re.compile(

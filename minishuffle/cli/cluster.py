@@ -10,11 +10,13 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import psutil
 
+from minishuffle.authority import Authority, here, throw_away_files
 from minishuffle.cli import doctor, tables
 from minishuffle.cli.ownprocesses import LAUNCHER, alive, own_processes
 from minishuffle.cli.session import (
@@ -30,13 +32,14 @@ from minishuffle.cli.session import (
 )
 from minishuffle.cli.terminal import echo
 from minishuffle.client import Client
-from minishuffle.config import ClusterSettings, create_secret, read_token, web_token
+from minishuffle.config import ClusterSettings, create_secret, read_token, web_token, with_tls_files
 from minishuffle.errors import AuthenticationError, PeerLost, ResourceExhausted, ShuffleError, UsageError
 from minishuffle.ids import Address
 from minishuffle.launch import Child, LocalProcesses, settings_flags, start_processes, stop_children
 from minishuffle.local import remove_abandoned_state
 from minishuffle.observe.prometheus import prometheus_command, prometheus_config
 from minishuffle.supervision import Supervisor, how_it_ended
+from minishuffle.transport.credentials import Credentials
 
 if TYPE_CHECKING:
     from minishuffle.spark.cluster import WorkerSupplier
@@ -82,6 +85,11 @@ def cluster() -> None:
 )
 @click.option("--on-spark", metavar="MASTER", help="Run the workers on the executors of that Spark master.")
 @click.option("--spark-python", metavar="PATH", help="Python of Spark's executors; by default this one.")
+@click.option(
+    "--tls",
+    is_flag=True,
+    help="Have all connections use TLS, with certificates of a CA made for this cluster.",
+)
 @click.option("--detach", is_flag=True, help="Return when the cluster is ready; 'cluster down' stops it.")
 @click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True)
@@ -97,6 +105,7 @@ def up(
     restart_workers: bool,
     on_spark: str | None,
     spark_python: str | None,
+    tls: bool,
     detach: bool,
     host: str,
     port: int,
@@ -106,10 +115,11 @@ def up(
     """Start a coordinator and workers; Ctrl-C stops them all."""
     session = session_of(context)
     settings = settings_from(values)
-    if on_spark and detach:
-        raise UsageError("Spark's driver runs in this command: leave out --detach, or end it with '&'")
-    if on_spark and standby:
-        raise UsageError("lost workers on Spark's executors are ordered anew: leave out --standby")
+    if tls and settings.tls_files is not None:
+        raise UsageError("--tls makes certificates: leave it out, or the options that name files")
+    if on_spark:
+        _check_for_spark(detach=detach, standby=standby)
+    credentials = None if tls else Credentials.of(settings)
     web_port = web_port if web_port is not None else (port + 1 if 0 < port < 65535 else 0)
     if not session.directory().exists():  # What is refused leaves none behind.
         _refuse_beside_others(session)
@@ -118,17 +128,20 @@ def up(
     with _starting_alone(session):
         _refuse_second(session)
         doctor.require_free_ports(host, port, web_port)
+        if tls:
+            settings = with_tls_files(settings, throw_away_files(session.directory(), host))
+            credentials = Credentials.of(settings)
         count = 0 if on_spark else workers
         processes = _start(session, settings, (count, standby), Address(host, port), web_port)
         try:
             _write_record(session, processes, host, detached=detach)
             web = str(Address(host, processes.web_port))
-            prometheus_config(web, session.directory(), read_token(session.secret()))
+            prometheus_config(web, session.directory(), read_token(session.secret()), settings.tls_files)
         except BaseException:
             stop_children(processes.children, grace_seconds=2.0)
             raise
     keep = False
-    with Client(processes.address, session.secret(), cluster=session.cluster) as client:
+    with Client(processes.address, session.secret(), cluster=session.cluster, tls=credentials) as client:
         try:
             with _supplied(on_spark, spark_python, workers, session, processes, settings) as supplier:
                 if detach:  # Only now that a record says where they are.
@@ -144,6 +157,14 @@ def up(
             if not keep:
                 _stop(client, processes)
                 session.record_path().unlink(missing_ok=True)
+
+
+def _check_for_spark(*, detach: bool, standby: int) -> None:
+    """Raises UsageError: workers on executors do without that."""
+    if detach:
+        raise UsageError("Spark's driver runs in this command: leave out --detach, or end it with '&'")
+    if standby:
+        raise UsageError("lost workers on Spark's executors are ordered anew: leave out --standby")
 
 
 @contextlib.contextmanager
@@ -211,7 +232,15 @@ def _supplied(
     spark = spark_session(f"minishuffle cluster {session.cluster}", master=master, spark_python=spark_python)
     try:
         flags = settings_flags(settings)
-        supplier = WorkerSupplier(spark, workers, session.cluster, processes, session.secret(), flags=flags)
+        supplier = WorkerSupplier(
+            spark,
+            workers,
+            session.cluster,
+            processes,
+            session.secret(),
+            flags=flags,
+            tls=Credentials.of(settings),
+        )
         try:
             supplier.start(SPARK_START_SECONDS)
             yield supplier
@@ -277,7 +306,8 @@ def _tell(
 ) -> None:
     directory = session.directory()
     where = session.flags()
-    web = f"http://{Address(processes.address.host, processes.web_port)}"
+    scheme = "http" if settings.tls_files is None else "https"
+    web = f"{scheme}://{Address(processes.address.host, processes.web_port)}"
     spare = f", {standby} more on standby" if standby else ""
     failure = f"worker kill {workers}" if processes.workers else "cluster status"  # Spark's may be elsewhere
     lines = [
@@ -404,6 +434,27 @@ def token(context: click.Context, read: bool) -> None:
     """Print what the web page and the REST interface ask for before they change anything."""
     secret = session_of(context).secret()
     echo(read_token(secret) if read else web_token(secret))
+
+
+@cluster.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="ADDRESS",
+    help="A name or address by which it is reached, of several if need be. Default: those of this machine.",
+)
+@click.option(
+    "--authority",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIRECTORY",
+    help="Where the CA is (ca.pem, ca-key.pem), or a new one is to be kept. Default: DIRECTORY.",
+)
+def certificate(directory: Path, hosts: tuple[str, ...], authority: Path | None) -> None:
+    """Make a certificate for a process: certificate.pem, key.pem and ca.pem in DIRECTORY."""
+    files = Authority.kept(authority or directory).issue(directory, hosts or here())
+    echo("\n".join(f"tls_{name} = {json.dumps(path)}" for name, path in files._asdict().items()))
 
 
 @cluster.command()

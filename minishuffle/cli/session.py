@@ -19,14 +19,17 @@ from minishuffle.client import Client
 from minishuffle.config import (
     ENVIRONMENT_PREFIX,
     ClusterSettings,
+    TlsFiles,
     default_secret_file,
     default_state_dir,
     read_coordinator,
     read_secret,
+    tls_files_of,
 )
 from minishuffle.errors import UsageError
 from minishuffle.ids import Address
 from minishuffle.launch import checked_settings
+from minishuffle.transport.credentials import Credentials
 
 __all__ = [
     "DEFAULT_PORT",
@@ -48,6 +51,9 @@ DEFAULT_WEB_PORT = 8472
 RECONNECT_SECONDS_MAX = 60.0
 """How long 'submit --wait' and '--follow' go on without a coordinator."""
 
+GLOBAL_SETTINGS = ("tls_certificate", "tls_key", "tls_ca")
+"""Settings that commands without settings have too, as global options."""
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -57,6 +63,10 @@ class Session:
 
     coordinator: str | None = None
     secret_file: Path | None = None
+    tls_certificate: str | None = None
+    """Empty: there is to be no TLS, whatever the state directory says; so with the next two."""
+    tls_key: str | None = None
+    tls_ca: str | None = None
     state_dir: Path | None = None
     cluster: str = "default"
     debug: bool = False
@@ -92,6 +102,9 @@ class Session:
             given += ["--secret-file", str(self.secret_file)]
         if self.cluster != "default":
             given += ["--cluster", self.cluster]
+        if self.tls_certificate:
+            given += ["--tls-certificate", self.tls_certificate]
+            given += ["--tls-key", self.tls_key or "", "--tls-ca", self.tls_ca or ""]
         return "".join(f" {shlex.quote(word)}" for word in given)
 
     def secret_path(self) -> Path:
@@ -100,6 +113,25 @@ class Session:
     def secret(self) -> bytes:
         """Raises UsageError when there is none that can be used."""
         return read_secret(self.secret_path())
+
+    def tls_files(self) -> TlsFiles | None:
+        """What was given, else what the coordinator uses that was started last in the state directory.
+
+        Raises:
+            UsageError: some files are missing.
+        """
+        given = (self.tls_certificate, self.tls_key, self.tls_ca)
+        where = None if self.coordinator is None else Address.parse(self.coordinator)
+        return tls_files_of(given, self.directory(), where)
+
+    def credentials(self) -> Credentials | None:
+        """Of :meth:`tls_files`; None: there is to be no TLS.
+
+        Raises:
+            UsageError: they cannot be used.
+        """
+        files = self.tls_files()
+        return None if files is None else Credentials(files)
 
     def address(self) -> Address:
         """``--coordinator``, else the one that was started last in the state directory, else the default port
@@ -169,6 +201,7 @@ class Session:
             cluster=self.cluster,
             reconnect_timeout=RECONNECT_SECONDS_MAX,
             find=self.address,
+            tls=self.credentials(),
         )
 
 
@@ -214,6 +247,13 @@ def _global_options(hidden: bool) -> list[Callable[[Command], Command]]:
             "--state-dir", type=path, help="Default: $XDG_STATE_HOME/minishuffle/NAME, readable by you alone."
         ),
         place("--secret-file", type=path, help="Default: the file 'secret' in the state directory."),
+        place(
+            "--tls-certificate",
+            metavar="FILE",
+            help="A certificate (PEM), for TLS; by default that of the coordinator in the state directory.",
+        ),
+        place("--tls-key", metavar="FILE", help="Its private key."),
+        place("--tls-ca", metavar="FILE", help="The CAs that the certificates of all processes are of."),
         option("--debug", is_flag=True, help="Show the traceback of an error."),
         option("-v", "--verbose", count=True, help="Log more; twice for everything."),
     ]
@@ -273,6 +313,8 @@ def _key(key: Any) -> str:
 def settings_options(command: Command) -> Command:
     """One flag for every field of ClusterSettings, and ``--config``; read with :func:`settings_from`."""
     for name, field in reversed(ClusterSettings.model_fields.items()):
+        if name in GLOBAL_SETTINGS:
+            continue
         flag = name.replace("_", "-")
         declared = f"--{flag}/--no-{flag}" if field.annotation is bool else f"--{flag}"
         text = f"Default: {field.default}; environment: MINISHUFFLE_{name.upper()}."
@@ -291,5 +333,7 @@ def settings_options(command: Command) -> Command:
 def settings_from(values: dict[str, Any]) -> ClusterSettings:
     """The settings of a command that has :func:`settings_options`; takes them out of ``values``."""
     toml = values.pop("config")
-    given = {name: values.pop(name) for name in ClusterSettings.model_fields}
+    given = {name: values.pop(name) for name in ClusterSettings.model_fields if name not in GLOBAL_SETTINGS}
+    session = session_of(click.get_current_context())
+    given |= {name: getattr(session, name) for name in GLOBAL_SETTINGS}
     return checked_settings(toml, **{name: value for name, value in given.items() if value is not None})

@@ -25,6 +25,7 @@ from minishuffle.cli.session import (
     DEFAULT_HOST,
     DEFAULT_PORT,
     FiniteRange,
+    Session,
     json_option,
     late_global_options,
     print_json,
@@ -34,9 +35,10 @@ from minishuffle.cli.session import (
 )
 from minishuffle.cli.systemd import Notifier
 from minishuffle.cli.terminal import echo
-from minishuffle.config import ClusterSettings, read_coordinator
+from minishuffle.config import ClusterSettings, read_coordinator, with_tls_files
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.launch import DETACH
+from minishuffle.transport.credentials import Credentials
 from minishuffle.wire.messages import WORKER_NUMBER_MAX
 from minishuffle.wire.requests import WorkerInfo
 
@@ -156,8 +158,9 @@ def start_worker(
     if processor is not None:
         _pin(processor)
     session = session_of(context)
-    settings = settings_from(values)
+    settings = _found_tls(session, settings_from(values))
     secret, address, directory = session.secret(), session.address(), session.make_directory()
+    tls = Credentials.of(settings)
     with importing():
         from minishuffle.kernels.machinecode import load_kernels
         from minishuffle.web.guard import WebAccess
@@ -180,8 +183,9 @@ def start_worker(
             spool_directory=str(directory),
             find=lambda: read_coordinator(directory),
             record=record,
+            tls=tls,
             web=lambda snapshot, bound: serve_worker_web(
-                snapshot, web_port, WebAccess.of_worker(settings, bound, secret, advertise)
+                snapshot, web_port, WebAccess.of_worker(settings, bound, secret, advertise), tls=tls
             ),
             ready=ready,
             stop=endings.by_parent,
@@ -241,8 +245,9 @@ def start_coordinator(
     """
     run_behind_init()
     session = session_of(context)
-    settings = settings_from(values)
+    settings = _found_tls(session, settings_from(values))
     secret = session.secret()
+    tls = Credentials.of(settings)
     web_port = web_port if web_port is not None else (port + 1 if 0 < port < 65535 else 0)
     if take_over:  # Else one that runs is to be named first.
         doctor.require_free_ports(host, port, web_port)
@@ -262,17 +267,26 @@ def start_coordinator(
             port=port,
             state_dir=directory,
             secret=secret,
-            web=partial(serve_coordinator_web, access=access),
+            web=partial(serve_coordinator_web, access=access, tls=tls),
             web_port=web_port,
             ready=ready,
             stop=endings.by_parent,
             leave=endings.by_signal,
+            tls=tls,
         )
 
     with sole_coordinator(directory, session.cluster, secret, take_over=take_over):
         doctor.require_free_ports(host, port, web_port)
         code = run_process("coordinator", settings, exit_with_parent, body)
     context.exit(code)
+
+
+def _found_tls(session: Session, settings: ClusterSettings) -> ClusterSettings:
+    """The same, with what the coordinator of the state directory uses if they say nothing of TLS: who goes on
+    for it, or joins it, has to use it too."""
+    if settings.tls_files is not None or (files := session.tls_files()) is None:
+        return settings
+    return with_tls_files(settings, files)
 
 
 def say_ready(kind: str, info: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from typing import Final
 from minishuffle.config import CoordinatorPlace, read_coordinator
 from minishuffle.errors import ResourceExhausted, ShuffleError, UsageError
 from minishuffle.transport.control import BlockingControlClient
+from minishuffle.transport.credentials import Credentials
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.requests import ClusterStatus, GetStatus
@@ -126,7 +127,8 @@ def _answers(place: CoordinatorPlace, cluster: str, secret: bytes) -> str:
     its port since."""
     identity = Identity(Role.CLIENT, cluster, 0, 0)
     try:
-        with BlockingControlClient(place.address, identity, secret, HELLO_SECONDS) as client:
+        tls = None if place.tls is None else Credentials(place.tls)
+        with BlockingControlClient(place.address, identity, secret, HELLO_SECONDS, tls=tls) as client:
             try:
                 status = client.request(GetStatus(jobs=False))
             except ShuffleError:

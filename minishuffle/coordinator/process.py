@@ -25,6 +25,7 @@ from minishuffle.clock import AnchoredClock
 from minishuffle.config import (
     ClusterSettings,
     CoordinatorPlace,
+    TlsFiles,
     forget_coordinator,
     read_coordinator,
     write_coordinator,
@@ -52,6 +53,7 @@ from minishuffle.ids import Address, Changes, RecordKey
 from minishuffle.transport.addresses import cannot_listen
 from minishuffle.transport.admission import RefusalLog
 from minishuffle.transport.control import ControlLink, ControlServer
+from minishuffle.transport.credentials import Credentials
 from minishuffle.transport.hostlook import host_answers
 from minishuffle.transport.interfaces import host_identity
 from minishuffle.wire.frames import Role
@@ -181,8 +183,8 @@ class Coordinator:
         self._timer_due = 0.0
         self._carry_out(self._state.handle_timer(self._loop.time()))
 
-    async def listen(self, host: str, port: int, secret: bytes) -> int:
-        """Accept workers and clients; gives the port.
+    async def listen(self, host: str, port: int, secret: bytes, tls: Credentials | None = None) -> int:
+        """Accept workers and clients, with ``tls`` over TLS alone; gives the port.
 
         Raises:
             UsageError: the port is taken, or the host is not one of this machine's.
@@ -196,6 +198,7 @@ class Coordinator:
             on_link=self._on_link,
             refused=self._on_refused,
             authorize=_authorize,
+            tls=tls,
         )
         self._look_at_term()
         return self._server.port
@@ -555,6 +558,12 @@ async def _serve(
     return True
 
 
+def _found_by(tls: Credentials | None) -> TlsFiles | None:
+    """The files that are of use to other processes of this machine, whatever their directory is."""
+    files = tls.files if tls is not None else None
+    return None if files is None else TlsFiles(*map(os.path.abspath, files))
+
+
 async def run_coordinator(
     settings: ClusterSettings,
     *,
@@ -568,6 +577,7 @@ async def run_coordinator(
     ready: Callable[[dict[str, Any]], None],
     stop: asyncio.Event,
     leave: asyncio.Event,
+    tls: Credentials | None = None,
 ) -> None:
     """Run a coordinator until ``stop`` or ``leave`` is set or a client stops the cluster.
 
@@ -579,12 +589,15 @@ async def run_coordinator(
         state_dir: exists; the journal is kept there.
         web: starts the HTTP server (coordinator, port).
         ready: called with both ports and the term once it listens.
+        tls: has all connections of workers and clients use TLS.
 
     Raises:
-        UsageError: a port is taken, or the host is not one of this machine's.
+        UsageError: a port is taken, the host is not one of this machine's, or the certificate is not for it.
         ShuffleError: the journal cannot be opened or read, or has not all that the next one has to know.
         Superseded: another coordinator has begun a later term.
     """
+    if tls is not None:
+        tls.check_host(host)
     await _require_port(host, port)  # Before the term of one that runs there ends.
     with CoordinatorJournal(state_dir) as journal, contextlib.closing(JournalThread(journal)) as storage:
         try:
@@ -596,10 +609,10 @@ async def run_coordinator(
             raise journal.damaged(str(error)) from error
         server: _Server | None = None
         try:
-            listening = await coordinator.listen(host, port, secret)
+            listening = await coordinator.listen(host, port, secret, tls)
             server = await web(coordinator, web_port)
             coordinator.web_started(server.port)
-            place = CoordinatorPlace(Address(host, listening), journal.term)
+            place = CoordinatorPlace(Address(host, listening), journal.term, tls=_found_by(tls))
             write_coordinator(state_dir, place)
             ready({"port": listening, "web_port": server.port, "term": journal.term})
             if await _serve(coordinator, stop, leave, settings.task_cancel_timeout + STOP_SECONDS_MAX):

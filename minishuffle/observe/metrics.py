@@ -28,7 +28,7 @@ MICROSECONDS = 1_000_000
 
 # Label values that exist from the start, so that a first increase is seen as one.
 _DATA_FRAMES = tuple(kind.name.lower() for kind in FrameType if kind is not FrameType.MESSAGE)
-_REFUSALS = ("secret", "version", "cluster", "timeout", "limit", "malformed", "closed", "peer")
+_REFUSALS = ("secret", "version", "cluster", "timeout", "limit", "malformed", "closed", "peer", "tls")
 _ERROR_POLICIES = ("skip", "dead_letter", "side")
 _WORKER_STATES = ("alive", "awaited", "lost", "gone")
 _SLOT_STATES = ("used", "free", "standby")

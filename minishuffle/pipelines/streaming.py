@@ -99,12 +99,7 @@ class StreamingRun:
         self.client = client
         self.options = dict(options)
         self.output = output
-        self.access = find_access(
-            self.options.get("coordinator"),
-            self.options.get("cluster", "default"),
-            self.options.get("state-dir"),
-            self.options.get("secret-file"),
-        )
+        self.access = find_access(self.options)
         self.record = data.path / "streaming.json"
         self.inputs = checked_inputs(pipeline, spark, data)
         self._handle: JobHandle | None = None

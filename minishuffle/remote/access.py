@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minishuffle.config import default_secret_file, default_state_dir, read_secret
+from minishuffle.config import (
+    TlsFiles,
+    default_secret_file,
+    default_state_dir,
+    read_secret,
+    tls_files_of,
+)
 from minishuffle.errors import PeerLost, UsageError
 from minishuffle.ids import Address
 from minishuffle.transport.control import BlockingControlClient
+from minishuffle.transport.credentials import Credentials
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import ControlMessage
@@ -27,12 +34,13 @@ RETRY_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """``host`` and ``port`` are the coordinator's."""
+    """``host`` and ``port`` are the coordinator's; with ``tls`` all connections use TLS."""
 
     host: str
     port: int
     cluster: str
     secret: bytes = field(repr=False)
+    tls: Credentials | None = field(default=None, repr=False, compare=False)
 
     @contextmanager
     def control(self) -> Iterator[BlockingControlClient]:
@@ -44,7 +52,7 @@ class Access:
         """
         identity = Identity(Role.CLIENT, self.cluster, 0, 0)
         address = Address(self.host, self.port)
-        with BlockingControlClient(address, identity, self.secret, REQUEST_SECONDS) as control:
+        with BlockingControlClient(address, identity, self.secret, REQUEST_SECONDS, tls=self.tls) as control:
             yield control
 
     def request(
@@ -72,14 +80,15 @@ class Access:
             time.sleep(RETRY_SECONDS)
 
 
-def find_access(
-    coordinator: str | None, cluster: str, state_dir: str | None, secret_file: str | None
-) -> Access:
-    """Where the cluster is, from what the user said of it; by default what ``cluster up`` wrote down.
+def find_access(options: Mapping[str, str]) -> Access:
+    """Where the cluster is, from what the user said of it: ``coordinator``, ``cluster``, ``state-dir``,
+    ``secret-file``, ``tls-certificate``, ``tls-key`` and ``tls-ca``; by default what ``cluster up`` wrote.
 
     Raises:
-        UsageError: nothing says where the coordinator is, or there is no secret.
+        UsageError: nothing says where the coordinator is, there is no secret, or no TLS with those files.
     """
+    coordinator, state_dir = options.get("coordinator"), options.get("state-dir")
+    cluster, secret_file = options.get("cluster", "default"), options.get("secret-file")
     directory = Path(state_dir) if state_dir else default_state_dir(cluster)
     secret = read_secret(Path(secret_file) if secret_file else default_secret_file(directory))
     if coordinator is None:
@@ -91,4 +100,6 @@ def find_access(
                 "cluster up', or say option('coordinator', 'HOST:PORT')"
             ) from None
     address = Address.parse(coordinator)
-    return Access(address.host, address.port, cluster, secret)
+    files = tls_files_of([options.get(f"tls-{name}") for name in TlsFiles._fields], directory, address)
+    tls = None if files is None else Credentials(files)
+    return Access(address.host, address.port, cluster, secret, tls)

@@ -121,7 +121,12 @@ class ExternalConnection:
 
     async def _open(self) -> None:
         self._endpoint = DataEndpoint(
-            self, self._identity, self._access.secret, ConnectionCounters(), PING_SECONDS
+            self,
+            self._identity,
+            self._access.secret,
+            ConnectionCounters(),
+            PING_SECONDS,
+            tls=self._access.tls,
         )
         address = Address(self._worker.host, self._worker.data_port)
         self._link = await self._endpoint.dial(address, self._worker.worker, self._worker.epoch)

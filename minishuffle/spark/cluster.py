@@ -20,6 +20,7 @@ from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageE
 from minishuffle.launch import LocalProcesses, settings_flags
 from minishuffle.local import LocalCluster
 from minishuffle.spark.session import spark_error
+from minishuffle.transport.credentials import Credentials
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -117,6 +118,7 @@ class WorkerSupplier:
         secret: bytes,
         *,
         flags: list[str],
+        tls: Credentials | None = None,
     ) -> None:
         from pyspark.sql import SparkSession
 
@@ -137,6 +139,7 @@ class WorkerSupplier:
         self._processes = processes
         self._secret = secret
         self._flags = tuple(flags)
+        self._tls = tls
         self._supply = Supply(workers)
         self._lock = threading.Lock()
         self._ended: list[tuple[int, str]] = []
@@ -212,7 +215,7 @@ class WorkerSupplier:
     def _run(self) -> None:
         from minishuffle.client import Client
 
-        with Client(self._processes.address, self._secret, cluster=self._cluster) as client:
+        with Client(self._processes.address, self._secret, cluster=self._cluster, tls=self._tls) as client:
             while not self._stopping.wait(POLL_SECONDS):
                 try:
                     with contextlib.suppress(ShuffleError):  # It does not answer, and is asked again.
@@ -247,7 +250,9 @@ class WorkerSupplier:
 
         from minishuffle.spark.executors import WorkerOrder
 
-        work = WorkerOrder(order, self._cluster, self._processes.address, self._secret, self._flags)
+        work = WorkerOrder(
+            order, self._cluster, self._processes.address, self._secret, self._flags, self._tls
+        )
 
         def run() -> None:
             reason = "Spark cancelled it"
@@ -308,6 +313,7 @@ class SparkCluster(LocalCluster):
                 self._processes,
                 self._secret,
                 flags=settings_flags(self._settings),
+                tls=self._tls,
             )
             self._supplier.start(self._startup_timeout)
         except BaseException:

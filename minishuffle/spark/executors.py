@@ -34,6 +34,7 @@ from minishuffle.launch import POLL_SECONDS, Child
 from minishuffle.postmortem import observed
 from minishuffle.replacements import REGISTRATION_SECONDS_MAX, SignalSequence
 from minishuffle.transport.addresses import unreachable
+from minishuffle.transport.credentials import Credentials
 from minishuffle.wire.requests import Accepted, ClusterStatus, GetStatus, WorkerEnded
 
 __all__ = ["WorkerOrder", "run_worker_task"]
@@ -55,6 +56,8 @@ class WorkerOrder:
     coordinator: Address
     secret: bytes = field(repr=False)
     flags: tuple[str, ...] = ()
+    tls: Credentials | None = field(default=None, repr=False, compare=False)
+    """By which it asks the coordinator; the worker has its files by ``flags``."""
 
     def __call__(self, _: Iterable[int]) -> Iterator[str]:
         """(In an executor.) Runs the worker to its end and tells how that was; never raises, because Spark
@@ -148,11 +151,15 @@ def _own_address(coordinator: Address) -> str:
         ) from error
 
 
+def _client(order: WorkerOrder, seconds: float) -> Client:
+    return Client(order.coordinator, order.secret, cluster=order.cluster, timeout=seconds, tls=order.tls)
+
+
 def _tell(order: WorkerOrder, end: WorkerEnded) -> None:
     """Tell the coordinator how the worker ended, once; it can do without."""
     with (
         contextlib.suppress(ShuffleError),
-        Client(order.coordinator, order.secret, cluster=order.cluster, timeout=CONNECT_SECONDS) as client,
+        _client(order, CONNECT_SECONDS) as client,
     ):
         client.request(end, Accepted)
 
@@ -162,7 +169,7 @@ def _waits(order: WorkerOrder, child: Child, secret_file: Path) -> bool:
     lost, or it has not registered in time."""
     is_registered, deadline = False, time.monotonic() + REGISTRATION_SECONDS_MAX
     question = GetStatus(jobs=False, reports=False, worker=order.worker)
-    with Client(order.coordinator, order.secret, cluster=order.cluster, timeout=ANSWER_SECONDS) as client:
+    with _client(order, ANSWER_SECONDS) as client:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.process.wait(VERDICT_SECONDS)

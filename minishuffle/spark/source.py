@@ -101,6 +101,9 @@ OWN: Final = (
     "cluster",
     "state-dir",
     "secret-file",
+    "tls-certificate",
+    "tls-key",
+    "tls-ca",
     "partitions",
     "timeout",
     "allow-loss",
@@ -520,9 +523,4 @@ class MinishuffleDataSource(DataSource):
     def _access(self) -> Access:
         check_names(self.options)
         settle_memory()
-        return find_access(
-            self.options.get("coordinator"),
-            self.options.get("cluster", "default"),
-            self.options.get("state-dir"),
-            self.options.get("secret-file"),
-        )
+        return find_access(self.options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from operator import attrgetter
@@ -32,7 +33,9 @@ from minishuffle.transport.addresses import (
     refused_at,
 )
 from minishuffle.transport.admission import UnprovenConnections
+from minishuffle.transport.credentials import Credentials, tls_problem
 from minishuffle.transport.forks import close_in_forks
+from minishuffle.transport.tls import TlsStream, binding_of, tls_layer
 from minishuffle.wire.control import MessageDecoder, encode_message
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import NONCE_BYTES, Handshake, HandshakeRefused, Identity
@@ -180,9 +183,11 @@ class ControlLink(asyncio.Protocol):
             self._deliver_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._handshake is not None:
-            # One that said nothing at all only looked whether the port is open.
-            reason = "" if self._silent else "closed"
+        if self._handshake is not None and isinstance(exc, HandshakeRefused):
+            self.refuse(exc.reason, exc)
+        elif self._handshake is not None:
+            # One that said nothing at all, and has not begun with TLS, only looked whether the port is open.
+            reason = "" if self._silent and not isinstance(exc, PeerLost) else "closed"
             self.refuse(reason, PeerLost(f"{self.remote} closed the connection during the handshake"))
         if self._error is None and exc is not None:
             self._error = PeerLost(f"the connection to {self._peer} at {self.remote} broke: {text_of(exc)}")
@@ -191,6 +196,8 @@ class ControlLink(asyncio.Protocol):
             self._end()
 
     def _receive_handshake(self, handshake: Handshake, data: bytes) -> None:
+        if isinstance(self._transport, TlsStream):
+            handshake.binding = self._transport.binding()
         try:
             answer = handshake.receive(data)
         except HandshakeRefused as refusal:
@@ -257,9 +264,9 @@ class ControlLink(asyncio.Protocol):
 
 
 async def connect_control(
-    address: Address, identity: Identity, secret: bytes, *, timeout: float
+    address: Address, identity: Identity, secret: bytes, *, timeout: float, tls: Credentials | None = None
 ) -> ControlLink:
-    """Connect to the coordinator at ``address`` and complete the handshake.
+    """Connect to the coordinator at ``address`` and complete the handshake, with ``tls`` over TLS.
 
     Raises:
         PeerLost: nobody answers there within ``timeout`` seconds, or the connection broke.
@@ -273,14 +280,15 @@ async def connect_control(
             proven.set_exception(error)
             proven.exception()  # nobody may be left to see it
 
-    def new_link() -> ControlLink:
-        handshake = Handshake(identity, secret, secrets.token_bytes(NONCE_BYTES), dialer=True)
-        return ControlLink(handshake, lambda link: None, lambda link: proven.set_result(None), failed)
-
+    handshake = Handshake(identity, secret, secrets.token_bytes(NONCE_BYTES), dialer=True)
+    link = ControlLink(handshake, lambda link: None, lambda link: proven.set_result(None), failed)
+    layer = tls_layer(tls)
     deadline = loop.time() + timeout
     try:
         async with asyncio.timeout_at(deadline):
-            _, link = await loop.create_connection(new_link, address.host, address.port)
+            await loop.create_connection(
+                lambda: link if layer is None else layer.dial(link, address.host), address.host, address.port
+            )
     except OSError as error:
         raise no_coordinator(address, timeout, error) from error
     try:
@@ -318,8 +326,9 @@ class ControlServer:
         authorize: Callable[[Identity], str | None] = lambda peer: None,
         handshake_seconds: float = limits.HANDSHAKE_SECONDS_MAX,
         unproven_max: int = limits.UNAUTHENTICATED_CONNECTIONS_MAX,
+        tls: Credentials | None = None,
     ) -> None:
-        """Listen on ``host:port``, any free port for 0.
+        """Listen on ``host:port``, any free port for 0; with ``tls`` for TLS alone.
 
         ``on_link`` gets each proven link and calls its ``start``; ``refused`` gets reason (of REASONS, or
         timeout, limit, closed), text and remote of each connection refused or closed for cause.
@@ -353,13 +362,19 @@ class ControlServer:
             if reason:
                 refused(reason, str(error), link.remote)
 
-        def new_link() -> ControlLink:
+        def new_link() -> asyncio.BaseProtocol:
             nonce = secrets.token_bytes(NONCE_BYTES)
             shake = Handshake(identity, secret, nonce, dialer=False, authorize=authorize)
-            return ControlLink(shake, opened, proven, failed, limits.MESSAGE_VALUES_MAX)
+            link = ControlLink(shake, opened, proven, failed, limits.MESSAGE_VALUES_MAX)
+            return link if layer is None else layer.accept(link)
 
         loop, late = asyncio.get_running_loop(), PeerLost(f"no handshake within {handshake_seconds:g} s")
+        layer = tls_layer(tls)
         self._unproven = UnprovenConnections(unproven_max, attrgetter("greeted"))
+        await self._listen(new_link, host, port)
+
+    async def _listen(self, new_link: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> None:
+        loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(new_link, host, port, backlog=limits.LISTEN_BACKLOG)
         except OSError as error:
@@ -391,24 +406,37 @@ class BlockingControlClient:
     Args:
         address: of the coordinator.
         timeout: seconds to connect and prove, and to wait for a reply unless a request says otherwise.
+        tls: has the connection use TLS.
 
     Raises:
         PeerLost: nobody answers there.
         HandshakeRefused: one side did not accept the other.
     """
 
-    def __init__(self, address: Address, identity: Identity, secret: bytes, timeout: float) -> None:
+    def __init__(
+        self,
+        address: Address,
+        identity: Identity,
+        secret: bytes,
+        timeout: float,
+        *,
+        tls: Credentials | None = None,
+    ) -> None:
         self.address = address
         self._timeout = timeout
         self._inbox = MessageDecoder()
         self._request = 0
         deadline = time.monotonic() + timeout
         try:
-            self._socket = socket.create_connection((address.host, address.port), timeout)
+            self._socket: socket.socket = socket.create_connection((address.host, address.port), timeout)
         except OSError as error:
             raise no_coordinator(address, timeout, error) from error
         try:
-            self._prove(Handshake(identity, secret, secrets.token_bytes(NONCE_BYTES), dialer=True), deadline)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            handshake = Handshake(identity, secret, secrets.token_bytes(NONCE_BYTES), dialer=True)
+            if tls is not None:
+                handshake.binding = self._wrap(tls, deadline)
+            self._prove(handshake, deadline)
         except PeerLost as error:
             self._socket.close()
             raise no_handshake(address, timeout, error) from error
@@ -448,12 +476,26 @@ class BlockingControlClient:
                     raise error_from_code(reply.code, reply.text)
                 return reply
 
+    def _wrap(self, tls: Credentials, deadline: float) -> bytes:
+        """Use TLS from now on; gives what the proof covers of it."""
+        contexts = tls.current()
+        plain = self._socket
+        self._socket = wrapped = contexts.dialing.wrap_socket(
+            plain, server_hostname=self.address.host, do_handshake_on_connect=False
+        )
+        try:
+            wrapped.settimeout(max(deadline - time.monotonic(), 0.001))
+            wrapped.do_handshake()
+        except OSError as error:
+            raise self._lost(error) from error
+        return binding_of(wrapped, contexts, dialer=True)
+
     def _prove(self, handshake: Handshake, deadline: float) -> None:
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._send(handshake.start(), deadline)
         while handshake.peer is None:
+            data = self._receive(deadline)
             try:
-                answer = handshake.receive(self._receive(deadline))
+                answer = handshake.receive(data)
             except HandshakeRefused as refusal:
                 self._send(refusal.final_frame, deadline)
                 raise refused_at(self.address, refusal) from None
@@ -478,7 +520,10 @@ class BlockingControlClient:
             raise PeerLost(f"the coordinator at {self.address} closed the connection")
         return data
 
-    def _lost(self, error: OSError) -> PeerLost:
+    def _lost(self, error: OSError) -> ShuffleError:
+        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+            refusal = HandshakeRefused("tls", tls_problem(error, self.address.host))
+            return refused_at(self.address, refusal)
         if isinstance(error, TimeoutError):
             return PeerLost(f"the coordinator at {self.address} did not answer in time")
         reason = error.strerror or error

@@ -38,7 +38,9 @@ from minishuffle.protocol.connection import (
 )
 from minishuffle.transport.addresses import cannot_listen, host_port, unreachable
 from minishuffle.transport.admission import UnprovenConnections
+from minishuffle.transport.credentials import Credentials
 from minishuffle.transport.forks import close_in_forks
+from minishuffle.transport.tls import TlsStream, tls_layer
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
 
@@ -96,7 +98,8 @@ class DataLink(asyncio.BufferedProtocol):
         self._handshake = handshake
         self._dialer = dialer
         self._loop = asyncio.get_running_loop()
-        self._gathers = isinstance(self._loop, uvloop.Loop)
+        self._gathers = False
+        """What is sent goes by ``writelines``."""
         self._connected: asyncio.Transport | None = None
         self.paused = False
         """The kernel takes no more for now."""
@@ -150,6 +153,7 @@ class DataLink(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
         self._connected = transport  # type: ignore[assignment]
         self._transport.set_write_buffer_limits(high=0)
+        self._gathers = isinstance(self._loop, uvloop.Loop) or isinstance(transport, TlsStream)
         sock = transport.get_extra_info("socket")
         close_in_forks(sock)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -204,15 +208,18 @@ class DataLink(asyncio.BufferedProtocol):
             self._endpoint.handler.link_down(self, error)
         else:
             self._endpoint.closed(self)
+            if isinstance(exc, HandshakeRefused) and self._error is None:
+                self._endpoint.handler.refused(exc.reason, str(exc), self.remote)
+                self._error = exc
             if self._error is None:
-                self._left_early()
+                self._left_early(begun=isinstance(exc, PeerLost))
         if not self.done.done():
             self.done.set_result(None)
 
-    def _left_early(self) -> None:
+    def _left_early(self, *, begun: bool) -> None:
         self._error = PeerLost(f"{self.remote} closed the connection during the handshake")
-        # One that said nothing at all only looked whether the port is open.
-        if not (self._dialer or self._silent):
+        # One that said nothing at all, and has not begun with TLS, only looked whether the port is open.
+        if not self._dialer and (begun or not self._silent):
             self._endpoint.handler.refused("closed", str(self._error), self.remote)
 
     def pause_writing(self) -> None:
@@ -249,6 +256,8 @@ class DataLink(asyncio.BufferedProtocol):
         counters = self._endpoint.counters
         counters.bytes_in += len(data)
         self._silent = False
+        if isinstance(self._transport, TlsStream):
+            self._handshake.binding = self._transport.binding()
         try:
             self._send_handshake(self._handshake.receive(data))
         except HandshakeRefused as refusal:
@@ -392,6 +401,7 @@ class DataEndpoint:
         ping_interval: seconds of silence before a Ping.
         suspect_after: seconds of silence after which a worker is reported; three quarters of it are for the
             answer to a Ping. Everybody else has four intervals.
+        tls: has all connections use TLS.
     """
 
     def __init__(
@@ -404,6 +414,7 @@ class DataEndpoint:
         *,
         suspect_after: float | None = None,
         handshake_seconds: float = limits.HANDSHAKE_SECONDS_MAX,
+        tls: Credentials | None = None,
     ) -> None:
         self.handler = handler
         self.identity = identity
@@ -413,6 +424,8 @@ class DataEndpoint:
         self._secret = secret
         self._ping_interval = ping_interval
         self._suspect_after = suspect_after
+        self.tls = tls
+        self._layer = tls_layer(tls)
         self.scratch = memoryview(bytearray(limits.RECEIVE_BUFFER_BYTES))
         """What one read takes, of whichever connection the loop reads: it is decoded before the next read."""
         self.unproven = UnprovenConnections[DataLink](
@@ -449,10 +462,11 @@ class DataEndpoint:
         loop = asyncio.get_running_loop()
         counter = self._dialed[worker] = self._dialed.get(worker, 0) + 1
         identity = replace(self.identity, counter=counter)
+        link = self._new_link(identity, dialer=True, target=worker, epoch=epoch)
         try:
             async with asyncio.timeout(self.handshake_seconds):
-                _, link = await loop.create_connection(
-                    lambda: self._new_link(identity, dialer=True, target=worker, epoch=epoch),
+                await loop.create_connection(
+                    lambda: link if self._layer is None else self._layer.dial(link, address.host),
                     address.host,
                     address.port,
                 )
@@ -463,8 +477,9 @@ class DataEndpoint:
             raise PeerLost(f"worker {worker} cannot be reached: {why}") from error
         return link
 
-    def _accept(self) -> DataLink:
-        return self._new_link(self.identity, dialer=False)
+    def _accept(self) -> asyncio.BaseProtocol:
+        link = self._new_link(self.identity, dialer=False)
+        return link if self._layer is None else self._layer.accept(link)
 
     def _new_link(
         self, identity: Identity, *, dialer: bool, target: int = 0, epoch: int | None = None

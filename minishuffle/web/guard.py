@@ -1,7 +1,8 @@
 """Who may ask the HTTP servers for what.
 
 A server that listens on loopback alone lets everybody read; another one wants a token for that, and every
-change takes the token of the coordinator. There are two, so that what only reads (Prometheus, another process
+change takes the token of the coordinator. With TLS, a certificate of the cluster's CA may be asked for in
+place of the token for reading. There are two tokens, so that what only reads (Prometheus, another process
 of the cluster) has nothing that changes anything. Both follow from the cluster's secret, so that whoever has
 the secret has them, and do not give it away. Open to all are ``/healthz`` and what is the same in every
 cluster of a release: the files of the page and the description of the REST interface.
@@ -67,11 +68,18 @@ class WebAccess:
     """Opens what is read."""
     token: str | None = field(repr=False)
     """Opens everything; None: the server changes nothing, and is to see no token that does."""
+    certificates: bool = False
+    """A certificate of the cluster's CA opens what is read, and nothing but ``/healthz`` is open without."""
 
     @classmethod
     def of_coordinator(cls, settings: ClusterSettings, bound: str, secret: bytes) -> WebAccess:
         return cls(
-            bound, _names(settings), _reads_are_open(settings, bound), read_token(secret), web_token(secret)
+            bound,
+            _names(settings),
+            _reads_are_open(settings, bound),
+            read_token(secret),
+            web_token(secret),
+            settings.tls_http_clients == "certificate",
         )
 
     @classmethod
@@ -79,7 +87,14 @@ class WebAccess:
         cls, settings: ClusterSettings, bound: str, secret: bytes, advertised: str = ""
     ) -> WebAccess:
         names = _names(settings) | ({advertised.lower()} if advertised else set())
-        return cls(bound, names, _reads_are_open(settings, bound), read_token(secret), None)
+        return cls(
+            bound,
+            names,
+            _reads_are_open(settings, bound),
+            read_token(secret),
+            None,
+            settings.tls_http_clients == "certificate",
+        )
 
     def opens(self, authorization: str, *, for_change: bool) -> bool:
         """Whether that header does."""
@@ -129,13 +144,19 @@ def check_reader(access: WebAccess) -> Middleware:
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if access.certificates and request.path != HEALTH and not request.get_extra_info("peercert"):
+            raise web.HTTPForbidden(
+                text="this needs a certificate of the cluster's CA: give one with its key (curl: --cert, "
+                "--key), or set tls_http_clients to token\n"
+            )
         below_api = request.path.startswith(API)
         if below_api and _is_of_another_site(request, access.hosts):
             raise web.HTTPForbidden(text="pages of other sites get nothing here\n")
-        if below_api or not (access.reads_are_open or _is_the_same_everywhere(request)):
+        reads_are_open = access.reads_are_open or access.certificates
+        if below_api or not (reads_are_open or _is_the_same_everywhere(request)):
             given = request.headers.get("Authorization")
             changes = request.method not in ("GET", "HEAD")
-            open_to_all = access.reads_are_open and not changes
+            open_to_all = reads_are_open and not changes
             if not (open_to_all if given is None else access.opens(given, for_change=changes)):
                 raise _unauthorized(access, given, for_change=changes)
         return await handler(request)

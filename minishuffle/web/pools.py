@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterable
 from typing import Final
 
@@ -64,13 +65,17 @@ def worker_buffers(snapshot: WorkerSnapshot) -> WorkerBuffers:
 
 
 async def asked_workers(
-    session: aiohttp.ClientSession, workers: Iterable[tuple[int, Address]], job: str
+    session: aiohttp.ClientSession,
+    workers: Iterable[tuple[int, Address]],
+    job: str,
+    tls: ssl.SSLContext | None = None,
 ) -> JobBuffers:
-    """What the workers at these addresses have of a job, all asked at once."""
+    """What the workers at these addresses have of a job, all asked at once, with ``tls`` over HTTPS."""
+    scheme, how = ("http", True) if tls is None else ("https", tls)
 
     async def ask(address: Address) -> WorkerBuffers | None:
         try:
-            async with session.get(f"http://{address}{BUFFERS_PATH}") as response:
+            async with session.get(f"{scheme}://{address}{BUFFERS_PATH}", ssl=how) as response:
                 response.raise_for_status()
                 return WorkerBuffers.model_validate_json(await response.read())
         except (aiohttp.ClientError, TimeoutError, ValidationError):

@@ -34,6 +34,7 @@ from minishuffle.observe.diagnosis import (
     seconds_between,
 )
 from minishuffle.observe.loads import VertexLoad
+from minishuffle.transport.credentials import Credentials
 from minishuffle.web.openapi import Operation, openapi_document
 from minishuffle.web.pools import ANSWER_SECONDS_MAX, JobBuffers, asked_workers
 from minishuffle.web.refusals import json_answer
@@ -152,8 +153,11 @@ class RestInterface:
         read_token: what workers on other machines want to see; it changes nothing.
     """
 
-    def __init__(self, source: CoordinatorSource, version: str, read_token: str) -> None:
+    def __init__(
+        self, source: CoordinatorSource, version: str, read_token: str, tls: Credentials | None = None
+    ) -> None:
         self._source = source
+        self._tls = tls
         self._read_token = read_token
         self._samples = Samples()
         self._session: aiohttp.ClientSession | None = None
@@ -293,7 +297,8 @@ class RestInterface:
             if each.worker in wanted and each.state == "alive"
         ]
         assert self._session is not None
-        return await asked_workers(self._session, workers, job)
+        tls = None if self._tls is None else self._tls.current().dialing
+        return await asked_workers(self._session, workers, job, tls)
 
     async def _dump(self, job: str, _query: Any) -> JobDump:
         await self._graph(job, None)

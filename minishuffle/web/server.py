@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -26,7 +26,9 @@ from minishuffle.observe.exposition import Exposition
 from minishuffle.observe.metrics import coordinator_exposition, worker_exposition
 from minishuffle.observe.prometheus import SD_REFRESH_SECONDS
 from minishuffle.transport.addresses import cannot_listen
+from minishuffle.transport.credentials import Credentials
 from minishuffle.transport.forks import close_in_forks
+from minishuffle.transport.tls import TlsLayer
 from minishuffle.web.guard import HEALTH, PAGE, WebAccess, check_host, check_reader, reached_at, wants_page
 from minishuffle.web.pages import PageFile, page_files
 from minishuffle.web.pools import BUFFERS_PATH, worker_buffers
@@ -37,6 +39,11 @@ if TYPE_CHECKING:
 
 __all__ = ["HttpLimits", "WebServer", "serve_coordinator_web", "serve_worker_web"]
 
+_TEXT: Final = b"this port speaks TLS: ask it with https://\n"
+SPEAKS_TLS: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_TEXT), _TEXT)
+)
 LOST_LISTED_SECONDS = 600.0
 """A target that leaves the list vanishes from Prometheus before an alert on it can fire."""
 
@@ -79,9 +86,15 @@ class WebServer:
 
 
 async def serve_worker_web(
-    snapshot: Callable[[], WorkerSnapshot], port: int, access: WebAccess, http: HttpLimits = DEFAULT
+    snapshot: Callable[[], WorkerSnapshot],
+    port: int,
+    access: WebAccess,
+    http: HttpLimits = DEFAULT,
+    *,
+    tls: Credentials | None = None,
 ) -> WebServer:
     """Serve a worker's ``/metrics``, ``/healthz``, and the buffers of its tasks; port 0 takes a free one.
+    With ``tls`` it is HTTPS.
 
     Raises:
         UsageError: the port is taken, or ``host`` is not an address of this machine.
@@ -102,13 +115,19 @@ async def serve_worker_web(
 
     app.router.add_get(BUFFERS_PATH, buffers)
     app.router.add_get(HEALTH, health)
-    return await _serve(app, access.bound, port, http)
+    return await _serve(app, access.bound, port, http, tls)
 
 
 async def serve_coordinator_web(
-    source: CoordinatorSource, port: int, access: WebAccess, http: HttpLimits = DEFAULT
+    source: CoordinatorSource,
+    port: int,
+    access: WebAccess,
+    http: HttpLimits = DEFAULT,
+    *,
+    tls: Credentials | None = None,
 ) -> WebServer:
     """Serve the coordinator's ``/metrics``, ``/sd/prometheus``, ``/healthz``, REST interface and web page.
+    With ``tls`` it is HTTPS, as the servers of workers are then.
 
     Raises:
         UsageError: the port is taken, or ``host`` is not an address of this machine.
@@ -130,7 +149,7 @@ async def serve_coordinator_web(
         """The page for browsers, and a plain list of what can be read for others."""
         if wants_page(request):
             return await pages["index.html"].serve(request)
-        return web.Response(text=_index_text(reached_at(request), source.snapshot()))
+        return web.Response(text=_index_text(request, source.snapshot()))
 
     async def health(_request: web.Request) -> web.Response:
         return _health("running" if source.journal_writable else "journal not writable")
@@ -140,8 +159,8 @@ async def serve_coordinator_web(
     app.router.add_get("/", index)
     for name, page in pages.items():
         app.router.add_get(f"{PAGE}{name}", page.serve)
-    RestInterface(source, release, access.read_token).add_to(app)
-    return await _serve(app, access.bound, port, http)
+    RestInterface(source, release, access.read_token, tls).add_to(app)
+    return await _serve(app, access.bound, port, http, tls)
 
 
 def _health(state: str) -> web.Response:
@@ -170,7 +189,9 @@ def _application(access: WebAccess, exposition: Exposition) -> web.Application:
     return app
 
 
-async def _serve(app: web.Application, host: str, port: int, http: HttpLimits) -> WebServer:
+async def _serve(
+    app: web.Application, host: str, port: int, http: HttpLimits, tls: Credentials | None
+) -> WebServer:
     runner = web.AppRunner(
         app,
         access_log=None,
@@ -182,7 +203,7 @@ async def _serve(app: web.Application, host: str, port: int, http: HttpLimits) -
     assert runner.server is not None
     try:
         listener = await asyncio.get_running_loop().create_server(
-            _accepting(runner.server, http.connections), host, port, backlog=http.connections
+            _accepting(runner.server, http.connections, tls), host, port, backlog=http.connections
         )
     except OSError as error:
         await runner.cleanup()
@@ -191,12 +212,13 @@ async def _serve(app: web.Application, host: str, port: int, http: HttpLimits) -
     return WebServer(runner, listener)
 
 
-def _accepting(server: web.Server, most: int) -> Callable[[], asyncio.Protocol]:
+def _accepting(server: web.Server, most: int, tls: Credentials | None) -> Callable[[], asyncio.BaseProtocol]:
     """Has the oldest connection make room for a new one. Refusing the new one would lock everybody out as
     long as somebody holds as many as there may be."""
     closed = 0
+    layer = None if tls is None else TlsLayer(tls, SPEAKS_TLS)
 
-    def accept() -> asyncio.Protocol:
+    def accept() -> asyncio.BaseProtocol:
         nonlocal closed
         open_now = [handler for handler in server.connections if handler.transport is not None]
         for handler in open_now[: max(0, len(open_now) + 1 - most)]:
@@ -207,7 +229,7 @@ def _accepting(server: web.Server, most: int) -> Callable[[], asyncio.Protocol]:
             closed += 1
             if closed & (closed - 1) == 0:  # The 1st, 2nd, 4th, …: a flood does not fill the log.
                 _log.warning("more than %d HTTP connections at once: %d closed so far", most, closed)
-        return server()
+        return server() if layer is None else layer.accept(server(), web=True)
 
     return accept
 
@@ -237,16 +259,17 @@ def _target(worker: WorkerEntry) -> str:
     return str(Address(worker.host, worker.metrics_port))
 
 
-def _index_text(coordinator: Address, snapshot: CoordinatorSnapshot) -> str:
+def _index_text(request: web.Request, snapshot: CoordinatorSnapshot) -> str:
+    coordinator, scheme = reached_at(request), request.scheme
     lines = [
         "minishuffle coordinator",
         "",
-        f"http://{coordinator}/metrics",
-        f"http://{coordinator}/sd/prometheus",
-        f"http://{coordinator}/openapi.json",
+        f"{scheme}://{coordinator}/metrics",
+        f"{scheme}://{coordinator}/sd/prometheus",
+        f"{scheme}://{coordinator}/openapi.json",
         "",
         *(
-            f"worker {worker.worker} ({worker.state})  http://{_target(worker)}/metrics"
+            f"worker {worker.worker} ({worker.state})  {scheme}://{_target(worker)}/metrics"
             for worker in _listed_workers(snapshot)
         ),
     ]

@@ -12,7 +12,9 @@
 The dialer proves itself first: whoever can reach the port, and does not know the secret, gets nothing of an
 acceptor to try guesses against. A proof is HMAC-SHA256, keyed with the secret, over the protocol version,
 the direction, both nonces, the cluster id, and role, worker id, epoch and counter of both sides: dialer
-first. The direction differs both ways, so that a proof sent back to its maker proves nothing. Until the peer
+first; with TLS also the hashes of both certificates that the connection uses, so that nobody who speaks TLS
+to either side can pass on what the other says. The direction differs both ways, so that a proof sent back to
+its maker proves nothing. Until the peer
 has proved itself, Hello is the only frame that is read from an acceptor's peer, and a dialer reads a Reject
 besides.
 """
@@ -45,13 +47,25 @@ from minishuffle.wire.frames import (
     encode_text,
 )
 
-__all__ = ["NONCE_BYTES", "REASONS", "Handshake", "HandshakeRefused", "Identity"]
+__all__ = [
+    "NONCE_BYTES",
+    "REASONS",
+    "Handshake",
+    "HandshakeRefused",
+    "Identity",
+    "rejection",
+    "tls_on_one_side",
+]
 
 NONCE_BYTES: Final = 32
-REASONS: Final = ("secret", "version", "cluster", "malformed", "peer")
+REASONS: Final = ("secret", "version", "cluster", "malformed", "peer", "tls")
 """Why a handshake may be refused; a Reject's ``code`` is the position in here, from 1."""
 
 _MAGIC_AND_VERSION: Final = struct.Struct(">IH")
+_CLIENT_HELLO: Final = b"\x16\x03"
+_ALERT: Final = b"\x15\x03"
+"""What a dialer says first with TLS, and what a server with TLS says to one without, if it is not ours. As
+lengths both are too long for any frame."""
 _REJECT_TEXT_BYTES_MAX: Final = limits.HANDSHAKE_FRAME_BYTES_MAX - 64
 
 
@@ -85,6 +99,22 @@ class HandshakeRefused(AuthenticationError):
         super().__init__(text)
         self.reason = reason
         self.final_frame = final_frame
+
+
+def tls_on_one_side(*, dialed: bool) -> HandshakeRefused:
+    """One side uses TLS: the one that was ``dialed``, or the one that dialed it."""
+    uses, lacks = ("was dialed", "dialed it") if dialed else ("dialed", "was dialed")
+    return HandshakeRefused(
+        "tls",
+        f"the side that {uses} uses TLS, and the side that {lacks} does not: set tls_certificate, tls_key "
+        "and tls_ca for both, or for neither",
+    )
+
+
+def rejection(refusal: HandshakeRefused) -> Reject:
+    """The frame that tells a dialer why it is refused."""
+    text = encode_text(str(refusal), _REJECT_TEXT_BYTES_MAX).decode()
+    return Reject(REASONS.index(refusal.reason) + 1, text)
 
 
 def _accept_all(peer: Identity) -> str | None:
@@ -123,6 +153,8 @@ class Handshake:
         """Types of the frames received, in order; whoever counts them takes them out."""
         self.frames_out: list[FrameType] = []
         """The same of the frames to send."""
+        self.binding = b""
+        """What a proof covers besides, of a connection with TLS; set before the first bytes come."""
         self._identity = identity
         self._secret = secret
         self._dialer = dialer
@@ -181,6 +213,8 @@ class Handshake:
 
     def _next_frame(self) -> Frame | None:
         buffer = self._buffer
+        if self._theirs is None and buffer.startswith(_ALERT if self._dialer else _CLIENT_HELLO):
+            raise tls_on_one_side(dialed=self._dialer)
         if len(buffer) < FRAME_HEADER_BYTES:
             return None
         length, kind, channel = FRAME_HEADER.unpack_from(buffer)
@@ -218,8 +252,7 @@ class Handshake:
         """Tells the refused peer why; a dialer only disconnects."""
         if self._dialer:
             return b""
-        text = encode_text(str(refusal), _REJECT_TEXT_BYTES_MAX).decode()
-        return self._encode(Reject(REASONS.index(refusal.reason) + 1, text))
+        return self._encode(rejection(refusal))
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -308,6 +341,7 @@ class Handshake:
         digest.update(struct.pack(">H", len(cluster)) + cluster)
         for hello in (dialer, acceptor):
             digest.update(struct.pack(">BIQI", hello.role, hello.worker, hello.epoch, hello.counter))
+        digest.update(self.binding)
         return digest.digest()
 
 

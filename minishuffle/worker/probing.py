@@ -9,6 +9,7 @@ from minishuffle.counters import ConnectionCounters
 from minishuffle.errors import ShuffleError, clipped
 from minishuffle.ids import Address
 from minishuffle.protocol.connection import ConnectionEvent
+from minishuffle.transport.credentials import Credentials
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import HandshakeRefused, Identity
@@ -29,7 +30,13 @@ class Prober:
     """
 
     def __init__(
-        self, identity: Identity, secret: bytes, counters: ConnectionCounters, ping_interval: float
+        self,
+        identity: Identity,
+        secret: bytes,
+        counters: ConnectionCounters,
+        ping_interval: float,
+        *,
+        tls: Credentials | None = None,
     ) -> None:
         self._room = asyncio.Semaphore(limits.PROBES_MAX)
         self._under_way: set[tuple[int, int, str, int]] = set()
@@ -40,6 +47,7 @@ class Prober:
             counters,
             ping_interval,
             handshake_seconds=limits.PROBE_SECONDS_MAX,
+            tls=tls,
         )
 
     async def probe(self, peer: WorkerAddress) -> str | None:

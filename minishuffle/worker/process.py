@@ -29,6 +29,7 @@ from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import Address, AttemptId
 from minishuffle.transport.control import ControlLink, connect_control
+from minishuffle.transport.credentials import Credentials
 from minishuffle.transport.hostlook import host_answers
 from minishuffle.transport.interfaces import address_toward
 from minishuffle.transport.tcp import DataEndpoint
@@ -131,6 +132,7 @@ class Worker:
         find: Callable[[], CoordinatorPlace | None] = lambda: None,
         *,
         record: CrashRecord | None = None,
+        tls: Credentials | None = None,
     ) -> None:
         self.settings = settings
         self._record = record or CrashRecord()
@@ -153,6 +155,7 @@ class Worker:
             self.remote,
             settings.ping_interval,
             suspect_after=settings.suspect_after,
+            tls=tls,
         )
         self._background: set[asyncio.Task[None]] = set()
         """Dials, and what else is awaited beside the loop's other work."""
@@ -177,9 +180,7 @@ class Worker:
         self._prober: Prober | None = None
         self._outgoing: OutboxSender | None = None
         self._inspection: Inspection | None = None
-        self._reports = ReportLog()
-        self._stuck = StuckThreads()
-        self._programs = ProgramLoader()
+        self._reports, self._stuck, self._programs = ReportLog(), StuckThreads(), ProgramLoader()
         self._answer: asyncio.Future[Registered] = self._loop.create_future()
         """To the registration that was asked for last."""
 
@@ -261,7 +262,13 @@ class Worker:
         state = self._machine = WorkerState(
             self.settings, message.worker, message.epoch, message.term, self._progress
         )
-        self._prober = Prober(self.endpoint.identity, self._secret, self.remote, self.settings.ping_interval)
+        self._prober = Prober(
+            self.endpoint.identity,
+            self._secret,
+            self.remote,
+            self.settings.ping_interval,
+            tls=self.endpoint.tls,
+        )
         self._outgoing = OutboxSender(lambda: state.term, self._send, self._writable, self._loop.call_soon)
         self._deployed = Deployment(
             message.worker,
@@ -357,7 +364,7 @@ class Worker:
             home = place.address
         identity = Identity(Role.WORKER, self.endpoint.identity.cluster, state.worker, state.epoch)
         timeout = min(seconds, limits.HANDSHAKE_SECONDS_MAX)
-        link = await connect_control(home, identity, self._secret, timeout=timeout)
+        link = await connect_control(home, identity, self._secret, timeout=timeout, tls=self.endpoint.tls)
         await self._ask(
             link,
             request.model_copy(
@@ -637,6 +644,12 @@ class Worker:
         found = ""
         if is_wildcard(self._request.host) and not self._given_address:
             found = await address_toward(toward)
+        if found and self.endpoint.tls is not None:
+            try:
+                self.endpoint.tls.check_host(found)
+            except UsageError as error:
+                _log.warning("%s", error)
+                found = ""
         if found and not is_loopback(found):
             self._request = self._request.model_copy(update={"advertise": found})
             _log.warning("there are workers on other hosts: this one advertises %s from now on", found)

@@ -10,11 +10,12 @@ from minishuffle.config import ClusterSettings, CoordinatorPlace
 from minishuffle.counters import (
     WorkerSnapshot,
 )
-from minishuffle.errors import PeerLost
+from minishuffle.errors import PeerLost, UsageError
 from minishuffle.ids import Address
-from minishuffle.transport.control import connect_control
+from minishuffle.transport.control import ControlLink, connect_control
+from minishuffle.transport.credentials import Credentials
 from minishuffle.transport.interfaces import address_toward
-from minishuffle.wire.advertised import is_loopback
+from minishuffle.wire.advertised import is_loopback, is_wildcard
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.worker.crashrecord import CrashRecord
@@ -49,6 +50,7 @@ async def run_worker(
     spool_directory: str | None = None,
     find: Callable[[], CoordinatorPlace | None] = lambda: None,
     record: CrashRecord,
+    tls: Credentials | None = None,
     web: Callable[[Callable[[], WorkerSnapshot], str], Awaitable[_Closeable]],
     ready: Callable[[dict[str, Any]], None],
     stop: asyncio.Event,
@@ -65,17 +67,16 @@ async def run_worker(
         web: starts the metrics server (snapshot, host); ``ready`` is called once registered.
 
     Raises:
-        ShuffleError: it could not register, or lost its coordinator.
+        ShuffleError: its certificate is for others, it could not register, or it lost its coordinator.
     """
     tune_interpreter(settings.switch_interval, lets_tasks_finish=settings.loop_lets_tasks_finish)
-    worker = Worker(settings, cluster, secret, spool_directory, find, record=record)
-    host = host or await _near(coordinator)
-    data_port = await worker.endpoint.listen(host)
-    server = await web(worker.snapshot, host)
+    host = await _listening_host(host, advertise, coordinator, tls)
+    worker = Worker(settings, cluster, secret, spool_directory, find, record=record, tls=tls)
+    data_port, server = await worker.endpoint.listen(host), await web(worker.snapshot, host)
 
     async def serve() -> None:
         identity = Identity(Role.WORKER, cluster, requested_worker, 0)
-        control = await connect_control(coordinator, identity, secret, timeout=COORDINATOR_SECONDS_MAX)
+        control = await _connect(coordinator, identity, secret, tls, advertise or host)
         request = registration(
             settings,
             worker.pool,
@@ -96,6 +97,26 @@ async def run_worker(
     finally:
         await worker.close()
         await server.close()
+
+
+async def _connect(
+    coordinator: Address, identity: Identity, secret: bytes, tls: Credentials | None, host: str
+) -> ControlLink:
+    """A control link of a worker that others reach at ``host``, which may stand for all addresses: then they
+    use the one that the coordinator sees.
+
+    Raises:
+        UsageError: the certificate is not for that address.
+        ShuffleError: there is none.
+    """
+    link = await connect_control(coordinator, identity, secret, timeout=COORDINATOR_SECONDS_MAX, tls=tls)
+    if tls is not None and is_wildcard(host):
+        try:
+            tls.check_host(Address.parse(link.local).host)
+        except UsageError:
+            link.close()
+            raise
+    return link
 
 
 async def _until_ended(
@@ -123,6 +144,18 @@ async def _until_ended(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _listening_host(host: str, advertise: str, coordinator: Address, tls: Credentials | None) -> str:
+    """``host``, or the address by which a worker that was given none reaches the coordinator.
+
+    Raises:
+        UsageError: the certificate is not for the address that others use.
+    """
+    host = host or await _near(coordinator)
+    if tls is not None:
+        tls.check_host(advertise or host)
+    return host
 
 
 async def _near(coordinator: Address) -> str:

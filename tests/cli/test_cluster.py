@@ -13,8 +13,10 @@ import pytest
 from click.testing import Result
 
 from minishuffle.cli import cluster, ownprocesses
-from minishuffle.config import create_secret
+from minishuffle.config import TlsFiles, create_secret
 from minishuffle.errors import ShuffleError
+from minishuffle.transport.credentials import Credentials
+from support.certificates import files_of
 
 Run = Callable[..., Result]
 
@@ -55,6 +57,30 @@ def test_up_refuses_bad_settings(run: Run, own_state: Path) -> None:
     assert result.exit_code == 2
     assert "slots" in result.stderr
     assert not own_state.exists()
+
+
+def test_up_refuses_files_for_tls_that_do_not_fit(run: Run, own_state: Path) -> None:
+    files = [word for name, path in files_of()._asdict().items() for word in (f"--tls-{name}", path)]
+    for options, problem in (
+        (["--tls", *files], "--tls makes certificates: leave it out, or the options that name files"),
+        (files[:4], "tls_certificate, tls_key and tls_ca go together: set all three, or none"),
+        ([*files, "--tls-key", files_of("another").key], "is not that of the certificate in"),
+        (["--tls-http-clients", "certificate"], "tls_http_clients is certificate, and there is no TLS"),
+    ):
+        result = run("cluster", "up", *options)
+        assert (result.exit_code, problem in result.stderr) == (2, True), result.stderr
+        assert len(result.stderr.splitlines()) == 1
+    assert not own_state.exists()
+
+
+def test_certificates_are_made_for_the_hosts_that_are_named(run: Run, tmp_path: Path) -> None:
+    made = run(
+        "cluster", "certificate", str(tmp_path / "n"), "--host", "node", "--authority", str(tmp_path / "ca")
+    )
+    assert made.exit_code == 0, made.stderr
+    named = [json.loads(line.partition(" = ")[2]) for line in made.stdout.splitlines()]
+    assert made.stdout.startswith(f'tls_certificate = "{tmp_path}/n/certificate.pem"')
+    Credentials(TlsFiles(*named)).check_host("node")
 
 
 def test_standby_workers_are_not_for_executors(run: Run, own_state: Path) -> None:

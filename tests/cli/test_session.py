@@ -17,7 +17,9 @@ from minishuffle.cli.session import (
     settings_from,
     settings_options,
 )
+from minishuffle.config import CoordinatorPlace, TlsFiles, write_coordinator
 from minishuffle.errors import UsageError
+from minishuffle.ids import Address
 
 Run = Callable[..., Result]
 
@@ -39,6 +41,7 @@ def probe(context: click.Context, **values: object) -> None:
                 "debug": session.debug,
                 "verbose": session.verbose,
                 "slots": settings.slots,
+                "tls": settings.tls_files,
                 "uvloop": settings.use_uvloop,
             }
         )
@@ -62,7 +65,7 @@ def test_late_global_options_stand_before_or_after_the_command(seen) -> None:  #
     before = seen("--coordinator", "a:1", "--cluster", "blue", "--debug", "-vv", "doctor")
     after = seen("doctor", "--coordinator", "a:1", "--cluster", "blue", "--debug", "-vv")
     assert before == after
-    del before["state_dir"], before["secret_file"]
+    del before["state_dir"], before["secret_file"], before["tls"]
     assert before == {
         "coordinator": "a:1",
         "cluster": "blue",
@@ -151,6 +154,32 @@ def test_a_damaged_record_is_named(tmp_path: Path, text: str) -> None:
 def test_a_missing_secret_names_the_mend(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no secret at .*cluster up.*--secret-file"):
         Session(state_dir=tmp_path).secret()
+
+
+def test_files_for_tls_are_those_given_or_those_of_the_coordinator_that_was_started_here(
+    tmp_path: Path,
+) -> None:
+    session, files = Session(state_dir=tmp_path), TlsFiles("/c", "/k", "/a")
+    assert session.tls_files() is None and session.credentials() is None
+    write_coordinator(tmp_path, CoordinatorPlace(Address("10.0.0.1", 80), 1, tls=files))
+    assert session.tls_files() == files
+    with pytest.raises(UsageError, match="cannot read /c: No such file or directory; name another file with"):
+        session.credentials()
+    assert Session(state_dir=tmp_path, coordinator="10.0.0.1:81").tls_files() is None
+    assert Session(state_dir=tmp_path, tls_certificate="", tls_key="", tls_ca="").tls_files() is None
+    given = Session(state_dir=tmp_path, tls_certificate="c", tls_key="k", tls_ca="a")
+    assert given.tls_files() == ("c", "k", "a")
+    assert given.flags().endswith(" --tls-certificate c --tls-key k --tls-ca a")
+
+
+def test_files_for_tls_are_settings_wherever_they_stand(seen) -> None:  # type: ignore[no-untyped-def]
+    flags = ("--tls-certificate", "c", "--tls-key", "k", "--tls-ca", "a")
+    environment = {"MINISHUFFLE_TLS_CERTIFICATE": "x", "MINISHUFFLE_TLS_KEY": "y", "MINISHUFFLE_TLS_CA": "z"}
+    assert seen("doctor")["tls"] is None
+    assert seen("doctor", **environment)["tls"] == ["x", "y", "z"]
+    assert seen("doctor", *flags)["tls"] == seen(*flags, "doctor", **environment)["tls"] == ["c", "k", "a"]
+    nothing = [word if word.startswith("--") else "" for word in flags]
+    assert seen("doctor", *nothing, **environment)["tls"] is None
 
 
 def test_flags_find_the_same_cluster_again(tmp_path: Path) -> None:

@@ -82,7 +82,9 @@ class Answers:
         self.hello = hello
         self.status = status
 
-    def __call__(self, address: Address, identity: Any, secret: bytes, timeout: float) -> Answers:
+    def __call__(
+        self, address: Address, identity: Any, secret: bytes, timeout: float, *, tls: object
+    ) -> Answers:
         assert (address, identity.cluster, secret, timeout) == (HOME, "blue", b"s", 2.0)
         if self.hello is not None:
             raise self.hello

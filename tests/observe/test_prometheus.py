@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import shlex
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,10 @@ import pytest
 
 from minishuffle.counters import CoordinatorSnapshot, TaskCounters, TaskSnapshot, WorkerEntry, WorkerSnapshot
 from minishuffle.observe.prometheus import prometheus_command, prometheus_config
+from minishuffle.transport.credentials import Credentials
 from minishuffle.web.server import WebServer, serve_coordinator_web, serve_worker_web
 from support.accesses import READ_TOKEN, access, worker_access
+from support.certificates import files_of
 from support.coordinators import ScriptedCoordinator
 from support.prometheus import query, running_prometheus
 from support.waiting import until
@@ -27,8 +32,18 @@ STEP_SECONDS_MAX = 60.0
 WORKERS = (1, 2)
 
 
+SOAK = pytest.mark.skipif(os.environ.get("MINISHUFFLE_SOAK") != "1", reason="soak-tls runs it")
+
+
+@pytest.fixture(params=["plain", *(pytest.param(kind, marks=SOAK) for kind in ("token", "certificate"))])
+def clients(request: pytest.FixtureRequest) -> str:
+    """What HTTP clients show over TLS; ``plain``: there is no TLS."""
+    return str(request.param)
+
+
 @pytest.fixture
 def cluster_web(
+    clients: str,
     make_worker: Callable[..., WorkerSnapshot],
     make_task: Callable[..., TaskSnapshot],
     make_coordinator: Callable[..., CoordinatorSnapshot],
@@ -41,10 +56,12 @@ def cluster_web(
         counters = TaskCounters(records_in=records, records_out=records)
         return make_worker(worker=number, tasks=(make_task(index=number - 1, counters=counters),))
 
-    wants = worker_access(reads_are_open=False)
+    strict = clients == "certificate"
+    wants = replace(worker_access(reads_are_open=False), certificates=strict)
+    tls = None if clients == "plain" else Credentials(files_of(), web_certificates=strict)
 
     async def start() -> list[WebServer]:
-        servers = [await serve_worker_web(lambda n=n: worker_snapshot(n), 0, wants) for n in WORKERS]
+        servers = [await serve_worker_web(lambda n=n: worker_snapshot(n), 0, wants, tls=tls) for n in WORKERS]
         entries = tuple(
             WorkerEntry(n, "alive", HOST, server.port, 0.1)
             for n, server in zip(WORKERS, servers, strict=True)
@@ -54,7 +71,8 @@ def cluster_web(
             def snapshot(self) -> CoordinatorSnapshot:
                 return make_coordinator(workers=entries)
 
-        return [*servers, await serve_coordinator_web(Source(), 0, access(reads_are_open=False))]
+        guarded = access(reads_are_open=False, certificates=strict)
+        return [*servers, await serve_coordinator_web(Source(), 0, guarded, tls=tls)]
 
     with running_loop() as loop:
         servers = asyncio.run_coroutine_threadsafe(start(), loop).result(STEP_SECONDS_MAX)
@@ -79,9 +97,11 @@ def running_loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 @pytest.mark.slow
 def test_prometheus_scrapes_a_cluster_through_service_discovery(
-    cluster_web: str, prometheus_binaries: Path, tmp_path: Path
+    cluster_web: str, clients: str, prometheus_binaries: Path, tmp_path: Path
 ) -> None:
-    config = prometheus_config(cluster_web, tmp_path, READ_TOKEN)
+    config = prometheus_config(
+        cluster_web, tmp_path, READ_TOKEN, None if clients == "plain" else files_of("another")
+    )
     with running_prometheus(prometheus_binaries, config) as ask:
 
         def all_up() -> list[dict[str, Any]]:
@@ -103,10 +123,11 @@ def test_prometheus_scrapes_a_cluster_through_service_discovery(
         assert not query(ask, '{__name__=~"minishuffle_.*", exported_job!=""}')
 
 
-def test_promtool_accepts_the_configuration(prometheus_binaries: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_promtool_accepts_the_configuration(prometheus_binaries: Path, tmp_path: Path, scheme: str) -> None:
     directory = tmp_path / "with space"
     directory.mkdir()
-    config = prometheus_config("[::1]:8472", directory, "token")
+    config = prometheus_config("[::1]:8472", directory, "token", None if scheme == "http" else files_of())
     checked = subprocess.run(
         [prometheus_binaries / "promtool", "check", "config", config],
         capture_output=True,
@@ -115,7 +136,9 @@ def test_promtool_accepts_the_configuration(prometheus_binaries: Path, tmp_path:
         check=False,
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert 'url: "http://[::1]:8472/sd/prometheus"' in config.read_text(encoding="utf-8")
+    text = config.read_text(encoding="utf-8")
+    assert f'url: "{scheme}://[::1]:8472/sd/prometheus"' in text
+    assert text.count(f"ca_file: {json.dumps(files_of().ca)}") == (2 if scheme == "https" else 0)
 
 
 def test_the_command_keeps_data_beside_the_configuration(tmp_path: Path) -> None:

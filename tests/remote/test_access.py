@@ -17,7 +17,7 @@ class Control:
     back = 3.0
     answer: Accepted | UnknownName = Accepted(job="j1")
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, *arguments: object, **more: object) -> None:
         self.arguments = arguments
 
     def __enter__(self) -> Control:

@@ -38,6 +38,7 @@ class Told:
 
     cluster = "local"
     secret = b"secret"
+    tls = None
 
     def __init__(self, state: str, *answers: Any, causes: list[ErrorInfo] | None = None) -> None:
         self.job = JobInfo.model_construct(

@@ -38,8 +38,7 @@ def options(cluster: LocalCluster) -> Options:
 
 @pytest.fixture
 def access(cluster: LocalCluster) -> Access:
-    secret_file = str(cluster.state_dir / "secret")
-    return find_access(str(cluster.client.address), "local", None, secret_file)
+    return find_access(cluster.spark_options())
 
 
 @pytest.fixture(scope="session")

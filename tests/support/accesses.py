@@ -10,10 +10,14 @@ READ_TOKEN = "only look"
 
 
 def access(
-    *, reads_are_open: bool = True, bound: str = HOST, hosts: frozenset[str] = frozenset()
+    *,
+    reads_are_open: bool = True,
+    bound: str = HOST,
+    hosts: frozenset[str] = frozenset(),
+    certificates: bool = False,
 ) -> WebAccess:
     """As a coordinator has it."""
-    return WebAccess(bound, hosts, reads_are_open, READ_TOKEN, TOKEN)
+    return WebAccess(bound, hosts, reads_are_open, READ_TOKEN, TOKEN, certificates)
 
 
 def worker_access(*, reads_are_open: bool = True, bound: str = HOST) -> WebAccess:

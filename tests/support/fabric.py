@@ -1,4 +1,4 @@
-"""Two nodes and what joins them: a memory wire with a seed, or TCP on asyncio or uvloop.
+"""Two nodes and what joins them: a memory wire with a seed, or TCP on asyncio or uvloop, also with TLS.
 
 A node has a partition to be read from and channels to read with.
 """
@@ -22,15 +22,17 @@ from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.ids import Address, JobId, PartitionId
 from minishuffle.protocol.channel import ConsumerChannel, FreeBuffer, Received
 from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested
+from minishuffle.transport.credentials import Credentials
 from minishuffle.transport.tcp import DataEndpoint
 from minishuffle.wire.frames import DataType, EventKind, PartitionRequest, Role
 from minishuffle.wire.handshake import Identity
+from support.certificates import credentials
 from support.memory import MemoryWire
 
 SEGMENT_BYTES = 4096
 CHANNELS = 3
 STEPS_MAX = 200_000
-KINDS = ("memory-1", "memory-2", "memory-3", "asyncio", "uvloop")
+KINDS = ("memory-1", "memory-2", "memory-3", "asyncio", "uvloop", "asyncio-tls", "uvloop-tls")
 
 
 class Link(Protocol):
@@ -202,9 +204,13 @@ class MemoryFabric(Fabric):
 
 
 class TcpFabric(Fabric):
+    def __init__(self, tls: Credentials | None) -> None:
+        super().__init__()
+        self.tls = tls
+
     async def connect(self) -> None:
         self.endpoints = [
-            DataEndpoint(node, node.identity, b"secret", node.counters, ping_interval=60.0)
+            DataEndpoint(node, node.identity, b"secret", node.counters, ping_interval=60.0, tls=self.tls)
             for node in self.nodes
         ]
         port = await self.endpoints[1].listen("127.0.0.1")
@@ -230,14 +236,17 @@ def run_on(kind: str, scenario: Scenario) -> None:
     """A scenario on a connected fabric of that kind."""
 
     async def main() -> None:
-        fabric = MemoryFabric(int(kind[-1])) if kind.startswith("memory") else TcpFabric()
+        if kind.startswith("memory"):
+            fabric: Fabric = MemoryFabric(int(kind[-1]))
+        else:
+            fabric = TcpFabric(credentials() if kind.endswith("tls") else None)
         await fabric.connect()
         try:
             await scenario(fabric)
         finally:
             await fabric.close()
 
-    if kind == "uvloop":
+    if kind.startswith("uvloop"):
         uvloop.run(main())
     else:
         asyncio.run(main())

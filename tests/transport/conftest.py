@@ -16,6 +16,7 @@ from minishuffle.errors import PartitionNotFound, ShuffleError, UnknownName
 from minishuffle.ids import Address, JobId, PartitionId
 from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested
 from minishuffle.transport.control import ControlLink, ControlServer
+from minishuffle.transport.credentials import Credentials
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import PartitionRequest, Role
 from minishuffle.wire.handshake import Handshake, Identity
@@ -139,6 +140,7 @@ class Site:
         handshake_seconds: float = SECONDS_MAX,
         ping_interval: float = 60.0,
         suspect_after: float | None = None,
+        tls: Credentials | None = None,
     ) -> DataEndpoint:
         endpoint = self.endpoint(
             worker_identity(2),
@@ -147,6 +149,7 @@ class Site:
             handshake_seconds,
             ping_interval=ping_interval,
             suspect_after=suspect_after,
+            tls=tls,
         )
         self.port = await endpoint.listen(HOST)
         return endpoint
@@ -160,6 +163,7 @@ class Site:
         secret: bytes = SECRET,
         ping_interval: float = 60.0,
         suspect_after: float | None = None,
+        tls: Credentials | None = None,
     ) -> DataEndpoint:
         counters = counters or ConnectionCounters()
         endpoint = DataEndpoint(
@@ -170,12 +174,19 @@ class Site:
             ping_interval,
             suspect_after=suspect_after,
             handshake_seconds=handshake_seconds,
+            tls=tls,
         )
         self.endpoints.append(endpoint)
         return endpoint
 
-    async def dial(self, secret: bytes = SECRET, target: int = 2, epoch: int | None = 2) -> DataLink:
-        endpoint = self.endpoint(worker_identity(1), self.dialing, secret=secret)
+    async def dial(
+        self,
+        secret: bytes = SECRET,
+        target: int = 2,
+        epoch: int | None = 2,
+        tls: Credentials | None = None,
+    ) -> DataLink:
+        endpoint = self.endpoint(worker_identity(1), self.dialing, secret=secret, tls=tls)
         return await endpoint.dial(self.address, target, epoch)
 
     async def peer(self) -> Peer:

@@ -17,13 +17,21 @@ HOST = "127.0.0.1:8472"
 API = "/api/v1/jobs"
 FULL, READ = f"Bearer {TOKEN}", f"Bearer {READ_TOKEN}"
 OPEN, GUARDED = access(), access(reads_are_open=False)
+SHOWN = {"subjectAltName": (("DNS", "prometheus"),)}
 BROWSER = "text/html,application/xhtml+xml"
 
 
-async def answered(given: WebAccess, method: str = "GET", path: str = API, **headers: str) -> tuple[int, str]:
+async def answered(
+    given: WebAccess,
+    method: str = "GET",
+    path: str = API,
+    certificate: dict[str, object] | None = None,
+    **headers: str,
+) -> tuple[int, str]:
     """Status and text."""
     transport = Mock()
-    transport.get_extra_info = {"peername": ("10.0.0.7", 4711), "sockname": ("10.0.0.1", 8472)}.get
+    known = {"peername": ("10.0.0.7", 4711), "sockname": ("10.0.0.1", 8472), "peercert": certificate}
+    transport.get_extra_info = known.get
     named = {"Host": HOST, **{name.replace("_", "-"): value for name, value in headers.items()}}
     request = make_mocked_request(method, path, headers=named, transport=transport)
 
@@ -68,6 +76,19 @@ async def test_a_worker_takes_no_token_that_changes_anything() -> None:
     status, text = await answered(guarded, Authorization=FULL)
     assert (status, "cluster token --read" in text) == (401, True)
     assert await status_of(worker_access(), "POST", Authorization="Bearer None") == 401
+
+
+@pytest.mark.parametrize("reads_are_open", [True, False])
+async def test_a_certificate_may_be_wanted_of_all_but_probes(reads_are_open: bool) -> None:
+    strict = access(reads_are_open=reads_are_open, certificates=True)
+    assert await status_of(strict, path=HEALTH) == 200
+    for path in (API, "/metrics", "/page/app.js", "/"):
+        status, text = await answered(strict, path=path, Authorization=FULL)
+        assert (status, "needs a certificate of the cluster's CA" in text) == (403, True)
+        assert (await answered(strict, path=path, certificate=SHOWN))[0] == 200
+        assert (await answered(strict, path=path, certificate=SHOWN, Authorization=READ))[0] == 200
+    assert (await answered(strict, "POST", certificate=SHOWN))[0] == 401
+    assert (await answered(strict, "POST", certificate=SHOWN, Authorization=FULL))[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -25,8 +26,10 @@ from minishuffle.counters import (
     WorkerSnapshot,
 )
 from minishuffle.errors import UsageError
+from minishuffle.transport.credentials import Credentials
 from minishuffle.web.server import HttpLimits, WebServer, serve_coordinator_web, serve_worker_web
 from support.accesses import READ_TOKEN, TOKEN, access, worker_access
+from support.certificates import credentials, files_of, unchecked
 from support.coordinators import ScriptedCoordinator
 from support.snapshots import idle_worker
 
@@ -65,6 +68,50 @@ def run(request: pytest.FixtureRequest) -> Run[T]:
             return runner.run(asyncio.wait_for(work, SECONDS_MAX))
 
     return run_bounded
+
+
+@pytest.mark.parametrize(("kind", "strict"), [("good", False), ("good", True), (None, True), (None, False)])
+def test_https_with_tokens_or_certificates(run: Run[None], kind: str | None, strict: bool) -> None:
+    shown = (
+        ssl.create_default_context(cafile=files_of().ca) if kind is None else credentials().current().dialing
+    )
+
+    async def main() -> None:
+        tls = Credentials(files_of(), web_certificates=strict)
+        wants = access(certificates=strict)
+        async with (
+            closing(serve_coordinator_web(ScriptedCoordinator(), 0, wants, tls=tls)) as server,
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=shown)) as session,
+        ):
+            base = f"https://{HOST}:{server.port}"
+            for path, status in (("/healthz", 200), ("/metrics", 403 if strict and kind is None else 200)):
+                async with session.get(f"{base}{path}") as response:
+                    assert (path, response.status) == (path, status)
+            async with session.get(base) as response:
+                assert (response.status == 403) or f"{base}/metrics" in await response.text()
+            status, _, text = await get(server, "/healthz")
+            assert (status, text) == (400, "this port speaks TLS: ask it with https://\n")
+
+    run(main())
+
+
+def test_https_refuses_certificates_of_others(run: Run[None]) -> None:
+    async def main() -> None:
+        tls = Credentials(files_of(), web_certificates=True)
+        other = unchecked("stranger").current().dialing
+        other.load_verify_locations(files_of().ca)
+        async with (
+            closing(serve_worker_web(lambda: WORKER, 0, worker_access(), tls=tls)) as server,
+            aiohttp.ClientSession() as session,
+        ):
+            with pytest.raises(aiohttp.ClientError):
+                await session.get(f"https://{HOST}:{server.port}/healthz", ssl=other)
+            async with session.get(
+                f"https://{HOST}:{server.port}/healthz", ssl=credentials().current().dialing
+            ) as response:
+                assert response.status == 200
+
+    run(main())
 
 
 async def get(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -213,7 +214,6 @@ def test_version_is_looked_at_before_the_rest() -> None:
     "garbage",
     [
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         bytes(9),
         FRAME_HEADER.pack(limits.HANDSHAKE_FRAME_BYTES_MAX + 1, 1, 0),
         FRAME_HEADER.pack(7, 1, 0) + b"MS",
@@ -223,6 +223,33 @@ def test_version_is_looked_at_before_the_rest() -> None:
 def test_garbage_is_malformed_on_both_sides(garbage: bytes) -> None:
     assert refusal(acceptor(), garbage).reason == "malformed"
     assert refusal(dialer(), garbage).reason == "malformed"
+
+
+@pytest.mark.parametrize(
+    ("side", "said", "text"),
+    [
+        (acceptor, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "the side that dialed uses TLS, and"),
+        (dialer, b"\x15\x03\x03\x00\x02\x02\x46", "the side that was dialed uses TLS, and"),
+    ],
+)
+def test_a_peer_that_uses_tls_alone_is_named_for_that(
+    side: Callable[[], Handshake], said: bytes, text: str
+) -> None:
+    verdict = refusal(side(), said)
+    assert (verdict.reason, str(verdict)[: len(text)]) == ("tls", text)
+    assert "set tls_certificate, tls_key and tls_ca for both, or for neither" in str(verdict)
+
+
+def test_a_proof_holds_for_the_connection_that_it_was_made_on() -> None:
+    for bindings, good in (((b"one", b"one"), True), ((b"one", b"two"), False), ((b"one", b""), False)):
+        one, other = dialer(), acceptor()
+        one.binding, other.binding = bindings
+        proof = one.receive(other.receive(one.start()))
+        if good:
+            one.receive(other.receive(proof))
+            assert one.peer is not None and other.peer is not None
+        else:
+            assert refusal(other, proof).reason == "secret"
 
 
 def test_frame_of_the_largest_size_is_waited_for() -> None:

@@ -19,6 +19,7 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.ids import Address
 from minishuffle.transport.control import ControlLink, ControlServer
+from minishuffle.transport.credentials import Credentials
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
@@ -87,6 +88,8 @@ class Coordinator:
     def __init__(self) -> None:
         self.term, self.settings = TERM, SETTINGS
         self.server = ControlServer()
+        self.tls: Credentials | None = None
+        """From the next start on; also of workers."""
         self.links: dict[int, ControlLink] = {}
         self.addresses: dict[int, WorkerAddress] = {}
         self.messages: list[ControlMessage] = []
@@ -103,7 +106,7 @@ class Coordinator:
     async def start(self, port: int = 0) -> None:
         identity = Identity(Role.COORDINATOR, CLUSTER, 0, 0)
         await self.server.start(
-            HOST, port, identity, SECRET, on_link=self._on_link, refused=lambda *refusal: None
+            HOST, port, identity, SECRET, on_link=self._on_link, refused=lambda *refusal: None, tls=self.tls
         )
 
     async def lose(self) -> None:
@@ -178,6 +181,7 @@ class Coordinator:
         *,
         host: str = HOST,
         advertise: str = "",
+        tls: Credentials | None = None,
     ) -> Running:
         """Start a worker without waiting for anything."""
         running = Running(asyncio.Event(), asyncio.Event())
@@ -199,6 +203,7 @@ class Coordinator:
                 standby=standby,
                 find=find,
                 record=CrashRecord(),
+                tls=tls or self.tls,
                 web=web,
                 ready=running.told.update,
                 stop=running.stop,

@@ -31,6 +31,7 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.wire.requests import Failure
 from minishuffle.worker import process
+from support.certificates import credentials
 from support.reader import Reader
 
 if TYPE_CHECKING:
@@ -114,6 +115,26 @@ async def test_without_a_host_a_worker_listens_where_its_coordinator_is_reached(
     running = await coordinator.worker(host="")
     assert [request.host for request in coordinator.requests] == [HOST]
     assert [server.bound for server in running.web] == [HOST], "its metrics are read there, and nowhere else"
+
+
+async def test_a_worker_whose_certificate_is_for_another_address_does_not_register(
+    coordinator: Coordinator,
+) -> None:
+    await coordinator.lose()
+    coordinator.tls = credentials()
+    await coordinator.start_again(0)
+    for host, advertise in ((HOST, ""), ("0.0.0.0", ""), ("0.0.0.0", "127.0.0.3")):
+        named = advertise or HOST
+        problem = (
+            f"is a certificate for elsewhere.example and not for {named}, by which this process is reached"
+        )
+        with pytest.raises(UsageError, match=problem):
+            await coordinator.begin(
+                1, host=host, advertise=advertise, tls=credentials("foreign name")
+            ).ended()
+    assert coordinator.requests == []
+    worker = await coordinator.worker(2, host="0.0.0.0")
+    assert worker.told["worker"] == 2
 
 
 async def test_shutdown_ends_a_worker_in_order(coordinator: Coordinator) -> None:
