@@ -1,6 +1,7 @@
-"""One end of the transport and exchange benchmarks: ``python -m minishuffle.bench.peer ROLE``.
+"""One end of the transport and exchange benchmarks: ``python -m minishuffle.bench.peer ROLE [FILES]``.
 
-ROLE is ``producer`` or ``consumer``. A process reads one JSON command a line on standard input and
+ROLE is ``producer`` or ``consumer``; with three FILES, of a certificate, its key and the CA, connections use
+TLS. A process reads one JSON command a line on standard input and
 answers each with one JSON line; it ends at once when its standard input does. The full protocol is spoken
 between the two: handshake with authentication, PartitionRequest, credits, BufferResponse.
 """
@@ -21,6 +22,7 @@ import numpy as np
 import uvloop
 
 from minishuffle import limits
+from minishuffle.config import TlsFiles
 from minishuffle.counters import ConnectionCounters, TaskCounters
 from minishuffle.errors import ShuffleError
 from minishuffle.exchange.channels import QueuedEvent
@@ -33,6 +35,7 @@ from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import Address, JobId, PartitionId
 from minishuffle.protocol.channel import NextType, Outgoing, Received
 from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested
+from minishuffle.transport.credentials import Credentials
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import (
     NO_ELEMENT_START,
@@ -149,11 +152,12 @@ class _RingView:
 class Peer:
     """Common to both roles: the endpoint and the current measurement. Is the endpoint's handler."""
 
-    def __init__(self, worker: int) -> None:
+    def __init__(self, worker: int, tls: Credentials | None) -> None:
+        self.tls = tls
         self.loop = asyncio.get_running_loop()
         self.counters = ConnectionCounters()
         self.endpoint = DataEndpoint(
-            self, Identity(Role.WORKER, "bench", worker, 1), SECRET, self.counters, 60.0
+            self, Identity(Role.WORKER, "bench", worker, 1), SECRET, self.counters, 60.0, tls=tls
         )
         self.inbox = LoopInbox(self.loop)
         self.link: DataLink | None = None
@@ -192,6 +196,19 @@ class Producer(Peer):
         done: asyncio.Future[list[float]] = self.loop.create_future()
         await self.loop.create_connection(lambda: _Pings(rounds, done), "127.0.0.1", port)
         return {"seconds": await asyncio.wait_for(done, WAIT_SECONDS_MAX)}
+
+    async def bare_tls(self, port: int, block_bytes: int, total_bytes: int, echoes: bool) -> dict[str, Any]:
+        """Send whole blocks by the loop's own TLS; ``back`` is what came back of them."""
+        assert self.tls is not None
+        blocks, done = Blocks(block_bytes, 0), self.loop.create_future()
+        await self.loop.create_connection(
+            lambda: _Bare(done, blocks, total_bytes // block_bytes, echoes=echoes),
+            "127.0.0.1",
+            port,
+            ssl=self.tls.current().dialing,
+        )
+        back = await asyncio.wait_for(done, WAIT_SECONDS_MAX)
+        return {"sum": blocks.sum & 0xFFFF_FFFF_FFFF_FFFF, "back": back}
 
     async def transport(self, channels: int, segment_bytes: int, buffers: int) -> dict[str, Any]:
         """Loop only: views over a ring of blocks."""
@@ -263,6 +280,9 @@ class Producer(Peer):
 class Consumer(Peer):
     """Requests the partitions of one measurement and reads them to their ends."""
 
+    received: asyncio.Future[dict[str, Any]]
+    """What comes by the loop's own TLS."""
+
     async def listen(self) -> dict[str, Any]:
         return {"port": await self.endpoint.listen("127.0.0.1")}
 
@@ -270,6 +290,23 @@ class Consumer(Peer):
         """Listen, and send back whatever comes."""
         self.echoing = await self.loop.create_server(_Echo, "127.0.0.1", 0)
         return {"port": self.echoing.sockets[0].getsockname()[1]}
+
+    async def bare_tls_port(self, echoes: bool) -> dict[str, Any]:
+        """Listen by the loop's own TLS for one connection that sends blocks."""
+        assert self.tls is not None
+        self.received = self.loop.create_future()
+        server = await self.loop.create_server(
+            lambda: _Bare(self.received, None, 0, echoes=echoes),
+            "127.0.0.1",
+            0,
+            ssl=self.tls.current().accepting,
+        )
+        self.received.add_done_callback(lambda _: server.close())
+        return {"port": server.sockets[0].getsockname()[1]}
+
+    async def bare_tls(self) -> dict[str, Any]:
+        """What was received, of which every byte was read."""
+        return await asyncio.wait_for(self.received, WAIT_SECONDS_MAX)
 
     def gate(self, channels: int, segment_bytes: int, wake: Callable[[], None], give_back: Any) -> InputGate:
         exclusive = limits.BUFFERS_PER_CHANNEL_DEFAULT
@@ -397,6 +434,79 @@ class _Pings(asyncio.Protocol):
             self._done.set_result(self._seconds)
 
 
+# --- the loop's own TLS ---------------------------------------------------------------------------
+
+BARE_BLOCKS: Final = limits.FLUSH_SEGMENTS_MAX
+"""Given to the transport at once, as in a flush of a connection."""
+
+
+class _Bare(asyncio.BufferedProtocol):
+    """One end of a connection by which blocks go, and with ``echoes`` come back; reads every byte of what it
+    receives. The end that has blocks closes the connection."""
+
+    def __init__(
+        self, done: asyncio.Future[dict[str, Any]], blocks: Blocks | None, count: int, *, echoes: bool
+    ) -> None:
+        self._done, self._blocks, self._count, self._echoes = done, blocks, count, echoes
+        self._buffer = memoryview(bytearray(limits.RECEIVE_BUFFER_BYTES))
+        self._filled = self._received = self._sum = self._due = 0
+        self._paused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self._begin = time.perf_counter()
+        self._send()
+
+    def _send(self) -> None:
+        while self._blocks is not None and self._count and not self._paused:
+            some = range(self._count, max(0, self._count - BARE_BLOCKS), -1)
+            pieces = [self._blocks.stamp(each % RING_BLOCKS, each) for each in some]
+            self._due += sum(map(len, pieces))
+            self._transport.writelines(pieces)
+            self._count -= len(some)
+        self._end()
+
+    def _end(self) -> None:
+        """Close the connection if all was sent, and is back."""
+        if self._blocks is None or self._count:
+            return
+        if not self._echoes or self._received + self._filled == self._due:
+            self._transport.close()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._echoes and self._blocks is None:
+            self._transport.write(bytes(self._buffer[self._filled : self._filled + nbytes]))
+        self._filled += nbytes
+        if self._filled == len(self._buffer):
+            self._read()
+        self._end()
+
+    def _read(self) -> None:
+        self._sum += word_sum(self._buffer[: self._filled])
+        self._received += self._filled
+        self._filled = 0
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        if self._blocks is None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._blocks is None:
+            self._transport.resume_reading()
+        self._send()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._read()
+        seconds = time.perf_counter() - self._begin
+        total = self._sum & 0xFFFF_FFFF_FFFF_FFFF
+        self._done.set_result({"bytes": self._received, "seconds": seconds, "sum": total})
+
+
 # --- the raw socket, blocking ---------------------------------------------------------------------
 
 
@@ -431,8 +541,9 @@ def raw_producer(port: int, block_bytes: int, total_bytes: int) -> dict[str, Any
     return {"sum": blocks.sum}
 
 
-async def _commands(role: str) -> None:
-    peer = Producer(1) if role == "producer" else Consumer(2)
+async def _commands(role: str, *files: str) -> None:
+    tls = Credentials(TlsFiles(*files)) if files else None
+    peer = Producer(1, tls) if role == "producer" else Consumer(2, tls)
     listener = socket.create_server(("127.0.0.1", 0))
     pending: dict[str, Any] = {}
     commands: asyncio.Queue[str] = asyncio.Queue()
@@ -471,4 +582,4 @@ async def _commands(role: str) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_commands(sys.argv[1]))
+    uvloop.run(_commands(*sys.argv[1:]))

@@ -4,6 +4,10 @@ Two processes on loopback. A pair of measurements runs the full protocol and the
 ``sendall``/``recv_into`` with the same socket options and the same block size, so that both see the
 same machine; the ratio is taken pair by pair. Both sides of both read or stamp every payload, and
 checksums are compared.
+
+With TLS, it is the full protocol against the TLS of the same event loop with nothing around it: an echo, by
+which each block goes and comes back, and a stream, by which it only goes. Both send as many blocks of the
+same size at once. And it is against the full protocol without TLS.
 """
 
 from __future__ import annotations
@@ -15,12 +19,15 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, Final, Literal
 
+from minishuffle.authority import throw_away_files
+from minishuffle.config import TlsFiles
 from minishuffle.errors import ShuffleError
 from minishuffle.limits import SEGMENT_BYTES_DEFAULT
 
-__all__ = ["PAIRS_MIN", "PeerProcess", "measure_wire"]
+__all__ = ["PAIRS_MIN", "PeerProcess", "measure_tls", "measure_wire"]
 
 PAIRS_MIN: Final = 9
 RAW_BLOCKS: Final = (32_768, 262_144, 1_048_576)
@@ -36,8 +43,8 @@ class PeerProcess:
     """Its standard error; of no interest when it is stopped in the middle of a measurement."""
 
     @classmethod
-    def start(cls, role: str) -> PeerProcess:
-        command = [sys.executable, "-m", "minishuffle.bench.peer", role]
+    def start(cls, role: str, tls: TlsFiles | None = None) -> PeerProcess:
+        command = [sys.executable, "-m", "minishuffle.bench.peer", role, *(tls or ())]
         errors = tempfile.TemporaryFile()  # noqa: SIM115  # Closed by stop.
         popen = subprocess.Popen(
             command,
@@ -117,6 +124,65 @@ def _raw(producer: PeerProcess, consumer: PeerProcess, block_bytes: int, total_b
     return _rate(consumer.answer(), sent)
 
 
+def _bare_tls(
+    producer: PeerProcess, consumer: PeerProcess, block_bytes: int, total_bytes: int, *, echoes: bool
+) -> _Rate:
+    total = total_bytes // block_bytes * block_bytes
+    port = consumer.ask("bare_tls_port", echoes=echoes)["port"]
+    consumer.tell("bare_tls")
+    sent = producer.ask("bare_tls", port=port, block_bytes=block_bytes, total_bytes=total, echoes=echoes)
+    received = consumer.answer()
+    return _rate(sent["back"] if echoes else received, sent)
+
+
+def measure_tls(
+    kind: Literal["transport", "exchange"],
+    *,
+    channels: int = 64,
+    segment_bytes: int = SEGMENT_BYTES_DEFAULT,
+    pairs: int = PAIRS_MIN,
+    megabytes: int = 512,
+) -> dict[str, Any]:
+    """As :func:`measure_wire`, with TLS: against the loop's own, and against no TLS at all."""
+    total = megabytes * 1_000_000
+    rates: dict[str, list[_Rate]] = {"ours": [], "echo": [], "stream": [], "plain": []}
+    with contextlib.ExitStack() as stack:
+        files = throw_away_files(Path(stack.enter_context(tempfile.TemporaryDirectory())), "127.0.0.1")
+
+        def start(role: str, tls: TlsFiles | None) -> PeerProcess:
+            peer = PeerProcess.start(role, tls)
+            stack.callback(peer.stop)
+            return peer
+
+        def full(producer: PeerProcess, consumer: PeerProcess, size: int) -> _Rate:
+            return _protocol(kind, producer, consumer, size, channels=channels, segment_bytes=segment_bytes)
+
+        secured = start("producer", files), start("consumer", files)
+        plain = start("producer", None), start("consumer", None)
+        for producer, consumer in (secured, plain):
+            producer.ask("dial", port=consumer.ask("listen")["port"])
+            full(producer, consumer, total // 4)
+        _bare_tls(*secured, segment_bytes, total // 4, echoes=True)
+        for _ in range(pairs):
+            rates["ours"].append(full(*secured, total))
+            rates["echo"].append(_bare_tls(*secured, segment_bytes, total, echoes=True))
+            rates["stream"].append(_bare_tls(*secured, segment_bytes, total, echoes=False))
+            rates["plain"].append(full(*plain, total))
+    return {
+        "segment_bytes": segment_bytes,
+        "channels": channels,
+        "gbytes_per_second": _median(rates["ours"]),
+        "bare_echo_gbytes_per_second": _median(rates["echo"]),
+        "bare_stream_gbytes_per_second": _median(rates["stream"]),
+        "plain_gbytes_per_second": _median(rates["plain"]),
+        "ratio_to_bare_echo": _ratios(rates["ours"], rates["echo"]),
+        "ratio_to_bare_stream": _ratios(rates["ours"], rates["stream"]),
+        "ratio_to_plain": _ratios(rates["ours"], rates["plain"]),
+        "verified": all(rate.verified for some in rates.values() for rate in some),
+        "pairs": pairs,
+    }
+
+
 def measure_wire(
     kind: Literal["transport", "exchange"],
     *,
@@ -152,7 +218,6 @@ def measure_wire(
     finally:
         producer.stop()
         consumer.stop()
-    ratios = sorted(a.gbytes_per_second / b.gbytes_per_second for a, b in zip(ours, raws, strict=True))
     raw_medians = {
         str(segment_bytes): _median(raws),
         **{str(size): _median(rates) for size, rates in others.items()},
@@ -163,14 +228,20 @@ def measure_wire(
         "channels": channels,
         "gbytes_per_second": _median(ours),
         "raw_gbytes_per_second": raw_medians,
-        "ratio_to_raw": {
-            "median": round(statistics.median(ratios), 3),
-            "min": round(ratios[0], 3),
-            "max": round(ratios[-1], 3),
-        },
+        "ratio_to_raw": _ratios(ours, raws),
         "ratio_to_best_raw": round(_median(ours) / max(raw_medians.values()), 3),
         "verified": all(rate.verified for rate in every),
         "pairs": pairs,
+    }
+
+
+def _ratios(ours: list[_Rate], others: list[_Rate]) -> dict[str, float]:
+    """Median, least and greatest of the ratios, pair by pair."""
+    ratios = sorted(a.gbytes_per_second / b.gbytes_per_second for a, b in zip(ours, others, strict=True))
+    return {
+        "median": round(statistics.median(ratios), 3),
+        "min": round(ratios[0], 3),
+        "max": round(ratios[-1], 3),
     }
 
 

@@ -37,6 +37,11 @@ def _wire_options(command: Any) -> Any:
     return command
 
 
+_tls_option: Final = click.option(
+    "--tls", is_flag=True, help="Over TLS, against bare TLS of the same event loop and against no TLS."
+)
+
+
 def _buffer_timeout(context: click.Context, option: click.Parameter, value: str) -> float | str:
     try:
         return JobSettings.model_validate({"buffer_timeout": value}).buffer_timeout
@@ -56,26 +61,30 @@ _buffer_timeout_option: Final = click.option(
 
 @bench.command()
 @_wire_options
-def transport(as_json: bool, **options: Any) -> None:
+@_tls_option
+def transport(as_json: bool, tls: bool, **options: Any) -> None:
     """Buffers from loop to loop: full protocol with credits and authentication, against sendall/recv_into."""
-    _wire("transport", as_json, options)
+    _wire("transport", as_json, options, tls=tls)
 
 
 @bench.command()
 @_wire_options
-def exchange(as_json: bool, **options: Any) -> None:
+@_tls_option
+def exchange(as_json: bool, tls: bool, **options: Any) -> None:
     """The same with a writer thread that fills every byte and a reader thread that reads every byte."""
-    _wire("exchange", as_json, options)
+    _wire("exchange", as_json, options, tls=tls)
 
 
-def _wire(kind: Any, as_json: bool, options: dict[str, Any]) -> None:
-    from minishuffle.bench.wire import measure_wire
+def _wire(kind: Any, as_json: bool, options: dict[str, Any], *, tls: bool = False) -> None:
+    from minishuffle.bench.wire import measure_tls, measure_wire
 
     if options["segment_bytes"] % 8:
         raise UsageError("--segment-bytes must be a multiple of 8: checksums cover 64-bit words")
-    measured = measure_wire(kind, **options)
+    measured = (measure_tls if tls else measure_wire)(kind, **options)
     if as_json:
         print_json(measured)
+    elif tls:
+        _show_tls(kind, measured)
     else:
         table = new_table(("what", "GB/s"), right=("GB/s",))
         ours = f"{measured['gbytes_per_second']:.2f}"
@@ -90,6 +99,27 @@ def _wire(kind: Any, as_json: bool, options: dict[str, Any]) -> None:
         )
     if not measured["verified"]:
         raise ShuffleError("checksums differ: what arrived is not what was sent")
+
+
+def _show_tls(kind: str, measured: dict[str, Any]) -> None:
+    table = new_table(("what", "GB/s"), right=("GB/s",))
+    for name, what in (
+        ("gbytes_per_second", f"{kind} over TLS, {measured['segment_bytes']} byte segments"),
+        ("bare_echo_gbytes_per_second", "bare TLS of the event loop, an echo"),
+        ("bare_stream_gbytes_per_second", "bare TLS of the event loop, one way"),
+        ("plain_gbytes_per_second", f"{kind} without TLS"),
+    ):
+        table.add_row(what, f"{measured[name]:.2f}")
+    console().print(table)
+    for name, what in (
+        ("ratio_to_bare_echo", "a bare echo"),
+        ("ratio_to_bare_stream", "bare TLS one way"),
+        ("ratio_to_plain", "no TLS"),
+    ):
+        ratio = measured[name]
+        echo(
+            f"ratio to {what}: {ratio['median']} ({ratio['min']} … {ratio['max']}, {measured['pairs']} pairs)"
+        )
 
 
 @bench.command()

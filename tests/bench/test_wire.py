@@ -37,6 +37,18 @@ def test_checksums_agree_and_every_figure_is_there(kind: str) -> None:
     assert 0 < ratio["min"] <= ratio["median"] <= ratio["max"]
 
 
+@pytest.mark.skipif(os.environ.get("MINISHUFFLE_SOAK") != "1", reason="soak-tls runs it")
+@pytest.mark.parametrize("kind", ["transport", "exchange"])
+def test_with_tls_it_is_measured_against_bare_tls_and_none(kind: str) -> None:
+    options = ["--tls", "--channels", "4", "--pairs", "2", "--megabytes", "16", "--json"]
+    result = CliRunner().invoke(cli, ["bench", kind, *options])
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert figures["verified"] is True
+    for name in ("ratio_to_bare_echo", "ratio_to_bare_stream", "ratio_to_plain"):
+        assert 0 < figures[name]["min"] <= figures[name]["median"] <= figures[name]["max"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_the_peers_end_with_their_parent_and_say_nothing(number: int, code: int) -> None:
