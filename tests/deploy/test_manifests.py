@@ -26,18 +26,45 @@ def succeeds(*words: str | Path) -> str:
     return done.stdout
 
 
-@pytest.fixture
-def objects(deploy: Path, tmp_path: Path) -> list[Any]:
-    """The kustomize base with a secret: as kustomize renders it if that is there, else its resources."""
+@pytest.fixture(params=["kubernetes", "kubernetes-tls"])
+def objects(deploy: Path, tmp_path: Path, request: pytest.FixtureRequest) -> list[Any]:
+    """The kustomize base with a secret, and what gives it TLS with a CA: as kustomize renders it if that is
+    there, else its resources, with patches put into them."""
     base = shutil.copytree(deploy / "kubernetes", tmp_path / "kubernetes")
-    (base / "secret").write_text("x")
+    over = shutil.copytree(deploy / "kubernetes-tls", tmp_path / "kubernetes-tls")
+    for path in (base / "secret", over / "ca.pem", over / "ca-key.pem"):
+        path.write_text("x")
     if shutil.which("kubectl"):
-        rendered = succeeds("kubectl", "kustomize", base)
+        rendered = succeeds("kubectl", "kustomize", tmp_path / request.param)
     else:
         resources = yaml.safe_load((base / "kustomization.yaml").read_text())["resources"]
-        rendered = "---\n".join((base / name).read_text() for name in resources)
+        found = [each for name in resources for each in yaml.safe_load_all((base / name).read_text())]
+        if request.param == "kubernetes-tls":
+            patches = yaml.safe_load((over / "kustomization.yaml").read_text())["patches"]
+            for patch in (yaml.safe_load((over / each["path"]).read_text()) for each in patches):
+                (patched,) = (
+                    each for each in found if (each["kind"], each["metadata"]["name"]) == named(patch)
+                )
+                found[found.index(patched)] = merged(patched, patch)
+        rendered = yaml.safe_dump_all(found)
     (tmp_path / "all.yaml").write_text(rendered)
-    return [found for found in yaml.safe_load_all(rendered) if found]
+    return [each for each in yaml.safe_load_all(rendered) if each]
+
+
+def named(patch: Any) -> tuple[str, str]:
+    return patch["kind"], patch["metadata"]["name"]
+
+
+def merged(under: Any, over: Any) -> Any:
+    """A strategic merge, as far as the patches need one: lists of objects by name."""
+    if isinstance(under, dict) and isinstance(over, dict):
+        return under | {key: merged(under[key], over[key]) if key in under else over[key] for key in over}
+    if isinstance(under, list) and isinstance(over, list):
+        both = {each["name"]: each for each in under}
+        for each in over:
+            both[each["name"]] = merged(both[each["name"]], each) if each["name"] in both else each
+        return list(both.values())
+    return over
 
 
 def test_the_dockerfile_passes_hadolint(deploy: Path) -> None:
@@ -94,11 +121,61 @@ def test_pods_have_probes_limits_and_no_privileges(objects: list[Any]) -> None:
             assert [probe["httpGet"]["path"] for probe in probes] == ["/healthz"] * 3
 
 
+def test_probes_of_pods_with_tls_use_it(objects: list[Any], request: pytest.FixtureRequest) -> None:
+    scheme = "HTTPS" if request.node.callspec.params["objects"] == "kubernetes-tls" else None
+    for pod in (
+        found["spec"]["template"]["spec"] for found in objects if "template" in found.get("spec", {})
+    ):
+        (node,) = pod["containers"]
+        for kind in ("startup", "liveness", "readiness"):
+            probe = node[f"{kind}Probe"]
+            assert probe["httpGet"].get("scheme") == scheme
+            assert probe["httpGet"]["port"] == "web" and probe["periodSeconds"] > 0
+        given = {each["name"]: each.get("value") for each in node["env"]}
+        assert given.get("NODE_TLS") == ("/run/minishuffle/tls" if scheme else None)
+        mounted = {each["name"] for each in node["volumeMounts"]}
+        assert "authority" not in mounted, "what runs jobs does not see the key of the CA"
+        assert [each["name"] for each in pod["initContainers"] if each["name"] == "certificate"] == (
+            ["certificate"] if scheme else []
+        )
+
+
+def test_the_compose_file_of_tls_goes_over_the_other(deploy: Path) -> None:
+    over = yaml.safe_load((deploy / "docker" / "compose.tls.yml").read_text())["services"]
+    base = yaml.safe_load((deploy / "docker" / "compose.yml").read_text())["services"]
+    assert set(over) == {"secret", "coordinator", "worker", "prometheus"} <= set(base)
+    for name in ("coordinator", "worker"):
+        given = over[name]["environment"]
+        assert given["NODE_TLS"] == over["secret"]["environment"]["NODE_TLS"]
+        assert given["MINISHUFFLE_TLS_HTTP_CLIENTS"] == "${MINISHUFFLE_TLS_HTTP_CLIENTS:-token}"
+        assert any(given["NODE_TLS"].startswith(path.partition(":")[0]) for path in base[name]["tmpfs"])
+    (config,) = (word for word in over["prometheus"]["command"] if word.startswith("--config.file="))
+    folder = next(path for path in base["prometheus"]["volumes"] if path.startswith("../prometheus:"))
+    assert config.startswith(f"--config.file={folder.split(':')[1]}/")
+    assert (deploy / "prometheus" / config.rpartition("/")[2]).exists()
+
+
+def test_prometheus_has_the_same_configuration_with_tls(deploy: Path) -> None:
+    plain, tls = (
+        yaml.safe_load((deploy / "prometheus" / name).read_text())
+        for name in ("prometheus.yml", "prometheus-tls.yml")
+    )
+    (job,) = tls["scrape_configs"]
+    (discovery,) = job["http_sd_configs"]
+    assert job.pop("scheme") == "https"
+    files = job.pop("tls_config")
+    assert discovery.pop("tls_config") == files
+    assert {Path(path).name for path in files.values()} == {"ca.pem", "certificate.pem", "key.pem"}
+    discovery["url"] = discovery["url"].replace("https://", "http://")
+    assert tls == plain
+
+
 def test_no_secret_is_shipped(deploy: Path) -> None:
     files = [path for path in deploy.rglob("*") if path.is_file()]
     assert len(files) > 15
     assert not [path for path in files if SECRET.search(path.read_text())]
     assert (deploy / "kubernetes" / ".gitignore").read_text() == "/secret\n"
+    assert (deploy / "kubernetes-tls" / ".gitignore").read_text() == "/ca.pem\n/ca-key.pem\n"
 
 
 def test_units_are_well_formed_and_do_not_run_as_root(deploy: Path, tmp_path: Path) -> None:

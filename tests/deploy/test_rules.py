@@ -33,7 +33,12 @@ def test_promtool_accepts_the_rules_and_the_configuration(prometheus_binaries: P
     folder = deploy / "prometheus"
     promtool(prometheus_binaries, "check", "rules", folder / "rules.yml", folder / "alerts.yml")
     checked = promtool(
-        prometheus_binaries, "check", "config", "--syntax-only", folder / "prometheus.yml"
+        prometheus_binaries,
+        "check",
+        "config",
+        "--syntax-only",
+        folder / "prometheus.yml",
+        folder / "prometheus-tls.yml",
     )  # The token is not there.
     assert "SUCCESS" in checked
 

@@ -51,6 +51,18 @@ class Nodes:
         assert entry is not None
         self._entry = [str(docker / json.loads(entry[1])[-1])]
         self._compose = yaml.safe_load((docker / "compose.yml").read_text())["services"]
+        self.tls: dict[str, str] = {}
+        """What compose.tls.yml adds to the environment, but for where files are."""
+
+    def use_tls(self, clients: str) -> None:
+        """From now on; ``clients`` is what those of web ports show."""
+        text = (self._deploy / "docker" / "compose.tls.yml").read_text()
+        given = yaml.safe_load(text)["services"]["coordinator"]["environment"]
+        assert set(given) == {"NODE_TLS", "NODE_NAMES", "MINISHUFFLE_TLS_HTTP_CLIENTS"}
+        self.tls = given | {
+            "NODE_CA": str(self._directory / "ca"),
+            "MINISHUFFLE_TLS_HTTP_CLIENTS": clients,
+        }
 
     def _environment(self, host: int) -> dict[str, str]:
         """As in a container, but for where files are."""
@@ -62,6 +74,8 @@ class Nodes:
             "NODE_SECRET_FILE": str(self.secret),
             "NODE_TOKEN_FILE": str(self.token),
             "MINISHUFFLE_COORDINATOR": str(self.coordinator),
+            **self.tls,
+            **({"NODE_TLS": str(self._directory / f"tls-{host}")} if self.tls else {}),
         }
 
     def run(self, *words: str, host: int = 0) -> subprocess.CompletedProcess[str]:
@@ -176,6 +190,40 @@ def test_three_hosts_count_words_and_lose_one(nodes: Nodes) -> None:
         client.cancel(job)
     down = nodes.run("cluster", "down")
     assert (coordinator.wait(SECONDS_MAX), first.wait(SECONDS_MAX)) == (0, 0), down.stderr
+
+
+@pytest.mark.skipif(os.environ.get("MINISHUFFLE_SOAK") != "1", reason="soak-tls runs it")
+@pytest.mark.parametrize("clients", ["token", "certificate"])
+def test_nodes_with_tls_make_their_certificates_and_are_healthy(
+    nodes: Nodes, tmp_path: Path, clients: str
+) -> None:
+    nodes.use_tls(clients)
+    assert nodes.run("secret").returncode == 0
+    assert nodes.run("secret").returncode == 0
+    nodes.start_service("coordinator", 0)
+    until(lambda: nodes.run("healthy").returncode == 0, "a healthy coordinator", SECONDS_MAX)
+    for host in (1, 2):
+        nodes.start_service("worker", host)
+    until(lambda: nodes.run("cluster", "status").stdout.count("alive") == 2, "two workers", SECONDS_MAX)
+    assert [nodes.run("healthy", host=host).returncode for host in (1, 2)] == [0, 0]
+    counted = nodes.run("submit", "wordcount", "--wait", "--json", host=1)
+    assert dict(json.loads(counted.stdout)["rows"]) == Counter(words(SHIPPED_TEXT.read_text())), (
+        counted.stderr
+    )
+
+    web, reader = f"https://{nodes.hosts.address(0)}:8472/metrics", tmp_path / "tls"
+    shown = ["--cert", str(reader / "certificate.pem"), "--key", str(reader / "key.pem")]
+    token = ["--header", f"Authorization: Bearer {nodes.token.read_text().strip()}"]
+
+    def status(*options: str) -> str:
+        curl = ["curl", "--silent", "--cacert", str(reader / "ca.pem"), "--output", "/dev/null"]
+        asked = [*nodes.hosts.command(1), *curl, "--write-out", "%{http_code}", *options, web]
+        return subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    assert status(*shown, *token) == "200"
+    assert (status(*token), status(*shown), status()) == (
+        ("200", "401", "401") if clients == "token" else ("403", "200", "403")
+    )
 
 
 def test_a_node_without_a_secret_says_how_to_get_one(nodes: Nodes) -> None:
