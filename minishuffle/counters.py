@@ -287,6 +287,11 @@ class GateSnapshot:
     """Free buffers that producers were not given credit for yet."""
     watermark: int | None
     """Event time in microseconds since 1970; None: none yet, or no more to come."""
+    debloated_bytes: int | None = None
+    """Bytes that producers are to put into a buffer; None: the job does not debloat."""
+    in_flight_seconds: float | None = None
+    """In which what producers have yet to send and the task has yet to read will be consumed; None: it does
+    not debloat, or nothing was consumed so far."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -121,6 +121,9 @@ class _RingView:
     def hold(self) -> None:
         """Nothing here is partial."""
 
+    def resize(self, size: int) -> None:
+        """All blocks have one size."""
+
     def next_type(self) -> NextType:
         if self._count:
             return NextType.DATA if self._free else NextType.NONE

@@ -124,7 +124,9 @@ def _pool_text(pool: Fields | None) -> str:
 
 def _gate_lines(gate: Fields, consumer: str) -> Iterator[str]:
     operator = gate["from_operator"]
-    yield f"    reads edge {gate['edge']}: {_pool_text(gate['pool'])}"
+    size = gate["buffer_bytes"]
+    sizes = f", {size:,} bytes to be in each" if size is not None else ""
+    yield f"    reads edge {gate['edge']}: {_pool_text(gate['pool'])}{sizes}"
     for name, what in (
         ("waiting_for_exclusive", "in line for an exclusive buffer"),
         ("waiting_for_floating", "in line for a floating buffer"),

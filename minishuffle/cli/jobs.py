@@ -48,7 +48,7 @@ RECOVERIES = frozenset({"task restarting", "task waiting for a slot"})
     help="A parameter of the job, or a setting that every job has: buffer_timeout (adaptive, or seconds), "
     "buffers_per_channel, floating_buffers_per_gate, source_lease (rows), restart_strategy (individual, "
     "region, full, none), restart_failures_max, on_unavailable (drop, wait), latency_interval (seconds), "
-    "latency_granularity (single, operator, subtask).",
+    "latency_granularity (single, operator, subtask), debloat_target (seconds).",
 )
 @click.option("--name", help="Name of the job; by default that of JOB.")
 @click.option(

@@ -61,6 +61,10 @@ class JobSettings(BaseModel):
     """Seconds between two latency markers of a source's subtask; 0: there are none."""
     latency_granularity: Literal["single", "operator", "subtask"] = "operator"
     """Which latencies a subtask keeps apart: none, those from each source, or from each of its subtasks."""
+    debloat_target: float = Field(0.0, ge=0, le=3600)
+    """Seconds in which what is in flight to a task is consumed: producers put less into each buffer while
+    their consumers are slow. 0: buffers are always filled. (Flink:
+    ``taskmanager.network.memory.buffer-debloat.target``.)"""
 
 
 class Vertex(BaseModel):

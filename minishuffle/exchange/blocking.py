@@ -323,6 +323,9 @@ class BlockingView:
             self._subpartition.view = None
             self.on_failed(error)
 
+    def resize(self, size: int) -> None:
+        """What is stored gets no older while it waits: buffers are full."""
+
     def hold(self) -> None:
         """No buffer of it is partial."""
 

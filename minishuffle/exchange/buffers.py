@@ -36,6 +36,9 @@ class BufferBuilder:
     """A segment that is being written or waits to be sent.
 
     Invariants: ``sent_bytes ≤ published bytes ≤ capacity``; ``starts`` ascends.
+
+    Args:
+        capacity: bytes that are put into it at most, if there is room; None: until it is full.
     """
 
     __slots__ = (
@@ -58,9 +61,10 @@ class BufferBuilder:
     segments = 1
     """For how many segments it stands in the queue."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, capacity: int | None = None) -> None:
         self.segment = segment
-        self.capacity = len(segment.memory) - SEGMENT_HEADROOM_BYTES
+        room = len(segment.memory) - SEGMENT_HEADROOM_BYTES
+        self.capacity = room if capacity is None else min(room, capacity)
         self.shared = segment.readers > 1
         """Other subpartitions have builders of the same segment, which says the same to all of them."""
         # The writer's.

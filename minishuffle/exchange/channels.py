@@ -172,6 +172,15 @@ class Attachment(Protocol):
         """Number of the last buffer or event that was received; ``NO_SEQUENCE`` before the first."""
         ...
 
+    @property
+    def unread(self) -> int:
+        """Buffers with data that the producer has yet to send or the task has yet to read."""
+        ...
+
+    def resize(self, size: int) -> None:
+        """The producer is to put so many bytes into each buffer that it begins from now on."""
+        ...
+
     def consumed(self, buffer: GivenBack) -> None:
         """The task has given ``buffer`` back; at the end of the partition this attachment ends."""
         ...
@@ -213,12 +222,22 @@ class RemoteAttachment:
 
     def open(self, request: PartitionRequest) -> None:
         """Ask the producer for the subpartition."""
+        size = self._buffers.buffer_size
+        request = request if size is None else replace(request, buffer_size=size)
         self.link.connection.request_partition(self.consumer, request)
         self.link.flush_soon()
 
     @property
     def last_sequence(self) -> int:
         return (self.consumer.expected - 1) & SEQUENCE_MASK
+
+    @property
+    def unread(self) -> int:
+        return len(self.channel.queue) + self.consumer.backlog
+
+    def resize(self, size: int) -> None:
+        self.link.connection.announce_buffer_size(self.consumer, size)
+        self.link.flush_soon()
 
     def add_exclusive(self, segment: FreeBuffer) -> None:
         """One of the exclusive buffers that it was short of; this attachment is the first of those."""
@@ -329,6 +348,14 @@ class LocalAttachment:
     @property
     def last_sequence(self) -> int:
         return (self._pieces - 1) & SEQUENCE_MASK
+
+    @property
+    def unread(self) -> int:
+        return self.outstanding + (self._view.backlog() if self._view is not None else 0)
+
+    def resize(self, size: int) -> None:
+        if self._view is not None:
+            self._view.resize(size)
 
     def pump(self) -> None:
         """Hand over what is available and allowed."""
@@ -479,6 +506,8 @@ class InputChannel:
             credit = self._buffers.local_credit
             attachment = LocalAttachment(self, subpartition, generation, credit, handed_over, attempt=attempt)
             self.attachment = attachment
+            if self._buffers.buffer_size is not None:
+                attachment.resize(self._buffers.buffer_size)
             attachment.pump()
 
     def _replace(self, writes: Rendition) -> tuple[int, int]:

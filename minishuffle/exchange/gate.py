@@ -25,6 +25,7 @@ from minishuffle.exchange.channels import (
     ReadyLine,
     RemoteAttachment,
 )
+from minishuffle.exchange.debloater import BufferDebloater
 from minishuffle.exchange.elements import (
     ELEMENT_HEADER,
     Assembler,
@@ -93,6 +94,7 @@ class InputGate:
         waits: event time waits for a channel that has failed, since its rows may come once more.
         splits: adds and removes its channels, decides when they end, and makes its event time from them, so
             that ``valve`` says nothing; None: they are those of :meth:`add_channel`.
+        debloater: says how full producers are to make their buffers; None: as full as they can.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class InputGate:
         kept: Callable[[int], ElementStore] | None = None,
         waits: bool = False,
         splits: SplitChannels | None = None,
+        debloater: BufferDebloater | None = None,
     ) -> None:
         self.edge = edge
         self.input = input_number
@@ -129,6 +132,9 @@ class InputGate:
         self._tolerant = tolerant
         self._waits = waits or kept is not None
         self._splits = splits
+        self.debloater = debloater
+        if debloater is not None:
+            buffers.buffer_size = debloater.size
         self._unfinished = 0
         self._make_store = kept
         self._logs: dict[InputChannel, ElementLog] = {}
@@ -165,6 +171,19 @@ class InputGate:
             channel.close()
         self.ready.line.clear()
 
+    def debloat(self) -> None:
+        """Look at how fast the task consumes, and tell the producers if their buffers are to be of another
+        size."""
+        debloater = self.debloater
+        if debloater is None:
+            return
+        attachments = [each.attachment for each in self.channels if each.attachment is not None]
+        size = debloater.look(sum(each.unread for each in attachments))
+        if size is not None:
+            self.buffers.buffer_size = size
+            for each in attachments:
+                each.resize(size)
+
     def snapshot(self) -> GateSnapshot:
         """Exclusive buffers count as long as their attachment lasts; a closed one has given them up."""
         remote = [
@@ -176,7 +195,7 @@ class InputGate:
         idle_exclusive = sum(len(credit.exclusive) for credit in remote)
         idle_floating = sum(len(credit.floating) for credit in remote)
         pool = self.buffers.pool
-        watermark = self.valve.watermark
+        watermark, debloater = self.valve.watermark, self.debloater
         return GateSnapshot(
             queue_buffers=sum(len(channel.queue) for channel in self.channels),
             exclusive_used=exclusive - idle_exclusive,
@@ -188,6 +207,8 @@ class InputGate:
             credits_announced=sum(credit.granted - credit.received for credit in remote),
             credits_unannounced=sum(credit.unannounced for credit in remote),
             watermark=watermark if BEGINNING_OF_TIME < watermark < END_OF_TIME else None,
+            debloated_bytes=None if debloater is None else debloater.size,
+            in_flight_seconds=None if debloater is None else debloater.seconds,
         )
 
     @property
@@ -226,6 +247,8 @@ class InputGate:
             element = self._next_kept() if self._whole else self._next_read()
             if element is not None or not self._whole:
                 break
+        if self.debloater is not None and element is None:
+            self.debloater.meter.idle()
         if self._splits is not None:
             self._splits.polled(element)
         return element
@@ -285,12 +308,15 @@ class InputGate:
         counters.buffers_in += 1
         channel.current = item
         if isinstance(item, LocalBuffer) and item.whole is not None:
-            counters.bytes_in += item.whole.size
+            size = item.whole.size
             channel.assembler.put(item.whole.batch, item.rows)
         else:
             payload = item.payload
-            counters.bytes_in += len(payload)
+            size = len(payload)
             channel.assembler.feed(payload, item.rows)
+        counters.bytes_in += size
+        if self.debloater is not None:
+            self.debloater.meter.take(size)
         return True
 
     def _end_turn(self, channel: InputChannel) -> None:

@@ -53,6 +53,8 @@ class GateBuffers:
         self.exclusive_held = 0
         """Exclusive buffers of all attachments that are open."""
         self.local_credit = exclusive + floating
+        self.buffer_size: int | None = None
+        """Bytes that producers are to put into a buffer; None: as many as have room."""
         self.on_limit: Callable[[str], None] = lambda limit: None
         """Called with the name of each limit that a channel hits, the first time that one does: see
         :meth:`ReceiveCredit.limits_hit`."""

@@ -44,8 +44,12 @@ class Handover:
         self._segment_bytes = segment_bytes
         self._wake = wake
 
-    def take(self, batch: pa.RecordBatch) -> WholeBatch | None:
-        """The batch as it goes into a queue; None if the worker has no room for it, or it is to be cut up."""
+    def take(self, batch: pa.RecordBatch, buffer_size: int | None) -> WholeBatch | None:
+        """The batch as it goes into a queue; None if the worker has no room for it, or it is to be cut up.
+
+        Args:
+            buffer_size: bytes that it has for each buffer that it counts for; None: a segment's.
+        """
         if batch.nbytes > 2 * BATCH_BYTES_MAX:
             return None
         batch = unpinned(batch)
@@ -54,7 +58,7 @@ class Handover:
             batch,
             len(batch),
             size,
-            self._segment_bytes,
+            self._segment_bytes if buffer_size is None else min(buffer_size, self._segment_bytes),
             parts=_parts,
             on_left=self._wake,
             on_freed=self._free,

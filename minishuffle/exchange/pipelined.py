@@ -41,6 +41,8 @@ class PipelinedPartition:
             have read from that one.
         closed: consumers that get none of its rows, but the end.
         handover: for consumers in this process; None: they get bytes as all others.
+        buffer_size: bytes that are put into a buffer before its consumer says otherwise (NewBufferSize);
+            None: as many as have room.
     """
 
     def __init__(
@@ -57,12 +59,14 @@ class PipelinedPartition:
         repeats: bool = False,
         closed: Iterable[int] = (),
         handover: Handover | None = None,
+        buffer_size: int | None = None,
     ) -> None:
         self.id = partition_id
         self._full = full
         self._first = consumers.start
         self.subpartitions = [
-            PipelinedSubpartition(each, notify, flushing, drops=drops) for each in consumers
+            PipelinedSubpartition(each, notify, flushing, drops=drops, buffer_size=buffer_size)
+            for each in consumers
         ]
         self.close(closed)
         self.hot_keys = HotKeys()
@@ -122,7 +126,7 @@ class PipelinedPartition:
         if not _has_room(subpartition):
             self._full()
             handover.wait(lambda: _has_room(subpartition))
-        whole = handover.take(batch) if subpartition.whole else None
+        whole = handover.take(batch, subpartition.buffer_size) if subpartition.whole else None
         if whole is None:
             return False
         subpartition.add_whole(whole)
@@ -184,8 +188,10 @@ class PipelinedPartition:
         """A segment with a builder for each of those that read it; the first of them is written."""
         segment = self._acquire()
         segment.readers = len(self._together)
+        sizes = [each.buffer_size for each in self._together]
+        size = min((size for size in sizes if size is not None), default=None)
         for each in self._together:
-            each.open = BufferBuilder(segment)
+            each.open = BufferBuilder(segment, size)
         first = self._together[0].open
         assert first is not None
         return first
@@ -223,7 +229,7 @@ class PipelinedPartition:
             subpartition.unsent_segments() + 1 >= OUTPUT_BUFFERS_PER_SUBPARTITION_MAX
         ):  # with the one that is begun
             self._full()
-        builder = BufferBuilder(self._acquire())
+        builder = BufferBuilder(self._acquire(), subpartition.buffer_size)
         subpartition.open = builder
         return builder
 

@@ -70,6 +70,8 @@ class PipelinedSubpartition:
     Args:
         consumer: index of the consumer subtask.
         drops: what is written while no consumer is attached is dropped, once there has been one.
+        buffer_size: bytes that are put into a buffer before a consumer says otherwise; None: as many as have
+            room.
     """
 
     __slots__ = (
@@ -86,6 +88,7 @@ class PipelinedSubpartition:
         "_unfinished_rows",
         "_written",
         "available",
+        "buffer_size",
         "buffers_out",
         "closed",
         "consumer",
@@ -108,8 +111,12 @@ class PipelinedSubpartition:
         flushing: Flush = Flush.ON_REQUEST,
         *,
         drops: bool = False,
+        buffer_size: int | None = None,
     ) -> None:
         self.consumer = consumer
+        self.buffer_size = buffer_size
+        """(Set by the loop.) Bytes that are put into each buffer that is begun from now on, if there is room.
+        None: until it is full."""
         self.flushing = flushing
         self.available = True
         """(Set by the loop.) False: nobody will read what is written until the next view is attached."""
@@ -449,6 +456,11 @@ class PipelinedView:
     @property
     def current(self) -> bool:
         return self._subpartition.view is self
+
+    def resize(self, size: int) -> None:
+        """So many bytes are to be in each buffer that is begun from now on."""
+        if self.current:
+            self._subpartition.buffer_size = size
 
     def release(self, reason: CancelReason) -> None:
         """The consumer went away. What is queued stays for the next view, or is dropped; idempotent."""

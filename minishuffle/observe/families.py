@@ -421,6 +421,21 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "worker",
     ),
     MetricSpec(
+        "minishuffle_debloated_buffer_bytes",
+        "gauge",
+        _GATE,
+        "Bytes that producers are to put into each buffer for the gate, of jobs with a debloat_target.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_in_flight_seconds",
+        "gauge",
+        _GATE,
+        "Time in which what producers have yet to send and the task has yet to read will be consumed at the "
+        "present rate, of jobs with a debloat_target.",
+        "worker",
+    ),
+    MetricSpec(
         "minishuffle_input_credits",
         "gauge",
         (*_GATE, "state"),

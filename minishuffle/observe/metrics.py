@@ -179,6 +179,10 @@ def _add_gate(scrape: Scrape, labels: str, gate: GateSnapshot, wall: float) -> N
     if total := sum(capacity.values()):
         scrape.value("minishuffle_input_pool_usage_ratio", sum(used.values()) / total, labels)
     scrape.value("minishuffle_channels_starved", gate.channels_starved, labels)
+    if gate.debloated_bytes is not None:
+        scrape.value("minishuffle_debloated_buffer_bytes", gate.debloated_bytes, labels)
+    if gate.in_flight_seconds is not None:
+        scrape.value("minishuffle_in_flight_seconds", gate.in_flight_seconds, labels)
     credits = {"announced": gate.credits_announced, "unannounced": gate.credits_unannounced}
     scrape.by_label("minishuffle_input_credits", credits, labels)
     if gate.watermark is not None:

@@ -76,6 +76,10 @@ class SubpartitionView(Protocol):
     def poll(self, data: bool = True) -> Outgoing | None:
         """The next piece; None if there is none, or if it is data and ``data`` is False."""
 
+    def resize(self, size: int) -> None:
+        """So many bytes are to be in each buffer of data that is begun from now on, if there is room. No
+        effect on what is stored, or once there is a newer view."""
+
     def release(self, reason: CancelReason) -> None:
         """The consumer is gone; nothing more will be polled through this view. Idempotent."""
 
@@ -237,7 +241,7 @@ class ProducerChannel:
 class ConsumerChannel:
     """The receiving end. Everything is called on the loop's side."""
 
-    __slots__ = ("_arriving", "_backlog", "attachment", "credit", "expected", "id", "segment_bytes", "state")
+    __slots__ = ("_arriving", "attachment", "backlog", "credit", "expected", "id", "segment_bytes", "state")
 
     def __init__(
         self, attachment: ConsumerAttachment, exclusive: list[FreeBuffer], segment_bytes: int
@@ -251,7 +255,8 @@ class ConsumerChannel:
         """Sequence number of the next buffer or event."""
         self.state = ChannelState.OPEN
         self._arriving: Received | None = None
-        self._backlog = 0
+        self.backlog = 0
+        """Data buffers that the producer had yet to send when it said so last."""
 
     def begin(self, header: BufferHeader) -> memoryview:
         """A buffer begins to arrive: the memory that its payload goes into.
@@ -260,12 +265,13 @@ class ConsumerChannel:
             RemoteProtocolError: out of sequence, longer than a segment or an event may be, of an
                 unknown type, or without credit. Only the channel ends, the connection stays.
         """
-        length, _, _, sequence, self._backlog, data_type, _, _, _ = header
+        length, _, _, sequence, backlog, data_type, _, _, _ = header
         size = length - BUFFER_FIXED_BYTES
         if sequence != self.expected:
             raise RemoteProtocolError(f"buffer {sequence} arrived where {self.expected} was expected")
         if size > self.segment_bytes:
             raise RemoteProtocolError(f"payload of {size} bytes, a segment holds {self.segment_bytes}")
+        self.backlog = backlog
         if data_type == _DATA:
             kind, buffer = self.credit.on_buffer()
             payload = buffer.memory[SEGMENT_HEADROOM_BYTES : SEGMENT_HEADROOM_BYTES + size]
@@ -290,13 +296,13 @@ class ConsumerChannel:
         assert received is not None
         self.expected = (self.expected + 1) & SEQUENCE_MASK
         self.attachment.deliver(received)
-        self.on_backlog(self._backlog)
+        self.on_backlog(self.backlog)
 
     def on_backlog(self, backlog: int) -> None:
         """The producer has ``backlog`` more: borrow floating buffers one by one, or wait in line."""
         if self.state is _CLOSED:
             return
-        credit = self.credit
+        self.backlog, credit = backlog, self.credit
         wanted = credit.on_backlog(backlog)
         while wanted:
             buffer = self.attachment.request_floating()

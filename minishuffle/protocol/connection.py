@@ -47,6 +47,7 @@ from minishuffle.wire.frames import (
     Error,
     Frame,
     FrameType,
+    NewBufferSize,
     PartitionRequest,
     Ping,
     Pong,
@@ -225,6 +226,8 @@ class Producers:
             view.release(CancelReason.FAILED)
             return None
         producer = ProducerChannel(channel, view, request.initial_credit)
+        if request.buffer_size:
+            view.resize(request.buffer_size)
         self._counters.credits_received += request.initial_credit
         self.channels[channel] = producer
         self.available(channel)
@@ -275,6 +278,15 @@ class Producers:
             self.refuse(channel, RemoteProtocolError(text))
         else:
             self._requested[channel] = replace(request, initial_credit=total)
+
+    def on_buffer_size(self, channel: int, size: int) -> None:
+        """NewBufferSize; that of a closed channel is ignored, and a request that was not answered yet
+        remembers it."""
+        producer, request = self.channels.get(channel), self._requested.get(channel)
+        if producer is not None:
+            producer.view.resize(size)
+        elif request is not None:
+            self._requested[channel] = replace(request, buffer_size=size)
 
     def available(self, channel: int) -> None:
         """Data, an event or credit came: get in line, or say that there is backlog without credit."""
@@ -375,6 +387,8 @@ class Connection:
         self._pong: Pong | None = None
         """The answer to the newest Ping; it takes the place of one that has not left yet."""
         self._granting: dict[int, ConsumerChannel] = {}
+        self._resizing: dict[int, int] = {}
+        """By channel, the buffer size to announce: a newer one takes the place of one that was not sent."""
         self._events: list[ConnectionEvent] = []
         self._arriving: ConsumerChannel | None = None
         self._decoder = FrameDecoder(self, limits.DATA_FRAME_BYTES_MAX)
@@ -462,6 +476,8 @@ class Connection:
                 else:
                     consumer.on_backlog(backlog)
                     self.announce_credit(consumer)
+            case NewBufferSize(channel, size):
+                self.producers.on_buffer_size(channel, size)
             case CancelPartitionRequest(channel, reason):
                 if (event := self.producers.cancel(channel, reason)) is not None:
                     self._events.append(event)
@@ -522,6 +538,11 @@ class Connection:
         if consumer.credit.unannounced and consumer.state is _OPEN:
             self._granting[consumer.id] = consumer
 
+    def announce_buffer_size(self, consumer: ConsumerChannel, size: int) -> None:
+        """Let the next flush tell the producer how many bytes to put into each buffer."""
+        if consumer.state is _OPEN:
+            self._resizing[consumer.id] = size
+
     def cancel(self, consumer: ConsumerChannel, reason: CancelReason = CancelReason.ENDED) -> None:
         """The consumer wants no more; idempotent."""
         if self._consumers.pop(consumer.id, None) is not None:
@@ -537,6 +558,7 @@ class Connection:
 
     def _forget(self, consumer: ConsumerChannel) -> None:
         self._granting.pop(consumer.id, None)
+        self._resizing.pop(consumer.id, None)
         if self._arriving is consumer:
             self._arriving = None
             self._counters.rows_discarded += consumer.arriving_rows
@@ -570,6 +592,9 @@ class Connection:
         """
         chunks: list[bytes | memoryview] = []
         self._take_credit()
+        if self._resizing:
+            self._control.extend(NewBufferSize(*each) for each in self._resizing.items())
+            self._resizing.clear()
         if self._pong is not None:
             self._control.append(self._pong)
             self._pong = None
@@ -582,12 +607,13 @@ class Connection:
 
     @property
     def control_unsent(self) -> int:
-        """Control frames that wait to be sent, and channels with credit to announce."""
-        return len(self._control) + len(self._granting)
+        """Control frames that wait to be sent, and channels with credit or a buffer size to announce."""
+        return len(self._control) + len(self._granting) + len(self._resizing)
 
     @property
     def wants_to_send(self) -> bool:
-        return bool(self._control or self._pong or self._granting or self.producers.ready)
+        waits = self._control or self._pong or self._granting or self._resizing
+        return bool(waits or self.producers.ready)
 
     def _take_credit(self) -> None:
         if self._granting:
@@ -663,6 +689,7 @@ class Connection:
         self._consumers.clear()
         self._control.clear()
         self._granting.clear()
+        self._resizing.clear()
         for consumer in consumers:
             consumer.fail(reason)
 

@@ -13,8 +13,9 @@ Welcome                acceptor -> dialer      worker u32, epoch u64
 Reject                 acceptor -> dialer      code u16, text
 PartitionRequest       consumer -> producer    job, edge u32, producer u32, subpartition u32,
                                                producer attempt u32, consumer attempt u32,
-                                               generation u32, initial credit u32, rows received u64
-                                               and last sequence u32 of the generation before
+                                               generation u32, initial credit u32, buffer size u32
+                                               (0: whole segments), rows received u64 and last
+                                               sequence u32 of the generation before
 BufferResponse         producer -> consumer    sequence u32, backlog u32, data type u8, flags u8,
                                                first element start u32, rows begun u32, payload
 AddCredit              consumer -> producer    1 … 4096 times: channel u32, credit u32
@@ -306,6 +307,7 @@ class PartitionRequest:
 
     Whoever opens the channel fills in the rest: its id, its first credit in buffers, and how far the consumer
     came in the generation before, so that the producer knows what was lost with its link.
+    ``buffer_size``: what NewBufferSize would say; 0: buffers are as large as segments.
     """
 
     partition: PartitionId
@@ -316,6 +318,7 @@ class PartitionRequest:
     generation: int = 1
     channel: int = 0
     initial_credit: int = 0
+    buffer_size: int = 0
     rows_received: int = 0
     last_sequence: int = NO_SEQUENCE
 
@@ -363,6 +366,8 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class NewBufferSize:
+    """So many bytes are to be in each data buffer that the producer begins from now on. (FLIP-183.)"""
+
     channel: int
     size: int
 
@@ -420,7 +425,7 @@ def frame_name(frame: Frame) -> str:
 
 _HELLO: Final = struct.Struct(">IHBIQII32s")
 _WELCOME: Final = struct.Struct(">IQ")
-_REQUEST: Final = struct.Struct(">IIIIIIIQI")
+_REQUEST: Final = struct.Struct(">IIIIIIIIQI")
 _BUFFER_RESPONSE: Final = int(FrameType.BUFFER_RESPONSE)
 
 
@@ -461,6 +466,7 @@ def _encode_request(f: PartitionRequest) -> bytes:
         f.consumer_attempt,
         f.generation,
         f.initial_credit,
+        f.buffer_size,
         f.rows_received,
         f.last_sequence,
     )
@@ -563,9 +569,11 @@ def _decode_hello(body: BodyReader) -> Hello:
 
 def _decode_request(channel: int, body: BodyReader) -> PartitionRequest:
     edge, producer, subpartition, producer_attempt, consumer_attempt, *rest = body.unpack(_REQUEST)
-    generation, credit, rows_received, last_sequence = rest
+    generation, credit, buffer_size, rows_received, last_sequence = rest
     if credit > limits.CREDIT_MAX:
         raise RemoteProtocolError(f"initial credit {credit}, at most {limits.CREDIT_MAX} is allowed")
+    if buffer_size:
+        positive("buffer size", buffer_size, limits.SEGMENT_BYTES_MAX)
     return PartitionRequest(
         PartitionId(JobId(body.name()), edge, producer),
         subpartition,
@@ -574,6 +582,7 @@ def _decode_request(channel: int, body: BodyReader) -> PartitionRequest:
         generation,
         channel=channel,
         initial_credit=credit,
+        buffer_size=buffer_size,
         rows_received=rows_received,
         last_sequence=last_sequence,
     )
@@ -586,14 +595,14 @@ def _decode_cancel(channel: int, body: BodyReader) -> CancelPartitionRequest:
     return CancelPartitionRequest(channel, CancelReason(reason))
 
 
-def positive(what: str, value: int) -> int:
+def positive(what: str, value: int, most: int = limits.CREDIT_MAX) -> int:
     """``value``, a count of buffers or bytes that a peer sent.
 
     Raises:
-        RemoteProtocolError: it is 0, or more than ``CREDIT_MAX``.
+        RemoteProtocolError: it is 0, or more than ``most``.
     """
-    if not 0 < value <= limits.CREDIT_MAX:
-        raise RemoteProtocolError(f"{what} {value}, 1 to {limits.CREDIT_MAX} is allowed")
+    if not 0 < value <= most:
+        raise RemoteProtocolError(f"{what} {value}, 1 to {most} is allowed")
     return value
 
 
@@ -615,7 +624,7 @@ _DECODERS: Final[dict[int, Callable[[int, BodyReader], Frame]]] = {
     FrameType.CLOSE: lambda channel, body: Close(),
     FrameType.ERROR: lambda channel, body: Error(channel, *_coded_text(body)),
     FrameType.NEW_BUFFER_SIZE: lambda channel, body: NewBufferSize(
-        channel, positive("buffer size", *body.unpack(U32))
+        channel, positive("buffer size", body.unpack(U32)[0], limits.SEGMENT_BYTES_MAX)
     ),
     FrameType.PING: lambda channel, body: Ping(*body.unpack(U64)),
     FrameType.PONG: lambda channel, body: Pong(*body.unpack(U64)),

@@ -228,6 +228,7 @@ def _gate(
         "edge": gate.edge,
         "from_operator": operators.get(gate.edge, -1),
         "pool": _pool(buffers.pool),
+        "buffer_bytes": buffers.buffer_size,
         "waiting_for_floating": [each.producer for each in _first(buffers.line)],
         "waiting_for_exclusive": [each.producer for each in _first(buffers.short)],
         "ready": [channel.producer for channel in _first(gate.ready.line)],

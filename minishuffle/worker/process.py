@@ -26,6 +26,7 @@ from minishuffle.counters import (
 from minishuffle.dataflow.operators.base import CompleteFile
 from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError, UsageError, error_from_code
 from minishuffle.exchange.channels import ChannelEvent
+from minishuffle.exchange.debloater import DEBLOAT_SECONDS
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import Address, AttemptId
 from minishuffle.transport.control import ControlLink, connect_control
@@ -745,12 +746,14 @@ class Worker:
     # --- timers and stats ----------------------------------------------------------------------------
 
     def _flush_in_time(self) -> None:
-        """Jobs have come or gone: flush each at its own buffer timeout."""
+        """Jobs have come or gone: flush each at its own buffer timeout, and debloat if any wants that."""
         intervals = self._deployment.flush_intervals()
         for interval in self._flushing | intervals:
             every = interval if interval in intervals else None
             self._timers.every(f"flush {interval}", every, partial(self._deployment.flush, interval))
         self._flushing = intervals
+        seconds = DEBLOAT_SECONDS if self._deployment.debloats else None
+        self._timers.every("debloat", seconds, self._deployment.debloat)
 
     def _on_alarm(self) -> None:
         self._carry_out(self._state.handle_timer(self._loop.time()))

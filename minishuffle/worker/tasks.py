@@ -23,6 +23,7 @@ from minishuffle.errors import TaskFailed
 from minishuffle.exchange.blocking import BlockingPartition
 from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.channels import ChannelEvent, InputChannel
+from minishuffle.exchange.debloater import BufferDebloater, starting_bytes
 from minishuffle.exchange.elements import AssemblyBudget, ByteBudget
 from minishuffle.exchange.elementstore import ElementStore, StorePlace
 from minishuffle.exchange.gate import InputGate, SplitChannels
@@ -219,7 +220,13 @@ class Attempt:
             handover=Handover(
                 self._services.local, self._services.pool.segment_bytes, paths.wait_until, paths.bell.ring
             ),
+            buffer_size=self._starting_bytes(),
         )
+
+    def _starting_bytes(self) -> int | None:
+        """What is put into a buffer before its consumer says how much; None: what has room."""
+        debloats = self.settings.debloat_target > 0
+        return starting_bytes(self._services.pool.segment_bytes) if debloats else None
 
     def _blocking_partition(self, partition_id: PartitionId, output: OutputSpec) -> BlockingPartition:
         return BlockingPartition(
@@ -269,6 +276,7 @@ class Attempt:
             tolerant=settings.restart_strategy != "none",
             kept=store if spec.kept else None,
             waits=spec.waits,
+            debloater=None if spec.kept else self._debloater(),
         )
         gate.on_latency = self._latency.take
         gate.buffers.on_limit = partial(_note_limit, self.counters, services.wall)
@@ -281,8 +289,14 @@ class Attempt:
             self._channels[spec.edge, producer] = gate.add_channel(producer, on_event)
         return gate
 
+    def _debloater(self) -> BufferDebloater | None:
+        """One for a gate, if the job has a target for what is in flight."""
+        target, services = self.settings.debloat_target, self._services
+        return BufferDebloater(target, services.pool.segment_bytes, services.clock) if target else None
+
     def _upstream_gate(self) -> UpstreamGate:
-        """Its channels come and go, and share what the gate's pool has."""
+        """Its channels come and go, and share what the gate's pool has. What external clients write is not
+        debloated: they have a bound of their own, in rows (``source_lease``)."""
         services, settings = self._services, self.settings
         exclusive, floating = settings.buffers_per_channel, settings.floating_buffers_per_gate
         pool = services.pool.create_pool(
@@ -387,6 +401,12 @@ class Attempt:
         """Let what is published in open segments go out."""
         for partition in self.partitions.values():
             partition.flush()
+
+    def debloat(self) -> None:
+        """Have its producers put as much into a buffer as suits how fast its task consumes."""
+        if self.task.state == "running":
+            for gate in self.gates:
+                gate.debloat()
 
     def snapshot(self) -> TaskSnapshot:
         """For ``/metrics``."""
@@ -641,6 +661,16 @@ class Deployment:
         for attempt in self.attempts.values():
             if attempt.settings.buffer_timeout == interval:
                 attempt.flush()
+
+    @property
+    def debloats(self) -> bool:
+        """Whether any of the jobs does."""
+        return any(attempt.settings.debloat_target for attempt in self.attempts.values())
+
+    def debloat(self) -> None:
+        """See :meth:`Attempt.debloat`."""
+        for attempt in self.attempts.values():
+            attempt.debloat()
 
     def snapshots(self) -> tuple[TaskSnapshot, ...]:
         return tuple(attempt.snapshot() for attempt in self.attempts.values())

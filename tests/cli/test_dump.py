@@ -58,6 +58,7 @@ TASK = {
             "edge": 0,
             "from_operator": 0,
             "pool": pool(waits=True),
+            "buffer_bytes": 3072,
             "waiting_for_floating": [1],
             "waiting_for_exclusive": [],
             "ready": [0, 1],
@@ -145,7 +146,7 @@ def test_everything_that_waits_has_a_line() -> None:
         "    at file.py:1 f",
         "    at file.py:2 f",
         "    at file.py:3 f",
-        "    reads edge 0: 3 of 4 segments, waits for one of another pool",
+        "    reads edge 0: 3 of 4 segments, waits for one of another pool, 3,072 bytes to be in each",
         "      in line for a floating buffer: 0.1",
         "      ready to be read: 0.0, 0.1",
         "      0.1:1.0 from worker 2: attached, 3 in the queue, credit 0 and 1 unannounced, 0 of 2 exclusive "

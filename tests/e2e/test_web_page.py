@@ -138,7 +138,10 @@ def test_a_healthy_job(browser: Browser, cluster: LocalCluster, base: str) -> No
 
 def test_back_pressure(browser: Browser, cluster: LocalCluster, base: str) -> None:
     job = backpressure(seconds=600.0)
-    with running(cluster, job, "slow") as handle, shown(browser, f"{base}#/jobs/{handle.id}") as page:
+    with (
+        running(cluster, job, "slow", debloat_target=0.5) as handle,
+        shown(browser, f"{base}#/jobs/{handle.id}") as page,
+    ):
         page.page.locator(".vertex", has_text="producer").locator(".level.high").wait_for()
         assert level_of(page, "producer") == "■ HIGH"
         assert level_of(page, "consumer") == "● OK"
@@ -148,6 +151,9 @@ def test_back_pressure(browser: Browser, cluster: LocalCluster, base: str) -> No
         page.page.locator("#diagnosis").get_by_text("Numbers").click()
         page.see("most backpressured", "#diagnosis")
         page.page.locator("#vertex td.alert", has_text="▲").first.wait_for()
+        page.page.locator(
+            "#vertex td", has_text=re.compile(r"buffers of .*B, .*s in flight")
+        ).first.wait_for()
         page.page.get_by_text("Each channel").click()
         page.page.locator("#vertex td.alert", has_text="starved").wait_for()
         page.see("from producer[0]", "#vertex")

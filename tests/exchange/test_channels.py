@@ -455,3 +455,82 @@ def test_what_local_channels_may_need_one_day_is_not_lent_as_floating() -> None:
         assert isinstance(segment, Segment)
         segment.recycle()
     buffers.close()
+
+
+# --- buffer sizes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+@pytest.mark.parametrize(("size", "segment_bytes"), [(1, 128), (7, 128), (31, 128), (256, 4096)])
+def test_elements_that_are_longer_than_all_buffers_together_arrive_whatever_the_size(
+    kind: str, size: int, segment_bytes: int
+) -> None:
+    """Also where no buffer has room for the header of an element."""
+    exchange = Exchange(segment_bytes=segment_bytes)
+    exchange.resize(size)
+    getattr(exchange, f"attach_{kind}")(0)
+    exchange.settle()
+    stuck = 0
+
+    def acquire() -> Segment:
+        """The task waits for a segment: consumer and loop go on meanwhile."""
+        nonlocal stuck
+        for _ in range(3):
+            if (segment := exchange.output.request()) is not None:
+                return segment
+            stuck += 1
+            exchange.poll_all()
+            exchange.give_back(len(exchange.returned))
+            exchange.settle()
+        raise AssertionError("nobody gives a segment back")
+
+    exchange.partitions[0]._acquire = acquire
+    for length in (0, 10, 500 * size):
+        exchange.write(0, length)
+    exchange.partitions[0].broadcast_event(EventKind.END_OF_PARTITION)
+    for _ in range(600):
+        exchange.settle()
+        exchange.poll_all()
+        exchange.give_back(len(exchange.returned))
+    assert exchange.read == [[0, 1, 2]]
+    assert stuck, "all buffers were full"
+    assert exchange.gate.finished
+    exchange.close()
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_a_size_is_announced_to_who_is_attached_and_to_who_comes_later(kind: str) -> None:
+    """Case 159, LocalInputChannelTest#testAnnounceNewBufferSize, and its remote twin."""
+    exchange = Exchange(channels=2)
+    subpartitions = [partition.subpartitions[0] for partition in exchange.partitions]
+    getattr(exchange, f"attach_{kind}")(0)
+    exchange.settle()
+    assert [each.buffer_size for each in subpartitions] == [SEGMENT_BYTES, None], (
+        "what a debloater begins with"
+    )
+    exchange.resize(50)
+    exchange.settle()
+    assert [each.buffer_size for each in subpartitions] == [50, None]
+    getattr(exchange, f"attach_{kind}")(1)
+    exchange.settle()
+    assert [each.buffer_size for each in subpartitions] == [50, 50]
+    exchange.gate.debloat()
+    assert [each.buffer_size for each in subpartitions] == [50, 50], "nothing new"
+    exchange.close()
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_buffers_count_as_unread_from_the_queue_of_the_producer_to_that_of_the_task(kind: str) -> None:
+    exchange = Exchange()
+    getattr(exchange, f"attach_{kind}")(0)
+    exchange.settle()
+    for _ in range(12):
+        exchange.write(0, SEGMENT_BYTES - 40)
+    exchange.settle()
+    attachment, view = exchange.attachments[0], exchange.partitions[0].subpartitions[0].view
+    assert view is not None and view.backlog() > 0
+    assert attachment.unread == view.backlog() + EXCLUSIVE + FLOATING
+    exchange.channels[0].detach()
+    assert exchange.gate.debloater is not None
+    exchange.gate.debloat()
+    exchange.close()

@@ -28,11 +28,13 @@ class AnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.exchange = Exchange(channels=2, tolerant=True)
         self.ended: set[int] = set()
+        self.least = SEGMENT_BYTES
+        """The smallest buffer size that was announced."""
 
     @rule(number=NUMBERS, size=st.sampled_from([1, 40, 90, 3 * SEGMENT_BYTES]))
     def write(self, number: int, size: int) -> None:
         output = self.exchange.output
-        if number not in self.ended and output.maximum - output.in_use > 6:
+        if number not in self.ended and output.maximum - output.in_use > 2 + (size + 60) // self.least:
             self.exchange.write(number, size)
 
     @rule(number=NUMBERS)
@@ -63,6 +65,11 @@ class AnyOrder(RuleBasedStateMachine):
         """And another attempt goes on, whose partition this is too."""
         self.exchange.partitions[number].fail(TaskFailed("the producer raised"))
         self.exchange.partitions[number].subpartitions[0].error = None
+
+    @rule(size=st.sampled_from([9, 40, SEGMENT_BYTES - 1, SEGMENT_BYTES, 1000]))
+    def resize(self, size: int) -> None:
+        self.exchange.resize(size)
+        self.least = min(self.least, size)
 
     @rule(to_consumer=st.booleans(), buffers=st.integers(1, 16))
     def move(self, to_consumer: bool, buffers: int) -> None:

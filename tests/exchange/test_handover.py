@@ -96,6 +96,21 @@ def test_a_batch_is_handed_over_as_it_is() -> None:
     assert writer.budget.used == 0
 
 
+def test_a_batch_counts_for_as_many_buffers_as_its_bytes_would_fill_to_their_size() -> None:
+    writer, batch = Writer(), numbers(100)
+    view = writer.view(whole=True)
+    view.resize(50)
+    assert writer.write(batch)
+    piece = view.poll()
+    assert piece is not None and piece.whole is not None
+    assert piece.whole.segments == 16
+    view.resize(1 << 20)
+    assert writer.write(batch)
+    piece = view.poll()
+    assert piece is not None and piece.whole is not None
+    assert piece.whole.segments == 4
+
+
 def test_a_slice_is_copied_out_of_what_it_would_keep_in_memory() -> None:
     writer, batch = Writer(), numbers(100_000).slice(7, 10)
     view = writer.view(whole=True)
@@ -224,7 +239,7 @@ def test_a_thread_that_could_not_be_stopped_keeps_no_room() -> None:
     writer.view(whole=True)
     handing = writer.partition._handover
     assert handing is not None
-    batch = handing.take(numbers(5))
+    batch = handing.take(numbers(5), None)
     assert batch is not None
     writer.partition.release(True)
     writer.subpartition.add_whole(batch)

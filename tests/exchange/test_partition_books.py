@@ -19,7 +19,7 @@ from minishuffle.wire.frames import (
     write_buffer,
 )
 from support.interleave import Stepped
-from support.producers import Producer, check_elements, payload_of
+from support.producers import CAPACITY, Producer, check_elements, payload_of
 
 FAILED, MOVED = CancelReason.FAILED, CancelReason.MOVED
 SUSPECTED = CancelReason.SUSPECTED
@@ -132,6 +132,11 @@ class TheBooksBalance(RuleBasedStateMachine):
         self.read[position].append(bytearray())
         self.times[position].append([])
         self.ends[position].append(0)
+
+    @rule(position=st.integers(0, 1), size=st.sampled_from([11, CAPACITY - 1, CAPACITY, 100]))
+    def resize(self, position: int, size: int) -> None:
+        if (view := self.subpartitions[position].view) is not None:
+            view.resize(size)
 
     @rule(position=st.integers(0, 1), reason=st.sampled_from([FAILED, SUSPECTED, MOVED, None]))
     def lose(self, position: int, reason: CancelReason | None) -> None:

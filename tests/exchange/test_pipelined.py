@@ -469,3 +469,37 @@ def test_a_writer_that_waits_for_a_consumer_goes_on_once_that_has_ended() -> Non
     assert bench.local.request() is None
     bench.partition.close([0])
     assert bench.local.request() is not None
+
+
+def test_a_buffer_has_as_many_bytes_as_was_said_when_it_was_begun() -> None:
+    """Case 189, PipelinedSubpartitionTest#testNewBufferSize."""
+    bench = Bench()
+    bench.write(b"ab")
+    bench.view.resize(5)
+    bench.write(bytes(CAPACITY - 2))
+    bench.write(bytes(12))
+    bench.view.resize(CAPACITY)
+    bench.write(bytes(3 + CAPACITY))
+    assert [piece.size for piece in bench.drain()] == [CAPACITY, 5, 5, 5, CAPACITY]
+    newer = bench.first.attach(2, lambda: None)
+    newer.resize(9)
+    bench.view.resize(5)
+    assert bench.first.buffer_size == 9, "the one before has no say any more"
+
+
+def test_a_partition_may_begin_with_buffers_that_are_not_filled() -> None:
+    """Case 189, PipelinedSubpartitionTest#testStartingBufferSize."""
+    pool = NetworkBufferPool(8, CAPACITY)
+    local = pool.create_pool("p", 1, 8)
+    partition = PipelinedPartition(
+        PartitionId(JobId("j1"), 0, 0),
+        range(1),
+        lambda: cast(Segment, local.request()),
+        lambda subpartition: None,
+        TaskCounters(),
+        buffer_size=6,
+    )
+    partition.write(0, 1, [bytes(14)])
+    view = partition.subpartitions[0].attach(1, lambda: None)
+    partition.broadcast_event(EventKind.END_OF_DATA)
+    assert [piece.size for piece in iter(view.poll, None) if piece.data_type == DataType.DATA] == [6, 6, 2]

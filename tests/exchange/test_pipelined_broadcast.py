@@ -232,3 +232,15 @@ def test_the_loop_may_act_at_any_instruction_of_a_broadcast(
         check_elements(producer.data.values(), elements)
         producer.check_books(12)
         producer.check_all_home()
+
+
+def test_a_broadcast_fills_its_buffers_as_far_as_suits_the_slowest_consumer() -> None:
+    """Case 258, ResultPartitionTest#testDynamicBufferSizeForBroadcast."""
+    producer = Producer(consumers=3)
+    views = [producer.attach(position) for position in range(3)]
+    views[1].resize(9)
+    views[2].resize(5)
+    producer.broadcast(1, 12)
+    producer.partition.broadcast_event(EventKind.END_OF_DATA)
+    for view in views:
+        assert [len(payload) for payload in read(view)[:-1]] == [5, 5, 2]

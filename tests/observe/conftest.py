@@ -44,6 +44,8 @@ def make_gate() -> Callable[..., GateSnapshot]:
             credits_announced=2,
             credits_unannounced=0,
             watermark=1_000_000,
+            debloated_bytes=512,
+            in_flight_seconds=0.25,
         )
         return replace(gate, **fields)
 

@@ -155,11 +155,17 @@ def test_openmetrics_says_the_same(make_worker: MakeWorker, make_task: MakeTask)
     assert names == {name for name, _, _ in listed("worker")}
 
 
-def test_the_number_of_series_stays_within_the_budget(make_worker: MakeWorker, make_task: MakeTask) -> None:
+def test_the_number_of_series_stays_within_the_budget(
+    make_worker: MakeWorker, make_task: MakeTask, make_gate: Callable[..., GateSnapshot]
+) -> None:
+    """Of a job without options."""
+    gates = (make_gate(debloated_bytes=None, in_flight_seconds=None),)
     empty = series(worker_exposition(make_worker, "1.2.3"))
     counts = []
     for subtasks in (1, 20):
-        tasks = tuple(make_task(operator=i % 5, name=f"op{i % 5}", index=i // 5) for i in range(subtasks))
+        tasks = tuple(
+            make_task(operator=i % 5, name=f"op{i % 5}", index=i // 5, gates=gates) for i in range(subtasks)
+        )
         counts.append(series(worker_exposition(lambda tasks=tasks: make_worker(tasks=tasks), "1.2.3")))
     assert empty <= 200
     assert counts[0] - empty <= 50
@@ -259,6 +265,8 @@ def test_gates_have_figures_of_their_own_and_partitions_are_summed(
             channels_starved=0,
             credits_announced=4,
             credits_unannounced=3,
+            debloated_bytes=None,
+            in_flight_seconds=None,
         ),
     )
     partitions = (PartitionSnapshot(5, PoolSnapshot(2, 8)), PartitionSnapshot(1, PoolSnapshot(4, 8)))
@@ -271,6 +279,9 @@ def test_gates_have_figures_of_their_own_and_partitions_are_summed(
     for name, exclusive, floating in (("", 1, 7), ("_capacity", 2, 8)):
         assert value(f"minishuffle_input_buffers{name}", {**second_gate, "kind": "exclusive"}) == exclusive
         assert value(f"minishuffle_input_buffers{name}", {**second_gate, "kind": "floating"}) == floating
+    for name, given in (("debloated_buffer_bytes", 512), ("in_flight_seconds", 0.25)):
+        assert value(f"minishuffle_{name}", FIRST_GATE) == given
+        assert value(f"minishuffle_{name}", second_gate) is None, "it does not debloat"
     assert value("minishuffle_input_pool_usage_ratio", FIRST_GATE) == 3 / 12
     assert value("minishuffle_input_pool_usage_ratio", second_gate) == 8 / 10
     assert value("minishuffle_input_credits", {**second_gate, "state": "announced"}) == 4

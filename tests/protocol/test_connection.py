@@ -38,11 +38,13 @@ from minishuffle.wire.frames import (
     CancelPartitionRequest,
     CancelReason,
     DataType,
+    EventKind,
     Hello,
     NewBufferSize,
     PartitionRequest,
     Ping,
     Pong,
+    ResumeConsumption,
     encode_frame,
 )
 from support.frames import Piece
@@ -138,7 +140,7 @@ def test_overdrawn_credit_is_an_error_and_not_a_wait(peers_of: Callable[..., Pee
             "not the peer's to give",
         ),
         (encode_frame(Hello(1, "c", 1, 1, 2, bytes(32))), "has no place"),
-        (encode_frame(NewBufferSize(1, 256)), "has no place"),
+        (encode_frame(ResumeConsumption(1)), "has no place"),
     ],
 )
 def test_what_only_a_broken_peer_sends_ends_the_connection(
@@ -199,6 +201,101 @@ def test_control_for_a_closed_channel_is_ignored(peers_of: Callable[..., Peers])
     peers.consumer.receive(encode_frame(BacklogAnnouncement(channel, 3)), 0.0)
     peers.settle()
     assert peers.counters[0].credits_received == 2
+
+
+def sizes(peers: Peers, number: int, written: int) -> list[int]:
+    """Bytes in the buffers that a channel receives of what is written now."""
+    peers.partition.write(number, 1, [bytes(written)])
+    peers.partition.broadcast_event(EventKind.END_OF_DATA)
+    found: list[int] = []
+    while True:
+        peers.settle()
+        if not (queue := peers.gates[number].queue):
+            return found
+        if queue[0].data_type == DataType.DATA:
+            found.append(len(queue[0].payload))
+        peers.consume(number)
+
+
+def test_a_buffer_size_reaches_its_channel_and_holds_for_buffers_begun_later(
+    peers_of: Callable[..., Peers],
+) -> None:
+    """Cases 31 (but for the first record, which spans buffers here), 38, 256 and 259:
+    PartitionRequestQueueTest#testNotifyNewBufferSize, PartitionRequestServerHandlerTest#testNewBufferSize,
+    ResultPartitionTest#testDifferentBufferSizeForSubpartitions and #testBufferSizeNotChanged."""
+    peers = peers_of(channels=2)
+    peers.request_all()
+    peers.settle()
+    peers.partition.write(0, 1, [bytes(10)])
+    peers.consumer.announce_buffer_size(peers.gates[0].channel, 20)
+    peers.settle()
+    assert sizes(peers, 0, 54 + 30) == [64, 20, 10], "the one that was begun before is filled"
+    assert sizes(peers, 0, 30) == [20, 10]
+    assert sizes(peers, 1, 100) == [64, 36]
+    peers.consumer.announce_buffer_size(peers.gates[0].channel, 1 << 20)
+    peers.settle()
+    assert sizes(peers, 0, 100) == [64, 36], "there is no room for more"
+
+
+def test_one_buffer_size_is_announced_for_each_channel_and_the_newest_one(
+    peers_of: Callable[..., Peers],
+) -> None:
+    """Case 62, CreditBasedPartitionRequestClientHandlerTest#testAnnounceBufferSize."""
+    peers = peers_of(channels=2)
+    peers.request_all()
+    peers.settle()
+    for size in (9, 30, 17):
+        for gate in peers.gates:
+            peers.consumer.announce_buffer_size(gate.channel, size + gate.channel.id)
+    assert peers.consumer.control_unsent == 2
+    peers.settle()
+    assert peers.counters[1].frames_out["new_buffer_size"] == 2
+    assert [each.buffer_size for each in peers.partition.subpartitions] == [
+        17 + gate.channel.id for gate in peers.gates
+    ]
+
+
+def test_a_buffer_size_that_comes_before_its_request_is_answered_counts(
+    peers_of: Callable[..., Peers],
+) -> None:
+    """Flink loses it: case 39, where the reader is not there yet."""
+    peers = peers_of(channels=1, attach=False)
+    peers.request_all()
+    peers.consumer.announce_buffer_size(peers.gates[0].channel, 20)
+    peers.settle()
+    peers.answer(peers.requested[0])
+    assert sizes(peers, 0, 30) == [20, 10]
+
+
+def test_a_request_may_say_the_buffer_size(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=1)
+    request = PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0, buffer_size=20)
+    peers.consumer.request_partition(peers.gates[0].channel, request)
+    peers.settle()
+    assert sizes(peers, 0, 30) == [20, 10]
+
+
+def test_a_buffer_size_of_a_channel_that_is_not_there_is_ignored(peers_of: Callable[..., Peers]) -> None:
+    """Case 39, PartitionRequestServerHandlerTest#testReceivingNewBufferSizeBeforeReaderIsCreated."""
+    peers = peers_of(channels=1)
+    peers.request_all()
+    peers.settle()
+    channel = peers.gates[0].channel
+    peers.producer.receive(encode_frame(NewBufferSize(channel.id + 1, 20)), 0.0)
+    peers.consumer.announce_buffer_size(channel, 20)
+    peers.consumer.cancel(channel)
+    peers.consumer.announce_buffer_size(channel, 20)
+    peers.settle()
+    assert "new_buffer_size" not in peers.counters[1].frames_out
+    peers.producer.receive(encode_frame(NewBufferSize(channel.id, 20)), 0.0)
+    assert peers.partition.subpartitions[0].buffer_size is None
+
+
+@pytest.mark.parametrize("size", [0, (16 << 20) + 1])
+def test_an_absurd_buffer_size_ends_the_connection(peers_of: Callable[..., Peers], size: int) -> None:
+    """Case 189, PipelinedSubpartitionTest#testNegativeNewBufferSize."""
+    with pytest.raises(RemoteProtocolError, match=f"buffer size {size}, 1 to 16777216 is allowed"):
+        peers_of(channels=1).producer.receive(encode_frame(NewBufferSize(1, size)), 0.0)
 
 
 def test_credit_that_comes_before_its_request_is_answered_counts(peers_of: Callable[..., Peers]) -> None:

@@ -33,11 +33,13 @@ class TwoPeers(RuleBasedStateMachine):
         self.peers.request_all()
         self.written = [bytearray() for _ in range(channels)]
         self.stamp = 0
+        self.least = 64
+        """The smallest buffer size that was announced."""
 
     @rule(channel=st.integers(0, 2), size=st.integers(1, 200))
     def write(self, channel: int, size: int) -> None:
         channel %= len(self.written)
-        if self.peers.output.size - self.peers.output.in_use < 5:
+        if self.peers.output.size - self.peers.output.in_use < 2 + size // self.least:
             return
         self.stamp += 1
         data = bytes((self.stamp + i) % 251 for i in range(size))
@@ -57,6 +59,12 @@ class TwoPeers(RuleBasedStateMachine):
     @rule()
     def reply(self) -> None:
         self.peers.move(self.peers.consumer, self.peers.producer)
+
+    @rule(channel=st.integers(0, 2), size=st.sampled_from([16, 63, 64, 1000]))
+    def resize(self, channel: int, size: int) -> None:
+        consumer = self.peers.gates[channel % len(self.written)].channel
+        self.peers.consumer.announce_buffer_size(consumer, size)
+        self.least = min(self.least, size)
 
     @rule(channel=st.integers(0, 2))
     def consume(self, channel: int) -> None:

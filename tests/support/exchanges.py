@@ -14,6 +14,7 @@ from minishuffle.exchange.channels import (
     Notice,
     RemoteAttachment,
 )
+from minishuffle.exchange.debloater import BufferDebloater
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
@@ -33,23 +34,39 @@ EXCLUSIVE = 2
 FLOATING = 3
 
 
+class AnySize(BufferDebloater):
+    """Announces what the test wants."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0, SEGMENT_BYTES, lambda: 0.0)
+        self.next: int | None = None
+
+    def look(self, buffers: int) -> int | None:
+        size, self.next = self.next, None
+        return size
+
+
 class Exchange:
     """A producer with one consumer, whose channel is attached to it in one way after another."""
 
-    def __init__(self, channels: int = 1, *, tolerant: bool = False) -> None:
-        self.network = NetworkBufferPool(200, SEGMENT_BYTES)
+    def __init__(
+        self, channels: int = 1, *, tolerant: bool = False, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
+        self.network = NetworkBufferPool(200, segment_bytes)
         self.output = self.network.create_pool("output", channels + 1, 100)
         pool = self.network.create_pool("gate", channels * EXCLUSIVE + 1, channels * EXCLUSIVE + FLOATING)
         self.returned: list[GivenBack] = []
+        self.debloater = AnySize()
         self.gate = InputGate(
             0,
             0,
-            GateBuffers(pool, SEGMENT_BYTES, EXCLUSIVE, FLOATING),
+            GateBuffers(pool, segment_bytes, EXCLUSIVE, FLOATING),
             wake=lambda: None,
             give_back=self.returned.append,
             budget=AssemblyBudget(1 << 20),
             counters=TaskCounters(),
             tolerant=tolerant,
+            debloater=self.debloater,
         )
         self.partitions = [self._partition(number, self.output) for number in range(channels)]
         self.events: list[tuple[int, int, str]] = []
@@ -157,6 +174,11 @@ class Exchange:
         for link in self.links[-1]:
             link.connection.lost(PeerLost("cut"))
         self.connect()
+
+    def resize(self, size: int) -> None:
+        """Buffers are to have so many bytes from now on."""
+        self.debloater.next = size
+        self.gate.debloat()
 
     # --- task ------------------------------------------------------------------------------------
 

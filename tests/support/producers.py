@@ -35,13 +35,13 @@ class Handing(Handover):
     def _pass(self, ready: Callable[[], bool]) -> None:
         self.waits += 1
 
-    def take(self, batch: Any) -> WholeBatch:
+    def take(self, batch: Any, buffer_size: int | None) -> WholeBatch:
         number, size, rows = batch
         whole = WholeBatch(
             batch,
             rows,
             size,
-            CAPACITY,
+            min(CAPACITY, buffer_size or CAPACITY),
             parts=lambda batch: [bytes([number]) * size],
             on_freed=self.held.discard,
         )

@@ -356,7 +356,7 @@ def make_plan(
     edges = draw(random, sources, parallelism)
     on_side = {edge.source for edge in edges if side and is_side(edge)}
     on_side |= {edge.source for edge in edges if edge.target in on_side}
-    columns = Random(f"{parallelism} {edges}")  # draws of its own: each seed's job stays what it was
+    later = Random(f"{parallelism} {edges}")  # draws of its own: each seed's job stays what it was
     vertices, numbers = [], []
     for operator, subtasks in enumerate(parallelism):
         ends = bounded or operator in on_side
@@ -367,13 +367,9 @@ def make_plan(
             first=operator < sources,
             keyed=any(output.partitioner == "hash" for output in outputs),
             last=not outputs,
-            columnar=columns.random() < 0.5,
+            columnar=later.random() < 0.5,
             seconds=random.choice(SLOW_SECONDS),
-            sides=frozenset(
-                edge.input
-                for edge in edges
-                if edge.target == operator and is_side(edge) and (bounded or edge.source in on_side)
-            ),
+            sides=_sides(operator, [e for e in edges if bounded or e.source in on_side]),
         )
         source = _draw_source(random, operator, ends) if operator < sources else None
         if source is not None and operator in on_side:
@@ -396,8 +392,13 @@ def make_plan(
         restart_strategy=strategy,
         on_unavailable=random.choice([None, "drop", "wait"]),
         latency_interval=random.choice([0.0, 0.0, 0.001]),
+        debloat_target=later.choice([0.0, 0.0, 0.001, 1.0]),
     )
     return Plan(JobGraph(vertices=vertices, edges=edges, settings=settings), bounded, numbers)
+
+
+def _sides(operator: int, edges: list[Edge]) -> frozenset[int]:
+    return frozenset(edge.input for edge in edges if edge.target == operator and is_side(edge))
 
 
 def _outputs(operator: int, edges: list[Edge]) -> list[Output]:

@@ -15,6 +15,7 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import ResourceExhausted
 from minishuffle.exchange.channels import LocalAttachment
+from minishuffle.exchange.debloater import BufferDebloater
 from minishuffle.exchange.elements import encode
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import BufferFlags, DataType, PartitionRequest
@@ -224,6 +225,37 @@ async def test_by_default_and_without_a_buffer_timeout_elements_go_at_once(
     _, sink = site.deploy(stream, settings=settings)
     await site.until(lambda: sink.counters.records_in == 3)
     assert site.deployment.flush_intervals() == set()
+
+
+# --- debloating -----------------------------------------------------------------------------------------
+
+
+async def test_gates_of_jobs_with_a_target_are_looked_at_and_announce_sizes(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Stream.source(OnceThenSilent()).rebalance().to_count()
+    tasks = [site.deploy(stream, "j1")]
+    assert not site.deployment.debloats
+    tasks.append(site.deploy(stream, "j2", settings=JobSettings(debloat_target=0.5)))
+    assert site.deployment.debloats
+
+    def sizes() -> list[int | None]:
+        return [source.partitions[0].subpartitions[0].buffer_size for source, _ in tasks]  # type: ignore[attr-defined]
+
+    assert sizes() == [None, min(1024, site.pool.segment_bytes)]
+    await site.until(lambda: all(sink.counters.records_in == 3 for _, sink in tasks))
+    looks: list[BufferDebloater] = []
+
+    def look(debloater: BufferDebloater, buffers: int) -> int:
+        looks.append(debloater)
+        return 77
+
+    monkeypatch.setattr(BufferDebloater, "look", look)
+    site.deployment.debloat()
+    (gate,), (plain,) = tasks[1][1].gates, tasks[0][1].gates
+    assert (sizes(), looks) == ([None, 77], [gate.debloater])
+    assert plain.debloater is None
+    assert looks[0].meter.bytes == tasks[1][1].counters.bytes_in > 0
 
 
 # --- taking down ----------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted, ShuffleError
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.elements import unpack_rows
+from minishuffle.limits import DEBLOATED_BYTES_START
 from minishuffle.wire.messages import (
     Acknowledge,
     AskDial,
@@ -104,6 +105,11 @@ def stuck(row: Any) -> Any:
     Stuck.reached.append(row)
     Stuck.let_go.wait(SECONDS_MAX)
     return row
+
+
+def busy(row: Any) -> Any:
+    """Takes some time, so that its task always has something to read."""
+    return sum(range(row % 7, 10_000))
 
 
 @pytest.fixture(autouse=True)
@@ -346,6 +352,26 @@ async def test_stop_cancels_what_runs(coordinator: Coordinator) -> None:
 
 def _has_no_task(running: Running) -> bool:
     return running.snapshot().tasks == ()
+
+
+async def test_a_consumer_tells_producers_of_both_workers_how_large_buffers_are_to_be(
+    coordinator: Coordinator,
+) -> None:
+    workers = [await coordinator.worker(worker) for worker in (1, 2)]
+    numbers = Stream.generate(lambda start, count: list(range(start, start + count)))
+    settings = JobSettings(debloat_target=0.5)
+    coordinator.deploy(numbers.rebalance().map(busy).to_count(), {0: 1, 1: 2}, settings=settings)
+
+    def sizes() -> list[int | None]:
+        tasks = [task for running in workers for task in running.snapshot().tasks]
+        return [gate.debloated_bytes for task in tasks for gate in task.gates]
+
+    await coordinator.until(lambda: len(sizes()) == 2 and None not in sizes())
+    for running in workers:
+        await coordinator.until(lambda r=running: r.snapshot().remote.frames_in.get("new_buffer_size", 0) > 0)
+    assert set(sizes()) != {DEBLOATED_BYTES_START}
+    coordinator.send(CancelTasks(term=coordinator.term, job="j1"))
+    await coordinator.until(lambda: len(coordinator.ended()) == 4)
 
 
 async def test_two_workers_count_words_over_one_connection(coordinator: Coordinator) -> None:

@@ -119,6 +119,8 @@ export interface Gate {
   channels_starved: number;
   credits_announced: number;
   credits_unannounced: number;
+  debloated_bytes: number | null;
+  in_flight_seconds: number | null;
 }
 export interface TaskBuffers {
   operator: number;

@@ -4,7 +4,7 @@ import type { Buffers, Graph, History, Job, Task, TaskBuffers, VertexLoad } from
 import { usePoll } from "./api";
 import { Channels } from "./channels";
 import { Chart } from "./chart";
-import { count, millis, percent, rate } from "./format";
+import { bytes, count, millis, percent, rate } from "./format";
 import { Empty, LevelBadge, Section, Share, State, Table } from "./parts";
 
 const POLL_MS = 2000;
@@ -174,7 +174,11 @@ function rows(tasks: TaskBuffers[]) {
               <th scope="row" class="number">
                 {task.index}
               </th>
-              <td>input {input}</td>
+              <td>
+                input {input}
+                {gate.debloated_bytes !== null && `, buffers of ${bytes(gate.debloated_bytes)}`}
+                {gate.in_flight_seconds !== null && `, ${millis(gate.in_flight_seconds)} in flight`}
+              </td>
               <td class="number">{count(gate.channels)}</td>
               <td class={gate.channels_starved > 0 ? "number alert" : "number"}>
                 {gate.channels_starved > 0 && <span aria-hidden="true">▲ </span>}
