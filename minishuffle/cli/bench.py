@@ -19,7 +19,7 @@ __all__ = ["bench"]
 @click.group()
 @late_global_options
 def bench() -> None:
-    """Measure: transport and exchange against sockets, latency, recovery, scale, keyed sums, words, Spark."""
+    """Measure: transport, exchange, latency, debloating, recovery, scale, keyed sums, words, Spark."""
 
 
 def _wire_options(command: Any) -> Any:
@@ -211,6 +211,53 @@ def latency(as_json: bool, rate: float, seconds: float, buffer_timeout: float | 
         console().print(table)
     if measured["lost"]:
         raise ShuffleError(f"{measured['lost']} records did not arrive")
+
+
+@bench.command()
+@click.option("--target", default=1.0, show_default=True, type=FiniteRange(min=0.01), help="Seconds.")
+@click.option(
+    "--produce", default=2.0, show_default=True, type=FiniteRange(0.1, 1000), help="MB/s of the producer."
+)
+@click.option(
+    "--share",
+    "shares",
+    default=(10, 30, 60, 10),
+    show_default=True,
+    multiple=True,
+    type=FiniteRange(1, 100),
+    help="Percent of it that the consumer takes; may be given several times, which follow each other.",
+)
+@click.option("--seconds", default=60.0, show_default=True, type=FiniteRange(min=2), help="Of each share.")
+@click.option("--pairs", default=5, show_default=True, type=click.IntRange(0, 99), help="At full rate.")
+@click.option(
+    "--full-seconds", default=8.0, show_default=True, type=FiniteRange(min=1), help="Of a run at full rate."
+)
+@json_option
+@late_global_options
+def debloat(as_json: bool, **options: Any) -> None:
+    """How old rows are when a slow consumer takes them, with buffer debloating and without."""
+    from minishuffle.bench.debloat import SETTLE_SECONDS, measure_debloat
+
+    measured = measure_debloat(**options)
+    if as_json:
+        print_json(measured)
+    else:
+        columns = ("age p50", "with", "without", "as wanted after")
+        table = new_table(columns, right=columns[1:])
+        for each in measured["age_p50"]:
+            ages = [f"{each[name]} s" for name in ("with", "without", "settled")]
+            table.add_row(f"consumer at {each['share']:g} % of the rate", *ages)
+        console().print(table)
+        if rates := measured["full_rate_mb_per_second"]:
+            echo(
+                f"at full rate: {rates['with']} MB/s with, {rates['without']} without; median ratio of "
+                f"{options['pairs']} pairs: {measured['full_rate_ratio']}"
+            )
+    if not measured["as_wanted"]:
+        raise ShuffleError(
+            f"a median age is not within 0.7 to 1.3 times the target of {options['target']:g} s "
+            f"{SETTLE_SECONDS:g} s after a change: raise --produce or lower --target if it is younger"
+        )
 
 
 @bench.command()
