@@ -324,6 +324,8 @@ class TaskSnapshot:
     latencies: Mapping[str, Histogram] = field(default_factory=dict)
     """What the markers that have come took, by source, in seconds."""
     user_series: tuple[UserSeries, ...] = ()
+    slot: int = 0
+    """The number of its slot, of those that the job has."""
 
 
 @dataclass(slots=True, frozen=True)

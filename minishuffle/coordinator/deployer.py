@@ -79,15 +79,15 @@ class Deployer:
         if not due:
             return []
         workers = self.workers.alive()
-        lost = sorted({task.index for task in due if task.index in job.slots.lost})
+        lost = sorted({slot for task in due if (slot := job.slot_of(task.key)) in job.slots.lost})
         waits, is_awaited = self._move(job, lost, held, at, called), bool(self.workers.awaited())
         for task in due:
-            if task.index in job.slots.lost:
-                may_come = is_awaited or self.isolation.blocks(job, task.index)
-                job.wait_for_slot(task, at + waits[task.index], at, may_come=may_come)
+            if (slot := job.slot_of(task.key)) in job.slots.lost:
+                may_come = is_awaited or self.isolation.blocks(job, slot)
+                job.wait_for_slot(task, at + waits[slot], at, may_come=may_come)
         if job.stopping or job.terminal:
             return []
-        ready = [task for task in due if task.index not in job.slots.lost]
+        ready = [task for task in due if job.slot_of(task.key) not in job.slots.lost]
         if ready:
             addresses = {worker.worker: worker.address for worker in workers}
             for number, message in redeployments(job, ready, addresses, term=self.term, at=at):

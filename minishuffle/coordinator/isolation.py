@@ -81,7 +81,8 @@ class Isolation:
         if job.stopping:
             return None
         slots: dict[int, TaskDeaths] = {}
-        for (_, slot), deaths in job.deaths.counted().items():
+        for key, deaths in job.deaths.counted().items():
+            slot = job.slot_of(key)
             lasts = at < deaths.at + 2 * self._slot_timeout
             if lasts and deaths.count >= SUSPECTED_DEATHS:
                 slots[slot] = max(deaths, slots.get(slot, deaths), key=lambda each: each.count)

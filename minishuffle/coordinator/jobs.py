@@ -88,7 +88,7 @@ class Job:
         self.id, self.name, self.graph = job, name, graph
         self.submission = submission
         """The id that the client gave its submission; may be empty."""
-        self.slots = Slots(placement, segments)
+        self.slots, self._first_slots = Slots(placement, segments), graph.first_slots()
         self.state = "created"
         self.submitted_at, self.ended_at = at, 0.0
         self.stop_sent = False
@@ -168,15 +168,23 @@ class Job:
         task = self._tasks[operator, index]
         return task.on_worker and task.state in ("created", "running", "finished")
 
+    def slot_of(self, key: TaskKey) -> int:
+        """The slot that a subtask runs in."""
+        return self._first_slots[key[0]] + key[1]
+
     def worker_of(self, operator: int, index: int) -> int:
         """The worker of a subtask: of its slot, unless it has finished before that moved."""
         task = self._tasks[operator, index]
-        return task.worker if task.stays else self.slots.placement[index]
+        return task.worker if task.stays else self.slots.placement[self.slot_of((operator, index))]
 
     def stayed(self) -> dict[TaskKey, int]:
         """The workers of subtasks that have finished before their slot moved."""
         tasks = (task for task in self._tasks.values() if task.stays)
-        return {task.key: task.worker for task in tasks if task.worker != self.slots.placement[task.index]}
+        return {
+            task.key: task.worker
+            for task in tasks
+            if task.worker != self.slots.placement[self.slot_of(task.key)]
+        }
 
     def is_done(self, operator: int, index: int) -> bool:
         """Whether a subtask has finished, wherever."""
@@ -322,7 +330,7 @@ class Job:
     def _ended_early(self, task: Subtask, error: ErrorInfo | None, asked: str, at: float) -> None:
         """A task ended, and not because its work was done; ``asked``: see :meth:`_asked`."""
         if task.state == "abandoned":
-            self._abandoned.add((task.worker, task.index))
+            self._abandoned.add((task.worker, self.slot_of(task.key)))
         gave_way = task.state in ("canceled", "abandoned")
         if self.state == "canceling" or (self.stopping and gave_way):
             return
@@ -434,8 +442,9 @@ class Job:
             task.rows_leased = self.positions.rows_leased(*task.key) + self.writes.rows_leased(*task.key)
             self._set(task, "lost", at, f"{task} was lost with worker {worker}: {cause.text}")
         if end_told_until is not None and self._restarts and not self.stopping:
-            slots = {task.index for task in lost if self.deaths.of(task.key) is not None}
-            self._held.update((task.key, (worker, end_told_until)) for task in lost if task.index in slots)
+            slots = {self.slot_of(task.key) for task in lost if self.deaths.of(task.key) is not None}
+            held = [task.key for task in lost if self.slot_of(task.key) in slots]
+            self._held.update((key, (worker, end_told_until)) for key in held)
         self._go_on_without(lost, cause, "on another worker", at)
 
     def exclude(self, worker: int, exclusion: Exclusion, at: float) -> list[TaskAttempt]:
@@ -677,7 +686,7 @@ class Job:
         the next attempts follow in the place that each slot has got. None of that is a failure."""
         moving = set(slots)
         runs = {key for key, task in self._tasks.items() if task.runs}
-        keys = [key for key in runs if key[1] in moving]
+        keys = [key for key in runs if self.slot_of(key) in moving]
         if self._regions.joint:
             keys = self._regions.restart(keys, runs.__contains__)
         self._drained.update(keys)
@@ -697,7 +706,7 @@ class Job:
 
         def is_needed(task: Subtask) -> bool:
             if task.state in PENDING:
-                return task.index in here
+                return self.slot_of(task.key) in here
             if task.worker != worker or not task.on_worker:
                 return False
             return task.runs or (task.stays and not self.stopping and self.ends.needed(task.key, self._tasks))
@@ -705,8 +714,9 @@ class Job:
         return worker in self.slots.workers() and any(map(is_needed, self._tasks.values()))
 
     def _after_the_move(self, task: Subtask) -> str:
-        worker = NOWHERE if task.index in self.slots.lost else self.slots.placement[task.index]
-        worker = self.slots.moving.get(task.index, worker)
+        slot = self.slot_of(task.key)
+        worker = NOWHERE if slot in self.slots.lost else self.slots.placement[slot]
+        worker = self.slots.moving.get(slot, worker)
         return f"on worker {worker}" if worker != NOWHERE else "where a slot comes free"
 
     def _arrive(self, at: float) -> None:
@@ -714,9 +724,9 @@ class Job:
         stays for those who have yet to read it. What is kept until the job ends does not: it is made anew."""
         if self.stopping or self.terminal or not self.slots.moving:
             return
-        busy = {task.index for task in self._tasks.values() if task.runs}
+        busy = {self.slot_of(task.key) for task in self._tasks.values() if task.runs}
         for slot in sorted(self.slots.moving.keys() - busy):
-            here = [task for task in self._tasks.values() if task.index == slot]
+            here = [task for task in self._tasks.values() if self.slot_of(task.key) == slot]
             self.slots.arrive(slot)
             kept = [task for task in here if self.ends.keeps(task.operator) and task.on_worker]
             pending = [task for task in here if task.state in PENDING]
@@ -751,7 +761,7 @@ class Job:
 
     def _holds_back(self, key: TaskKey) -> bool:
         """Whether a pending task waits for others to end."""
-        return key[1] in self.slots.moving or self._regions.is_ending(key)
+        return self.slot_of(key) in self.slots.moving or self._regions.is_ending(key)
 
     @property
     def waits_for_slot(self) -> bool:
@@ -781,12 +791,12 @@ class Job:
     def slots_overdue(self, at: float) -> set[int]:
         """Lost slots whose tasks have waited for as long as they are to."""
         over = [key for key, time in self._times.items() if time <= at]
-        return {key[1] for key in over if self._tasks[key].state == "waiting for a slot"}
+        return {self.slot_of(key) for key in over if self._tasks[key].state == "waiting for a slot"}
 
     def wait_on(self, slot: int, until: float) -> None:
         """Tasks that wait for that slot do so for longer."""
         for key in self._times:
-            if key[1] == slot and self._tasks[key].state == "waiting for a slot":
+            if self.slot_of(key) == slot and self._tasks[key].state == "waiting for a slot":
                 self._times[key] = until
                 self.changed.add(key)
 
@@ -814,7 +824,7 @@ class Job:
             files=files, writes=writes, first_row=kept
         )
         self._books.close(task, self._tasks.values())
-        worker = self.slots.placement[task.index]
+        worker = self.slots.placement[self.slot_of(task.key)]
         task.attempt, task.round = task.attempt + 1, self.ends.round
         if not task.repeated:
             task.base, task.base_round = task.attempt, task.round
@@ -951,8 +961,8 @@ class Job:
         assert all(self._tasks[key].runs for key in self._drained)
         for task in self._tasks.values():
             if task.runs and not self.released:
-                assert task.on_worker and task.index not in self.slots.lost
-                assert task.worker == self.slots.placement[task.index]
+                assert task.on_worker and self.slot_of(task.key) not in self.slots.lost
+                assert task.worker == self.slots.placement[self.slot_of(task.key)]
             if not task.on_worker and task.state == "finished" and self.state in ("created", "running"):
                 assert not self._restarts or not self.ends.needed(task.key, self._tasks)
         self.slots.validate()

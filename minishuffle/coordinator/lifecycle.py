@@ -166,8 +166,11 @@ def recalled_subtask(fields: Mapping[str, Any], counts: Mapping[str, Any] | None
 
 def first_attempts(graph: JobGraph, placement: Placement) -> dict[TaskKey, Subtask]:
     """All subtasks of a job that is about to be deployed."""
+    firsts = graph.first_slots()
     return {
-        (operator, index): Subtask(operator, index, placement[index], FIRST_ATTEMPT, name=vertex.name)
+        (operator, index): Subtask(
+            operator, index, placement[firsts[operator] + index], FIRST_ATTEMPT, name=vertex.name
+        )
         for operator, vertex in enumerate(graph.vertices)
         for index in range(vertex.parallelism)
     }

@@ -194,7 +194,13 @@ class Results:
                 vertex.bounded,
                 vertex.sink_schema,
                 [
-                    [_Part(0, FIRST_ATTEMPT, self.address(job.slots.placement[index]))]
+                    [
+                        _Part(
+                            0,
+                            FIRST_ATTEMPT,
+                            self.address(job.slots.placement[job.slot_of((operator, index))]),
+                        )
+                    ]
                     for index in range(vertex.parallelism)
                 ],
                 [[] for _ in range(vertex.parallelism)],
@@ -259,7 +265,7 @@ class Results:
             if result.operator == operator:
                 parts = result.parts[index]
                 begin = job.rows_kept(operator)[index]
-                at = self.address(job.slots.placement[index])
+                at = self.address(job.slots.placement[job.slot_of((operator, index))])
                 parts[:] = [part for part in parts if part.begin < begin]
                 parts.append(_Part(begin, job.attempt_of(operator, index), at))
                 self._changed.add(job.id)

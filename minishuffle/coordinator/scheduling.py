@@ -61,8 +61,8 @@ __all__ = [
 #
 # Which slot of which worker runs what, and whether a job fits: pure arithmetic.
 #
-# Slots are shared: subtask ``i`` of every operator runs in the job's slot ``i``. A *placement* is a
-# tuple with the worker id of each slot.
+# Slots are shared: subtask ``i`` of every operator of a slot group runs in slot ``i`` of that group, and the
+# slots of one group follow those of another. A *placement* is a tuple with the worker id of each.
 
 
 WORKERS_NAMED: Final = 5
@@ -87,7 +87,7 @@ def place(free: Mapping[int, int], total: int, graph: JobGraph, lost: str = "") 
     needed, available = graph.slots_needed, sum(free.values())
     if needed > available:
         raise ResourceExhausted(
-            f"job needs {needed} slots (greatest parallelism), {available} are free of {total}{lost}: "
+            f"job needs {needed} slots ({_which(graph)}), {available} are free of {total}{lost}: "
             "start more workers (--workers/--slots) or lower --parallelism"
         )
     # The worker with the fewest slots of this job; then the emptiest; then the lowest id.
@@ -102,6 +102,15 @@ def place(free: Mapping[int, int], total: int, graph: JobGraph, lost: str = "") 
         else:
             heapq.heapreplace(waiting, (taken + 1, used + 1, worker))
     return tuple(slots)
+
+
+def _which(graph: JobGraph) -> str:
+    groups = {vertex.slot_group for vertex in graph.vertices}
+    return (
+        "greatest parallelism"
+        if len(groups) == 1
+        else f"greatest parallelism of each of {len(groups)} groups"
+    )
 
 
 @dataclass(slots=True)
@@ -140,12 +149,11 @@ def worker_need(graph: JobGraph, slots: Iterable[int]) -> BufferNeed:
     largest, name = 0, ""
     kept = graph.kept_edges()
     for slot in slots:
-        for operator, vertex in enumerate(graph.vertices):
-            if slot < vertex.parallelism:
-                before = need.segments
-                _add_task(need, graph, (operator, slot), kept)
-                if need.segments - before > largest:
-                    largest, name = need.segments - before, vertex.name
+        for key in graph.in_slot(slot):
+            before = need.segments
+            _add_task(need, graph, key, kept)
+            if need.segments - before > largest:
+                largest, name = need.segments - before, graph.vertices[key[0]].name
     if largest and graph.settings.restart_strategy != "none":
         need.add(f"a restart of {name} beside an attempt that does not stop", largest)
     return need
@@ -412,14 +420,15 @@ def deployments(
     if tasks is None:
         tasks = [(o, index) for o, vertex in enumerate(graph.vertices) for index in range(vertex.parallelism)]
     specs: dict[int, list[TaskSpec]] = {}
-    kept = graph.kept_edges()
+    kept, firsts = graph.kept_edges(), graph.first_slots()
     for operator, index in tasks:
         key = (operator, index)
         spec = _task(graph, key, attempts.get(key), done.get(key, _NOTHING_DONE), kept)
+        spec = spec.model_copy(update={"slot": firsts[operator] + index})
         if (resumption := resumptions.get((operator, index))) is not None:
             update = {"files": dict(resumption.files), "writes": list(resumption.writes)}
             spec = spec.model_copy(update=resumption._asdict() | update)
-        specs.setdefault(placement[index], []).append(spec)
+        specs.setdefault(placement[spec.slot], []).append(spec)
     beside: dict[frozenset[_Range], list[TaskAttempt]] = {}  # the same for many workers
     return {
         worker: DeployTasks(
@@ -429,7 +438,7 @@ def deployments(
             settings=graph.settings.model_dump() | {"on_unavailable": graph.on_unavailable},
             programs={spec.operator: graph.vertices[spec.operator].program for spec in here},
             tasks=here,
-            workers=_at_ends(here, at, elsewhere, addresses),
+            workers=_at_ends(here, firsts, at, elsewhere, addresses),
             placement=_tables(graph, here, at, elsewhere),
             attempts=_attempts_beside(here, attempts, beside),
         )
@@ -442,9 +451,10 @@ def _tables(
     graph: JobGraph, specs: Sequence[TaskSpec], placement: Placement, elsewhere: Mapping[TaskKey, int]
 ) -> dict[int, bytes]:
     """The packed placement of each operator that feeds one of these tasks."""
-    tables = {}
+    tables, firsts = {}, graph.first_slots()
     for operator in {gate.operator for spec in specs for gate in spec.inputs}:
-        workers = list(placement[: graph.vertices[operator].parallelism])
+        first = firsts[operator]
+        workers = list(placement[first : first + graph.vertices[operator].parallelism])
         for key, worker in elsewhere.items():
             if key[0] == operator:
                 workers[key[1]] = worker
@@ -473,13 +483,14 @@ def _attempts_beside(
 
 def _at_ends(
     specs: Sequence[TaskSpec],
+    firsts: Sequence[int],
     placement: Placement,
     elsewhere: Mapping[TaskKey, int],
     addresses: Sequence[WorkerAddress],
 ) -> list[WorkerAddress]:
     """Those of the workers of the producers and consumers of these tasks."""
-    ranges = {(gate.first, gate.count) for spec in specs for gate in spec.inputs}
-    ranges |= {(output.first, output.count) for spec in specs for output in spec.outputs}
+    ranges = {(firsts[gate.operator] + gate.first, gate.count) for spec in specs for gate in spec.inputs}
+    ranges |= {(firsts[each.operator] + each.first, each.count) for spec in specs for each in spec.outputs}
     ends = {worker for first, count in ranges for worker in placement[first : first + count]}
     ends |= set(elsewhere.values())
     return [address for address in addresses if address.worker in ends]

@@ -31,6 +31,7 @@ class _Chain:
 
     nodes: list[Node]
     parallelism: int
+    slot_group: str
     outputs: list[Output] = field(default_factory=list)
 
     @property
@@ -145,6 +146,17 @@ def _parallelisms(nodes: list[Node], default: int) -> dict[Node, int]:
     return widths
 
 
+def _slot_groups(nodes: list[Node]) -> dict[Node, str]:
+    """That of each node, as named or as all of its inputs have it; ``nodes`` are inputs first. (Flink:
+    ``StreamGraphGenerator.determineSlotSharingGroup``.)"""
+    groups: dict[Node, str] = {}
+    for node in nodes:
+        before = {groups[feed.node] for feed in node.feeds}
+        inherited = before.pop() if len(before) == 1 else ""
+        groups[node] = inherited if node.slot_group is None else node.slot_group
+    return groups
+
+
 def _stays(feed: Feed) -> bool:
     return feed.exchange is None or feed.exchange.partitioner == "forward"
 
@@ -154,15 +166,17 @@ def _chains_and_edges(nodes: list[Node], widths: dict[Node, int]) -> tuple[list[
     chains: list[_Chain] = []
     chain_of: dict[Node, int] = {}
     edges: list[Edge] = []
+    groups = _slot_groups(nodes)
     for node in nodes:
-        if len(node.feeds) == 1 and readers[node.feeds[0].node] == 1 and _chains(node, widths):
+        alone = len(node.feeds) == 1 and readers[node.feeds[0].node] == 1
+        if alone and groups[node] == groups[node.feeds[0].node] and _chains(node, widths):
             chain_of[node] = chain_of[node.feeds[0].node]
             if node.feeds[0].exchange is not None:
                 chains[chain_of[node]].nodes.append(_forwarding())
             chains[chain_of[node]].nodes.append(node)
             continue
         chain_of[node] = target = len(chains)
-        chains.append(_Chain([node], widths[node]))
+        chains.append(_Chain([node], widths[node], groups[node]))
         for feed in node.feeds:
             source = chain_of[feed.node]
             exchange = feed.exchange or _default_exchange(widths[feed.node], widths[node])
@@ -213,6 +227,7 @@ def _vertex(chain: _Chain) -> Vertex:
         operators=chain.operator_names(),
         is_source=first.is_source,
         bounded=first.bounded,
+        slot_group=chain.slot_group,
         program=pickle_program(program, chain.name),
         stream=stream.name if stream else "",
         sink=sink.name if sink else "",

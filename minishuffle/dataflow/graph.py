@@ -6,6 +6,7 @@ compute a subtask's neighbours from the pattern.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal, TypeAlias
 
 import msgpack
@@ -19,7 +20,7 @@ from minishuffle.wire.control import unpack_bounded
 __all__ = ["Edge", "JobGraph", "JobSettings", "Placement", "Vertex"]
 
 Placement: TypeAlias = tuple[int, ...]
-"""The worker id of each slot of a job; subtask ``i`` of every operator runs in slot ``i``."""
+"""The worker id of each slot of a job; see :meth:`JobGraph.first_slots`."""
 
 
 def _checked_timeout(seconds: float) -> float:
@@ -78,6 +79,8 @@ class Vertex(BaseModel):
     is_source: bool
     bounded: bool = True
     program: bytes
+    slot_group: str = ""
+    """Vertices of one group share slots, and no others; ``""`` is that of those which name none."""
     stream: str = ""
     """The name under which external clients write the records of a source without splits."""
     sink: str = ""
@@ -160,8 +163,37 @@ class JobGraph(BaseModel):
 
     @property
     def slots_needed(self) -> int:
-        """With slot sharing: the greatest parallelism."""
-        return max((vertex.parallelism for vertex in self.vertices), default=0)
+        """For all vertices at once."""
+        return self.slots_of(range(len(self.vertices)))
+
+    def first_slots(self) -> list[int]:
+        """By vertex, the number of the slot of its subtask 0; the others follow. Each slot group has slots of
+        its own."""
+        firsts: dict[str, int] = {}
+        taken = 0
+        for group, width in self._widths(range(len(self.vertices))).items():
+            firsts[group], taken = taken, taken + width
+        return [firsts[vertex.slot_group] for vertex in self.vertices]
+
+    def in_slot(self, slot: int) -> list[tuple[int, int]]:
+        """Vertex and index of the subtasks that run there."""
+        return [
+            (number, slot - first)
+            for number, first in enumerate(self.first_slots())
+            if first <= slot < first + self.vertices[number].parallelism
+        ]
+
+    def slots_of(self, vertices: Iterable[int]) -> int:
+        """How many slots these need at once: the greatest parallelism of each slot group, together."""
+        return sum(self._widths(vertices).values())
+
+    def _widths(self, vertices: Iterable[int]) -> dict[str, int]:
+        """The greatest parallelism of each slot group."""
+        widths: dict[str, int] = {}
+        for number in vertices:
+            vertex = self.vertices[number]
+            widths[vertex.slot_group] = max(widths.get(vertex.slot_group, 0), vertex.parallelism)
+        return widths
 
     def producers_of(self, edge: int, consumer: int) -> range:
         """Subtask indices of the producers that feed ``consumer`` over ``edge``."""

@@ -73,6 +73,8 @@ class Node:
     operators: tuple[Operator, ...] = ()
     parallelism: int | None = None
     """None: the job's, or with ``follows`` the input's."""
+    slot_group: str | None = None
+    """None: that of its inputs, if they are of one."""
     follows: bool = False
     """Runs where its only input runs, unless the user says otherwise."""
     is_auxiliary: bool = False

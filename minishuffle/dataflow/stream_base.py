@@ -210,6 +210,15 @@ class StreamBase:
             raise UsageError(f"name takes a text of characters that can all be printed, not {label!r:.80}")
         return self._with_last_step("name", lambda node: node.named(label))
 
+    def slot_group(self, name: str) -> Self:
+        """Run the operator before this in slots that it shares with operators of that group alone.
+
+        Those that follow are of the same group until another is named. The job then needs, of each group, as
+        many slots as its most parallel operator has subtasks.
+        """
+        name = checked_name(name, "slot_group")
+        return self._with_last_step("slot_group", lambda node: replace(node, slot_group=name))
+
     # --- new streams -----------------------------------------------------------------------------
 
     @classmethod

@@ -282,6 +282,8 @@ class TaskSpec(ControlMessage):
     """The number of the first row that it keeps, if it is a sink whose records external clients read."""
     base: int = 0
     """See :class:`TaskAttempt`."""
+    slot: int = 0
+    """The number of its slot, of those that the job has."""
 
 
 class ChannelEnds(TaskAttempt):

@@ -590,7 +590,7 @@ class Worker:
     def _abandon(self, attempt: Attempt) -> None:
         attempt.abandon()
         if attempt.task.thread is not None:
-            self._stuck.add(attempt.id, attempt.task.thread.is_alive)
+            self._stuck.add(attempt.id, attempt.slot, attempt.task.thread.is_alive)
         _log.error("task %s still runs after its cancel: abandoned", attempt.id)
 
     def _start(self, instruction: StartTask) -> None:

@@ -23,19 +23,19 @@ class StuckThreads:
     """The threads of abandoned tasks that had not ended when :meth:`slots` was last asked for."""
 
     def __init__(self) -> None:
-        self._threads: dict[AttemptId, Callable[[], bool]] = {}
-        """Whether each still runs."""
+        self._threads: dict[AttemptId, tuple[int, Callable[[], bool]]] = {}
+        """Its slot, and whether each still runs."""
 
     def __len__(self) -> int:
         return len(self._threads)
 
-    def add(self, attempt: AttemptId, is_alive: Callable[[], bool]) -> None:
-        self._threads[attempt] = is_alive
+    def add(self, attempt: AttemptId, slot: int, is_alive: Callable[[], bool]) -> None:
+        self._threads[attempt] = slot, is_alive
 
     def slots(self) -> dict[str, list[int]]:
         """By job: the slots in which such a thread still runs."""
-        self._threads = {key: is_alive for key, is_alive in self._threads.items() if is_alive()}
+        self._threads = {key: each for key, each in self._threads.items() if each[1]()}
         found: dict[str, set[int]] = {}
-        for key in self._threads:
-            found.setdefault(key.subtask.job, set()).add(key.subtask.index)
+        for key, (slot, _) in self._threads.items():
+            found.setdefault(key.subtask.job, set()).add(slot)
         return {job: sorted(slots) for job, slots in found.items()}

@@ -127,6 +127,7 @@ class Attempt:
 
     def __init__(self, services: WorkerServices, message: DeployTasks, spec: TaskSpec) -> None:
         self.id = attempt_id(message.job, spec)
+        self.slot = spec.slot
         self.settings = JobSettings.model_validate(message.settings)
         self.counters = TaskCounters()
         self.paths = TaskPaths(services.inbox)
@@ -417,6 +418,7 @@ class Attempt:
             operator=subtask.operator,
             name=task.name,
             index=subtask.index,
+            slot=self.slot,
             attempt=self.id.attempt,
             state=task.state,
             counters=task.read_counters(),

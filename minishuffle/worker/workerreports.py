@@ -123,7 +123,7 @@ def worker_snapshot(
         worker=identity.worker,
         epoch=identity.epoch,
         slots=slots,
-        slots_used=len({(task.job, task.index) for task in tasks}),
+        slots_used=len({(task.job, task.slot) for task in tasks}),
         remote=remote,
         local_bytes=deployment.local_bytes if deployment is not None else 0,
         local_buffers=deployment.local_buffers if deployment is not None else 0,

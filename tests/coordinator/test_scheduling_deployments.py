@@ -150,3 +150,19 @@ def test_both_ends_of_a_side_know_that_it_is_kept(make_graph: Callable[..., JobG
     assert [gate.kept for gate in count.inputs] == [False, True]
     assert [(output.kept, output.shared) for output in read.outputs] == [(False, False)]
     assert [(output.kept, output.shared) for output in small.outputs] == [(True, True)]
+
+
+def test_tasks_go_to_the_slots_of_their_group(make_graph: Callable[..., JobGraph]) -> None:
+    graph = make_graph(2, 2)
+    apart = [vertex.model_copy(update={"slot_group": vertex.name}) for vertex in graph.vertices]
+    graph = graph.model_copy(update={"vertices": apart})
+    messages = deploy(graph, (1, 1, 2, 1))
+    found = {
+        worker: [(task.name, task.index, task.slot) for task in message.tasks]
+        for worker, message in messages.items()
+    }
+    assert found == {1: [("read", 0, 0), ("read", 1, 1), ("count", 1, 3)], 2: [("count", 0, 2)]}
+    (gate,) = next(task for task in messages[2].tasks).inputs
+    assert list(messages[2].channels(gate)) == [(0, 1, 1), (1, 1, 1)]
+    assert messages[2].workers == ADDRESSES[:1]
+    assert {address.worker for address in messages[1].workers} == {1, 2}

@@ -46,13 +46,21 @@ Subtask = tuple[str, int, int]
 
 
 def three_stages(
-    counts: tuple[int, int, int], partitioners: tuple[Any, Any], strategy: Any = "individual"
+    counts: tuple[int, int, int],
+    partitioners: tuple[Any, Any],
+    strategy: Any = "individual",
+    groups: str = "aaa",
 ) -> JobGraph:
     vertices = [
         Vertex(
-            name=name, parallelism=count, operators=[name], is_source=name == "read", program=name.encode()
+            name=name,
+            parallelism=count,
+            operators=[name],
+            is_source=name == "read",
+            program=name.encode(),
+            slot_group=group,
         )
-        for name, count in zip(("read", "join", "write"), counts, strict=True)
+        for name, count, group in zip(("read", "join", "write"), counts, groups, strict=True)
     ]
     edges = [Edge(source=i, target=i + 1, partitioner=each) for i, each in enumerate(partitioners)]
     settings = JobSettings(restart_failures_max=FAILURES_MAX, restart_strategy=strategy)
@@ -106,7 +114,7 @@ class Restarts(RuleBasedStateMachine):
         """Two workers and a job: few runs would come to a restart if these were left to chance."""
         for _ in range(2):
             self.register(slots=2, segments=2000, again=False, standby=False, told=True)
-        self.submit((2, 2, 1), ("hash", "hash"), "individual")
+        self.submit((2, 2, 1), ("hash", "hash"), "individual", "aaa")
 
     @precondition(lambda self: len(self.living()) < WORKERS_MAX)
     @rule(
@@ -169,9 +177,12 @@ class Restarts(RuleBasedStateMachine):
         counts=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)),
         partitioners=st.tuples(*[st.sampled_from(["hash", "rescale", "broadcast"])] * 2),
         strategy=st.sampled_from(["individual", "individual", "region", "full"]),
+        groups=st.sampled_from(["aaa", "aaa", "aba", "abc"]),
     )
-    def submit(self, counts: tuple[int, int, int], partitioners: tuple[Any, Any], strategy: str) -> None:
-        graph = three_stages(counts, partitioners, strategy)
+    def submit(
+        self, counts: tuple[int, int, int], partitioners: tuple[Any, Any], strategy: str, groups: str
+    ) -> None:
+        graph = three_stages(counts, partitioners, strategy, groups)
         reply = self.cluster.request(SubmitJob(name="s", python="3.11", graph=graph.to_bytes()))
         if isinstance(reply, Accepted):
             self.graphs[reply.job] = graph

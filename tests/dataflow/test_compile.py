@@ -73,6 +73,26 @@ def test_a_function_that_chooses_is_carried_by_the_edge() -> None:
     assert (output.edge, output.partitioner, output.choose(5, 2)) == (0, "custom", 1)
 
 
+def groups(stream: Stream[Any]) -> list[str]:
+    graph = compile_job(stream, parallelism=2)
+    return [f"{vertex.name}: {vertex.slot_group}" for vertex in graph.vertices]
+
+
+def test_a_slot_group_is_that_of_what_follows_too() -> None:
+    one = items().map(abs).slot_group("heavy").filter(bool)
+    assert groups(one.rebalance().collect()) == ["items: ", "map -> filter: heavy", "collect: heavy"]
+    assert groups(items().slot_group("a").key_by(abs).count().slot_group("b").collect()) == [
+        "items: a",
+        "count -> collect: b",
+    ]
+    assert groups(one.union(items()).collect())[-1] == "collect: ", "the inputs are of two"
+    assert groups(items().slot_group("a").union(items().slot_group("a")).collect())[-1] == "collect: a"
+    with pytest.raises(UsageError, match="slot_group takes a name of 1 to"):
+        items().slot_group("")
+    with pytest.raises(InvalidGraph, match=r"slot_group\(\) must directly follow the operator"):
+        items().rebalance().slot_group("a")
+
+
 def test_a_changed_parallelism_cuts_the_chain_and_rebalances() -> None:
     stream = items().parallel(1).map(abs).filter(bool).parallel(4).collect()
     assert compiled(stream) == ["items*1", "map*2", "filter -> collect*4", "0>1 rebalance", "1>2 rebalance"]

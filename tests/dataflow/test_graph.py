@@ -86,6 +86,19 @@ def test_edges_of_a_vertex_and_slots() -> None:
     assert graph.slots_needed == 5
 
 
+def test_each_slot_group_has_slots_of_its_own() -> None:
+    """Widths 2 and 3 in one group, 2 and 1 in the other."""
+    vertices = [
+        vertex(width).model_copy(update={"slot_group": group})
+        for width, group in [(2, ""), (2, "b"), (3, ""), (1, "b")]
+    ]
+    graph = JobGraph(vertices=vertices, edges=[])
+    assert (graph.slots_needed, graph.first_slots()) == (5, [0, 3, 0, 3])
+    there = [graph.in_slot(slot) for slot in range(5)]
+    assert there == [[(0, 0), (2, 0)], [(0, 1), (2, 1)], [(2, 2)], [(1, 0), (3, 0)], [(1, 1)]]
+    assert graph.slots_of([1, 3]) == 2
+
+
 def test_a_graph_survives_the_wire() -> None:
     graph = two(3, 2, "rescale").model_copy(update={"settings": JobSettings(buffer_timeout=-1)})
     assert JobGraph.from_bytes(graph.to_bytes()) == graph

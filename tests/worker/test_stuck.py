@@ -13,7 +13,7 @@ def test_a_slot_is_held_until_the_last_thread_in_it_has_ended() -> None:
     stuck = StuckThreads()
     keys = [attempt(0, 1), attempt(1, 1), attempt(0, 0, job="j2")]
     for number, key in enumerate(keys):
-        stuck.add(key, partial(alive.__getitem__, number))
+        stuck.add(key, key.subtask.index, partial(alive.__getitem__, number))
     assert stuck.slots() == {"j1": [1], "j2": [0]} and len(stuck) == 3
     for ended, left in ((0, {"j1": [1], "j2": [0]}), (1, {"j2": [0]}), (2, {})):
         alive[ended] = False
