@@ -141,11 +141,11 @@ FLOATING_BUFFERS_PER_GATE_DEFAULT: Final = 32
 costs two switches of the interpreter's lock: 32 doubled the rate of ``bench keyby``. The pool's
 minimum counts one."""
 OUTPUT_BUFFERS_PER_SUBPARTITION_MAX: Final = 32
+"""For the same reason; what is not free elsewhere is not lent."""
 DEBLOATED_BYTES_MIN: Final = 256
 DEBLOATED_BYTES_START: Final = 1024
 """What producers put into a buffer if the job debloats: at least, and before anything was consumed. (Flink:
 ``taskmanager.memory.min-segment-size``, ``starting-segment-size``.)"""
-"""For the same reason; what is not free elsewhere is not lent."""
 LOCAL_BATCH_BYTES_MAX: Final = 64 * MIB
 """Bytes of the batches that wait, in one worker, for consumers on the same worker; the rest goes through
 segments, as to any other worker."""
