@@ -35,7 +35,7 @@ SECOND = 1_000_000_000
 KINDS: list[FailureKind] = ["task", "process", "link", "stop"]
 if os.geteuid() == 0:
     KINDS.append("host")
-TIMES = 2
+TIMES = 1
 """Of each kind; 'make soak' has a hundred."""
 
 

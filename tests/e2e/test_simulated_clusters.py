@@ -25,7 +25,7 @@ from support.soak import SOAK
 BATCH: Final = 5
 Play: TypeAlias = "Callable[[range, Sequence[Scenario]], None]"
 FAST: Final = 2
-MANY: Final = 10_000 if SOAK else 75
+MANY: Final = 10_000 if SOAK else 30
 FAULTLESS = Scenario(bounded_share=0.9)
 ENDING = Scenario(faults=True, bounded_share=0.8)
 RECOVERING = Scenario(faults=True, bounded_share=0.6, strategy="individual")

@@ -1,4 +1,4 @@
-"""Workers on executors of a Spark that has three of them, in processes of their own."""
+"""Workers on executors of a Spark that has two of them, in processes of their own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("wider_resources")]
 
-EXECUTORS = 3
+EXECUTORS = 2
 SECONDS_MAX = 180.0
 Until = Callable[..., Any]
 Processes = Callable[[], list[psutil.Process]]
