@@ -17,6 +17,7 @@ from minishuffle.bench.peer import word_sum
 from minishuffle.bench.wire import PeerProcess
 from minishuffle.cli.main import cli
 from minishuffle.errors import ShuffleError
+from support.soak import SOAK
 from support.waiting import until
 
 SECONDS_MAX = 30.0
@@ -37,8 +38,8 @@ def test_checksums_agree_and_every_figure_is_there(kind: str) -> None:
     assert 0 < ratio["min"] <= ratio["median"] <= ratio["max"]
 
 
-@pytest.mark.skipif(os.environ.get("MINISHUFFLE_SOAK") != "1", reason="soak-tls runs it")
-@pytest.mark.parametrize("kind", ["transport", "exchange"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["transport", "exchange"] if SOAK else ["transport"])
 def test_with_tls_it_is_measured_against_bare_tls_and_none(kind: str) -> None:
     options = ["--tls", "--channels", "4", "--pairs", "2", "--megabytes", "16", "--json"]
     result = CliRunner().invoke(cli, ["bench", kind, *options])

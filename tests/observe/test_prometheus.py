@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shlex
 import subprocess
 import threading
@@ -25,6 +24,7 @@ from support.accesses import READ_TOKEN, access, worker_access
 from support.certificates import files_of
 from support.coordinators import ScriptedCoordinator
 from support.prometheus import query, running_prometheus
+from support.soak import SOAK
 from support.waiting import until
 
 HOST = "127.0.0.1"
@@ -32,10 +32,7 @@ STEP_SECONDS_MAX = 60.0
 WORKERS = (1, 2)
 
 
-SOAK = pytest.mark.skipif(os.environ.get("MINISHUFFLE_SOAK") != "1", reason="soak-tls runs it")
-
-
-@pytest.fixture(params=["plain", *(pytest.param(kind, marks=SOAK) for kind in ("token", "certificate"))])
+@pytest.fixture(params=["plain", "token", "certificate"] if SOAK else ["plain"])
 def clients(request: pytest.FixtureRequest) -> str:
     """What HTTP clients show over TLS; ``plain``: there is no TLS."""
     return str(request.param)
