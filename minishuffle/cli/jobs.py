@@ -14,7 +14,7 @@ from minishuffle.cli.leftout import left_out, left_out_texts
 from minishuffle.cli.session import Session, json_option, late_global_options, print_json, session_of
 from minishuffle.cli.terminal import echo
 from minishuffle.client import Client, JobHandle, JobResult, loss_text, new_submission, results_of
-from minishuffle.dataflow.graph import JobSettings
+from minishuffle.dataflow.graph import JobGraph, JobSettings
 from minishuffle.errors import ShuffleError, TaskFailed, UsageError
 from minishuffle.limits import PARALLELISM_MAX
 from minishuffle.wire.outputs import ListedFile
@@ -48,7 +48,8 @@ RECOVERIES = frozenset({"task restarting", "task waiting for a slot"})
     help="A parameter of the job, or a setting that every job has: buffer_timeout (adaptive, or seconds), "
     "buffers_per_channel, floating_buffers_per_gate, source_lease (rows), restart_strategy (individual, "
     "region, full, none), restart_failures_max, on_unavailable (drop, wait), latency_interval (seconds), "
-    "latency_granularity (single, operator, subtask), debloat_target (seconds).",
+    "latency_granularity (single, operator, subtask), debloat_target (seconds), "
+    "schedule (eager, first_output, stages), start_when (any, all).",
 )
 @click.option("--name", help="Name of the job; by default that of JOB.")
 @click.option(
@@ -61,7 +62,11 @@ RECOVERIES = frozenset({"task restarting", "task waiting for a slot"})
 @click.option(
     "--strict", is_flag=True, help="With --wait: exit with 3 when any records were dropped, late or skipped."
 )
-@click.option("--describe", is_flag=True, help="Show the job's parameters and operators; run nothing.")
+@click.option(
+    "--describe",
+    is_flag=True,
+    help="Show the job's parameters, operators, exchanges and stages; run nothing.",
+)
 @json_option
 @late_global_options
 @click.pass_context
@@ -88,7 +93,7 @@ def submit(
     found = load_job(job)
     parameters, settings = _parted(found, given)
     if describe:
-        _describe(found, parameters, as_json)
+        _describe(found, parameters, as_json, parallelism=parallelism or 1, settings=settings)
         return
     stream = found.build(parameters)
     session = session_of(context)
@@ -216,25 +221,28 @@ def _as_map(result: JobResult) -> dict[str, Any]:
     }
 
 
-def _operators(job: Job, settings: tuple[str, ...]) -> list[str] | None:
-    """The chains of the job, or None when a parameter must be set first."""
-    given = {setting.partition("=")[0] for setting in settings}
-    if any(parameter.required and parameter.name not in given for parameter in job.parameters):
+def _graph(job: Job, given: tuple[str, ...], parallelism: int, settings: JobSettings) -> JobGraph | None:
+    """What the job becomes, or None when a parameter must be set first."""
+    named = {setting.partition("=")[0] for setting in given}
+    if any(parameter.required and parameter.name not in named for parameter in job.parameters):
         return None
     from minishuffle.dataflow.compile import compile_job
 
-    graph = compile_job(job.build(settings), parallelism=1)
-    return [" -> ".join(vertex.operators) for vertex in graph.vertices]
+    return compile_job(job.build(given), parallelism=parallelism, settings=settings)
 
 
-def _describe(job: Job, settings: tuple[str, ...], as_json: bool) -> None:
+def _describe(
+    job: Job, given: tuple[str, ...], as_json: bool, *, parallelism: int, settings: JobSettings
+) -> None:
+    from minishuffle.cli.plan import plan_lines, plan_map
+
     try:
-        operators, problem = _operators(job, settings), None
+        graph, problem = _graph(job, given, parallelism, settings), None
     except UsageError as error:
-        if settings:
+        if given:
             raise
         # With its defaults alone the job may not stand; its parameters are still worth showing.
-        operators, problem = None, str(error)
+        graph, problem = None, str(error)
     if as_json:
         parameters = [
             {
@@ -245,16 +253,17 @@ def _describe(job: Job, settings: tuple[str, ...], as_json: bool) -> None:
             }
             for parameter in job.parameters
         ]
-        print_json({"job": job.name, "doc": job.doc, "parameters": parameters, "operators": operators})
+        plan = {"operators": None} if graph is None else plan_map(graph)
+        print_json({"job": job.name, "doc": job.doc, "parameters": parameters, **plan})
         return
     echo(f"{job.name}\n{job.doc}" if job.doc else job.name)
     echo("\nparameters (--set key=value):" if job.parameters else "\nno parameters")
     for parameter in job.parameters:
         echo(f"  {parameter}{' (required)' if parameter.required else ''}")
-    if operators is not None:
-        echo("\noperators (one line for each thread):")
-        for chain in operators:
-            echo(f"  {chain}")
+    if graph is not None:
+        echo()
+        for line in plan_lines(graph):
+            echo(line)
     elif problem is not None:
         echo(f"\noperators unknown: {problem}")
 

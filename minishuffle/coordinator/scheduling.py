@@ -220,6 +220,8 @@ def checked_graph(message: SubmitJob, python: str) -> JobGraph:
     graph = JobGraph.from_bytes(message.graph)
     if not graph.vertices:
         raise InvalidGraph("the job has no operators: give it a source and a sink")
+    if graph.settings.schedule != "eager" or any(edge.kind != "pipelined_bounded" for edge in graph.edges):
+        raise InvalidGraph("this cluster only runs pipelined_bounded exchanges, on the schedule eager")
     return graph
 
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 
 from minishuffle.dataflow.arguments import checked_parallelism
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
-from minishuffle.dataflow.nodes import Exchange, Feed, Node, check_waits, inputs_first, one_of_each
+from minishuffle.dataflow.nodes import Exchange, Feed, Node, Partitioning, inputs_first, one_of_each
 from minishuffle.dataflow.operators.base import Operator, Output, Program
 from minishuffle.dataflow.operators.chained import ChainedOperator, ForgivingOperator
 from minishuffle.dataflow.operators.pairs import of_row
 from minishuffle.dataflow.pickling import pickle_program
 from minishuffle.dataflow.pruning import pruned
+from minishuffle.dataflow.standstill import FeedKey, blocking_feeds, check_waits
 from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
 from minishuffle.limits import CONTROL_PAYLOAD_BYTES_MAX, MIB
@@ -54,7 +55,8 @@ def compile_job(stream: StreamBase, *, parallelism: int = 1, settings: JobSettin
     ``parallelism`` is that of every operator for which the stream does not say another.
 
     Raises:
-        InvalidGraph: the stream has no sink, or forwards between different parallelisms.
+        InvalidGraph: the stream has no sink, forwards between different parallelisms, or would store what has
+            no end.
         UsageError: a function cannot be pickled, or ``parallelism`` is no number of subtasks.
         ResourceExhausted: what the job carries does not fit into a submission.
     """
@@ -158,7 +160,7 @@ def _slot_groups(nodes: list[Node]) -> dict[Node, str]:
 
 
 def _stays(feed: Feed) -> bool:
-    return feed.exchange is None or feed.exchange.partitioner == "forward"
+    return feed.exchange is None or feed.exchange.partitioner in (None, "forward")
 
 
 def _chains_and_edges(nodes: list[Node], widths: dict[Node, int]) -> tuple[list[_Chain], list[Edge]]:
@@ -167,28 +169,37 @@ def _chains_and_edges(nodes: list[Node], widths: dict[Node, int]) -> tuple[list[
     chain_of: dict[Node, int] = {}
     edges: list[Edge] = []
     groups = _slot_groups(nodes)
+    blocking = blocking_feeds(nodes)
+    numbers: dict[FeedKey, int] = {}
     for node in nodes:
         alone = len(node.feeds) == 1 and readers[node.feeds[0].node] == 1
         if alone and groups[node] == groups[node.feeds[0].node] and _chains(node, widths):
             chain_of[node] = chain_of[node.feeds[0].node]
-            if node.feeds[0].exchange is not None:
+            if node.feeds[0].is_chosen:
                 chains[chain_of[node]].nodes.append(_forwarding())
             chains[chain_of[node]].nodes.append(node)
             continue
         chain_of[node] = target = len(chains)
         chains.append(_Chain([node], widths[node], groups[node]))
-        for feed in node.feeds:
+        for number, feed in enumerate(node.feeds):
             source = chain_of[feed.node]
-            exchange = feed.exchange or _default_exchange(widths[feed.node], widths[node])
-            if exchange.partitioner == "forward":
+            exchange = feed.exchange or Exchange(None)
+            partitioner = exchange.partitioner or _default_partitioner(widths[feed.node], widths[node])
+            if partitioner == "forward":
                 _check_forward(feed.node, node, widths)
             choose = of_row(exchange.choose) if exchange.of_pairs and exchange.choose else exchange.choose
             chains[source].outputs.append(
-                Output(len(edges), exchange.partitioner, exchange.keys, choose, feed.side, feed.columns)
+                Output(len(edges), partitioner, exchange.keys, choose, feed.side, feed.columns)
             )
+            numbers[node, number] = len(edges)
+            kind = "blocking" if (node, number) in blocking else exchange.kind or "pipelined_bounded"
             edges.append(
-                Edge(source=source, target=target, input=feed.input, partitioner=exchange.partitioner)
+                Edge(source=source, target=target, input=feed.input, partitioner=partitioner, kind=kind)
             )
+    for implied, cause in blocking.items():
+        if cause is not None:
+            edge = numbers[implied]
+            edges[edge] = edges[edge].model_copy(update={"because_of": numbers[cause]})
     return chains, edges
 
 
@@ -201,11 +212,12 @@ def _forwarding() -> Node:
 
 def _chains(node: Node, widths: dict[Node, int]) -> bool:
     feed = node.feeds[0]
-    return _stays(feed) and feed.side is None and widths[feed.node] == widths[node]
+    stays = _stays(feed) and feed.side is None and feed.kind != "blocking"
+    return stays and widths[feed.node] == widths[node]
 
 
-def _default_exchange(producers: int, consumers: int) -> Exchange:
-    return Exchange("forward" if producers == consumers else "rebalance")
+def _default_partitioner(producers: int, consumers: int) -> Partitioning:
+    return "forward" if producers == consumers else "rebalance"
 
 
 def _check_forward(source: Node, target: Node, widths: dict[Node, int]) -> None:

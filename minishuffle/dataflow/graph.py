@@ -17,10 +17,14 @@ from minishuffle import limits
 from minishuffle.errors import InvalidGraph
 from minishuffle.wire.control import unpack_bounded
 
-__all__ = ["Edge", "JobGraph", "JobSettings", "Placement", "Vertex"]
+__all__ = ["Edge", "JobGraph", "JobSettings", "PartitionKind", "Placement", "Vertex"]
 
 Placement: TypeAlias = tuple[int, ...]
 """The worker id of each slot of a job; see :meth:`JobGraph.first_slots`."""
+PartitionKind: TypeAlias = Literal["pipelined", "pipelined_bounded", "blocking"]
+"""How the partitions of an edge hold what is written: in memory, as many segments as the worker has free;
+in memory, so many segments for each consumer; stored, and given to no consumer before they are complete.
+(Flink: ``ResultPartitionType``.)"""
 
 
 def _checked_timeout(seconds: float) -> float:
@@ -66,6 +70,26 @@ class JobSettings(BaseModel):
     """Seconds in which what is in flight to a task is consumed: producers put less into each buffer while
     their consumers are slow. 0: buffers are always filled. (Flink:
     ``taskmanager.network.memory.buffer-debloat.target``.)"""
+    schedule: Literal["eager", "first_output", "stages"] = "eager"
+    """When tasks are deployed: all at once; each vertex when there is something for it to read; or each
+    stage, which pipelined edges join, when what it reads is complete."""
+    start_when: Literal["any", "all"] | None = None
+    """How many inputs of a vertex or stage have to be there for that. None: ``any`` of a vertex, ``all`` of a
+    stage."""
+
+    @model_validator(mode="after")
+    def _scheduled(self) -> JobSettings:
+        if self.schedule == "eager" and self.start_when is not None:
+            raise PydanticCustomError(
+                "start_when",
+                "start_when is about schedules that wait for inputs: set schedule to first_output or stages",
+            )
+        return self
+
+    @property
+    def starts_when(self) -> Literal["any", "all"]:
+        """``start_when``, as it was given or is by default."""
+        return self.start_when or ("any" if self.schedule == "first_output" else "all")
 
 
 class Vertex(BaseModel):
@@ -101,6 +125,10 @@ class Edge(BaseModel):
     target: int
     input: int = 0
     partitioner: Literal["hash", "rebalance", "rescale", "forward", "broadcast", "custom"]
+    kind: PartitionKind = "pipelined_bounded"
+    because_of: int | None = None
+    """The blocking edge for whose sake this one is blocking too, though the job does not say so: see
+    :mod:`~minishuffle.dataflow.stages`."""
 
     @property
     def pointwise(self) -> bool:
@@ -122,6 +150,8 @@ class JobGraph(BaseModel):
             for end in (edge.source, edge.target):
                 if not 0 <= end < len(self.vertices):
                     raise ValueError(f"edge {number} names vertex {end}, which does not exist")
+            if edge.kind == "blocking" and not self.vertices[edge.source].bounded:
+                raise ValueError(f"blocking edge {number} comes from a source without an end")
             if edge.partitioner == "forward":
                 source, target = self.vertices[edge.source], self.vertices[edge.target]
                 if source.parallelism != target.parallelism:

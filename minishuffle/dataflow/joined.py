@@ -4,15 +4,15 @@ what those of tables check in the same way."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from minishuffle.dataflow.arguments import check_columns, check_late, checked_duration
 from minishuffle.dataflow.bridges import refuse_mixture
-from minishuffle.dataflow.nodes import Exchange, Feed, Node, Reads, check_waits, inputs_first
+from minishuffle.dataflow.nodes import Exchange, Feed, Node, Reads, inputs_first
 from minishuffle.dataflow.operators.base import Operator
 from minishuffle.dataflow.operators.times import PAIRED, EventTime
+from minishuffle.dataflow.standstill import check_waits
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_base import Feeds, SideOutput, StreamBase, late_of
 from minishuffle.errors import InvalidGraph, UsageError
@@ -163,7 +163,7 @@ def look_up_feeds(big: StreamBase, small: StreamBase, on: On, how: str) -> tuple
     check_columns(list(pairs.values()), small._columns, "broadcast_join, small side")
     big_feeds, small_feeds = big._open_feeds("broadcast_join"), small._open_feeds("broadcast_join")
     _check_readable_first(small_feeds)
-    everywhere = (replace(feed, exchange=Exchange("broadcast"), input=1) for feed in small_feeds)
+    everywhere = (feed.exchanged(Exchange("broadcast"), 1) for feed in small_feeds)
     return pairs, (*big_feeds, *everywhere)
 
 
@@ -174,7 +174,7 @@ def look_up_node(
     would wait for itself."""
     asked = dict(enumerate(map(frozenset, asks)))
     node = Node(operator.name, feeds, operators=(operator,), follows=True, reads=reads, asks=asked)
-    check_waits(inputs_first([node]))
+    check_waits(list(inputs_first([node])))
     return node
 
 
@@ -202,7 +202,7 @@ def _check_readable_first(small: tuple[Feed, ...]) -> None:
             "broadcast_join reads the small side to its end first, and it has none: bound its source, or use "
             "key_by(...).join(...)"
         )
-    if any(feed.exchange is not None for feed in small):
+    if any(feed.is_chosen for feed in small):
         raise InvalidGraph(
             "broadcast_join sends the small side to every subtask: leave out the choice before it"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -180,8 +181,11 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
                 keying.take_pairs(of_row)
         else:
             keying = KeyRowsByColumns(self._keys, stream._time, alone=alone)
-        by_key = Exchange("hash")
-        return tuple(
-            Feed(Node("key_by", (feed,), operators=(keying,), follows=True, is_auxiliary=True), by_key, input)
-            for feed in stream._feeds
-        )
+        feeds = []
+        for feed in stream._feeds:
+            # A kind without a choice is about the exchange by key, a choice one of its own before it.
+            inner = feed if feed.is_chosen else replace(feed, exchange=None)
+            kind = None if feed.is_chosen else feed.kind
+            node = Node("key_by", (inner,), operators=(keying,), follows=True, is_auxiliary=True)
+            feeds.append(Feed(node, Exchange("hash", kind=kind), input))
+        return tuple(feeds)

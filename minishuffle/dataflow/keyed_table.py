@@ -4,7 +4,6 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -247,9 +246,9 @@ def by_key(table: Table, keys: tuple[str, ...], input: int = 0) -> Feeds:
         InvalidGraph: their subtasks are chosen already.
     """
     feeds = table._open_feeds("key_by")
-    if any(feed.exchange is not None for feed in feeds):
+    if any(feed.is_chosen for feed in feeds):
         raise InvalidGraph("key_by itself chooses the subtasks: leave out the choice before it")
-    return tuple(replace(feed, exchange=Exchange("hash", keys=keys), input=input) for feed in feeds)
+    return tuple(feed.exchanged(Exchange("hash", keys=keys), input) for feed in feeds)
 
 
 class WindowedTable:

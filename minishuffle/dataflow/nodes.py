@@ -7,11 +7,11 @@ know nothing of chains, threads or edge numbers: ``compile`` finds those.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal, TypeAlias
 
+from minishuffle.dataflow.graph import PartitionKind
 from minishuffle.dataflow.operators.base import Operator, Source
 from minishuffle.errors import InvalidGraph
 
@@ -21,11 +21,11 @@ __all__ = [
     "Feed",
     "Names",
     "Node",
+    "Partitioning",
     "Reads",
     "check_not_sinks",
     "inputs_first",
     "one_of_each",
-    "check_waits",
     "with_last_step",
 ]
 
@@ -40,13 +40,16 @@ Partitioning: TypeAlias = Literal["hash", "rebalance", "rescale", "forward", "br
 class Exchange:
     """How records find their subtask; the fields are those of ``operators.base.Output``.
 
-    With ``of_pairs`` the records are pairs of event time and row, of which ``choose`` takes the row.
+    Without a partitioner only the kind of the edge is said, and the next step chooses how. With ``of_pairs``
+    the records are pairs of event time and row, of which ``choose`` takes the row.
     """
 
-    partitioner: Partitioning
+    partitioner: Partitioning | None
     keys: tuple[str, ...] | None = None
     choose: Callable[[Any, int], int] | None = None
     of_pairs: bool = False
+    kind: PartitionKind | None = None
+    """None: ``pipelined_bounded``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,20 @@ class Feed:
     columns: Names = None
     """Those that are read; found when a job is compiled."""
 
+    @property
+    def is_chosen(self) -> bool:
+        """Whether it is said who gets which record."""
+        return self.exchange is not None and self.exchange.partitioner is not None
+
+    @property
+    def kind(self) -> PartitionKind | None:
+        """The kind of the edge, where one is said."""
+        return None if self.exchange is None else self.exchange.kind
+
+    def exchanged(self, exchange: Exchange, input: int = 0) -> Feed:
+        """The same, with that exchange, of the kind that is said already."""
+        return replace(self, exchange=replace(exchange, kind=self.kind), input=input)
+
 
 def inputs_first(ends: Sequence[Node]) -> Iterator[Node]:
     """Every node that leads to ``ends``, once, each after its inputs."""
@@ -135,40 +152,6 @@ def inputs_first(ends: Sequence[Node]) -> Iterator[Node]:
             seen.add(node)
             stack.append((node, True))
             stack.extend((feed.node, False) for feed in reversed(node.feeds))
-
-
-def check_waits(nodes: Iterable[Node]) -> None:
-    """Raises InvalidGraph if sources would wait for each other, through steps that read one input first.
-
-    Until that input has ended they take nothing of the others, whose sources stand still once the buffers
-    are full.
-    """
-    waits: dict[Node, set[Node]] = {}
-    for node in nodes:
-        first = node.operators[0].first_input if node.operators else None
-        if first is None:
-            continue
-        before, after = (
-            {source for source in inputs_first([feed.node for feed in feeds]) if source.is_source}
-            for feeds in (
-                [feed for feed in node.feeds if feed.input == first],
-                [feed for feed in node.feeds if feed.input != first],
-            )
-        )
-        for source in after:
-            waits.setdefault(source, set()).update(before)
-    try:
-        TopologicalSorter(waits).prepare()
-    except CycleError as error:
-        *others, last = (node.label for node in reversed(error.args[1]))
-        if len(others) == 1:
-            reason = f"both come from {last!r}, which would wait for itself: make that source twice"
-        else:
-            ring = ", which would wait for ".join(repr(label) for label in (*others[1:], last))
-            reason = f"here {others[0]!r} would wait for {ring}: make one of these sources twice"
-        raise InvalidGraph(
-            f"broadcast_join reads the small side to its end before the other, and {reason}"
-        ) from None
 
 
 def with_last_step(feed: Feed, method: str, change: Callable[[Node], Node]) -> Feed:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import count
-from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias, get_args
 
 from minishuffle.dataflow.arguments import checked_duration, checked_name, checked_parallelism
+from minishuffle.dataflow.graph import PartitionKind
 from minishuffle.dataflow.nodes import Boundary, Exchange, Feed, Node, Reads, check_not_sinks, with_last_step
 from minishuffle.dataflow.operators.base import Operator, Source
 from minishuffle.dataflow.operators.times import EventTime
@@ -197,6 +198,29 @@ class StreamBase:
         """Give every record to every subtask of the next operator."""
         return self._exchanged("broadcast", Exchange("broadcast"))
 
+    def exchange(self, kind: PartitionKind) -> Self:
+        """Hold what goes to the next operator in partitions of that kind, whoever gets which record.
+
+        ``pipelined_bounded`` is the default: consumers read while producers write, and those who write
+        ahead of a consumer wait. With ``pipelined`` they may go ahead by all of the memory that nobody else
+        uses. A ``blocking`` exchange stores all records, on the disk if there are many, and gives them out
+        once they are complete: a consumer that is lost reads them again, and no producer restarts.
+
+        Raises:
+            UsageError: there is no such kind.
+            InvalidGraph: another kind is said already.
+        """
+        if kind not in get_args(PartitionKind):
+            kinds = ", ".join(get_args(PartitionKind))
+            raise UsageError(f"exchange is {kind!r:.80}: write one of {kinds}")
+        feeds = self._open_feeds("exchange")
+        if any(feed.kind is not None for feed in feeds):
+            raise InvalidGraph(f"exchange({kind!r}) follows another exchange(...): leave one of them out")
+        of_kind = tuple(
+            replace(feed, exchange=replace(feed.exchange or Exchange(None), kind=kind)) for feed in feeds
+        )
+        return self._same_records(of_kind)
+
     # --- what is known of the operator before ----------------------------------------------------
 
     def parallel(self, count: int) -> Self:
@@ -300,9 +324,9 @@ class StreamBase:
 
     def _exchanged(self, method: str, exchange: Exchange) -> Self:
         feeds = self._open_feeds(method)
-        if any(feed.exchange is not None for feed in feeds):
+        if any(feed.is_chosen for feed in feeds):
             raise InvalidGraph(f"{method}() follows another choice of subtasks: leave one of them out")
-        chosen = tuple(replace(feed, exchange=exchange) for feed in feeds)
+        chosen = tuple(feed.exchanged(exchange) for feed in feeds)
         return self._same_records(chosen)
 
     def _with_last_step(self, method: str, change: Callable[[Node], Node]) -> Self:
