@@ -21,7 +21,7 @@ SIMULATED := tests/e2e/test_simulated_clusters.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast fmt lint types bench soak clean
-.PHONY: soak-setup soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-reach soak-tls
+.PHONY: soak-setup soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-reach soak-tls soak-blocking
 
 help: ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,7 +62,7 @@ bench: setup ## Measure transport, exchange and keyBy (some minutes)
 	$(WITHIN) 900 $(BIN)/minishuffle bench spark
 
 soak: soak-setup ## Run what takes too long for the tests (some hours): failures, silent hosts, workers that hang or that functions end, planned stops, spinning threads, seeds, examples
-	$(MAKE) soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-reach soak-tls
+	$(MAKE) soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-reach soak-tls soak-blocking
 
 soak-setup:
 	@scripts/bootstrap --soak
@@ -93,6 +93,9 @@ soak-tls: soak-setup ## Certificates that change while processes are killed, and
 
 soak-spinning: soak-setup ## Ten minutes of threads that compute, without a suspicion or a verdict
 	MINISHUFFLE_SOAK=1 $(WITHIN) 1200 $(BIN)/python -m pytest -q -s --timeout 1200 -m alone tests/e2e/test_suspicion.py
+
+soak-blocking: soak-setup ## kill -9 of both sides of a blocking exchange at each moment (1 minute)
+	MINISHUFFLE_SOAK=1 $(WITHIN) 600 $(BIN)/python -m pytest -q --timeout 300 tests/e2e/test_blocking_exchanges.py
 
 soak-seeds: soak-setup ## Ten thousand simulated clusters
 	MINISHUFFLE_SOAK=1 $(WITHIN) 14400 $(BIN)/python -m pytest -q -n 2 --dist load --timeout 3600 $(SIMULATED)

@@ -113,6 +113,9 @@ class ClusterSettings(BaseSettings):
     processes has to give it 2 s more."""
     spool_bytes_max: int = Field(limits.SPOOL_BYTES_MAX, ge=64 * 1024)
     """What each sink of a job that does not end keeps on disk for readers, above which it waits."""
+    blocking_bytes_max: int = Field(limits.BLOCKING_BYTES_MAX, ge=64 * 1024)
+    """What a worker stores of blocking exchanges and broadcast sides, in memory and on disk: what its tasks
+    have written, and what they have read and not given out. A task that would store more fails."""
     web_auth: Literal["auto", "open", "token"] = "auto"
     """Who may read from the web ports, of metrics, REST and service discovery: everybody who reaches them, or
     who shows a token; ``auto``: everybody where the port is on loopback. Changes always take the token, and

@@ -186,8 +186,8 @@ BROADCAST_BYTES_MAX: Final = 256 * MIB
 KEPT_MEMORY_BYTES: Final = 16 * MIB
 """What a task holds in memory of a blocking partition, or of those that one of its gates reads; the rest goes
 into a file."""
-KEPT_BYTES_MAX: Final = 16 * 1024 * MIB
-"""The size of a blocking partition, or of what a gate has read of one."""
+BLOCKING_BYTES_MAX: Final = 16 * 1024 * MIB
+"""All blocking partitions of a worker, and what its gates have read of some; a setting's default."""
 BLOCKS_READ_AHEAD_BYTES: Final = 4 * MIB
 """What the views of one blocking partition together read ahead from the disk."""
 DISK_THREADS: Final = 4

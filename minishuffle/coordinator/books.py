@@ -15,12 +15,14 @@ flight through something that died. To what workers report the coordinator adds 
   One that dies while there is no coordinator may have gone further; what others have of that comes once more,
   and hides nothing missing.
 - Of partitions that are kept nothing is lost: whatever becomes of one of their ends, all of them is sent
-  again. What is counted of them, and of the tasks that write them, is left out.
+  again. What is counted of them, and of the tasks that write them, is left out. So is what is counted of
+  *replayed* tasks (:mod:`~minishuffle.coordinator.lostpartitions`), which run again from their beginning.
 - Of a source whose next attempt writes its rows once more nothing is lost either, unless some consumers get
   none of them: what was in flight from it is counted then, and no row that was sent is undelivered.
 - *again*: rows that others have of a source which died, and that its next attempt may emit once more: those
   in its leases if it goes on at its positions, and all that it has emitted since a coordinator was lost,
-  which may be behind its leases. It is a bound too.
+  which may be behind its leases. It is a bound too, as is what a sink had published of rows that are
+  replayed, and what a task that is not had taken of a blocking input.
 - *sink unfinished*: rows that a file sink had taken when its attempt ended early or died, without those in
   files that were listed.
 
@@ -32,7 +34,7 @@ sum is compared then.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -50,6 +52,7 @@ __all__ = [
     "Losses",
     "TaskKey",
     "Totals",
+    "rows_received",
 ]
 
 ATTEMPTS_KEPT: Final = 64
@@ -141,9 +144,17 @@ class Losses(NamedTuple):
 class Books:
     """The attempts of a job that have ended and were replaced; those that have not are handed in."""
 
-    def __init__(self, edges: Sequence[Edge], kept: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        edges: Sequence[Edge],
+        kept: frozenset[int] = frozenset(),
+        replayed: frozenset[int] = frozenset(),
+    ) -> None:
         self._edges = edges
-        self._kept = kept
+        self._kept = kept.union(number for number, edge in enumerate(edges) if edge.source in replayed)
+        self._replayed = replayed
+        self._repeatable = replayed.union(edges[edge].source for edge in kept)
+        """Operators of which all that their subtasks write comes once more."""
         self._ended: defaultdict[TaskKey, deque[AttemptRecord]] = defaultdict(deque)
         self._before: dict[TaskKey, Totals] = {}
         """Totals of attempts that are not kept any more."""
@@ -157,6 +168,10 @@ class Books:
         self._lost: Counter[str] = Counter()
         """By reason, rows that had left their task."""
 
+    def repeat(self, rows: int) -> None:
+        """So many rows that others have come once more."""
+        self._again_before += rows
+
     def lose(self, reason: str, rows: int) -> None:
         """Rows that a task had dealt with are lost all the same."""
         self._lost[reason] += rows
@@ -167,8 +182,8 @@ class Books:
         if len(kept) == ATTEMPTS_KEPT:
             self._lossy = self._lossy or self.losses(current).certain
             self._forget(kept[0], self._records(current))
-            self._unfinished_before += _rows_unfinished(kept[0])
-            self._before[ended.key] = _plus(self._before.get(ended.key), kept.popleft())
+            self._unfinished_before += self._rows_unfinished(kept[0])
+            self._before[ended.key] = self._plus(self._before.get(ended.key), kept.popleft())
         kept.append(
             AttemptRecord(
                 ended.operator,
@@ -201,7 +216,7 @@ class Books:
                 self._past[record.id] = self._past.get(record.id, Past()).plus(difference)
 
     def _ledger(self, records: Sequence[AttemptRecord]) -> _Ledger:
-        return _Ledger(self._edges, self._kept, records, self._past)
+        return _Ledger(self._edges, self._kept, self._repeatable, records, self._past)
 
     def repeat_in_part(self, key: TaskKey) -> None:
         """Not everybody gets the rows of earlier attempts of a source that are written once more."""
@@ -262,7 +277,7 @@ class Books:
         """Over all attempts of a subtask."""
         total = self._before.get(current.key)
         for record in (*self._ended.get(current.key, ()), current):
-            total = _plus(total, record)
+            total = self._plus(total, record)
         assert total is not None
         return total
 
@@ -271,20 +286,19 @@ class Books:
         records = self._records(current)
         ledger = self._ledger(records)
         dropped: Counter[str] = Counter(self._lost)
-        repeatable = {self._edges[edge].source for edge in self._kept}
         for (operator, _), before in self._before.items():
-            if operator not in repeatable:
+            if operator not in self._repeatable:
                 dropped.update(before.counters.rows_dropped)
         for record in records:
-            if record.operator not in repeatable:
+            if record.operator not in self._repeatable:
                 dropped.update(record.counters.rows_dropped)
         undelivered = self._undelivered_before + ledger.undelivered(records)
         if undelivered:
             dropped["queue_discarded"] += undelivered
-        if unfinished := self._unfinished_before + sum(map(_rows_unfinished, records)):
+        if unfinished := self._unfinished_before + sum(map(self._rows_unfinished, records)):
             dropped["sink_unfinished"] += unfinished
         in_flight = self._in_flight_before + ledger.in_flight(records)
-        state_rows = sum(map(_state_rows, records))
+        state_rows = sum(map(self._state_rows, records))
         state_rows += sum(before.state_rows_lost for before in self._before.values())
         certain = self._lossy or bool(+dropped or in_flight) or any(map(ledger.held_rows, records))
         certain = certain or ledger.some_were_not_taken()
@@ -304,6 +318,29 @@ class Books:
                         found[producer] += peer.received
         return found
 
+    def _state_rows(self, record: AttemptRecord) -> int:
+        """Rows that it held and that are lost; those of a replayed one come again."""
+        lost = record.end in ("early", "died") and record.operator not in self._replayed
+        return record.counters.state_rows if lost else 0
+
+    def _rows_unfinished(self, record: AttemptRecord) -> int:
+        """Rows that a sink had taken, and that are in no file that was listed and in no result."""
+        lost = record.end in ("early", "died") and record.operator not in self._replayed
+        return max(0, record.counters.rows_filed - record.rows_listed) if lost else 0
+
+    def _plus(self, total: Totals | None, record: AttemptRecord) -> Totals:
+        peers = unpack_traffic(record.traffic)
+        sent, received = sum(peer.sent for peer in peers), sum(peer.received for peer in peers)
+        lost = min(COUNT_MAX, self._state_rows(record))
+        if total is None:
+            return Totals(record.counters, min(COUNT_MAX, sent), min(COUNT_MAX, received), lost)
+        return Totals(
+            total.counters.plus(record.counters),
+            min(COUNT_MAX, total.rows_sent + sent),
+            min(COUNT_MAX, total.rows_received + received),
+            min(COUNT_MAX, total.state_rows_lost + lost),
+        )
+
     def _records(self, current: Iterable[AttemptRecord]) -> list[AttemptRecord]:
         return [*(record for kept in self._ended.values() for record in kept), *current]
 
@@ -319,10 +356,11 @@ class _Ledger:
         self,
         edges: Sequence[Edge],
         kept: frozenset[int],
+        repeatable: frozenset[int],
         records: Sequence[AttemptRecord],
         past: Mapping[Attempt, Past],
     ) -> None:
-        self._repeatable = {edges[edge].source for edge in kept}
+        self._repeatable = repeatable
         self._sides: Counter[Attempt] = Counter()
         """Rows received of kept partitions: the next attempt gets them again."""
         self._reading = {edge.target for edge in edges}
@@ -480,24 +518,6 @@ class _Ledger:
         return record.end == "early" and record.operator in self._reading and bool(taken)
 
 
-def _state_rows(record: AttemptRecord) -> int:
-    return record.counters.state_rows if record.end in ("early", "died") else 0
-
-
-def _rows_unfinished(record: AttemptRecord) -> int:
-    """Rows that a sink had taken, and that are in no file that was listed and in no result."""
-    return max(0, record.counters.rows_filed - record.rows_listed) if record.end in ("early", "died") else 0
-
-
-def _plus(total: Totals | None, record: AttemptRecord) -> Totals:
-    peers = unpack_traffic(record.traffic)
-    sent, received = sum(peer.sent for peer in peers), sum(peer.received for peer in peers)
-    lost = min(COUNT_MAX, _state_rows(record))
-    if total is None:
-        return Totals(record.counters, min(COUNT_MAX, sent), min(COUNT_MAX, received), lost)
-    return Totals(
-        total.counters.plus(record.counters),
-        min(COUNT_MAX, total.rows_sent + sent),
-        min(COUNT_MAX, total.rows_received + received),
-        min(COUNT_MAX, total.state_rows_lost + lost),
-    )
+def rows_received(record: AttemptRecord, edges: Container[int]) -> int:
+    """Rows that an attempt has received over these edges."""
+    return sum(peer.received for peer in unpack_traffic(record.traffic) if peer.edge in edges)

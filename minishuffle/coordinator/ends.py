@@ -8,7 +8,9 @@ partition is released. If its worker is lost before, the producer runs again, an
 channels alone whose end was not read.
 
 Partitions that are kept are another matter: each attempt of a consumer reads all of them, so they are needed
-until all consumers have finished, and here their ends are those that the current attempts have read.
+until all consumers have finished, and here their ends are those that the current attempts have read. So are
+the ends of all that a *replayed* consumer reads (:mod:`~minishuffle.coordinator.lostpartitions`): whatever
+feeds it runs again with it.
 
 A source that had finished, in a job that waits, *writes its rows once more*: from where the lost attempt had
 begun, its *base*. Of these rows each consumer leaves out as many as it has taken since the base, so that what
@@ -62,6 +64,7 @@ class Ends:
         """Channels whose end was read, by producer, edge and consumer, until somebody looks."""
         self._graph = graph
         self._kept = kept
+        self._replayed = graph.replayed()
         self._read: dict[TaskKey, dict[int, int]] = {}
         """By consumer and edge: the bit of each producer that was read."""
         self._unread: dict[TaskKey, int] = {}
@@ -94,9 +97,9 @@ class Ends:
         return complete
 
     def begins_anew(self, consumer: TaskKey) -> None:
-        """The next attempt of a consumer reads all of what is kept."""
+        """The next attempt of a consumer reads all of what is kept, or of everything."""
         masks = self._read.get(consumer, {})
-        for edge in self._kept & masks.keys():
+        for edge in list(masks) if consumer[0] in self._replayed else self._kept & masks.keys():
             for producer in _members(masks.pop(edge)):
                 self._unread[self._graph.edges[edge].source, producer] += 1
 
@@ -237,12 +240,14 @@ def repeating(graph: JobGraph, kept: frozenset[int]) -> frozenset[int]:
     """The operators whose subtasks write their rows once more: see the text above. ``kept`` are edges."""
     if graph.settings.restart_strategy != "individual" or graph.on_unavailable != "wait":
         return frozenset()
+    replayed = graph.replayed()
     return frozenset(
         operator
         for operator, vertex in enumerate(graph.vertices)
         if vertex.is_source
         and vertex.bounded
         and not vertex.stream
+        and operator not in replayed
         and kept.isdisjoint(graph.outputs_of(operator))
     )
 

@@ -9,7 +9,7 @@ strategies (FLIP-364), for each subtask by itself. Lost workers are no failures 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from minishuffle import limits
@@ -18,7 +18,15 @@ from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted
 from minishuffle.wire.messages import ErrorInfo
 
-__all__ = ["DELAY_SECONDS_MAX", "DELAY_SECONDS_MIN", "JITTER", "QUIET_SECONDS", "Failures", "Regions"]
+__all__ = [
+    "DELAY_SECONDS_MAX",
+    "DELAY_SECONDS_MIN",
+    "JITTER",
+    "QUIET_SECONDS",
+    "Failures",
+    "Regions",
+    "pipelined_regions",
+]
 
 # --- delays and limits ----------------------------------------------------------------------------
 
@@ -96,9 +104,9 @@ class Regions:
     """Which subtasks of a job restart together, and which of these have yet to end for that.
 
     A region is one subtask with the strategy ``individual``, the whole job with ``full``, and with ``region``
-    the subtasks that are connected by exchanges (Flink: a pipelined region, FLIP-1; every exchange here is
-    pipelined). A region that restarts is *ending* until none of its attempts runs; then all of it is deployed
-    at one time.
+    the subtasks that are connected by exchanges which are not blocking (Flink: a pipelined region, FLIP-1).
+    A region that restarts is *ending* until none of its attempts runs; then all of it is deployed at one
+    time.
 
     Args:
         strategy: the job's own unless it is given.
@@ -114,7 +122,8 @@ class Regions:
         self._ending: dict[int, set[TaskKey]] = {}
         """The attempts that still run, by region, of those that are ending."""
         if self.joint:
-            self._members = [_subtasks(graph)] if strategy == "full" else _connected(graph)
+            blocking = [number for number, edge in enumerate(graph.edges) if edge.kind == "blocking"]
+            self._members = [_subtasks(graph)] if strategy == "full" else pipelined_regions(graph, blocking)
             self._number = {key: n for n, members in enumerate(self._members) for key in members}
 
     def of(self, keys: Iterable[TaskKey]) -> list[TaskKey]:
@@ -183,8 +192,8 @@ def _subtasks(graph: JobGraph) -> list[TaskKey]:
     ]
 
 
-def _connected(graph: JobGraph) -> list[list[TaskKey]]:
-    """The connected components of the subtasks, by union-find."""
+def pipelined_regions(graph: JobGraph, kept: Collection[int]) -> list[list[TaskKey]]:
+    """The subtasks that edges connect which are not ``kept``, by union-find."""
     above = {key: key for key in _subtasks(graph)}
 
     def root(key: TaskKey) -> TaskKey:
@@ -193,6 +202,8 @@ def _connected(graph: JobGraph) -> list[list[TaskKey]]:
         return key
 
     for number, edge in enumerate(graph.edges):
+        if number in kept:
+            continue
         targets = range(graph.vertices[edge.target].parallelism)
         if edge.pointwise:
             pairs = [(producer, each) for each in targets for producer in graph.producers_of(number, each)]

@@ -6,12 +6,12 @@ The moves stand as tables in :mod:`~minishuffle.coordinator.lifecycle`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
 from minishuffle import limits
-from minishuffle.coordinator.books import Books, Losses, TaskKey
+from minishuffle.coordinator.books import Books, Losses, TaskKey, rows_received
 from minishuffle.coordinator.deaths import STRATEGIES, Deaths
 from minishuffle.coordinator.ends import Done, Ends, EndsOfOne, done_with, is_stale, wanted_again
 from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures, Regions
@@ -29,13 +29,21 @@ from minishuffle.coordinator.lifecycle import (
     results_too_large,
     unseen_columns,
 )
+from minishuffle.coordinator.lostpartitions import Replays
 from minishuffle.coordinator.manifest import Manifest
 from minishuffle.coordinator.positions import SourceProgress, WriteProgress
 from minishuffle.coordinator.recoveries import Recoveries
 from minishuffle.coordinator.slots import NOWHERE, Slots
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, Placement
-from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, TaskCancelled, error_from_code
+from minishuffle.errors import (
+    PartitionLost,
+    PeerLost,
+    ResourceExhausted,
+    ShuffleError,
+    TaskCancelled,
+    error_from_code,
+)
 from minishuffle.wire.messages import (
     ChannelEnds,
     Collected,
@@ -99,9 +107,8 @@ class Job:
         self.restarts: Counter[str] = Counter()
         """Attempts that took the place of another, by how that one ended; drained: since its slot moved."""
         kept = graph.kept_edges()
-        self.ends = Ends(graph, kept)
-        """What has been read to the end."""
-        self._books = Books(graph.edges, kept)
+        self.ends, self.replays = Ends(graph, kept), Replays(graph)
+        self._books = Books(graph.edges, kept, self.replays.vertices)
         self.changed: set[TaskKey] = set()
         """Subtasks that the journal is behind with."""
         self._losses: Losses | None = None
@@ -271,11 +278,13 @@ class Job:
     def task_changed(self, worker: int, message: TaskStateChanged, at: float) -> bool:
         """A worker says that a task's state changed; False if that is not (any more) so."""
         task = self._named(worker, message)
+        if task is not None and (task.state, message.state) == ("finished", "failed"):
+            return self._partitions_lost(task, message.error, at)
         if task is None or task.state not in ("created", "running") or task.state == message.state:
             return False
         error, asked = message.error, self._asked(task.key)
         said = ErrorInfo(code=0, text=str(task)) if error is None else error
-        kind = f"task {asked}" if asked and message.state == "canceled" else ""
+        kind = "task drained" if asked == "drained" and message.state == "canceled" else ""
         self._set(task, message.state, at, said.text, kind=kind, traceback=said.traceback)
         if message.state == "running":
             self.manifest.settled(*task.key)
@@ -288,12 +297,38 @@ class Job:
                 self._widen(at)
             self._keep_result(task, message.result, at)
             self._read_to_the_end([*self.ends.finished(task.key), task.key])
+            self._note_complete(task, at)
+            if asked == "replayed" and not self.stopping:
+                self._restart_at(task, at, at, f"attempt {task.attempt + 1} follows with those beside it")
         elif message.state != "running":
             result_bytes = self._result_bytes + len(message.result)
             if self.state == "canceling" and result_bytes <= limits.RESULT_BYTES_MAX:
                 self._result_bytes, task.result = result_bytes, message.result
                 task.rows_listed += message.counters.rows_in_result
             self._ended_early(task, error, asked, at)
+        self._advance(at)
+        return True
+
+    def _note_complete(self, task: Subtask, at: float) -> None:
+        """The last producer of a blocking exchange has finished: whoever waits for it can read."""
+        for number in self.graph.outputs_of(task.operator):
+            edge = self.graph.edges[number]
+            producers = [(task.operator, n) for n in range(self.graph.vertices[task.operator].parallelism)]
+            if edge.kind == "blocking" and all(self._tasks[key].state == "finished" for key in producers):
+                target = self.graph.vertices[edge.target].name
+                text = f"{task.name} => {target}: all {len(producers)} partitions can be read"
+                self.history.note(at, "exchange complete", text, operator=task.operator)
+
+    def _partitions_lost(self, task: Subtask, error: ErrorInfo | None, at: float) -> bool:
+        """What a task that has finished has stored cannot be read any more; False if nobody needs it."""
+        lost = error is not None and error.code == PartitionLost.code
+        if error is None or not lost or self.stopping or not self.ends.needed(task.key, self._tasks):
+            return False
+        self._set(task, "lost", at, error.text)
+        if self._restarts:
+            self._retry(task, error, at)
+        else:
+            self.fail(error, at)
         self._advance(at)
         return True
 
@@ -331,11 +366,11 @@ class Job:
         """A task ended, and not because its work was done; ``asked``: see :meth:`_asked`."""
         if task.state == "abandoned":
             self._abandoned.add((task.worker, self.slot_of(task.key)))
-        gave_way = task.state in ("canceled", "abandoned")
+        gave_way = task.state in ("canceled", "abandoned") or asked == "replayed"
         if self.state == "canceling" or (self.stopping and gave_way):
             return
         if asked and gave_way and not self.stopping:
-            where = "with those beside it" if asked == "canceled" else self._after_the_move(task)
+            where = self._after_the_move(task) if asked == "drained" else "with those beside it"
             text = f"attempt {task.attempt + 1} follows {where}"
             self._restart_at(task, at, at, text, reason="drained" if asked == "drained" else "")
             return
@@ -403,6 +438,7 @@ class Job:
         task = self._named(worker, message)
         if task is None or task.state not in ("created", "running") or self.stopping:
             return False
+        task.rows_collected += message.rows
         if not self.history.collect(self.graph.vertices[task.operator].collects, message.payload):
             text = (
                 f"job collected more than {limits.COLLECT_BYTES_MAX} bytes of rows: write large results "
@@ -458,7 +494,9 @@ class Job:
         self.worker_lost(worker, cause, at)
         self.slots.left.add(worker)
         for key in failed:
-            failures = self._failures_of(key)
+            counted = self.replays.counts_for(key)
+            self.changed.add(counted)
+            failures = self._failures_of(counted)
             if not self.stopping and failures.add(cause, at) is None:
                 self.history.blame(failures.first, verdict=True)
                 self.fail(failures.limit_reached(str(self._tasks[key])), at)
@@ -469,7 +507,8 @@ class Job:
         held = [key for key, (lost_with, _) in self._held.items() if lost_with == worker]
         for key in held:
             del self._held[key]
-        for key in held if any(map(self._regions.is_ending, held)) else self._regions.of(held):
+        beside = held if any(map(self._regions.is_ending, held)) else self._regions.of(held)
+        for key in self.replays.beside(held).union(beside):
             if self._tasks[key].state == "restarting":
                 self._times[key] = min(at, self._times[key])
                 self.changed.add(key)
@@ -557,8 +596,11 @@ class Job:
             self._go_on_without(lost, ErrorInfo(code=PeerLost.code, text=text), "on the same worker", at)
 
     def _go_on_without(self, lost: list[Subtask], cause: ErrorInfo, where: str, at: float) -> None:
+        unreadable = [self._tasks[key] for key in self.replays.cannot(task.key for task in lost)]
         if self.stopping or not self._restarts:
             self._fail_of_loss(lost, cause, at)
+        elif unreadable:
+            self._fail_of_unreadable(unreadable, cause, at)
         else:
             for task in lost:
                 _, due = self._held.get(task.key, (0, at))
@@ -572,6 +614,13 @@ class Job:
         if (not lost and not explains) or self.state == "canceling":
             return
         text = f"{cause.text}; {names_of(lost)} ran there" if lost else cause.text
+        self.fail(cause.model_copy(update={"text": text}), at, verdict=True)
+
+    def _fail_of_unreadable(self, lost: Sequence[Subtask], cause: ErrorInfo, at: float) -> None:
+        text = (
+            f"{cause.text}; {names_of(lost)} cannot run again: a blocking exchange stores what an external "
+            "client wrote, once. Write it again for another job, or leave exchange('blocking') out"
+        )
         self.fail(cause.model_copy(update={"text": text}), at, verdict=True)
 
     def undeployed(self, worker: int, message: DeployTasks, error: ShuffleError | None, at: float) -> None:
@@ -613,7 +662,12 @@ class Job:
     def _retry(self, task: Subtask, error: ErrorInfo, at: float) -> None:
         """Restart a task that failed in its slot, unless it has failed too often."""
         settings = self.graph.settings
-        failures = self._failures_of(task.key)
+        if self.replays.cannot([task.key]):
+            self._fail_of_unreadable([task], error, at)
+            return
+        counted = self.replays.counts_for(task.key)
+        self.changed.add(counted)
+        failures = self._failures_of(counted)
         delay = failures.add(error, at)
         if delay is None:
             self.history.blame(failures.first, verdict=True)
@@ -653,10 +707,13 @@ class Job:
         self._to_cancel += self._regions.restart([task.key for task in tasks], running)
 
     def _asked(self, key: TaskKey) -> str:
-        """Why the attempt of a subtask is to end that runs: drained, since a slot moves; or canceled, since
-        its region restarts; empty: it is not."""
+        """Why the attempt of a subtask is to end that runs: drained, since a slot moves; replayed, since what
+        it reads or writes runs again from its beginning; or canceled, since its region restarts; empty: it is
+        not."""
         if key in self._drained:
             return "drained"
+        if self.replays.asked(key):
+            return "replayed"
         return "canceled" if self._regions.asked(key) else ""
 
     def is_to_end(self, task: Subtask) -> bool:
@@ -749,6 +806,28 @@ class Job:
         self._times.update(dict.fromkeys(pending, due))
         self.changed.update(pending)
 
+    def _replay(self, at: float) -> None:
+        """What runs again with pending tasks ends first; then all of it is deployed at the latest of its
+        times."""
+        if self.stopping or self.terminal:
+            return
+        again = self.replays.begin(list(self._times), self._tasks)
+        if again.unreadable:
+            lost = [self._tasks[key] for key in sorted(again.unreadable)]
+            text = "what others have stored is lost"
+            self._fail_of_unreadable(lost, ErrorInfo(code=PeerLost.code, text=text), at)
+            return
+        for key in sorted(again.tasks):
+            task = self._tasks[key]
+            if task.runs:
+                self._to_cancel.append(key)
+            elif task.state == "finished":
+                self._restart_at(task, at, at, f"attempt {task.attempt + 1} follows with those beside it")
+        ready = [key for key in self.replays.take_ready() if self._tasks[key].state == "restarting"]
+        due = max((self._times[key] for key in ready), default=at)
+        self.changed.update(key for key in ready if self._times[key] != due)
+        self._times.update(dict.fromkeys(ready, due))
+
     def _restart_at(self, task: Subtask, due: float, at: float, text: str, *, reason: str = "") -> None:
         self.restarts[reason or task.state] += 1
         self._set(task, "restarting", at, text)
@@ -761,7 +840,8 @@ class Job:
 
     def _holds_back(self, key: TaskKey) -> bool:
         """Whether a pending task waits for others to end."""
-        return self.slot_of(key) in self.slots.moving or self._regions.is_ending(key)
+        moving = self.slot_of(key) in self.slots.moving
+        return moving or self._regions.is_ending(key) or self.replays.holds_back(key)
 
     @property
     def waits_for_slot(self) -> bool:
@@ -817,8 +897,9 @@ class Job:
         last = task.worker if task.on_worker else None
         if task.repeated:
             self.positions.begin_anew(*task.key, task.resumption.positions)
-        elif self.ends.keeps(task.operator):
+        elif self.ends.keeps(task.operator) or task.operator in self.replays.vertices:
             self.positions.begin_anew(*task.key)
+        self._books.repeat(self._rows_again(task))
         files, kept, writes = self.manifest.counts(*task.key), task.rows_kept, self.writes.resume(*task.key)
         task.resumption = self.positions.resume(*task.key, at)._replace(
             files=files, writes=writes, first_row=kept
@@ -833,13 +914,29 @@ class Job:
         self._result_bytes -= len(task.result)
         task.counters, task.traffic, task.result, task.rows_made = TaskCounters(), b"", b"", 0
         task.rows_listed, task.rows_leased, task.passed_on_max, task.repeated = 0, 0, None, ""
+        task.rows_collected = 0
         del self._times[task.key]
         self._held.pop(task.key, None)
+        self.replays.deployed(task.key)
         inputs, outputs = self.ends.channels_left(task.key)
         self.recoveries.deployed(task.key, at, inputs=inputs, outputs=outputs)
         self._note(task, "task rescheduled", at, f"{task} to worker {worker}, {where}")
         self._set(task, "created", at, str(task), kind="task deployed")
         return last
+
+    def _rows_again(self, task: Subtask) -> int:
+        """Rows of blocking inputs, or made of them, that others have of the attempt which ended and that the
+        next one gives out once more: at most so many."""
+        outputs = self.graph.outputs_of(task.operator)
+        if task.operator in self.replays.vertices:
+            kept = task.rows_kept - task.resumption.first_row
+            return 0 if outputs else task.rows_listed + task.rows_collected + kept
+        edges = {
+            edge
+            for edge in self.graph.inputs_of(task.operator)
+            if self.graph.edges[edge].kind == "blocking" and not self.graph.is_read_first(edge)
+        }
+        return rows_received(task, edges) if edges else 0
 
     def recovered(self, message: RecoverySteps, at: float) -> None:
         """Workers see attempts come back; what is of attempts that were replaced since changes nothing."""
@@ -870,12 +967,19 @@ class Job:
         if state in ENDED:
             self._drained.discard(task.key)
             self._regions.ended(task.key)
+            self.replays.ended(task.key)
             task.end = "died" if state == "lost" else "finished" if state == "finished" else "early"
         elif state == "created":
             task.end = ""
+        elif state == "restarting" and task.end == "finished" and self._comes_again(task.operator):
+            task.end = "early"
         self._losses = None
         self.recoveries.moved(task.key, state, at)
         self._note(task, kind or f"task {state}", at, text, traceback=traceback)
+
+    def _comes_again(self, operator: int) -> bool:
+        """Whether all that a subtask writes comes once more when it restarts."""
+        return operator in self.replays.vertices or self.ends.keeps(operator)
 
     def _leave_channels(self, task: Subtask) -> None:
         """An attempt ends early, or one that had finished is lost."""
@@ -920,6 +1024,7 @@ class Job:
         self._held.clear()
         self._drained.clear()
         self._regions.give_up()
+        self.replays.give_up()
         self._advance(at)
 
     def _advance(self, at: float) -> None:
@@ -928,6 +1033,7 @@ class Job:
         self._arrive(at)
         for keys in self._regions.take_ended():
             self._restart_together(keys, at)
+        self._replay(at)
         states = self._states
         if self.state == "created" and not states["created"] and not self._times:
             self._move("running", at, "all tasks run")

@@ -142,6 +142,7 @@ def _head(job: Job) -> dict[str, Any]:
         "history": job.history.record(),
         "books": job._books.record(),
         "regions": job._regions.record(),
+        "replays": job.replays.record(),
         "strategy": job._regions.strategy,
         "manifest": job.manifest.record(),
         "links": job.links.record(),
@@ -352,7 +353,8 @@ def _recall(
     job.stop_sent = job.stopping
     job._regions = Regions(job.graph, record.get("strategy", ""))
     job._drained = {(operator, index) for operator, index in record.get("drained", ())}
-    job._to_cancel = [*job._regions.recall(record["regions"]), *sorted(job._drained)]
+    replayed = job.replays.recall(record["replays"]) if "replays" in record else []
+    job._to_cancel = [*job._regions.recall(record["regions"]), *replayed, *sorted(job._drained)]
     job._states = Counter(task.state for task in job._tasks.values())
     job._result_bytes = sum(len(task.result) for task in job._tasks.values())
 

@@ -21,7 +21,8 @@ its worker is lost, which it may have to wait for::
 
 With the strategies ``region`` and ``full`` others are cancelled then and restart with it, once all of them
 have ended. Of those that have finished, the ones restart that a consumer which restarts has yet to read to
-the end.
+the end. What reads or writes blocking exchanges restarts with what
+:mod:`~minishuffle.coordinator.lostpartitions` says, with any strategy.
 
 A job with the restart strategy ``none`` fails with its first task. A job on its way to ``failed`` or
 ``canceled`` ends there whatever its tasks report meanwhile.
@@ -101,6 +102,8 @@ class Subtask(AttemptRecord):
     """Counts the decisions of a job by which attempts were deployed: that of this attempt."""
     base_round: int = 0
     """That of its base."""
+    rows_collected: int = 0
+    """Rows that the client has of the attempt."""
 
     def __str__(self) -> str:
         return f"{self.name}[{self.index}]"

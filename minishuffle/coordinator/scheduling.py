@@ -220,8 +220,11 @@ def checked_graph(message: SubmitJob, python: str) -> JobGraph:
     graph = JobGraph.from_bytes(message.graph)
     if not graph.vertices:
         raise InvalidGraph("the job has no operators: give it a source and a sink")
-    if graph.settings.schedule != "eager" or any(edge.kind != "pipelined_bounded" for edge in graph.edges):
-        raise InvalidGraph("this cluster only runs pipelined_bounded exchanges, on the schedule eager")
+    if graph.settings.schedule != "eager":
+        raise InvalidGraph(
+            f"schedule is {graph.settings.schedule!r}, and clusters only run 'eager' so far: leave it out, "
+            "and a consumer of a blocking exchange waits in its slot until it is complete"
+        )
     return graph
 
 
@@ -423,9 +426,11 @@ def deployments(
         tasks = [(o, index) for o, vertex in enumerate(graph.vertices) for index in range(vertex.parallelism)]
     specs: dict[int, list[TaskSpec]] = {}
     kept, firsts = graph.kept_edges(), graph.first_slots()
+    again, replayed = repeating(graph, kept), graph.replayed()
     for operator, index in tasks:
         key = (operator, index)
-        spec = _task(graph, key, attempts.get(key), done.get(key, _NOTHING_DONE), kept)
+        now, ends = attempts.get(key), done.get(key, _NOTHING_DONE)
+        spec = _task(graph, key, now, ends, kept=kept, again=again, replayed=replayed)
         spec = spec.model_copy(update={"slot": firsts[operator] + index})
         if (resumption := resumptions.get((operator, index))) is not None:
             update = {"files": dict(resumption.files), "writes": list(resumption.writes)}
@@ -499,11 +504,20 @@ def _at_ends(
 
 
 def _task(
-    graph: JobGraph, key: TaskKey, attempt: TaskAttempt | None, done: Done, kept: frozenset[int]
+    graph: JobGraph,
+    key: TaskKey,
+    attempt: TaskAttempt | None,
+    done: Done,
+    *,
+    kept: frozenset[int],
+    again: frozenset[int],
+    replayed: frozenset[int],
 ) -> TaskSpec:
+    """``again`` are sources that write their rows once more, ``replayed`` are operators that run again from
+    their beginning."""
     operator, index = key
     vertex = graph.vertices[operator]
-    inputs, outputs, again = [], [], repeating(graph, kept)
+    inputs, outputs = [], []
     for number in graph.inputs_of(operator):
         edge, producers = graph.edges[number], graph.producers_of(number, index)
         inputs.append(
@@ -516,6 +530,7 @@ def _task(
                 kept=number in kept,
                 ended=done.ended.get(number, []),
                 waits=edge.source in again,
+                strict=edge.source in replayed and number not in kept,
             )
         )
     for number in graph.outputs_of(operator):
@@ -527,6 +542,7 @@ def _task(
                 first=consumers.start,
                 count=len(consumers),
                 kept=number in kept,
+                bounded=graph.edges[number].kind != "pipelined",
                 shared=graph.edges[number].partitioner == "broadcast",
                 closed=done.closed.get(number, []),
             )

@@ -127,7 +127,7 @@ def _graph_info(job: Job) -> GraphInfo:
     return GraphInfo(
         job=job.id,
         vertices=vertices,
-        edges=[EdgeInfo(**edge.model_dump()) for edge in job.graph.edges],
+        edges=[EdgeInfo(**edge.model_dump(include=set(EdgeInfo.model_fields))) for edge in job.graph.edges],
         restart_strategy=job.graph.settings.restart_strategy,
         on_unavailable=job.graph.on_unavailable,
     )

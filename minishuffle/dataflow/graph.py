@@ -165,27 +165,72 @@ class JobGraph(BaseModel):
         return self.settings.on_unavailable or ("drop" if endless else "wait")
 
     def kept_edges(self) -> frozenset[int]:
-        """Edges whose partitions are kept, so that a consumer which starts anew gets all of them again.
+        """Edges whose partitions are kept, so that a consumer which starts anew gets all of them again: those
+        that are blocking, and if tasks restart sides that are broadcast."""
+        blocking = {number for number, edge in enumerate(self.edges) if edge.kind == "blocking"}
+        return self._sides().union(blocking)
 
-        These are bounded sides that are broadcast (an input other than 0: nothing is emitted for them alone),
-        and what leads to them, if it leads nowhere else and comes out the same when it runs again.
-        """
+    def _sides(self) -> frozenset[int]:
+        """Bounded sides that are broadcast (an input other than 0: nothing is emitted for them alone), and
+        what leads to them, if it leads nowhere else and comes out the same when it runs again."""
         if self.settings.restart_strategy == "none":
             return frozenset()
         kept = {n for n, vertex in enumerate(self.vertices) if vertex.bounded and self.outputs_of(n)}
-        sides = {n for n, edge in enumerate(self.edges) if edge.partitioner == "broadcast" and edge.input}
+        sides = set(filter(self.is_read_first, range(len(self.edges))))
 
         def repeatable(vertex: int) -> bool:
             inputs = self.inputs_of(vertex)
             return all(
                 each in sides or self.edges[each].target in kept for each in self.outputs_of(vertex)
-            ) and all(self.edges[each].source in kept and self._parts_alike(each) for each in inputs)
+            ) and all(self.edges[each].source in kept and self.parts_alike(each) for each in inputs)
 
         while others := {vertex for vertex in kept if not repeatable(vertex)}:
             kept -= others
         return frozenset(number for number, edge in enumerate(self.edges) if edge.source in kept)
 
-    def _parts_alike(self, edge: int) -> bool:
+    def replayed(self) -> frozenset[int]:
+        """Vertices that run again from their beginning, with all that runs at one time with them, instead of
+        going on where they were lost: those that read or write a blocking edge, and those that pipelined
+        edges join with them, if all of these end and none takes what external clients write."""
+        blocking = [edge for edge in self.edges if edge.kind == "blocking"]
+        if self.settings.restart_strategy == "none" or not blocking:
+            return frozenset()
+        return frozenset(
+            vertex
+            for joined in self.joined()
+            if any({edge.source, edge.target} & joined for edge in blocking)
+            and all(self.vertices[each].bounded and not self.vertices[each].stream for each in joined)
+            for vertex in joined
+        )
+
+    def unrepeatable(self) -> frozenset[int]:
+        """Vertices of which something is stored by a blocking edge that cannot be made again once it is lost,
+        since an external client wrote it."""
+        blocking, again = [edge for edge in self.edges if edge.kind == "blocking"], self.replayed()
+        if self.settings.restart_strategy == "none" or not blocking:
+            return frozenset()
+        return frozenset(
+            vertex
+            for joined in self.joined()
+            if joined.isdisjoint(again) and any(edge.source in joined for edge in blocking)
+            for vertex in joined
+        )
+
+    def joined(self) -> list[set[int]]:
+        """The vertices that run at one time, since edges join them whose partitions nobody keeps."""
+        kept, parts = self.kept_edges(), [{number} for number in range(len(self.vertices))]
+        for number, edge in enumerate(self.edges):
+            if number not in kept:
+                ends = [part for part in parts if edge.source in part or edge.target in part]
+                parts = [part for part in parts if part not in ends] + [set[int]().union(*ends)]
+        return parts
+
+    def is_read_first(self, edge: int) -> bool:
+        """Whether the consumers take nothing of other inputs before they have all of this one: a side that is
+        broadcast."""
+        return self.edges[edge].partitioner == "broadcast" and self.edges[edge].input > 0
+
+    def parts_alike(self, edge: int) -> bool:
         """Whether the same rows go to the same consumers when a producer runs again."""
         producers = range(self.vertices[self.edges[edge].source].parallelism)
         alone = all(len(self.consumers_of(edge, producer)) == 1 for producer in producers)

@@ -90,7 +90,15 @@ def _ordered(
 
 
 def slots_needed(graph: JobGraph) -> int:
-    """The least number of slots with which the job runs: those of all vertices, or of its largest stage."""
+    """The least number of slots with which the job runs: those of all vertices; or, on the schedule
+    ``stages``, of the largest stage, or of all without an end together."""
     if graph.settings.schedule != "stages":
         return graph.slots_needed
-    return max((graph.slots_of(stage.vertices) for stage in stages_of(graph)), default=0)
+    with_end, endless = [0], 0
+    for stage in stages_of(graph):
+        slots = graph.slots_of(stage.vertices)
+        if all(graph.vertices[vertex].bounded for vertex in stage.vertices):
+            with_end.append(slots)
+        else:
+            endless += slots
+    return max(*with_end, endless)

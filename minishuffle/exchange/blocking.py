@@ -1,10 +1,11 @@
 """Blocking partitions: what is written is stored until the job has ended, and each view reads all of it.
 
-The small side of a join, say: a consumer that starts anew has lost it, and would match nothing any more. So
-the producer stores its elements, in memory and beyond a bound in a file, from where each view reads all of
-them, the first to the last. The consumer gives out what it has of a partition once it has all of it, and
-forgets what it has if the producer goes away before: the next attempt of either sends and reads it once
-more. Nothing of such a partition is ever lost, and nothing is seen twice. (Flink:
+What an exchange of the kind ``blocking`` carries, or the small side of a join: a consumer that starts anew
+has lost it. So the producer stores its elements, in memory and beyond a bound in a file, from where each view
+reads all of them, the first to the last. The consumer gives out what it has of a partition once it has all of
+it, and forgets what it has if the producer goes away before: the next attempt of either sends and reads it
+once more. Nothing of such a partition is ever lost, and nothing is seen twice. One with a block that is not
+what was written is as if its worker were lost: its producer runs again. (Flink:
 ``BoundedBlockingSubpartition``, whose views begin once it is finished; here they begin at once, and what was
 written is on its way while more is.)
 
@@ -24,7 +25,14 @@ from typing import Final, Protocol, TypeVar
 
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import LocalProtocolError, PartitionNotFound, ShuffleError, Superseded, TaskCancelled
+from minishuffle.errors import (
+    LocalProtocolError,
+    PartitionLost,
+    PartitionNotFound,
+    ShuffleError,
+    Superseded,
+    TaskCancelled,
+)
 from minishuffle.exchange.buffers import Event, Slice
 from minishuffle.exchange.elements import Batch, Part
 from minishuffle.exchange.elementstore import ElementLog, ElementStore, StoredElement
@@ -67,6 +75,7 @@ class BlockingPartition:
         shared: every element goes to all consumers, and is stored once.
         capacity: payload bytes of a buffer.
         disk: reads what is not in memory.
+        lost: called once if what was stored cannot be read: no view brings it any more.
     """
 
     def __init__(
@@ -80,6 +89,7 @@ class BlockingPartition:
         shared: bool,
         capacity: int,
         disk: DiskReads,
+        lost: Callable[[PartitionLost], None] = lambda error: None,
     ) -> None:
         self.id = partition_id
         self.hot_keys = HotKeys()
@@ -96,6 +106,8 @@ class BlockingPartition:
         self._shared = shared
         self._released = False
         self._written_off = False
+        self._on_lost = lost
+        self._lost = False
         logs = [ElementLog(store)] * len(consumers) if shared else [ElementLog(store) for _ in consumers]
         self.subpartitions = [
             BlockingSubpartition(self, each, log) for each, log in zip(consumers, logs, strict=True)
@@ -178,6 +190,13 @@ class BlockingPartition:
     def fail(self, error: ShuffleError) -> None:
         for subpartition in self.subpartitions:
             subpartition.fail(error)
+
+    def lose(self, error: PartitionLost) -> None:
+        """A block is not what was written: nobody gets any of it."""
+        self.fail(error)
+        if not self._lost:
+            self._lost = True
+            self._on_lost(error)
 
     def release(self, written_off: bool) -> None:
         self._released = True  # first: the writer looks at it last
@@ -431,7 +450,9 @@ class BlockingView:
 
     def _on_read(self, found: list[tuple[int, bytes]] | ShuffleError) -> None:
         self._reading = False
-        if isinstance(found, ShuffleError):
+        if isinstance(found, PartitionLost):
+            self._subpartition.partition.lose(found)
+        elif isinstance(found, ShuffleError):
             self.fail(found)
         elif self.current:
             self._read.extend(found)

@@ -88,7 +88,7 @@ _BYTE: Final = np.dtype(np.uint8)
 
 
 class ByteBudget:
-    """How many bytes of something a worker may hold in memory.
+    """How many bytes of something a worker may hold.
 
     Shared by all task threads without a lock: each holder has an entry of its own, and those that look at
     the same time may each take the last room, so the limit is exact within what they reserve at that moment.
@@ -108,15 +108,19 @@ class ByteBudget:
         """Bytes that are held."""
         return sum(self._held.values())
 
-    def reserve(self, holder: int, size: int) -> bool:
-        """Take ``size`` bytes for ``holder`` (an id); False if there is no room."""
+    def reserve(self, holder: int, size: int, before: int = 0) -> bool:
+        """Take ``size`` bytes for ``holder`` (an id) beside those ``before``; False if there is no room."""
         if self._reserved + size > self.limit_bytes:
             self._reserved = used = self.used  # adding up takes as long as there are holders
             if used + size > self.limit_bytes:
                 return False
         self._reserved += size
-        self._held[holder] = size
+        self._held[holder] = before + size
         return True
+
+    def extend(self, holder: int, size: int) -> bool:
+        """Take ``size`` bytes more for ``holder``; False if there is no room."""
+        return self.reserve(holder, size, self._held.get(holder, 0))
 
     def release(self, holder: int) -> None:
         """Give back what ``holder`` took, if anything."""

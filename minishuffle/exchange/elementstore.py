@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from minishuffle.errors import PartitionLost, ResourceExhausted
-from minishuffle.exchange.elements import Part
+from minishuffle.exchange.elements import ByteBudget, Part
 
 __all__ = ["ElementLog", "ElementStore", "StorePlace", "StoredElement"]
 
@@ -93,18 +93,18 @@ class ElementStore:
     Args:
         owner: what is stored and where, for errors: partition, attempt and worker.
         memory_bytes: how much stays in memory.
-        bytes_max: of all elements; None: as the disk allows.
+        budget: shared with all that is stored on the worker; None: as the disk allows.
     """
 
     def __init__(
-        self, owner: str, place: StorePlace, *, memory_bytes: int = 0, bytes_max: int | None = None
+        self, owner: str, place: StorePlace, *, memory_bytes: int = 0, budget: ByteBudget | None = None
     ) -> None:
         self.bytes = 0
         """The size of all elements."""
         self._owner = owner
         self._place = place
         self._memory_bytes = memory_bytes
-        self._bytes_max = bytes_max
+        self._budget = budget
         self._blocks = 0
         self._file: _UnnamedFile | None = None
 
@@ -115,10 +115,11 @@ class ElementStore:
             ResourceExhausted: it is too much, or the disk is full or cannot be written to.
         """
         size = sum(map(len, parts))
-        if self._bytes_max is not None and self.bytes + size > self._bytes_max:
+        if self._budget is not None and not self._budget.extend(id(self), size):
             raise ResourceExhausted(
-                f"more than {self._bytes_max:,} bytes of {self._owner} would be kept for subtasks that may "
-                "restart: broadcast less, or set restart_strategy to 'none'"
+                f"{self._owner} finds no room: blocking partitions would take more than "
+                f"{self._budget.limit_bytes:,} bytes of that worker. Raise blocking_bytes_max, or let fewer "
+                "records go over blocking exchanges and into broadcast sides"
             )
         number = self._blocks
         if self.bytes + size <= self._memory_bytes:
@@ -171,6 +172,12 @@ class ElementStore:
     def forget(self) -> None:
         """Let go of the file; it is closed once nobody has an element of it."""
         self._file, self.bytes = None, 0
+        if self._budget is not None:
+            self._budget.release(id(self))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_budget"):
+            self.forget()
 
 
 class ElementLog:

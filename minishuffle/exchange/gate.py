@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from minishuffle.counters import GateSnapshot, TaskCounters
-from minishuffle.errors import PartitionLost, RemoteProtocolError
+from minishuffle.errors import PeerLost, RemoteProtocolError
 from minishuffle.exchange.channels import (
     ChannelEvent,
     Detached,
@@ -92,6 +92,7 @@ class InputGate:
         kept: gives the store in which the elements of a producer wait for the end of its partition, see
             :mod:`~minishuffle.exchange.blocking`; None: they do not wait.
         waits: event time waits for a channel that has failed, since its rows may come once more.
+        strict: the task fails if rows may be missing since a link broke: all come again to its next attempt.
         splits: adds and removes its channels, decides when they end, and makes its event time from them, so
             that ``valve`` says nothing; None: they are those of :meth:`add_channel`.
         debloater: says how full producers are to make their buffers; None: as full as they can.
@@ -110,6 +111,7 @@ class InputGate:
         tolerant: bool = False,
         kept: Callable[[int], ElementStore] | None = None,
         waits: bool = False,
+        strict: bool = False,
         splits: SplitChannels | None = None,
         debloater: BufferDebloater | None = None,
     ) -> None:
@@ -131,6 +133,7 @@ class InputGate:
         self._counters = counters
         self._tolerant = tolerant
         self._waits = waits or kept is not None
+        self._strict = strict
         self._splits = splits
         self.debloater = debloater
         if debloater is not None:
@@ -165,11 +168,14 @@ class InputGate:
     # --- loop ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The task is terminal; idempotent."""
+        """The task is terminal, or was abandoned and may go on; idempotent."""
         self.buffers.close()
         for channel in self.channels:
             channel.close()
         self.ready.line.clear()
+        whole = list(self._whole)  # at once: a task that was abandoned may still read
+        for log in [*self._logs.values(), *(log for _, log, _ in whole)]:
+            log.store.forget()
 
     def debloat(self) -> None:
         """Look at how fast the task consumes, and tell the producers if their buffers are to be of another
@@ -286,6 +292,7 @@ class InputGate:
         """The next element of a partition that is whole; behind the last its channel ends."""
         channel, log, at = self._whole.popleft()
         if at == len(log.elements):
+            log.store.forget()
             self._on_end(channel)
             return self._next_read() if not self._whole else None
         self._whole.appendleft((channel, log, at + 1))
@@ -384,7 +391,7 @@ class InputGate:
 
         Raises:
             ShuffleError: why nothing more comes, if the partition did not end before, and the gate is not
-                tolerant or no other attachment would bring it.
+                tolerant.
         """
         if channel.ended:
             channel.assembler.clear()
@@ -397,16 +404,26 @@ class InputGate:
         if self._splits is not None:
             self._splits.over(channel)
             return
-        self._logs.pop(channel, None)
-        if notice.error is not None and (not self._tolerant or isinstance(notice.error, PartitionLost)):
+        if (log := self._logs.pop(channel, None)) is not None:
+            log.store.forget()
+        if notice.error is not None and not self._tolerant:
             raise notice.error
         if not self._waits:
             self.marked |= self.valve.suspend(channel.number)
         self._give_back(notice)
 
     def _on_attached(self, channel: InputChannel, notice: Attached) -> None:
-        """The producer says anew how far it is."""
+        """The producer says anew how far it is.
+
+        Raises:
+            PeerLost: rows that it has sent may be missing.
+        """
         channel.rows_incomplete += channel.rows.attach(notice.writes, silent=notice.silent)
+        if self._strict and channel.rows.gaps and not channel.ended:
+            raise PeerLost(
+                f"the connection to subtask {channel.producer} broke, and rows of it may be missing: what "
+                "reads or writes blocking exchanges runs again"
+            )
         if channel.ended:
             channel.reopened = True
         elif not self._waits:

@@ -73,6 +73,11 @@ class RowsTaken:
             self._gaps = False
         return half
 
+    @property
+    def gaps(self) -> bool:
+        """Rows may be missing among those that were taken."""
+        return self._gaps
+
     def close(self) -> int:
         """Nothing comes any more: gives the rows of the element that was begun last."""
         half, self._half = self._half, 0

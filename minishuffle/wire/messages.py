@@ -216,6 +216,8 @@ class InputSpec(ControlMessage):
     """Producers that an earlier attempt has read to the end: nothing more comes of them."""
     waits: bool = False
     """Event time waits for the next attempt of a producer that is lost: it may write rows once more."""
+    strict: bool = False
+    """The task fails if rows may be missing since a link broke: all come again to its next attempt."""
 
 
 class OutputSpec(ControlMessage):
@@ -227,6 +229,8 @@ class OutputSpec(ControlMessage):
     count: int
     kept: bool = False
     """It keeps what it has written for the next attempts of its consumers."""
+    bounded: bool = True
+    """Its consumers have so many buffers each, whatever is free on the worker."""
     shared: bool = False
     """All consumers get the same."""
     closed: list[int] = Field(default_factory=list)
@@ -440,6 +444,7 @@ class Collected(ControlMessage):
     index: int
     attempt: int
     payload: bytes
+    rows: int = Field(default=0, ge=0)
 
 
 class LogLines(ControlMessage):

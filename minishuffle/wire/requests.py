@@ -364,6 +364,7 @@ class EdgeInfo(ControlMessage):
     target: int
     input: int
     partitioner: str
+    kind: str = "pipelined_bounded"
 
 
 class GraphInfo(ControlMessage):

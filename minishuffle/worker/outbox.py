@@ -167,6 +167,7 @@ class Outbox:
                 index=subtask.index,
                 attempt=self._attempt_id.attempt,
                 payload=payload,
+                rows=rows,
             )
         self._taken += size
         self._paths.bell.ring()

@@ -24,7 +24,14 @@ from minishuffle.counters import (
     WorkerSnapshot,
 )
 from minishuffle.dataflow.operators.base import CompleteFile
-from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError, UsageError, error_from_code
+from minishuffle.errors import (
+    PartitionLost,
+    PeerLost,
+    RemoteProtocolError,
+    ShuffleError,
+    UsageError,
+    error_from_code,
+)
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.debloater import DEBLOAT_SECONDS
 from minishuffle.exchange.segments import NetworkBufferPool
@@ -279,10 +286,12 @@ class Worker:
             self._sender.notify,
             spool_directory=self._spool_directory,
             spool_bytes_max=self.settings.spool_bytes_max,
+            blocking_bytes_max=self.settings.blocking_bytes_max,
             channel_event=self._on_channel_event,
             moved=self._on_moved,
             first_record=self._on_first_record,
             filed=self._on_filed,
+            partition_lost=self._on_partition_lost,
             clock=self._loop.time,
             wall=self._wall,
             away=lambda: self._control is None,
@@ -722,6 +731,10 @@ class Worker:
     def _on_first_record(self, key: AttemptId) -> None:
         self._state.first_record(key, self._loop.time())
         self._alarm.set(self._state.next_deadline())
+
+    def _on_partition_lost(self, key: AttemptId, error: PartitionLost) -> None:
+        _log.warning("%s", error)
+        self._carry_out(self._state.partition_lost(key, error))
 
     def _on_filed(self, key: AttemptId, file: CompleteFile) -> None:
         """A sink has completed a file. That of a task that was abandoned meanwhile is not output."""

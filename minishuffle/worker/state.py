@@ -14,7 +14,7 @@ from typing import Final
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import PeerLost, PeerSuspected, ShuffleError, Superseded, clipped
+from minishuffle.errors import PartitionLost, PeerLost, PeerSuspected, ShuffleError, Superseded, clipped
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.ids import AttemptId, OperatorId, PartitionId, SubtaskId
 from minishuffle.wire.clients import (
@@ -115,6 +115,9 @@ class _TaskEntry:
     waits: bool
     """It drops nothing if a consumer is not there."""
     terminal: bool = False
+    finished: bool = False
+    lost: ErrorInfo | None = None
+    """Why what it stored cannot be read, until the coordinator hears of it."""
 
 
 class WorkerState:
@@ -363,9 +366,25 @@ class WorkerState:
         if entry is None or entry.terminal:
             return []
         self._end(key)
+        entry.finished = state == "finished"
         ended = state_change(self.term, key, state, error, result, counters=counters)
         found = {"traffic": traffic, "positions": positions, "writes": list(writes)}
-        return [Send(ended.model_copy(update=found))]
+        return [Send(ended.model_copy(update=found)), *self._tell_lost(key)]
+
+    def partition_lost(self, key: AttemptId, error: PartitionLost) -> list[Instruction]:
+        """What an attempt has stored cannot be read; the coordinator hears of that once it has finished."""
+        entry = self._tasks.get(key)
+        if entry is None:
+            return []
+        entry.lost = ErrorInfo(code=error.code, text=str(error), task=entry.spec.name)
+        return self._tell_lost(key)
+
+    def _tell_lost(self, key: AttemptId) -> list[Instruction]:
+        entry = self._tasks[key]
+        if entry.lost is None or not entry.finished:
+            return []
+        error, entry.lost = entry.lost, None
+        return [Send(state_change(self.term, key, "failed", error))]
 
     def _end(self, key: AttemptId) -> None:
         """The attempt is terminal: it reads nothing any more."""

@@ -19,7 +19,7 @@ from minishuffle.counters import (
 )
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.operators.base import CompleteFile
-from minishuffle.errors import TaskFailed
+from minishuffle.errors import PartitionLost, TaskFailed
 from minishuffle.exchange.blocking import BlockingPartition
 from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.channels import ChannelEvent, InputChannel
@@ -104,6 +104,10 @@ class WorkerServices:
     disk: DiskThreads
     spool_bytes_max: int
     """What sinks that keep records may write, see :class:`Spool`."""
+    stored: ByteBudget
+    """For blocking partitions, and what gates have read of some."""
+    partition_lost: Callable[[AttemptId, PartitionLost], None]
+    """Called on the loop when a blocking partition of an attempt cannot be read."""
     channel_event: Callable[[ChannelKey, int, ChannelEvent], object]
     """Called on the loop with the generation; see :class:`InputChannel`."""
     clock: Callable[[], float]
@@ -195,14 +199,16 @@ class Attempt:
         )
 
     def _build_partition(self, output: OutputSpec) -> None:
-        """Its pool has at least n + 1 segments, as in Flink, and at most what its channels can use. A
-        blocking one has none."""
+        """Its pool has at least n + 1 segments, as in Flink, and at most what its channels can use, or if it
+        is not bounded what the worker has. A blocking one has none."""
         subtask = self.id.subtask
         partition_id = PartitionId(subtask.job, output.edge, subtask.index)
         if output.kept:
             self.partitions[output.edge] = self._blocking_partition(partition_id, output)
             return
         least, most = output.count + 1, output.count * limits.OUTPUT_BUFFERS_PER_SUBPARTITION_MAX
+        if not output.bounded:
+            most = max(most, self._services.pool.total)
         pool = self._services.pool.create_pool(f"output {partition_id}", least, most)
         paths, hit = self.paths, partial(_note_limit, self.counters, self._services.wall)
         pool.on_available(paths.bell.ring)
@@ -239,6 +245,7 @@ class Attempt:
             shared=output.shared,
             capacity=self._services.pool.segment_bytes,
             disk=self._services.disk,
+            lost=partial(self._services.partition_lost, self.id),
         )
 
     def _stored(self, partition_id: PartitionId, memory_bytes: int) -> ElementStore:
@@ -247,7 +254,7 @@ class Attempt:
             f"partition {partition_id} at {self._where()}",
             self._services.place,
             memory_bytes=memory_bytes,
-            bytes_max=limits.KEPT_BYTES_MAX,
+            budget=self._services.stored,
         )
 
     def _where(self) -> str:
@@ -277,6 +284,7 @@ class Attempt:
             tolerant=settings.restart_strategy != "none",
             kept=store if spec.kept else None,
             waits=spec.waits,
+            strict=spec.strict,
             debloater=None if spec.kept else self._debloater(),
         )
         gate.on_latency = self._latency.take
@@ -491,10 +499,12 @@ class Deployment:
         *,
         spool_directory: str | None = None,
         spool_bytes_max: int = limits.SPOOL_BYTES_MAX,
+        blocking_bytes_max: int = limits.BLOCKING_BYTES_MAX,
         channel_event: Callable[[ChannelKey, int, ChannelEvent], object],
         moved: SourceMoved,
         first_record: Callable[[AttemptId], None],
         filed: Callable[[AttemptId, CompleteFile], None],
+        partition_lost: Callable[[AttemptId, PartitionLost], None] = lambda attempt, error: None,
         clock: Callable[[], float],
         wall: WallClock,
         away: Callable[[], bool] = lambda: False,
@@ -525,6 +535,8 @@ class Deployment:
             StorePlace(spool_directory, self.disk.close_file),
             self.disk,
             spool_bytes_max,
+            ByteBudget(blocking_bytes_max),
+            partition_lost,
             channel_event,
             clock,
             wall,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.coordinator.books import ATTEMPTS_KEPT, AttemptRecord, Books
+from minishuffle.coordinator.books import ATTEMPTS_KEPT, AttemptRecord, Books, rows_received
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import Edge
 from minishuffle.wire.packed import PeerRows, pack_traffic
@@ -532,3 +532,19 @@ def test_what_writes_a_kept_side_loses_nothing() -> None:
     died.rows_made = 100
     kept.close(died, [])
     assert kept.losses([record(0), record(1), record(2, 2)])[:3] == ({}, 0, False)
+
+
+def test_nothing_of_what_replays_is_lost() -> None:
+    """Whatever became of the attempts of a map and its sink; a task beside them that does not replay has
+    taken 30 rows of a blocking input, which come to it again."""
+    made = Books(EDGES, frozenset({0}), frozenset({1, 2}))
+    died = record(1, 1, received(0, 40), sent(1, 40), worker=2, end="died", records_in=40, state_rows=7)
+    died.counters.rows_dropped = {"queue_discarded": 3}
+    early = record(2, 1, received(1, 20), end="early", records_in=20, rows_filed=20)
+    made.close(died, [])
+    made.close(early, [])
+    current = [record(0, end="finished", records_out=40), record(1, 2), record(2, 2)]
+    assert made.losses(current) == ({}, 0, False, 0, 0)
+    assert [made.totals(each).state_rows_lost for each in current] == [0, 0, 0]
+    made.repeat(rows_received(record(1, 1, received(0, 30), received(1, 4)), {0}))
+    assert made.losses(current).again == 30

@@ -1,4 +1,4 @@
-"""Tasks that restart together: the strategies ``region`` and ``full``."""
+"""Tasks that restart together: the strategies ``region`` and ``full``, and what blocking exchanges join."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
-from minishuffle.errors import TaskFailed
+from minishuffle.errors import PartitionLost, TaskFailed
 from minishuffle.wire.messages import (
     CancelTasks,
     DeployTasks,
@@ -263,3 +263,145 @@ def test_a_job_that_is_cancelled_while_a_region_ends_restarts_nothing(
         cluster.report(worker, key, "canceled")
     assert cluster.show("j1").state == "canceled"
     assert [len(worker.got(DeployTasks)) for worker in pair] == [1, 1]
+
+
+# --- blocking exchanges ---------------------------------------------------------------------------
+
+
+def stored(make_graph: MakeGraph, partitioner: str = "hash", **settings: Any) -> JobGraph:
+    """What read stores for count goes on, pipelined, from count to a sink."""
+    graph = make_graph(2, 2, partitioner, **{"restart_strategy": "individual", **settings})
+    sink = graph.vertices[1].model_copy(update={"name": "sink"})
+    edges = [
+        graph.edges[0].model_copy(update={"kind": "blocking"}),
+        Edge(source=1, target=2, partitioner="hash"),
+    ]
+    return graph.model_copy(update={"vertices": [*graph.vertices, sink], "edges": edges})
+
+
+def end_what_is_cancelled(cluster: FakeCluster, pair: Any, attempt: int = 1) -> set[tuple[int, int]]:
+    """Gives it, by operator and index."""
+    found = set()
+    for worker in pair:
+        for key, task in list(worker.tasks.items()):
+            if task.attempt == attempt and worker.is_canceled(key, attempt):
+                found.add(key[1:])
+                cluster.report(worker, key, "canceled", attempt=attempt)
+    return found
+
+
+def finish(cluster: FakeCluster, pair: Any, *keys: tuple[str, int, int], attempt: int = 1) -> None:
+    for key in keys:
+        (worker,) = [each for each in pair if key in each.tasks]
+        cluster.report(worker, key, "finished", attempt=attempt)
+
+
+def test_a_consumer_of_a_blocking_exchange_restarts_with_its_region_and_no_producer(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    cluster.submit(stored(make_graph))
+    cluster.report_all("j1", "running")
+    finish(cluster, pair, READ0, READ1)
+    kinds = [event.kind for event in cluster.request(GetEvents(job="j1")).events]
+    assert kinds.count("exchange complete") == 1
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM)
+    assert end_what_is_cancelled(cluster, pair) == {(1, 0), (2, 0), (2, 1)}
+    assert set(states(cluster.show("j1"))) == {
+        *("read[0]#1", "read[1]#1"),
+        *("count[0]#2", "count[1]#2", "sink[0]#2", "sink[1]#2"),
+    }
+    cluster.report_all("j1", "running", attempt=2)
+    finish(cluster, pair, COUNT1, COUNT0, ("j1", 2, 0), ("j1", 2, 1), attempt=2)
+    info = cluster.show("j1")
+    assert (info.state, info.rows_dropped, info.rows_again) == ("finished", {}, 0)
+
+
+def test_one_that_finishes_while_it_is_cancelled_runs_again_all_the_same(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    cluster.submit(stored(make_graph))
+    cluster.report_all("j1", "running")
+    finish(cluster, pair, READ0, READ1)
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM)
+    finish(cluster, pair, COUNT0)
+    end_what_is_cancelled(cluster, pair)
+    assert cluster.show("j1").tasks[2].attempt == 2
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "again"), [("hash", {(0, 1)}), ("rebalance", {(0, 1), (1, 0), (1, 1), (2, 0), (2, 1)})]
+)
+def test_a_lost_partition_is_made_again(
+    cluster: FakeCluster, make_graph: MakeGraph, partitioner: str, again: set[tuple[int, int]]
+) -> None:
+    """What its consumers have of it stays if the same rows come again."""
+    first, second, third = (cluster.add(slots=2) for _ in range(3))
+    graph = stored(make_graph, partitioner)
+    away = graph.vertices[0].model_copy(update={"slot_group": "away"})
+    cluster.submit(graph.model_copy(update={"vertices": [away, *graph.vertices[1:]]}))
+    cluster.report_all("j1", "running")
+    workers = (first, second, third)
+    finish(cluster, workers, READ0, READ1)
+    (lost,) = [each for each in workers if READ1 in each.tasks]
+    rest = [each for each in workers if each is not lost]
+    others = {key[1:] for key in lost.tasks if key != READ1}
+    assert others == set() or partitioner == "hash"
+    cluster.lose(lost)
+    end_what_is_cancelled(cluster, rest)
+    attempts = {(task.operator, task.index): task.attempt for task in cluster.show("j1").tasks}
+    assert {key for key, attempt in attempts.items() if attempt == 2} == again | others
+
+
+def test_what_is_stored_and_cannot_be_read_is_lost(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    cluster.submit(stored(make_graph))
+    cluster.report_all("j1", "running")
+    finish(cluster, pair, READ0, READ1)
+    cluster.report(pair[0], READ0, "failed", error=BOOM)
+    assert cluster.show("j1").tasks[0].attempt == 1, "one that has finished does not fail"
+    corrupt = ErrorInfo(code=PartitionLost.code, text="block 3 cannot be read")
+    cluster.report(pair[0], READ0, "failed", error=corrupt)
+    info = cluster.show("j1")
+    assert states(info)["read[0]#2"] == "created" and info.restarts == {"lost": 1}
+    assert {task.attempt for task in info.tasks[1:]} == {1}
+
+
+def test_failures_of_a_replayed_region_count_together(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    cluster.submit(stored(make_graph, restart_failures_max=2))
+    cluster.report_all("j1", "running")
+    finish(cluster, pair, READ0, READ1)
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM)
+    end_what_is_cancelled(cluster, pair)
+    cluster.report_all("j1", "running", attempt=2)
+    cluster.report(pair[0], ("j1", 2, 0), "failed", error=BOOM, attempt=2)
+    assert cluster.show("j1").state == "failing"
+
+
+def test_a_job_that_has_stored_what_a_client_wrote_fails_with_it(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    graph = stored(make_graph)
+    written = graph.vertices[0].model_copy(update={"stream": "rows"})
+    cluster.submit(graph.model_copy(update={"vertices": [written, *graph.vertices[1:]]}))
+    cluster.report_all("j1", "running")
+    cluster.lose(pair[1])
+    (cause,) = cluster.show("j1").causes
+    assert "read[1] cannot run again: a blocking exchange stores what an external client wrote" in cause.text
+
+
+def test_the_next_coordinator_goes_on_with_what_runs_again(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    cluster.submit(stored(make_graph))
+    cluster.report_all("j1", "running")
+    finish(cluster, pair, READ0, READ1)
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM)
+    cluster.lose_coordinator()
+    cluster.check_journal()
+    for worker in pair:
+        cluster.come_back(worker)
+    assert end_what_is_cancelled(cluster, pair) == {(1, 0), (2, 0), (2, 1)}
+    assert {task.attempt for task in cluster.show("j1").tasks[2:]} == {2}

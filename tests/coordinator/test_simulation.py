@@ -258,6 +258,9 @@ class Simulation:
         strategy = self.random.choice(["individual", "individual", "region", "full", "none"])
         settings = {"restart_strategy": strategy, "restart_failures_max": self.random.choice([2, 10])}
         graph = self.make_graph(sources, sinks, partitioner, **settings)
+        if self.random.random() < 0.3:
+            stored = [edge.model_copy(update={"kind": "blocking"}) for edge in graph.edges]
+            graph = graph.model_copy(update={"edges": stored})
         reply = self.cluster.request(SubmitJob(name="s", python="3.11", graph=graph.to_bytes()))
         if isinstance(reply, Accepted):
             self.submitted.append(reply.job)

@@ -170,6 +170,6 @@ def test_the_graph_is_shown_without_its_programs(
     cluster.submit(make_graph())
     shown = cluster.request(ShowGraph(job="j1"))
     assert [(vertex.name, vertex.parallelism) for vertex in shown.vertices] == [("read", 2), ("count", 2)]
-    assert [(edge.source, edge.target, edge.input) for edge in shown.edges] == [(0, 1, 0)]
+    assert [(edge.source, edge.target, edge.kind) for edge in shown.edges] == [(0, 1, "pipelined_bounded")]
     assert "program" not in shown.model_dump_json()
     assert cluster.request(ShowGraph(job="j9")).code == UnknownName.code

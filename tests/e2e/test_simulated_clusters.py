@@ -30,6 +30,11 @@ FAULTLESS = Scenario(bounded_share=0.9)
 ENDING = Scenario(faults=True, bounded_share=0.8)
 RECOVERING = Scenario(faults=True, bounded_share=0.6, strategy="individual")
 SIDES = Scenario(faults=True, bounded_share=0.5, strategy="individual", side=True)
+BLOCKING = [
+    Scenario(faults=True, bounded_share=0.8, strategy=strategy, blocking=True, side=side)
+    for strategy in ("individual", "individual", "region", "full")
+    for side in (False, False, True)
+]
 TOGETHER = [Scenario(faults=True, bounded_share=0.6, strategy=strategy) for strategy in ("region", "full")]
 STRATEGIES: tuple[Strategy, ...] = ("individual", "individual", "region", "full")
 SHAKEN = [
@@ -153,6 +158,11 @@ def test_workers_leave_and_each_row_is_in_one_place(batch: range, play: Play) ->
 @pytest.mark.parametrize("batch", batches(3))
 def test_each_attempt_of_a_join_gets_all_of_its_side(batch: range, play: Play) -> None:
     play(batch, [SIDES])
+
+
+@pytest.mark.parametrize("batch", batches(2)[: None if SOAK else 3])
+def test_what_blocking_exchanges_join_has_each_row_once_in_the_end(batch: range, play: Play) -> None:
+    play(batch, BLOCKING)
 
 
 @pytest.mark.parametrize(

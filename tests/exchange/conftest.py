@@ -49,6 +49,7 @@ class Setup:
         segments: int = 512,
         direct: bool = True,
         borrowed: int = 0,
+        **options: Any,
     ) -> None:
         self.network = NetworkBufferPool(segments, SEGMENT_BYTES)
         self.borrowed: list[Segment] = []
@@ -71,6 +72,7 @@ class Setup:
             give_back=self._give_back,
             budget=AssemblyBudget(1 << 20),
             counters=self.counters,
+            **options,
         )
         self.link = BareLink()
         self.remotes = [self.remote(number) for number in range(remote)]

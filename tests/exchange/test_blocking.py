@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -36,7 +38,12 @@ ROWS = [row for batch in BATCHES for row in batch]
 
 
 def partition(
-    consumers: int = 2, *, shared: bool = True, disk: HeldDisk | None = None, memory_bytes: int = 1 << 20
+    consumers: int = 2,
+    *,
+    shared: bool = True,
+    disk: HeldDisk | None = None,
+    memory_bytes: int = 1 << 20,
+    lost: Callable[[PartitionLost], None] = lambda error: None,
 ) -> BlockingPartition:
     return BlockingPartition(
         PartitionId(JobId("j1"), 0, 0),
@@ -47,6 +54,7 @@ def partition(
         shared=shared,
         capacity=CAPACITY,
         disk=disk or HeldDisk(),
+        lost=lost,
     )
 
 
@@ -331,10 +339,10 @@ def test_an_element_that_comes_back_for_a_view_that_has_ended_is_dropped() -> No
     assert (third.wakes, third.errors, third.poll()) == (0, [], None)
 
 
-def test_a_block_that_cannot_be_read_fails_its_reader_and_then_its_task() -> None:
-    """Tolerant or not: a link that is repaired would bring it no more than this one."""
-    disk = HeldDisk()
-    kept = partition(2, disk=disk, memory_bytes=0)
+def test_a_partition_with_a_block_that_cannot_be_read_is_lost() -> None:
+    """Its readers wait for that of the producer's next attempt."""
+    disk, lost = HeldDisk(), list[PartitionLost]()
+    kept = partition(2, disk=disk, memory_bytes=0, lost=lost.append)
     write(kept)
     kept.finish()
     (file,) = {each.file for each in kept.subpartitions[0].log.elements}
@@ -342,11 +350,17 @@ def test_a_block_that_cannot_be_read_fails_its_reader_and_then_its_task() -> Non
     os.pwrite(file.number, b"\xff\xff", 20)
     consumer = Consumer()
     consumer.attach(kept)
-    text = "block [01] of partition j1/edge0.0 on worker 1 cannot be read, .* at offset"
-    with pytest.raises(PartitionLost, match=text):
-        consumer.read(disk)
-    assert kept.subpartitions[0].view is None
-    assert kept.subpartitions[0].error is None, "the next attempt tries again"
+    assert consumer.read(disk) == []
+    (error,) = lost
+    assert re.match("block [01] of partition j1/edge0.0 on worker 1 cannot be read, .* at offset", str(error))
+    assert [each.error for each in kept.subpartitions] == [error] * 2, "nor can others read it"
+    kept.lose(error)
+    assert lost == [error], "that is said once"
+    following = partition()
+    write(following)
+    following.finish()
+    consumer.attach(following, 2)
+    assert consumer.read() == ROWS
 
 
 # --- consumers ------------------------------------------------------------------------------------

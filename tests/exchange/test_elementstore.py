@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from minishuffle.errors import PartitionLost, ResourceExhausted
+from minishuffle.exchange.elements import ByteBudget
 from minishuffle.exchange.elementstore import ElementLog, ElementStore, StoredElement, StorePlace
 
 OWNER = "partition j1/edge2.0 at attempt j1/1.0#3 on worker 4"
 
 
-def store_in(directory: Path, memory_bytes: int = 0, bytes_max: int | None = None) -> ElementStore:
-    return ElementStore(OWNER, StorePlace(str(directory)), memory_bytes=memory_bytes, bytes_max=bytes_max)
+def store_in(directory: Path, memory_bytes: int = 0) -> ElementStore:
+    return ElementStore(OWNER, StorePlace(str(directory)), memory_bytes=memory_bytes)
 
 
 def file_of(element: StoredElement) -> int:
@@ -50,10 +51,19 @@ def test_logs_share_the_memory_and_the_file_of_their_store(tmp_path: Path) -> No
 def test_limits_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ResourceExhausted, match=f"{OWNER} cannot be kept in .*none: No such .*--state-dir"):
         store_in(tmp_path / "none").append(1, [b"x"])
-    store = store_in(tmp_path, 100, 10)
-    store.append(1, [b"0123456789"])
-    with pytest.raises(ResourceExhausted, match=f"more than 10 bytes of {OWNER} would .* broadcast less"):
-        store.append(1, [b"x"])
+    budget = ByteBudget(10)
+    store, other = (ElementStore(OWNER, StorePlace(str(tmp_path)), budget=budget) for _ in range(2))
+    store.append(1, [b"0123"])
+    other.append(1, [b"45"])
+    store.append(1, [b"6789"])
+    text = f"{OWNER} finds no room: .* more than 10 bytes of that worker. Raise blocking_bytes_max, or"
+    with pytest.raises(ResourceExhausted, match=text):
+        other.append(1, [b"x"])
+    store.forget()
+    other.append(1, [b"01234567"])
+    assert budget.used == 10
+    del other
+    assert budget.used == 0, "what nobody has takes no room"
 
 
 def test_a_block_that_is_not_what_was_written_is_named(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from minishuffle.errors import PeerLost, RemoteProtocolError
 from minishuffle.exchange.channels import Attached, LocalBuffer
 from minishuffle.exchange.elements import ELEMENT_HEADER
+from minishuffle.exchange.repeats import Rendition
 from minishuffle.wire.frames import EventKind
 from support.interleave import interleaved
 from support.links import consumer_of
@@ -269,3 +271,16 @@ def test_a_failure_is_seen_after_what_was_delivered_before_it(make_setup: type[S
     assert None not in polled
     with pytest.raises(PeerLost, match="worker 7 is gone"):
         setup.gate.poll()
+
+
+@pytest.mark.parametrize("tolerant", [True, False])
+def test_a_strict_gate_fails_where_rows_may_be_missing(make_setup: type[Setup], tolerant: bool) -> None:
+    """The link breaks: what was under way does not come with the next attachment to the same attempt."""
+    setup = make_setup(tolerant=True, strict=not tolerant)
+    channel = setup.gate.add_channel(0)
+    channel.rows.attach(Rendition(1, 1))
+    channel.deliver(Attached(Rendition(2, 2)))
+    assert setup.gate.poll() is None, "another attempt has all of it"
+    channel.deliver(Attached(Rendition(2, 2), silent=True))
+    with nullcontext() if tolerant else pytest.raises(PeerLost, match="subtask 0 broke, and rows of it may"):
+        assert setup.gate.poll() is None

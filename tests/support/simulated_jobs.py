@@ -63,6 +63,8 @@ class Audit:
     sent: Counter[Sender] = field(default_factory=Counter)
     received: dict[Sender, dict[Sender, list[int]]] = field(default_factory=dict)
     """By receiver and sender, the numbers of the rows in the order in which they came."""
+    got: dict[Sender, Counter[tuple[int, int, int]]] = field(default_factory=dict)
+    """By receiver, rows: operator of who has sent it, split, number in the split."""
     sides: dict[Sender, Counter[tuple[int, int, int, int]]] = field(default_factory=dict)
     """By receiver, rows of sides: split, number in the split, operator and index of who has sent it."""
     twice: list[str] = field(default_factory=list)
@@ -95,6 +97,7 @@ class Audit:
         self.rows += len(rows)
         self.passed.setdefault(receiver[0], set()).update((row[0], row[1]) for row in rows)
         mine = self.received.setdefault(receiver, {})
+        self.got.setdefault(receiver, Counter()).update((row[2], row[0], row[1]) for row in rows)
         for row in rows:
             self.came.setdefault((row[2], receiver[0]), Counter())[row[0], row[1]] += 1
         for split, at, operator, index, attempt, number, padding in rows:
@@ -147,9 +150,9 @@ class Audit:
 
     def check_once(self, graph: JobGraph, sources: int) -> None:
         """No consumer of a source gets a row twice, in whatever attempts of both, but for what is kept."""
-        kept = graph.kept_edges()
+        kept, replayed = graph.kept_edges(), graph.replayed()
         for number, edge in enumerate(graph.edges):
-            if edge.source < sources and number not in kept:
+            if edge.source < sources and edge.source not in replayed and number not in kept:
                 times = graph.vertices[edge.target].parallelism if edge.partitioner == "broadcast" else 1
                 counts = self.came.get((edge.source, edge.target), Counter())
                 twice = [row for row, count in counts.items() if count > times]
@@ -312,9 +315,28 @@ class Plan:
 
     @property
     def repeated(self) -> set[tuple[int, int]]:
-        """Producers and consumers of the edges whose partitions are kept."""
-        edges = [self.graph.edges[number] for number in self.graph.kept_edges()]
-        return {(edge.source, edge.target) for edge in edges}
+        """Producers and consumers of the edges whose partitions are kept, or that are replayed."""
+        kept, replayed = self.graph.kept_edges(), self.graph.replayed()
+        return {
+            (edge.source, edge.target)
+            for number, edge in enumerate(self.graph.edges)
+            if number in kept or edge.source in replayed
+        }
+
+    def copies_of(self, operator: int) -> Counter[tuple[int, int]]:
+        """How often each row of sources comes to a bounded operator if nothing is lost or repeated."""
+        if operator < self.sources:
+            return Counter(self.rows_of(operator))
+        copies: Counter[tuple[int, int]] = Counter()
+        for edge in self.graph.edges:
+            if edge.target == operator and not is_side(edge):
+                copies.update(self.over(edge))
+        return copies
+
+    def over(self, edge: Edge) -> Counter[tuple[int, int]]:
+        """The same of an edge that is no side."""
+        times = self.graph.vertices[edge.target].parallelism if edge.partitioner == "broadcast" else 1
+        return Counter({row: times * count for row, count in self.copies_of(edge.source).items()})
 
     def rows_of(self, operator: int) -> set[tuple[int, int]]:
         """The rows of sources that come to a bounded operator if nothing is lost."""
@@ -339,7 +361,13 @@ def is_side(edge: Edge) -> bool:
 
 
 def make_plan(
-    random: Random, run: int, strategy: Strategy, bounded_share: float, *, side: bool = False
+    random: Random,
+    run: int,
+    strategy: Strategy,
+    bounded_share: float,
+    *,
+    side: bool = False,
+    blocking: bool = False,
 ) -> Plan:
     """Draw a job: one or two sources, then one to three stages, each fed by the one before or by more.
 
@@ -348,6 +376,7 @@ def make_plan(
         bounded_share: of the jobs, those that come to an end by themselves.
         side: the second source is bounded, and goes to all subtasks of the stage that the first one feeds,
             directly or by a stage in between.
+        blocking: some edges that end are, at least one if any does.
     """
     sources, stages = 2 if side else random.randint(1, 2), random.randint(1, 3)
     parallelism = [random.randint(1, 4) for _ in range(sources + stages)]
@@ -357,6 +386,8 @@ def make_plan(
     on_side = {edge.source for edge in edges if side and is_side(edge)}
     on_side |= {edge.source for edge in edges if edge.target in on_side}
     later = Random(f"{parallelism} {edges}")  # draws of its own: each seed's job stays what it was
+    if blocking:
+        _store(later, edges, [n for n, edge in enumerate(edges) if bounded or edge.source in on_side])
     vertices, numbers = [], []
     for operator, subtasks in enumerate(parallelism):
         ends = bounded or operator in on_side
@@ -385,7 +416,12 @@ def make_plan(
                 program=cloudpickle.dumps(Program(source, [stage], outputs)),
             )
         )
-    settings = JobSettings(
+    settings = _draw_settings(random, later, strategy)
+    return Plan(JobGraph(vertices=vertices, edges=edges, settings=settings), bounded, numbers)
+
+
+def _draw_settings(random: Random, later: Random, strategy: Strategy) -> JobSettings:
+    return JobSettings(
         buffers_per_channel=random.randint(1, 3),
         floating_buffers_per_gate=random.randint(1, 6),
         buffer_timeout=random.choice(["adaptive", "adaptive", 0, -1, 0.01]),
@@ -394,7 +430,12 @@ def make_plan(
         latency_interval=random.choice([0.0, 0.0, 0.001]),
         debloat_target=later.choice([0.0, 0.0, 0.001, 1.0]),
     )
-    return Plan(JobGraph(vertices=vertices, edges=edges, settings=settings), bounded, numbers)
+
+
+def _store(random: Random, edges: list[Edge], ending: list[int]) -> None:
+    """One or two of those that are ``ending`` become blocking."""
+    for number in random.sample(ending, min(len(ending), random.randint(1, 2))):
+        edges[number] = edges[number].model_copy(update={"kind": "blocking"})
 
 
 def _sides(operator: int, edges: list[Edge]) -> frozenset[int]:

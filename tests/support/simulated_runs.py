@@ -78,6 +78,8 @@ class Scenario:
     """What faults are drawn from."""
     side: bool = False
     """The jobs have a side that is kept, see :func:`make_plan`."""
+    blocking: bool = False
+    """Some of their exchanges are, likewise."""
 
 
 class Run:
@@ -102,7 +104,12 @@ class Run:
         """Workers that were excluded from the job, since another could not reach them."""
         self.random = Random(f"plan {seed}")
         self.plan: Plan = make_plan(
-            self.random, seed, scenario.strategy, scenario.bounded_share, side=scenario.side
+            self.random,
+            seed,
+            scenario.strategy,
+            scenario.bounded_share,
+            side=scenario.side,
+            blocking=scenario.blocking,
         )
         slots = self.plan.graph.slots_needed
         count = self.random.randint(1, min(4, slots))
@@ -192,6 +199,7 @@ class Play:
         if info.state == "finished":
             self._check_rows()
         if info.state in ("finished", "finished_with_loss"):
+            self._check_replayed(info)
             missing = self._sides_missing(info)
             assert not missing, missing
 
@@ -338,6 +346,27 @@ class Play:
                 assert came == dict.fromkeys(range(sent), times), (
                     f"{missing} of {times * sent} rows of {sender} to operator {edge.target} are missing"
                 )
+
+    def _check_replayed(self, info: JobInfo) -> None:
+        """The last attempts of what replays have had each row once, whatever happened to those before; and
+        nothing is lost if all of the job does."""
+        audit, plan = self.cluster.audit, self._plan
+        replayed = plan.graph.replayed()
+        for edge in plan.graph.edges:
+            if edge.source not in replayed or edge.target not in replayed or is_side(edge):
+                continue
+            came: Counter[tuple[int, int]] = Counter()
+            for task in info.tasks:
+                if task.operator == edge.target:
+                    for row, count in audit.got.get((task.operator, task.index, task.attempt), {}).items():
+                        came[row[1:]] += count if row[0] == edge.source else 0
+            wrong = {row for row in +came | plan.over(edge) if came[row] != plan.over(edge)[row]}
+            assert not wrong, (
+                f"{len(wrong)} rows of {edge.source} came to the last attempts of {edge.target} too often or "
+                f"never: {sorted(wrong)[:5]}"
+            )
+        if len(replayed) == len(plan.graph.vertices):
+            assert info.state == "finished", f"{info.rows_dropped}, {info.rows_in_flight} in flight"
 
     def _sides_missing(self, info: JobInfo) -> list[str]:
         """Subtasks whose current attempt has not all rows of its sides that are kept."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minishuffle.errors import PartitionNotFound, PeerLost, ShuffleError
+from minishuffle.errors import PartitionLost, PartitionNotFound, PeerLost, ShuffleError
 from minishuffle.wire.handshake import REASONS, HandshakeRefused
 from minishuffle.wire.messages import (
     AskDial,
@@ -350,6 +350,18 @@ def test_a_task_runs_and_ends_and_says_so_once() -> None:
     assert machine.ended(state="failed") == []
     assert machine.state.task_running(attempt_of(0)) == []
     assert machine.ended(attempt=9) == []
+
+
+def test_that_what_a_task_stored_is_lost_is_said_once_it_has_finished() -> None:
+    machine, error = Machine(), PartitionLost("block 3 cannot be read")
+    assert machine.state.partition_lost(attempt_of(0), error) == []
+    machine.tell(deploy(SOURCE))
+    assert machine.state.partition_lost(attempt_of(0), error) == []
+    ended, lost = machine.ended()
+    assert states([ended, lost]) == ["finished", "failed"]
+    assert isinstance(lost, Send) and isinstance(lost.message, TaskStateChanged)
+    assert lost.message.error is not None and lost.message.error.code == PartitionLost.code
+    assert states(machine.state.partition_lost(attempt_of(0), error)) == ["failed"]
 
 
 def test_cancel_is_obeyed_or_the_task_is_abandoned() -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.dataflow.compile import compile_job
-from minishuffle.dataflow.graph import JobSettings
+from minishuffle.dataflow.graph import JobSettings, PartitionKind
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import ResourceExhausted
@@ -152,6 +152,17 @@ async def test_an_output_that_does_not_fit_takes_the_input_with_it(site_of: type
     assert list(site.deployment.attempts) == [attempt(0)]
     await site.close()
     assert (site.pool.free, site.pool.required) == (6, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"), [("pipelined_bounded", 32), ("pipelined", 256), ("blocking", None)]
+)
+async def test_a_pipelined_output_may_have_all_that_is_free(
+    site: Site, kind: PartitionKind, most: int | None
+) -> None:
+    site.deploy(Stream.items([1]).exchange(kind).rebalance().to_count())
+    pools = site.deployment.attempts[attempt(0)].pools
+    assert [pool.maximum for pool in pools.values()] == ([] if most is None else [most])
 
 
 async def test_a_second_output_that_does_not_fit_takes_the_first_with_it(site_of: type[Site]) -> None:

@@ -78,7 +78,7 @@ export interface Cluster {
 export interface Graph {
   job: string;
   vertices: { name: string; parallelism: number; operators: string[]; is_source: boolean; sink: string }[];
-  edges: { source: number; target: number; input: number; partitioner: string }[];
+  edges: { source: number; target: number; input: number; partitioner: string; kind: string }[];
   restart_strategy: "individual" | "region" | "full" | "none";
   on_unavailable: "drop" | "wait";
 }

@@ -79,7 +79,7 @@ export function JobGraph(props: {
             class="partitioner"
             style={{ left: `${place.edges[number]!.x}px`, top: `${place.edges[number]!.y}px` }}
           >
-            {edge.partitioner}
+            {edge.kind === "pipelined_bounded" ? edge.partitioner : `${edge.partitioner}, ${edge.kind}`}
           </span>
         ))}
         {graph.vertices.map((vertex, number) => {

@@ -1,0 +1,207 @@
+"""What runs again with a subtask of a replayed region, since it ended early or what it stored is lost. Pure.
+
+A *replayed* region (:meth:`JobGraph.replayed`) can be read again from its beginning: its sources have an end
+and no external client writes them, and its other inputs are stored. So no row is lost with a subtask of it:
+the subtask runs again, and with it
+
+- what feeds it over pipelined edges, back to sources and to stored partitions that are there; one that is not
+  there is lost too;
+- what it feeds over pipelined edges and has not finished: half of its rows came from the attempt before;
+- all of the region, unless the plan says that the same rows go to the same consumers each time: what other
+  members have written is of no use beside another division of the rows.
+
+Members that have finished and whose partitions are there stay, and get the end alone of those that run again
+(:class:`~minishuffle.coordinator.ends.Ends`: their channels are read). A pipelined channel whose link breaks
+may lack rows: its consumer fails then (``InputSpec.strict``), and so runs again.
+
+Whoever reads a stored partition gives none of its rows out before it has all of them, and keeps these: so it
+never mixes two attempts of a producer. If the same rows come again it hears of nothing: what it has is as
+good. If not, it starts again with its own region, whether it has finished or not, and what that has published
+counts as repeated. It does so too if it has given out nothing so far, since that is not known here in time.
+
+What clients write from outside cannot be read again: a job fails that stores it with a blocking edge and
+loses it. (Flink restarts the region and all that is behind it, ``RestartPipelinedRegionFailoverStrategy``,
+finished or not, since it has no plan to ask.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from minishuffle.coordinator.books import TaskKey
+from minishuffle.coordinator.failover import pipelined_regions
+from minishuffle.coordinator.lifecycle import Subtask
+from minishuffle.dataflow.graph import JobGraph
+
+__all__ = ["Again", "Replays"]
+
+
+@dataclass(slots=True)
+class Again:
+    """What follows when subtasks are to run again."""
+
+    tasks: set[TaskKey] = field(default_factory=set)
+    """Those whose next attempt is deployed once the one that runs has ended."""
+    unreadable: set[TaskKey] = field(default_factory=set)
+    """Those of them that cannot run again: the job fails."""
+
+
+class Replays:
+    """The subtasks of one job that run again together, and which of these have yet to end for that.
+
+    Those that are to run again at one time are one set, whatever made them: nothing of it is deployed while
+    an attempt of it runs.
+    """
+
+    def __init__(self, graph: JobGraph) -> None:
+        self.vertices = graph.replayed()
+        self._graph = graph
+        self._kept = graph.kept_edges()
+        self._unrepeatable = graph.unrepeatable()
+        self._members = pipelined_regions(graph, self._kept) if self.vertices else []
+        self._region = {key: n for n, members in enumerate(self._members) for key in members}
+        self._alike: dict[int, bool] = {}
+        """By vertex, whether its region gives the same rows to the same consumers when it runs again."""
+        for joined in graph.joined() if self.vertices else ():
+            outputs = {edge for vertex in joined for edge in graph.outputs_of(vertex)}
+            self._alike |= dict.fromkeys(joined, all(map(graph.parts_alike, outputs)))
+        self._together: set[TaskKey] = set()
+        """Those that are to run again and are not deployed."""
+        self._ending: set[TaskKey] = set()
+        """Those of them whose attempt runs."""
+
+    # --- what happens ---------------------------------------------------------------------------
+
+    def begin(self, keys: Iterable[TaskKey], tasks: Mapping[TaskKey, Subtask]) -> Again:
+        """These are pending: gives all that runs again with them and was not given before."""
+        fresh = [key for key in keys if key[0] in self.vertices and key not in self._together]
+        again = _Closure(self, tasks).of(fresh) if fresh else Again()
+        again.tasks -= self._together
+        self._together |= again.tasks
+        self._ending.update(key for key in again.tasks if tasks[key].runs)
+        return again
+
+    def ended(self, key: TaskKey) -> None:
+        """The current attempt of a subtask has ended, however."""
+        self._ending.discard(key)
+
+    def deployed(self, key: TaskKey) -> None:
+        """The next attempt of a subtask runs."""
+        self._together.discard(key)
+
+    def give_up(self) -> None:
+        """Nothing restarts any more."""
+        self._together.clear()
+        self._ending.clear()
+
+    # --- what follows ---------------------------------------------------------------------------
+
+    def asked(self, key: TaskKey) -> bool:
+        """Whether the subtask is to end for this, and has yet to."""
+        return key in self._ending
+
+    def holds_back(self, key: TaskKey) -> bool:
+        """Whether the subtask waits for others to end."""
+        return bool(self._ending) and key in self._together
+
+    def beside(self, keys: Iterable[TaskKey]) -> set[TaskKey]:
+        """All that is deployed at one time with any of these."""
+        return set(self._together) if any(key in self._together for key in keys) else set()
+
+    def take_ready(self) -> list[TaskKey]:
+        """What is to be deployed at one time, if nothing of it runs any more."""
+        return [] if self._ending else sorted(self._together)
+
+    def counts_for(self, key: TaskKey) -> TaskKey:
+        """The subtask with which failures of this one count: the first of its region."""
+        return self._members[self._region[key]][0] if key[0] in self.vertices else key
+
+    def cannot(self, keys: Iterable[TaskKey]) -> list[TaskKey]:
+        """Those that cannot run again."""
+        return [key for key in keys if key[0] in self._unrepeatable]
+
+    # --- the journal ----------------------------------------------------------------------------
+
+    def record(self) -> list[Any]:
+        """For the journal."""
+        return [sorted(self._together), sorted(self._ending)]
+
+    def recall(self, record: Iterable[Any]) -> list[TaskKey]:
+        """Become what the record says; gives what has yet to end."""
+        together, ending = record
+        self._together = {(operator, index) for operator, index in together}
+        self._ending = {(operator, index) for operator, index in ending}
+        return sorted(self._ending)
+
+    # --- the plan -------------------------------------------------------------------------------
+
+    def of_region(self, key: TaskKey) -> list[TaskKey]:
+        """All that pipelined edges join with a subtask."""
+        return self._members[self._region[key]]
+
+    def is_alike(self, key: TaskKey) -> bool:
+        """Whether the same rows come again from a subtask."""
+        return self._alike[key[0]]
+
+    def producers(self, key: TaskKey, *, kept: bool) -> list[TaskKey]:
+        """Those that a subtask reads, over edges whose partitions are stored or over others."""
+        return [
+            (self._graph.edges[edge].source, index)
+            for edge in self._graph.inputs_of(key[0])
+            if (edge in self._kept) is kept
+            for index in self._graph.producers_of(edge, key[1])
+        ]
+
+    def consumers(self, key: TaskKey, *, kept: bool) -> list[TaskKey]:
+        """Those that read a subtask, likewise."""
+        return [
+            (self._graph.edges[edge].target, index)
+            for edge in self._graph.outputs_of(key[0])
+            if (edge in self._kept) is kept
+            for index in self._graph.consumers_of(edge, key[1])
+        ]
+
+
+class _Closure:
+    """The least set of tasks that holds what is pending and all that follows from it."""
+
+    def __init__(self, plan: Replays, tasks: Mapping[TaskKey, Subtask]) -> None:
+        self._plan = plan
+        self._tasks = tasks
+        self._found: set[TaskKey] = set()
+        self._others: set[TaskKey] = set()
+        """Those of them that give other rows than before, or give them to others."""
+        self._todo: list[TaskKey] = []
+
+    def of(self, keys: Iterable[TaskKey]) -> Again:
+        self._add(keys)
+        while self._todo:
+            self._follow(self._todo.pop())
+        return Again(self._found, set(self._plan.cannot(self._found)))
+
+    def _add(self, keys: Iterable[TaskKey], *, others: bool = False) -> None:
+        known = self._others if others else self._found
+        fresh = [key for key in keys if key not in known]
+        self._found.update(fresh)
+        self._todo += fresh
+        if others:
+            self._others.update(fresh)
+
+    def _follow(self, key: TaskKey) -> None:
+        plan, tasks = self._plan, self._tasks
+        stored = [tasks[each] for each in plan.producers(key, kept=True)]
+        self._add(each.key for each in stored if each.state == "finished" and not each.on_worker)
+        if key[0] not in plan.vertices:
+            return
+        if plan.is_alike(key) and key not in self._others:
+            self._add(plan.producers(key, kept=False))
+            self._add(each for each in plan.consumers(key, kept=False) if tasks[each].state != "finished")
+            return
+        self._add(plan.of_region(key), others=True)
+        for reader in plan.consumers(key, kept=True):
+            if reader[0] in plan.vertices:
+                self._add(plan.of_region(reader), others=True)
+            elif tasks[reader].state != "finished":
+                self._add([reader])

@@ -1,0 +1,161 @@
+"""Blocking exchanges under ``kill -9``: the rows are the same, and a killed consumer restarts no producer."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minishuffle.client import JobHandle
+from minishuffle.dataflow.graph import JobSettings
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import TaskFailed
+from minishuffle.local import LocalCluster
+from minishuffle.wire.requests import TaskInfo
+from support.soak import SOAK
+from support.waiting import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+soak = pytest.mark.skipif(not SOAK, reason="takes a minute: set MINISHUFFLE_SOAK=1")
+
+ROWS = 3_000
+KEYS = 100
+EXPECTED = {key: sum(range(key, 2 * ROWS, KEYS)) for key in range(KEYS)}
+SECONDS_MAX = 60.0
+
+
+class Numbers:
+    """Two splits: the numbers below ROWS, and as many behind them."""
+
+    def splits(self) -> list[int]:
+        return [0, ROWS]
+
+    def read(self, split: int, offset: int) -> Iterator[list[int]]:
+        for first in range(split + offset, split + ROWS, 50):
+            yield list(range(first, min(first + 50, split + ROWS)))
+
+
+class Waits:
+    """The subtasks in ``where`` wait for a file behind so many calls, in whatever attempt."""
+
+    def __init__(self, go_on: Path, where: dict[int, int]) -> None:
+        self.go_on = go_on
+        self.where = where
+        self.calls = 0
+
+    def open(self, context: Any) -> None:
+        self.index = context.index
+        self._wait(0)
+
+    def call(self) -> None:
+        self.calls += 1
+        self._wait(self.calls)
+
+    def _wait(self, calls: int) -> None:
+        if self.where.get(self.index) == calls:
+            (self.go_on.parent / f"{self.go_on.name}.{self.index}").touch()
+            while not self.go_on.exists():
+                threading.Event().wait(0.01)
+
+
+class Passes(Waits):
+    def __call__(self, row: Any) -> Any:
+        self.call()
+        return row
+
+
+class Adds(Waits):
+    def __call__(self, one: int, other: int) -> int:
+        self.call()
+        return one + other
+
+
+def task(handle: JobHandle, name: str, index: int) -> TaskInfo:
+    return next(
+        each for each in handle.info().tasks if name in each.name.split(" -> ") and each.index == index
+    )
+
+
+def last_digits(number: int) -> int:
+    return number % KEYS
+
+
+def sums(before: Passes, behind: Adds) -> Stream[Any]:
+    """Of the numbers, by last digits; both sides of the exchange have slots of their own."""
+    numbers = Stream.source(Numbers()).map(before).name("numbers").exchange("blocking")
+    return numbers.key_by(last_digits).reduce(behind).name("sums").slot_group("sums").collect()
+
+
+def test_what_is_stored_comes_whole_and_too_much_of_it_is_refused(tmp_path: Path) -> None:
+    with LocalCluster(workers=1, slots=4, blocking_bytes_max=200_000) as cluster:
+        handle = cluster.submit(sums(Passes(tmp_path, {}), Adds(tmp_path, {})), parallelism=2)
+        assert dict(handle.wait(SECONDS_MAX).rows) == EXPECTED
+        (complete,) = [event.text for event in handle.events() if event.kind == "exchange complete"]
+        assert complete == "Numbers -> numbers => sums -> collect: all 2 partitions can be read"
+        large = Stream.items(["x" * 1_000] * 1_000).exchange("blocking").rebalance().collect()
+        text = "finds no room: blocking partitions would take more than 200,000 bytes.*blocking_bytes_max"
+        with pytest.raises(TaskFailed, match=text):
+            cluster.run(large, timeout=SECONDS_MAX, settings=JobSettings(restart_strategy="none"))
+
+
+@soak
+@pytest.mark.parametrize("moment", ["written", "unread", "half read"])
+@pytest.mark.parametrize("victim", ["numbers", "sums"])
+def test_whoever_is_killed_the_sums_are_right(victim: str, moment: str, tmp_path: Path) -> None:
+    go_on = tmp_path / "go on"
+    before = Passes(go_on, {0: ROWS // 2} if moment == "written" else {})
+    behind = Adds(go_on, {} if moment == "written" else {0: 0 if moment == "unread" else ROWS // 2})
+    with LocalCluster(workers=4, slots=1, standby=1) as cluster:
+        handle = cluster.submit(sums(before, behind), parallelism=2)
+        until(Path(f"{go_on}.0").exists, "the moment")
+        if moment != "written":
+            until(lambda: task(handle, "numbers", 0).state == "finished", "what is stored is complete")
+        cluster.kill_worker(task(handle, victim, 0).worker)
+        until(lambda: task(handle, victim, 0).attempt == 2, "it runs again")
+        go_on.touch()
+        result, info = handle.wait(SECONDS_MAX), handle.info()
+    assert Counter(key for key, _ in result.rows) == Counter(EXPECTED.keys())
+    assert dict(result.rows) == EXPECTED
+    assert (info.state, info.rows_again, info.rows_in_flight) == ("finished", 0, 0)
+    restarted = [(each.name, each.index) for each in info.tasks if each.attempt > 1]
+    assert len(restarted) == 1, "a killed consumer restarts no producer, and nobody his neighbours"
+
+
+@soak
+def test_each_consumer_keeps_what_it_has_when_an_aggregate_is_killed(tmp_path: Path) -> None:
+    """Consumer 0 has finished, 1 is half through, 2 has not begun."""
+    go_on = tmp_path / "go on"
+    names = [(key, f"name {key}") for key in range(KEYS)]
+    counts = (
+        Stream.source(Numbers())
+        .key_by(lambda number: number % KEYS)
+        .reduce(lambda one, other: one + other)
+        .parallel(2)
+        .name("aggregate")
+    )
+    joined = (
+        counts.exchange("blocking")
+        .key_by(lambda pair: pair[0])
+        .join(Stream.items(names).parallel(1).exchange("blocking").key_by(lambda pair: pair[0]))
+        .parallel(3)
+        .slot_group("joins")
+        .map(Passes(go_on, {1: 10, 2: 0}))
+        .parallel(3)
+        .collect()
+        .parallel(3)
+    )
+    with LocalCluster(workers=5, slots=1, standby=1) as cluster:
+        handle = cluster.submit(joined, parallelism=2)
+        until(lambda: all(Path(f"{go_on}.{index}").exists() for index in (1, 2)), "1 and 2 wait")
+        until(lambda: task(handle, "join", 0).state == "finished", "consumer 0 has finished")
+        cluster.kill_worker(task(handle, "aggregate", 0).worker)
+        until(lambda: task(handle, "aggregate", 0).attempt == 2, "the aggregate runs again")
+        go_on.touch()
+        result, info = handle.wait(SECONDS_MAX), handle.info()
+    assert sorted(result.rows) == sorted((key, (key, EXPECTED[key]), (key, name)) for key, name in names)
+    assert [each.attempt for each in info.tasks if "join" in each.name.split(" -> ")] == [1, 1, 1]
+    assert (info.state, info.rows_again) == ("finished", 0)
