@@ -12,9 +12,8 @@ from minishuffle.errors import PeerLost, TaskFailed
 from minishuffle.exchange.channels import (
     RemoteAttachment,
 )
-from minishuffle.wire.frames import (
-    EventKind,
-)
+from minishuffle.protocol.channel import Received
+from minishuffle.wire.frames import EventKind
 from support.exchanges import EXCLUSIVE, SEGMENT_BYTES, Exchange
 from support.soak import examples
 
@@ -22,7 +21,8 @@ NUMBERS = st.integers(0, 1)
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Writes, flushes, moves of bytes, polls and buffers that come home, between attachments of any kind."""
+    """Writes, flushes, moves of bytes, polls and buffers that come home, between attachments of any kind.
+    Cases 91 and 94, RemoteInputChannelTest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,6 +104,39 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def cut(self) -> None:
         self.exchange.cut()
+
+    @rule()
+    def read_all(self) -> None:
+        """Whoever has backlog and a consumer gets a buffer in the end, if the task reads."""
+        exchange = self.exchange
+        while True:
+            exchange.settle()
+            exchange.poll_all()
+            if not exchange.returned:
+                break
+            exchange.give_back(len(exchange.returned))
+        for partition in exchange.partitions:
+            assert partition.subpartitions[0].view is None or partition.backlog() == 0
+
+    @invariant()
+    def each_segment_is_in_one_place(self) -> None:
+        """Free in an attachment, arriving, in a queue, in the task's hands, or on its way home."""
+        exchange = self.exchange
+        known = {*exchange.attachments, *(channel.attachment for channel in exchange.channels)}
+        attachments = [each for each in known if isinstance(each, RemoteAttachment)]
+        there = [buffer for each in attachments for buffer in each.consumer.credit.exclusive]
+        there += [buffer for each in attachments for buffer in each.consumer.credit.floating]
+        read = [each.current for each in exchange.channels] + exchange.returned
+        for channel in exchange.channels:
+            read += channel.queue
+        there += [item.buffer for item in read if isinstance(item, Received) and item.buffer is not None]
+        assert len({id(buffer) for buffer in there}) == len(there) == exchange.gate.buffers.pool.in_use
+
+    @invariant()
+    def both_ends_agree(self) -> None:
+        """What one has granted or sent has reached the other, or is on its way."""
+        for credit, sent in self.exchange.ledgers():
+            assert 0 <= sent.available <= credit.granted - credit.received
 
     @invariant()
     def ledgers_hold(self) -> None:

@@ -8,18 +8,28 @@ import pytest
 
 from minishuffle.counters import ConnectionCounters, TaskCounters
 from minishuffle.errors import ShuffleError
+from minishuffle.exchange.buffers import BufferBuilder, Slice
 from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
 from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.ids import JobId, PartitionId
-from minishuffle.protocol.channel import ConsumerChannel, FreeBuffer, Received
+from minishuffle.protocol.channel import ChannelState, ConsumerChannel, FreeBuffer, Received
 from minishuffle.protocol.connection import (
     Connection,
     PartitionCancelled,
     PartitionReleased,
     PartitionRequested,
 )
-from minishuffle.wire.frames import DataType, PartitionRequest
+from minishuffle.wire.decoder import FrameDecoder
+from minishuffle.wire.frames import (
+    BUFFER_HEADER_BYTES,
+    FRAME_HEADER,
+    LENGTH_BYTES,
+    CancelReason,
+    DataType,
+    PartitionRequest,
+)
+from support.frames import Recorder
 
 SEGMENT_BYTES = 64
 
@@ -60,7 +70,14 @@ class PlainGate:
 
     def release_exclusive(self, buffer: FreeBuffer) -> None:
         assert isinstance(buffer, Segment)
-        buffer.recycle()
+        self.release_floating(buffer)
+
+    @property
+    def buffers(self) -> int:
+        """Those that are free in its channel, arriving, or to be read."""
+        arriving = self.channel._arriving
+        read = [*self.queue, *([arriving] if arriving is not None else [])]
+        return self.channel.credit.idle + sum(each.buffer is not None for each in read)
 
     def deliver(self, received: Received) -> None:
         self.queue.append(received)
@@ -69,19 +86,101 @@ class PlainGate:
         self.error = error
 
 
-class Peers:
-    """``producer`` dialed ``consumer``; requests are answered from ``partition`` at once."""
+class Line:
+    """The bytes on their way to ``receiver``, and the frames in them."""
 
-    def __init__(self, channels: int = 2, exclusive: int = 2, floating: int = 4, attach: bool = True) -> None:
-        self.counters = (ConnectionCounters(), ConnectionCounters())
-        self.producer = Connection(dialer=True, counters=self.counters[0], ping_interval=5.0, now=0.0)
-        self.consumer = Connection(dialer=False, counters=self.counters[1], ping_interval=5.0, now=0.0)
-        self.send_pool = NetworkBufferPool(32, SEGMENT_BYTES)
+    def __init__(self, receiver: Connection) -> None:
+        self.receiver = receiver
+        self.under_way = bytearray()
+        self._recorder = Recorder()
+        self._decoder = FrameDecoder(self._recorder, 1 << 20)
+        self._frames: deque[tuple[int, int, object]] = deque()
+        """Where each begins and ends in the stream, and what it says."""
+        self._sent = self._delivered = 0
+
+    def put(self, data: bytes) -> None:
+        self.under_way += data
+        at = 0
+        while at < len(data):
+            size = LENGTH_BYTES + FRAME_HEADER.unpack_from(data, at)[0]
+            self._decoder.receive(data[at : at + size])
+            for item in self._recorder.seen:
+                self._frames.append((self._sent + at, self._sent + at + size, item))
+            self._recorder.seen.clear()
+            at += size
+        self._sent += len(data)
+
+    def deliver(self, size: int) -> None:
+        """The next bytes arrive, wherever that cuts a frame."""
+        data = bytes(self.under_way[:size])
+        if data:
+            del self.under_way[:size]
+            self._delivered += len(data)
+            self.receiver.receive(data, 0.0)
+            while self._frames and self._frames[0][1] <= self._delivered:
+                self._frames.popleft()
+
+    def credit(self, channel: int) -> int:
+        """Credit for a channel that is on its way, with that of its request."""
+        found = 0
+        for _, _, item in self._frames:
+            if isinstance(item, PartitionRequest) and item.channel == channel:
+                found += item.initial_credit
+            elif isinstance(item, tuple) and item[0] == channel:
+                found += item[1]
+        return found
+
+    def buffers(self, channel: int) -> int:
+        """Buffers with data of a channel whose header has not arrived."""
+        return sum(
+            isinstance(item, tuple)
+            and isinstance(item[0], tuple)
+            and item[0][2] == channel
+            and item[0][5] == DataType.DATA
+            and begin + BUFFER_HEADER_BYTES > self._delivered
+            for begin, _, item in self._frames
+        )
+
+
+class Peers:
+    """``producer`` dialed ``consumer``; requests are answered from ``partition`` at once.
+
+    Args:
+        segments: of the producing side.
+        over: peers whose two connections these use too, the other way round.
+    """
+
+    def __init__(
+        self,
+        channels: int = 2,
+        exclusive: int = 2,
+        floating: int = 4,
+        attach: bool = True,
+        segments: int = 32,
+        over: Peers | None = None,
+    ) -> None:
+        if over is None:
+            self.counters = (ConnectionCounters(), ConnectionCounters())
+            self.producer = Connection(dialer=True, counters=self.counters[0], ping_interval=5.0, now=0.0)
+            self.consumer = Connection(dialer=False, counters=self.counters[1], ping_interval=5.0, now=0.0)
+            self.to_consumer, self.to_producer = Line(self.consumer), Line(self.producer)
+            self.ways: list[Peers] = []
+            """By edge; with those that use the same connections."""
+        else:
+            self.counters = over.counters[::-1]
+            self.producer, self.consumer = over.consumer, over.producer
+            self.to_consumer, self.to_producer = over.to_producer, over.to_consumer
+            self.ways = over.ways
+        self.edge = len(self.ways)
+        self.ways.append(self)
+        self.held: list[Slice] = []
+        """What the transport has not let go of."""
+        self.send_pool = NetworkBufferPool(segments, SEGMENT_BYTES)
         self.receive_pool = NetworkBufferPool(channels * exclusive + floating, SEGMENT_BYTES)
-        self.output = self.send_pool.create_pool("output", channels + 1, 32)
+        self.output = self.send_pool.create_pool("output", min(segments, channels + 1), segments)
         self.task = TaskCounters()
         self.partition = PipelinedPartition(
-            PartitionId(JobId("j1"), 0, 0), range(channels), self._acquire, self._notify, self.task
+            PartitionId(JobId("j1"), self.edge, 0), range(channels), self._acquire, self._notify, self.task
         )
         minimum = channels * exclusive + 1
         pool = self.receive_pool.create_pool("input", minimum, channels * exclusive + floating)
@@ -90,6 +189,7 @@ class Peers:
         self.read = [bytearray() for _ in range(channels)]
         self.events: list[list[int]] = [[] for _ in range(channels)]
         self.requested: list[PartitionRequested] = []
+        self.unanswered: list[PartitionRequested] = []
         self.attach = attach
 
     def _acquire(self) -> Segment:
@@ -102,7 +202,7 @@ class Peers:
 
     def request_all(self) -> None:
         for number, gate in enumerate(self.gates):
-            request = PartitionRequest(PartitionId(JobId("j1"), 0, 0), number)
+            request = PartitionRequest(PartitionId(JobId("j1"), self.edge, 0), number)
             self.consumer.request_partition(gate.channel, request)
 
     def answer(self, event: PartitionRequested) -> None:
@@ -113,21 +213,39 @@ class Peers:
 
     def move(self, sender: Connection, receiver: Connection, buffers: int = 16) -> int:
         """One flush of ``sender``, delivered whole; returns how many buffers and events it had."""
+        sent = self.send(sender, buffers)
+        self.let_go()
+        line = self.to_consumer if receiver is self.consumer else self.to_producer
+        self.deliver(line, len(line.under_way))
+        return sent
+
+    def send(self, sender: Connection, buffers: int = 16) -> int:
+        """One flush of ``sender``, which is on its way then; returns how many buffers and events it had."""
         chunks, pieces = sender.data_to_send(buffers)
-        data = b"".join(chunks)
-        for piece in pieces:
+        (self.to_consumer if sender is self.producer else self.to_producer).put(b"".join(chunks))
+        self.held += pieces
+        return len(pieces)
+
+    def let_go(self) -> None:
+        """The transport has no memory of segments any more."""
+        for piece in self.held:
             piece.released()
-        if data:
-            receiver.receive(data, 0.0)
-        for event in receiver.events():
+        self.held.clear()
+
+    def deliver(self, line: Line, size: int) -> None:
+        """So many bytes arrive, and what they ask for is answered."""
+        line.deliver(size)
+        for event in line.receiver.events():
             if isinstance(event, PartitionCancelled | PartitionReleased):
                 continue
             assert isinstance(event, PartitionRequested)
-            self.requested.append(event)
-            if self.attach:
-                self.answer(event)
+            way = self.ways[event.request.partition.edge]
+            way.requested.append(event)
+            if way.attach:
+                way.answer(event)
+            else:
+                way.unanswered.append(event)
         self.validate()
-        return len(pieces)
 
     def settle(self) -> None:
         """Exchange frames until neither side has any; nothing is consumed."""
@@ -159,6 +277,53 @@ class Peers:
         self.consumer.validate()
         self.send_pool.validate()
         self.receive_pool.validate()
+
+    def cancel(self, number: int, reason: CancelReason) -> None:
+        """The consumer wants no more of a channel."""
+        self.consumer.cancel(self.gates[number].channel, reason)
+        for gate in self.gates:
+            self.consumer.announce_credit(gate.channel)
+        self.validate()
+
+    def check_ledgers(self) -> None:
+        """Both ends and what is on its way agree, for each channel that both ends have; and each segment is
+        in one place."""
+        for gate in self.gates:
+            channel = gate.channel
+            credit, producer = channel.credit, self.producer.producers.channels.get(channel.id)
+            if producer is None or channel.state is ChannelState.CLOSED:
+                continue
+            assert credit.granted == producer.credit.granted + self.to_producer.credit(channel.id)
+            assert producer.credit.sent == credit.received + self.to_consumer.buffers(channel.id)
+            assert producer.credit.available >= 0 and credit.granted >= credit.received
+        pool = self.gates[0].pool
+        assert pool.in_use == sum(gate.buffers for gate in self.gates)
+        assert pool.in_use + self.receive_pool.free == self.receive_pool.total
+        held = [piece.builder for way in self.ways for piece in way.held if piece.builder is not None]
+        segments = {id(each.segment) for each in held if each.segment.owner is self.output}
+        for each in self.partition.subpartitions:
+            queued = [*each._queue, *([each.open] if each.open else [])]
+            segments |= {id(item.segment) for item in queued if isinstance(item, BufferBuilder)}
+        assert self.output.in_use == len(segments)
+
+    @property
+    def resting(self) -> bool:
+        """Nothing more happens before a task writes or reads."""
+        moving = self.producer.wants_to_send or self.consumer.wants_to_send
+        lines = self.to_consumer.under_way or self.to_producer.under_way
+        return not (moving or lines or any(way.held for way in self.ways))
+
+    def check_that_nobody_waits_for_ever(self) -> None:
+        """At rest, what waits at a producer waits for a buffer that a task has yet to read."""
+        for gate, subpartition in zip(self.gates, self.partition.subpartitions, strict=True):
+            producer = self.producer.producers.channels.get(gate.channel.id)
+            if producer is None or not subpartition.backlog():
+                continue
+            assert producer.credit.available == 0, "it could send"
+            assert gate.channel.credit.unannounced == 0, "its credit is withheld"
+            assert gate.queue or gate.channel.credit.waiting, "it has not asked for a buffer"
+            assert gate.queue or not gate.pool.available, "a buffer is free"
+            assert any(each.queue for each in self.gates), "nobody has anything to read"
 
 
 @pytest.fixture

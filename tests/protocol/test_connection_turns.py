@@ -9,15 +9,14 @@ import pytest
 
 from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.subpartition import PipelinedSubpartition
-from minishuffle.wire.frames import (
-    EventKind,
-)
+from minishuffle.wire.frames import EventKind
 
 Peers = Any
 BLOCK = bytes(range(64))
 
 
 def test_each_credit_sends_one_buffer_and_no_more(peers_of: Callable[..., Peers]) -> None:
+    """Case 23, PartitionRequestQueueTest."""
     peers = peers_of(channels=1, floating=1)
     peers.request_all()
     for _ in range(6):
@@ -53,7 +52,21 @@ def test_events_need_no_credit_and_are_not_held_up_by_another_channel(peers_of: 
     assert peers.events[1] == [EventKind.END_OF_DATA]
 
 
+def test_an_event_leaves_without_credit_and_takes_none(peers_of: Callable[..., Peers]) -> None:
+    """Case 22, PartitionRequestQueueTest."""
+    peers = peers_of(channels=1, exclusive=0, floating=1)
+    peers.request_all()
+    peers.settle()
+    (producer,) = peers.producer.producers.channels.values()
+    peers.partition.broadcast_event(EventKind.END_OF_DATA)
+    peers.settle()
+    assert peers.consume(0) and peers.events[0] == [EventKind.END_OF_DATA]
+    assert (producer.credit.granted, producer.credit.sent) == (0, 0)
+    assert peers.gates[0].channel.credit.granted == 0
+
+
 def test_channels_take_turns_one_buffer_each(peers_of: Callable[..., Peers]) -> None:
+    """Case 27, PartitionRequestQueueTest."""
     peers = peers_of(channels=4, floating=4)
     peers.request_all()
     peers.settle()
@@ -261,6 +274,7 @@ def test_credit_is_never_withheld_from_a_channel_that_has_none_left(peers_of: Ca
 
 
 def test_all_pending_credit_of_a_connection_leaves_in_one_frame(peers_of: Callable[..., Peers]) -> None:
+    """Case 47, CreditBasedPartitionRequestClientHandlerTest."""
     peers = peers_of(channels=4, floating=4)
     peers.request_all()
     peers.settle()
@@ -274,3 +288,109 @@ def test_all_pending_credit_of_a_connection_leaves_in_one_frame(peers_of: Callab
     peers.settle()
     assert peers.counters[1].frames_out["add_credit"] == before + 1
     assert peers.counters[0].credits_received == peers.counters[1].credits_granted > 8
+
+
+# --- deadlocks seen elsewhere -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flushing", Flush)
+@pytest.mark.parametrize("exclusive", [2, 3, 8])
+def test_an_element_that_needs_more_than_the_credit_that_is_left_arrives_while_some_is_withheld(
+    peers_of: Callable[..., Peers], exclusive: int, flushing: Flush
+) -> None:
+    """A window update that waits until half is free, and a sender that waits for room for all it has, wait
+    for each other. The only floating buffer is in another channel."""
+    withheld = 0
+    for read_before in range(exclusive):
+        peers = peers_of(channels=2, exclusive=exclusive, floating=1)
+        peers.partition.subpartitions[0].flushing = flushing
+        peers.request_all()
+        for _ in range(exclusive + 1):
+            peers.partition.write(1, 1, [BLOCK])
+        peers.settle()
+        for _ in range(read_before):
+            peers.partition.write(0, 1, [BLOCK])
+            peers.settle()
+            assert peers.consume(0)
+        peers.settle()
+        (producer, _) = peers.producer.producers.channels.values()
+        withheld += peers.gates[0].channel.credit.unannounced
+        assert producer.credit.available <= exclusive
+        peers.partition.write(0, 1, [BLOCK * exclusive, b"and the rest"])
+        peers.partition.subpartitions[0].flush()
+        peers.settle()
+        while peers.consume(0):
+            peers.settle()
+        assert peers.read[0] == BLOCK * (read_before + exclusive) + b"and the rest"
+        assert not peers.gates[1].pool.available and len(peers.gates[1].queue) == exclusive + 1
+    assert withheld or exclusive == 2, "half of two is withheld from nobody"
+
+
+def test_channels_that_nobody_reads_block_none_that_somebody_waits_for(
+    peers_of: Callable[..., Peers],
+) -> None:
+    """Each task writes its next element once it has read one of the other's. Both directions of their
+    connection have a full channel as well, whose consumer waits for the end of that exchange."""
+    there = peers_of(channels=2, floating=1)
+    back = peers_of(channels=2, floating=1, over=there)
+    for way in (there, back):
+        way.request_all()
+        for _ in range(20):
+            way.partition.write(0, 1, [BLOCK])
+        way.settle()
+    full = [len(way.gates[0].queue) for way in (there, back)]
+    assert full == [3, 3]
+    for number in range(50):
+        for way in (there, back):
+            way.partition.write(1, 1, [bytes([number]) * 100])
+            way.partition.subpartitions[1].flush()
+            way.partition.subpartitions[1].attend()
+            way.settle()
+            while way.consume(1):
+                way.settle()
+            assert way.read[1][-100:] == bytes([number]) * 100
+    assert [len(way.gates[0].queue) for way in (there, back)] == full
+    for way in (there, back):
+        while way.consume(0):
+            way.settle()
+        assert way.read[0] == BLOCK * 20
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["spread", "burst"])
+def test_a_thousand_slow_channels_leave_nine_tenths_of_a_link_to_one_that_is_full(
+    peers_of: Callable[..., Peers], together: bool
+) -> None:
+    """One second of a link of 100 MB/s, as 100 steps of 32 buffers of 32 KiB; each of the slow channels has
+    1 KB to send in it, all at different times or all at once. Sizes are divided by 512."""
+    slow, steps, step_bytes, full = 1_000, 100, 32 * len(BLOCK), 1_000
+    peers = peers_of(channels=slow + 1, exclusive=2, floating=32, segments=1_200)
+    for subpartition in peers.partition.subpartitions:
+        subpartition.flushing = Flush.AT_ONCE
+    peers.request_all()
+    peers.settle()
+    sent = 0
+    for step in range(steps):
+        for number in range(slow):
+            if (0 if together else number % steps) == step:
+                peers.partition.write(number, 1, [b"1K"])
+        left = step_bytes
+        while left > 0:
+            while peers.partition.subpartitions[full].backlog() < 32:
+                peers.partition.write(full, 1, [BLOCK])
+            chunks, pieces = peers.producer.data_to_send(16)
+            sizes = [piece.size for piece in pieces]
+            assert sizes, "the link is idle"
+            left -= sum(sizes)
+            sent += len(BLOCK) * sizes.count(len(BLOCK))
+            for piece in pieces:
+                piece.released()
+            peers.consumer.receive(b"".join(chunks), 0.0)
+            for gate in peers.gates:
+                while gate.queue:
+                    gate.channel.consumed(gate.queue.popleft())
+                    peers.consumer.announce_credit(gate.channel)
+            peers.producer.receive(b"".join(peers.consumer.data_to_send(1)[0]), 0.0)
+    assert sent >= 0.9 * steps * step_bytes
+    assert sum(each.buffers_out for each in peers.partition.subpartitions[:slow]) == slow, (
+        "and they have sent"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 from minishuffle.counters import TaskCounters
@@ -23,7 +24,9 @@ from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
 from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.ids import JobId, PartitionId
+from minishuffle.protocol.channel import FreeBuffer
 from minishuffle.protocol.connection import PartitionCancelled, PartitionReleased, PartitionRequested
+from minishuffle.protocol.credit import ReceiveCredit, SendCredit
 from minishuffle.wire.frames import (
     PartitionRequest,
 )
@@ -202,6 +205,13 @@ class Exchange:
         for attachment in self.attachments:
             if isinstance(attachment, RemoteAttachment):
                 attachment.consumer.validate()
+
+    def ledgers(self) -> Iterator[tuple[ReceiveCredit[FreeBuffer], SendCredit]]:
+        """Both halves of each channel that both ends of the link in use have."""
+        consumer, producer = (link.connection for link in self.links[-1])
+        for channel, consuming in consumer._consumers.items():
+            if (producing := producer.producers.channels.get(channel)) is not None:
+                yield consuming.credit, producing.credit
 
     def close(self) -> None:
         """Everything ends; every segment comes home exactly once."""
