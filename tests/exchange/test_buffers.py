@@ -30,6 +30,7 @@ def builder() -> BufferBuilder:
 
 
 def test_only_what_fits_is_appended_and_only_what_is_published_is_unsent(builder: BufferBuilder) -> None:
+    """Cases 276 and 277, BufferBuilderAndConsumerTest."""
     builder.begin(3)
     part = memoryview(bytes(range(20)))
     assert builder.append(part, 0) == CAPACITY
@@ -51,6 +52,7 @@ def test_a_drained_segment_is_recycled_unless_the_transport_holds_a_slice(builde
 
 
 def test_the_rest_of_an_element_is_skipped_to_the_first_start_or_to_its_end(builder: BufferBuilder) -> None:
+    """Case 211, BufferConsumerWithPartialRecordLengthTest."""
     assert not builder.skip_rest(), "nothing is there yet"
     builder.append(memoryview(b"tail"), 0)
     builder.publish(ends=False)
@@ -64,6 +66,7 @@ def test_the_rest_of_an_element_is_skipped_to_the_first_start_or_to_its_end(buil
 
 
 def test_nothing_is_skipped_of_a_segment_that_was_sent(builder: BufferBuilder) -> None:
+    """Case 211, BufferConsumerWithPartialRecordLengthTest."""
     builder.begin(2)
     builder.append(memoryview(b"head"), 0)
     builder.publish(ends=False)

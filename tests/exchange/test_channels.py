@@ -170,7 +170,8 @@ def test_a_backlog_without_credit_is_an_answer() -> None:
 
 
 def test_an_end_stays_whatever_is_attached_after_it() -> None:
-    """The loop may attach the next attempt of a producer before it hears that the end was read."""
+    """The loop may attach the next attempt of a producer before it hears that the end was read. Case 129,
+    SingleInputGateTest."""
     exchange = Exchange(channels=2)
     for number in range(2):
         exchange.attach_local(number)
@@ -364,6 +365,7 @@ def test_all_unused_credit_of_a_channel_that_fails_is_void_and_goes_to_the_next_
 
 
 def test_a_producer_here_that_fails_is_an_end_behind_what_it_has_written() -> None:
+    """Case 156, LocalInputChannelTest."""
     exchange = Exchange(tolerant=True)
     exchange.attach_local(0)
     exchange.write(0, 100)
@@ -520,7 +522,29 @@ def test_a_size_is_announced_to_who_is_attached_and_to_who_comes_later(kind: str
 
 
 @pytest.mark.parametrize("kind", ["local", "remote"])
+def test_a_size_is_announced_to_nobody_who_is_gone(kind: str) -> None:
+    """Cases 104 and 142, RemoteInputChannelTest and SingleInputGateTest."""
+    exchange = Exchange(channels=2)
+    for number in range(2):
+        getattr(exchange, f"attach_{kind}")(number)
+    exchange.settle()
+    exchange.channels[0].detach()
+    exchange.resize(50)
+    exchange.settle()
+    sizes = [partition.subpartitions[0].buffer_size for partition in exchange.partitions]
+    assert sizes == [SEGMENT_BYTES, 50]
+    exchange.gate.close()
+    for attachment in exchange.attachments:
+        attachment.resize(20)
+    exchange.resize(20)
+    exchange.settle()
+    assert [partition.subpartitions[0].buffer_size for partition in exchange.partitions] == sizes
+    exchange.close()
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
 def test_buffers_count_as_unread_from_the_queue_of_the_producer_to_that_of_the_task(kind: str) -> None:
+    """Case 49, CreditBasedPartitionRequestClientHandlerTest."""
     exchange = Exchange()
     getattr(exchange, f"attach_{kind}")(0)
     exchange.settle()

@@ -76,6 +76,7 @@ values = st.recursive(
 
 @given(rows=st.lists(values, max_size=5), size=st.integers(1, 40))
 def test_rows_of_any_kind_over_buffers_of_any_size(rows: list[Any], size: int, written: Written) -> None:
+    """Case 282, SpanningRecordSerializationTest."""
     keyed = KeyedRows([str(number) for number in range(len(rows))], rows)
     data = written(rows) + written(keyed)
     assert [decode(*element) for element in fed(assembler(), cut(data, size))] == [rows, keyed]
@@ -110,6 +111,7 @@ def test_a_stream_over_small_buffers(size: int, written: Written) -> None:
 @pytest.mark.parametrize("size", [256, 4099, 32 * 1024])
 @pytest.mark.parametrize("length", [0, 1, 100, 32 * 1024 - 12, 32 * 1024, 100_003, 3 * limits.MIB + 1])
 def test_elements_of_many_lengths(length: int, size: int, written: Written) -> None:
+    """Case 283, SpanningRecordSerializationTest."""
     rows = [np.random.default_rng(length).bytes(length), "end"]
     target = assembler()
     found = [decode(*element) for element in fed(target, cut(written(rows) * 2, size))]

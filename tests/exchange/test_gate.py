@@ -38,6 +38,7 @@ def poll_fairly(setup: Setup, count: int) -> None:
 
 
 def test_remote_channels_take_turns(make_setup: type[Setup]) -> None:
+    """Case 148, InputGateFairnessTest."""
     setup = make_setup(remote=37, exclusive=4)
     for channel in setup.remotes:
         for number in range(4):
@@ -47,6 +48,7 @@ def test_remote_channels_take_turns(make_setup: type[Setup]) -> None:
 
 
 def test_local_channels_take_turns(make_setup: type[Setup]) -> None:
+    """Case 148, InputGateFairnessTest."""
     setup = make_setup()
     for producer in range(37):
         partition = setup.partition(producer, segments=4)
@@ -56,6 +58,33 @@ def test_local_channels_take_turns(make_setup: type[Setup]) -> None:
     assert setup.queues() == [4] * 37
     poll_fairly(setup, 37 * 4)
     assert setup.network.free == setup.network.total
+
+
+@pytest.mark.parametrize("kind", ["remote", "local"])
+def test_channels_take_turns_while_data_arrive(make_setup: type[Setup], kind: str) -> None:
+    """Case 149, InputGateFairnessTest."""
+    setup = make_setup(remote=37 if kind == "remote" else 0, exclusive=4)
+    partitions = [setup.partition(producer, segments=4) for producer in range(37 if kind == "local" else 0)]
+    channels = setup.remotes or [setup.local(partition) for partition in partitions]
+    element = setup.element_of(SEGMENT_BYTES)
+    read: list[int] = []
+    for number in range(4):
+        for channel in channels:
+            if partitions:
+                partitions[channel.producer].write(0, 1, [element])
+            else:
+                setup.arrive(channel, element)
+            if number and channel.producer % 2:  # it is read more slowly than it arrives
+                item = setup.gate.poll()
+                assert item is not None
+                read.append(item.channel.producer)
+        counts = [read.count(producer) for producer in range(37)]
+        assert max(counts) - min(counts) <= 1
+    while (item := setup.gate.poll()) is not None:
+        read.append(item.channel.producer)
+        counts = [read.count(producer) for producer in range(37)]
+        assert max(counts) - min(counts) <= 1
+    assert counts == [4] * 37
 
 
 def test_a_channel_keeps_its_turn_for_the_elements_of_one_buffer_only(make_setup: type[Setup]) -> None:
@@ -90,6 +119,7 @@ def test_a_channel_stands_in_line_once_however_a_delivery_meets_the_end_of_its_t
 
 
 def test_what_arrives_between_two_polls_is_found_and_wakes_the_task(make_setup: type[Setup]) -> None:
+    """Case 131, SingleInputGateTest."""
     setup = make_setup(remote=1)
     for number in range(5):
         setup.arrive(setup.remotes[0], setup.element([number]))
@@ -139,6 +169,20 @@ def test_each_fragment_of_an_element_is_given_back_at_once(make_setup: type[Setu
         assert consumer_of(channel).credit.take_unannounced() == 1
     setup.arrive(channel, pieces[-1])
     assert setup.rows() == [text]
+    assert consumer_of(channel).credit.idle == 1
+
+
+def test_an_empty_buffer_of_a_peer_comes_home_at_once(make_setup: type[Setup]) -> None:
+    """Case 16, NettyMessageClientDecoderDelegateTest."""
+    setup = make_setup(remote=1, exclusive=1)
+    (channel,) = setup.remotes
+    data = setup.element(["whole"])
+    for piece in (b"", data[:3], b"", data[3:], b""):
+        setup.arrive(channel, piece, rows=piece == data[:3])
+        item = setup.gate.poll()
+        assert (item is not None) == (piece == data[3:])
+        assert consumer_of(channel).credit.take_unannounced() == 1
+    assert item is None and setup.gate.poll() is None
     assert consumer_of(channel).credit.idle == 1
 
 
@@ -210,6 +254,7 @@ def test_a_local_channel_hands_over_as_much_as_its_credit_and_more_on_consumptio
 
 
 def test_the_gate_is_finished_when_every_channel_is(make_setup: type[Setup]) -> None:
+    """Cases 127 and 143, SingleInputGateTest."""
     setup = make_setup(remote=2)
     for channel in setup.remotes:
         setup.arrive_event(channel, EventKind.END_OF_DATA)
@@ -263,6 +308,7 @@ def test_events_that_may_not_come(kinds: list[int], message: str, make_setup: ty
 
 
 def test_a_failure_is_seen_after_what_was_delivered_before_it(make_setup: type[Setup]) -> None:
+    """Case 141, SingleInputGateTest."""
     setup = make_setup(remote=2)
     setup.arrive(setup.remotes[0], setup.element([1]))
     setup.arrive(setup.remotes[0], setup.element([2]))

@@ -37,6 +37,7 @@ def floating_all_at_one_channel(make_setup: type[Setup], segments: int = 512) ->
 
 
 def test_floating_buffers_go_to_the_waiting_channels_one_each_in_turn(make_setup: type[Setup]) -> None:
+    """Case 86, RemoteInputChannelTest."""
     setup = floating_all_at_one_channel(make_setup)
     _, *others = setup.remotes
     for number in range(3):
@@ -59,6 +60,48 @@ def test_a_channel_that_wants_more_goes_to_the_end_of_the_line(make_setup: type[
     assert setup.gate.poll() is not None
     assert setup.waiting() == [second]
     assert setup.gate.snapshot().channels_starved == 1
+
+
+def test_a_channel_that_requires_more_than_there_is_waits_until_it_has_that(make_setup: type[Setup]) -> None:
+    """Case 83, RemoteInputChannelTest."""
+    setup = make_setup(remote=2, exclusive=2, floating=14)
+    channel, other = setup.remotes
+    consumer, credit = consumer_of(channel), consumer_of(channel).credit
+    consumer_of(other).on_backlog(2)
+    consumer_of(other).credit.take_unannounced()
+    for _ in range(2):
+        setup.arrive(other, setup.element(["floating"]))
+    setup.arrive(channel, setup.element(["exclusive"]))
+    consumer.on_backlog(14)
+    assert (credit.required, credit.idle, credit.waiting) == (16, 13, True)
+    assert setup.waiting() == [channel]
+    consumer.on_backlog(16)
+    assert (credit.required, credit.idle) == (18, 13)
+    assert setup.waiting() == [channel], "it stands there once"
+    consumer.on_backlog(13)
+    assert (credit.required, credit.idle) == (15, 13)
+    items = [setup.gate.poll() for _ in range(2)]
+    assert all(item is not None for item in items)
+    assert (credit.idle, setup.waiting()) == (15, []), "an exclusive one that came home, and a floating one"
+    assert setup.gate.poll() is not None
+    assert (credit.idle, len(credit.exclusive), len(credit.floating)) == (15, 2, 13)
+    assert setup.pool.in_use == 2 * 2 + 13, "the last one is the pool's again"
+
+
+def test_what_a_channel_has_beyond_its_requirement_goes_back_for_an_exclusive_buffer(
+    make_setup: type[Setup],
+) -> None:
+    """Case 84, RemoteInputChannelTest."""
+    setup = make_setup(remote=1, exclusive=2, floating=4)
+    (channel,) = setup.remotes
+    credit = consumer_of(channel).credit
+    setup.arrive(channel, setup.element(["a"]), backlog=2)
+    assert (credit.required, credit.idle, len(credit.floating)) == (4, 4, 3)
+    credit.take_unannounced()
+    in_use = setup.pool.in_use
+    assert setup.gate.poll() is not None
+    assert (credit.idle, len(credit.floating), credit.unannounced) == (4, 2, 0)
+    assert setup.pool.in_use == in_use - 1
 
 
 def test_each_limit_is_noted_when_the_first_channel_hits_it(make_setup: type[Setup]) -> None:
@@ -108,6 +151,8 @@ def test_a_shrunken_pool_takes_floating_buffers_back_and_serves_the_line_when_it
 
 
 def test_snapshot_says_what_is_used_and_who_starves(make_setup: type[Setup]) -> None:
+    """Cases 114, 121, 122 and 144, RemoteInputChannelTest and InputBuffersMetricsTest and
+    SingleInputGateTest."""
     setup = floating_all_at_one_channel(make_setup)
     assert setup.gate.snapshot() == GateSnapshot(
         queue_buffers=3,

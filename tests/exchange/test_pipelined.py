@@ -75,6 +75,7 @@ class Bench:
 
 
 def test_an_unfinished_segment_is_not_available_until_flushed() -> None:
+    """Case 168, PipelinedSubpartitionWithReadViewTest."""
     bench = Bench()
     bench.write(b"abc")
     assert bench.view.next_type() is NextType.NONE
@@ -114,6 +115,7 @@ def test_a_flush_is_of_one_segment_and_not_of_the_next() -> None:
 
 
 def test_a_flush_of_a_partition_looks_only_at_what_was_published_since_the_last() -> None:
+    """Case 171, PipelinedSubpartitionWithReadViewTest."""
     bench = Bench(count=3)
     woken: list[int] = []
     for number, subpartition in enumerate(bench.partition.subpartitions):
@@ -131,6 +133,7 @@ def test_a_flush_of_a_partition_looks_only_at_what_was_published_since_the_last(
 
 
 def test_flush_of_nothing_has_no_effect() -> None:
+    """Case 173, PipelinedSubpartitionWithReadViewTest."""
     bench = Bench()
     assert not bench.first.flush()
     bench.write(b"abc")
@@ -149,6 +152,35 @@ def test_a_full_segment_goes_out_and_notifies() -> None:
     assert bench.first.backlog() == 0
 
 
+def test_the_open_segment_behind_a_finished_one_is_not_promised() -> None:
+    """Case 169, PipelinedSubpartitionWithReadViewTest."""
+    bench = Bench()
+    bench.write(bytes(CAPACITY + 3))
+    assert bench.notified == [bench.first]
+    assert bench.first.backlog() == 1
+    piece = bench.poll()
+    assert (piece.next_type, piece.backlog) == (NextType.NONE, 0)
+    piece.released()
+    assert bench.view.poll() is None
+    bench.first.flush()
+    assert [piece.size for piece in bench.drain()] == [3]
+
+
+def test_an_empty_segment_leaves_without_a_buffer() -> None:
+    """Cases 167 and 172, PipelinedSubpartitionWithReadViewTest."""
+    bench = Bench()
+    bench.write(b"")
+    assert not bench.first.flush()
+    assert (bench.view.next_type(), bench.first.backlog(), bench.notified) == (NextType.NONE, 0, [])
+    for _ in range(3):
+        bench.write(b"")
+        bench.first.finish_open(ends=True)
+    assert (bench.view.next_type(), bench.view.poll()) == (NextType.NONE, None)
+    bench.write(bytes(CAPACITY))
+    assert [piece.size for piece in bench.drain()] == [CAPACITY]
+    assert (bench.first.backlog(), bench.local.in_use) == (0, 0)
+
+
 def test_timeout_zero_flushes_after_every_element() -> None:
     bench = Bench(flushing=Flush.AT_ONCE)
     bench.write(b"a")
@@ -157,6 +189,7 @@ def test_timeout_zero_flushes_after_every_element() -> None:
 
 
 def test_an_event_makes_everything_before_it_available_and_counts_no_backlog() -> None:
+    """Cases 267 and 286, RecordWriterTest and EventSerializerTest."""
     bench = Bench()
     bench.write(b"abc")
     bench.partition.broadcast_event(EventKind.END_OF_DATA)
@@ -272,6 +305,7 @@ def test_a_slice_that_was_the_last_leaves_nothing_behind() -> None:
 def test_flags_first_start_and_rows_of_each_buffer(
     elements: list[bytes], expected: list[tuple[BufferFlags, int, int]]
 ) -> None:
+    """Case 248, ResultPartitionTest."""
     bench = Bench()
     for element in elements:
         bench.write(element)
@@ -437,6 +471,7 @@ def test_events_are_counted_without_a_look_at_the_queue_that_the_loop_is_emptyin
 
 
 def test_a_queue_is_full_with_the_segments_that_the_output_keeps_for_one_consumer() -> None:
+    """Case 222, LocalBufferPoolTest."""
     bench = Bench(count=2)
     for _ in range(OUTPUT_BUFFERS_PER_SUBPARTITION_MAX - 1):
         bench.write(bytes(CAPACITY))
@@ -448,7 +483,8 @@ def test_a_queue_is_full_with_the_segments_that_the_output_keeps_for_one_consume
 
 
 def test_what_is_written_for_a_consumer_that_has_ended_is_neither_kept_nor_lost() -> None:
-    """The other one reads on."""
+    """The other one reads on. Cases 161 and 196, PartialConsumePipelinedResultTest and
+    PipelinedResultPartitionReleaseOnConsumptionTest."""
     bench = Bench(count=2)
     for position in (0, 1):
         bench.write(b"a" * 20, position)
@@ -472,7 +508,7 @@ def test_a_writer_that_waits_for_a_consumer_goes_on_once_that_has_ended() -> Non
 
 
 def test_a_buffer_has_as_many_bytes_as_was_said_when_it_was_begun() -> None:
-    """Case 189, PipelinedSubpartitionTest#testNewBufferSize."""
+    """Cases 189 and 281, PipelinedSubpartitionTest#testNewBufferSize, BufferBuilderAndConsumerTest."""
     bench = Bench()
     bench.write(b"ab")
     bench.view.resize(5)

@@ -24,6 +24,7 @@ FAILED = CancelReason.FAILED
 
 
 def test_all_consumers_read_the_one_copy_and_the_last_of_them_recycles_it() -> None:
+    """Cases 273 and 278, BroadcastRecordWriterTest and BufferBuilderAndConsumerTest."""
     producer = Producer(consumers=3)
     views = [producer.attach(position) for position in range(3)]
     producer.broadcast(1, CAPACITY, rows=2)
@@ -56,6 +57,7 @@ def test_a_segment_with_one_reader_is_not_shared() -> None:
 def test_elements_of_any_length_reach_every_consumer_before_the_event_behind_them(
     flushing: Flush, size: int
 ) -> None:
+    """Case 249, ResultPartitionTest."""
     producer = Producer(consumers=2, flushing=flushing)
     views = [producer.attach(position) for position in range(2)]
     found = [b"", b""]

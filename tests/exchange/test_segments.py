@@ -38,11 +38,21 @@ def test_more_memory_than_there_can_be_is_refused_with_the_setting_to_lower(segm
 
 
 def test_minimums_above_the_total_are_refused_with_the_arithmetic() -> None:
+    """Cases 231 and 239, NetworkBufferPoolTest and BufferPoolFactoryTest."""
     pool = NetworkBufferPool(10, 256)
     pool.create_pool("first", 6, 10)
     with pytest.raises(ResourceExhausted, match="for second: needs 5, but 6 of 10 are required"):
         pool.create_pool("second", 5, 5)
     assert pool.required == 6
+
+
+@pytest.mark.parametrize(("minimum", "maximum"), [(0, 1), (3, 2), (-1, 4)])
+def test_a_pool_has_a_minimum_and_no_maximum_below_it(minimum: int, maximum: int) -> None:
+    """Case 218, LocalBufferPoolTest."""
+    pool = NetworkBufferPool(10, 256)
+    with pytest.raises(LocalProtocolError, match=f"0 < minimum {minimum} ≤ maximum {maximum}"):
+        pool.create_pool("p", minimum, maximum)
+    assert pool.required == 0
 
 
 def test_segments_that_were_written_off_are_promised_to_nobody() -> None:
@@ -65,12 +75,14 @@ def test_segments_that_were_written_off_are_promised_to_nobody() -> None:
 
 
 def test_the_exact_minimum_works() -> None:
+    """Case 289, NettyShuffleEnvironmentTest."""
     pool = NetworkBufferPool(10, 256)
     pool.create_pool("first", 6, 6)
     assert pool.create_pool("second", 4, 4).size == 4
 
 
 def test_two_unbounded_pools_split_evenly() -> None:
+    """Case 241, BufferPoolFactoryTest."""
     pool = NetworkBufferPool(10, 256)
     first = pool.create_pool("first", 1, 100)
     assert first.size == 10
@@ -79,11 +91,13 @@ def test_two_unbounded_pools_split_evenly() -> None:
 
 
 def test_three_segments_for_three_pools() -> None:
+    """Case 242, BufferPoolFactoryTest."""
     pool = NetworkBufferPool(3, 256)
     assert sizes(*[pool.create_pool(name, 1, 10) for name in "abc"]) == [1, 1, 1]
 
 
 def test_fixed_pools_are_left_alone_and_the_rest_goes_to_the_others() -> None:
+    """Case 244, BufferPoolFactoryTest."""
     pool = NetworkBufferPool(10, 256)
     fixed = pool.create_pool("fixed", 3, 3)
     growing = pool.create_pool("growing", 2, 100)
@@ -93,10 +107,12 @@ def test_fixed_pools_are_left_alone_and_the_rest_goes_to_the_others() -> None:
 
 
 def test_a_pool_never_grows_above_its_maximum() -> None:
+    """Case 221, LocalBufferPoolTest."""
     assert NetworkBufferPool(10, 256).create_pool("p", 1, 4).size == 4
 
 
 def test_surplus_above_a_shrunken_size_comes_back_as_it_is_recycled() -> None:
+    """Cases 212 and 216, LocalBufferPoolTest."""
     pool = NetworkBufferPool(10, 256)
     first = pool.create_pool("first", 2, 10)
     held = take(first, 10)
@@ -123,7 +139,8 @@ def test_the_segment_that_came_back_last_is_lent_first() -> None:
 
 
 def test_a_new_pool_has_its_minimum_although_others_keep_what_they_were_lent() -> None:
-    """They may keep it for as long as the new one does not read it: see the queues of lost consumers."""
+    """Case 233, NetworkBufferPoolTest. They may keep it for as long as the new one does not read it: see the
+    queues of lost consumers."""
     pool = NetworkBufferPool(10, 256)
     first = pool.create_pool("first", 2, 10)
     held = take(first, 10)
@@ -157,6 +174,7 @@ def test_an_extra_segment_that_was_written_off_takes_nothing_from_the_others() -
 
 
 def test_a_starved_pool_is_told_when_a_segment_comes_back() -> None:
+    """Case 219, LocalBufferPoolTest."""
     pool = NetworkBufferPool(4, 256)
     first = pool.create_pool("first", 1, 4)
     held = take(first, 4)
@@ -226,7 +244,8 @@ def test_the_peak_is_remembered() -> None:
 
 
 class Pools(RuleBasedStateMachine):
-    """Any order of create, request, recycle and destroy."""
+    """Any order of create, request, recycle and destroy. Cases 223, 228 and 237, LocalBufferPoolTest and
+    NetworkBufferPoolTest."""
 
     @initialize(total=st.integers(1, 24))
     def begin(self, total: int) -> None:
@@ -285,6 +304,7 @@ TestPools = Pools.TestCase
 
 
 def test_a_destroyed_pool_lends_nothing_and_takes_back_what_it_lent() -> None:
+    """Cases 227 and 238, LocalBufferPoolTest and NetworkBufferPoolTest."""
     network = NetworkBufferPool(4, 256)
     pool = network.create_pool("ends", 2, 4)
     held = pool.request()
@@ -299,6 +319,7 @@ def test_a_destroyed_pool_lends_nothing_and_takes_back_what_it_lent() -> None:
 
 
 def test_a_segment_with_several_readers_comes_home_with_the_last_of_them() -> None:
+    """Case 268, RecordWriterTest."""
     network = NetworkBufferPool(2, 256)
     pool = network.create_pool("p", 1, 2)
     segment = pool.request()

@@ -151,6 +151,7 @@ def test_a_segment_whose_front_an_older_view_has_in_flight_does_not_hold_the_new
     ],
 )
 def test_a_view_begins_with_a_whole_element(polled: int, expected: list[bytes]) -> None:
+    """Cases 204 and 207, PipelinedApproximateSubpartitionTest."""
     producer = Producer()
     first = producer.attach(1)
     producer.write(b"a" * 36, rows=5)
@@ -171,6 +172,7 @@ def test_a_view_begins_with_a_whole_element(polled: int, expected: list[bytes]) 
 
 
 def test_the_rest_of_an_element_is_skipped_however_late_it_is_written() -> None:
+    """Cases 203 and 208, PipelinedApproximateSubpartitionTest."""
     producer = Producer()
     first = producer.attach(1)
     builders: list[Segment] = []
@@ -200,6 +202,7 @@ def test_the_rest_of_an_element_is_skipped_however_late_it_is_written() -> None:
 def test_a_new_view_begins_behind_what_another_has_sent_of_a_segment_that_its_writer_is_handing_over() -> (
     None
 ):
+    """Case 206, PipelinedApproximateSubpartitionTest."""
     made: list[tuple[Producer, list[bytes]]] = []
 
     def make() -> tuple[Callable[[], object], Callable[[], object]]:

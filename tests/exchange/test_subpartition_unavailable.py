@@ -241,8 +241,8 @@ def test_a_new_attempt_of_a_consumer_gets_no_rows_that_come_once_more(named_firs
 def test_an_element_cut_at_any_byte_is_left_out_whole_and_counted_once(sent: int, drops: bool) -> None:
     """Elements of 41 and 20 bytes; the consumer is lost when ``sent`` bytes of the first have gone out.
 
-    Pieces end with segments, so an element in front has the bytes that the cut needs.
-    """
+    Pieces end with segments, so an element in front has the bytes that the cut needs. Case 209,
+    PipelinedApproximateSubpartitionTest."""
     producer = Producer(drops=drops)
     front = -sent % CAPACITY
     if front:

@@ -38,6 +38,7 @@ from minishuffle.wire.frames import (
     CancelPartitionRequest,
     CancelReason,
     DataType,
+    Error,
     EventKind,
     Hello,
     NewBufferSize,
@@ -63,6 +64,8 @@ def buffer_for(channel: int, sequence: int, payload: bytes = b"x", data_type: in
 def test_cancel_releases_the_view_and_frames_still_on_the_way_are_discarded(
     peers_of: Callable[..., Peers],
 ) -> None:
+    """Cases 17, 18 and 58, NettyMessageClientDecoderDelegateTest and
+    CreditBasedPartitionRequestClientHandlerTest."""
     peers = peers_of(channels=2)
     peers.request_all()
     peers.settle()
@@ -85,12 +88,14 @@ def test_cancel_releases_the_view_and_frames_still_on_the_way_are_discarded(
 def test_rows_of_a_buffer_that_was_half_there_at_the_cancel_count_as_discarded(
     peers_of: Callable[..., Peers],
 ) -> None:
+    """Cases 56, 57 and 59, CreditBasedPartitionRequestClientHandlerTest."""
     peers = peers_of(channels=1)
     peers.request_all()
     peers.settle()
     whole = buffer_for(peers.gates[0].channel.id, 0, b"four")
     peers.consumer.receive(whole[:-1], 0.0)
     peers.consumer.cancel(peers.gates[0].channel)
+    assert peers.gates[0].pool.in_use == 0, "the memory that it was copied into is free"
     peers.consumer.receive(whole[-1:], 0.0)
     assert not peers.gates[0].queue
     assert peers.counters[1].rows_discarded == 1
@@ -107,6 +112,7 @@ def test_a_request_says_what_the_generation_before_received(peers_of: Callable[.
 
 
 def test_a_gap_in_sequence_numbers_ends_that_channel_alone(peers_of: Callable[..., Peers]) -> None:
+    """Case 82, RemoteInputChannelTest."""
     peers = peers_of(channels=2)
     peers.request_all()
     peers.settle()
@@ -121,6 +127,7 @@ def test_a_gap_in_sequence_numbers_ends_that_channel_alone(peers_of: Callable[..
 
 
 def test_overdrawn_credit_is_an_error_and_not_a_wait(peers_of: Callable[..., Peers]) -> None:
+    """Case 53, CreditBasedPartitionRequestClientHandlerTest."""
     peers = peers_of(channels=1)
     peers.request_all()
     peers.settle()
@@ -339,6 +346,7 @@ def test_an_absurd_grant_ends_its_channel_alone(peers_of: Callable[..., Peers]) 
 
 
 def test_refusal_and_failure_reach_the_channel_with_their_kind(peers_of: Callable[..., Peers]) -> None:
+    """Cases 54 and 103, CreditBasedPartitionRequestClientHandlerTest and RemoteInputChannelTest."""
     peers = peers_of(channels=2, attach=False)
     peers.request_all()
     peers.settle()
@@ -352,6 +360,7 @@ def test_refusal_and_failure_reach_the_channel_with_their_kind(peers_of: Callabl
 
 
 def test_a_failure_whose_text_is_no_utf8_blocks_nobody_else(peers_of: Callable[..., Peers]) -> None:
+    """Case 64, ClientTransportErrorHandlingTest."""
     peers = peers_of(channels=2)
     peers.request_all()
     peers.settle()
@@ -391,6 +400,7 @@ def test_the_reason_of_a_cancel_reaches_the_view(
 def test_views_of_a_lost_connection_or_a_broken_channel_are_released_as_failed(
     peers_of: Callable[..., Peers], released: list[tuple[int, CancelReason]]
 ) -> None:
+    """Cases 41 and 42, CancelPartitionRequestTest and ServerTransportErrorHandlingTest."""
     peers = peers_of(channels=3)
     peers.request_all()
     peers.settle()
@@ -413,6 +423,7 @@ def test_a_request_that_was_cancelled_meanwhile_is_not_attached(peers_of: Callab
 def test_a_lost_connection_takes_its_channels_and_gives_every_buffer_back(
     peers_of: Callable[..., Peers],
 ) -> None:
+    """Case 66, ClientTransportErrorHandlingTest."""
     peers = peers_of(channels=2)
     peers.request_all()
     for _ in range(6):
@@ -441,6 +452,56 @@ def test_close_and_connection_wide_errors_are_reported(peers_of: Callable[..., P
     chunks, _ = peers.producer.data_to_send(1)
     peers.consumer.receive(b"".join(chunks), 0.0)
     assert peers.consumer.events() == [PeerClosed(None)]
+
+
+def test_an_error_of_the_whole_connection_stays_one_and_reaches_every_channel(
+    peers_of: Callable[..., Peers],
+) -> None:
+    """Cases 9 and 64, NettyMessageClientSideSerializationTest and ClientTransportErrorHandlingTest."""
+    peers = peers_of(channels=2)
+    peers.request_all()
+    peers.settle()
+    peers.consumer.receive(encode_frame(Error(0, PeerLost.code, "worker 7 shuts down")), 0.0)
+    (closed,) = peers.consumer.events()
+    assert isinstance(closed, PeerClosed) and isinstance(closed.error, PeerLost)
+    peers.consumer.lost(closed.error)
+    assert [str(gate.error) for gate in peers.gates] == ["worker 7 shuts down"] * 2
+
+
+def test_a_channel_that_is_cancelled_in_the_line_holds_nobody_up(peers_of: Callable[..., Peers]) -> None:
+    """Cases 26 and 29, PartitionRequestQueueTest."""
+    peers = peers_of(channels=3)
+    peers.request_all()
+    peers.settle()
+    for position in range(3):
+        peers.partition.write(position, 1, [BLOCK])
+    assert len(peers.producer.producers.ready) == 3
+    for reason in (CancelReason.MOVED, CancelReason.FAILED):
+        cancel = CancelPartitionRequest(peers.gates[0].channel.id, reason)
+        peers.producer.receive(encode_frame(cancel), 0.0)
+    assert peers.partition.subpartitions[0].view is None
+    peers.partition.subpartitions[1].discard()
+    assert peers.move(peers.producer, peers.consumer) == 1, "the first two have nothing to give any more"
+    assert [len(gate.queue) for gate in peers.gates] == [0, 0, 1]
+
+
+def test_credit_of_a_cancelled_channel_is_not_announced(peers_of: Callable[..., Peers]) -> None:
+    """Case 48, CreditBasedPartitionRequestClientHandlerTest."""
+    peers = peers_of(channels=2)
+    peers.request_all()
+    for position in range(2):
+        peers.partition.write(position, 1, [BLOCK])
+    peers.settle()
+    assert peers.consume(0) and peers.consume(1)
+    credits = [gate.channel.credit.unannounced for gate in peers.gates]
+    assert credits == [1, 1]
+    peers.consumer.cancel(peers.gates[0].channel)
+    chunks, _ = peers.consumer.data_to_send(1)
+    cancelled, other = (gate.channel.id for gate in peers.gates)
+    assert b"".join(chunks) == (
+        encode_frame(CancelPartitionRequest(cancelled, CancelReason.ENDED))
+        + encode_frame(AddCredit(((other, 1),)))
+    )
 
 
 def alone(now: float = 100.0) -> Connection:
@@ -572,6 +633,7 @@ def test_a_request_that_is_cancelled_before_its_answer_is_reported(peers_of: Cal
 
 
 def test_a_partition_that_its_consumer_is_done_with_is_reported_once(peers_of: Callable[..., Peers]) -> None:
+    """Case 37, PartitionRequestServerHandlerTest."""
     peers = peers_of(channels=1)
     peers.request_all()
     peers.settle()

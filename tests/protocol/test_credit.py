@@ -37,7 +37,7 @@ def test_the_worked_example() -> None:
 
 
 def test_backlog_of_five_with_two_exclusive_makes_seven() -> None:
-    """CreditBasedPartitionRequestClientHandlerTest: 5 → 7 available; 12 → 14 required, 10 available."""
+    """Case 52, CreditBasedPartitionRequestClientHandlerTest: 5 → 7 available; 12 → 14 required, 10 there."""
     pool = [f"f{i}" for i in range(8)]
     credit = ReceiveCredit(["e1", "e2"])
     assert borrow(credit, credit.on_backlog(5), pool) == 5
@@ -61,6 +61,7 @@ def test_while_waiting_a_larger_backlog_only_raises_the_requirement() -> None:
 
 
 def test_each_buffer_taken_lowers_the_requirement_by_one() -> None:
+    """Case 89, RemoteInputChannelTest."""
     credit = ReceiveCredit(["e1", "e2"])
     credit.on_backlog(3)
     credit.on_buffer()

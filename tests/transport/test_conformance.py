@@ -25,6 +25,8 @@ async def write_everything(fabric: Fabric, sizes: list[int], seed: int = 5) -> l
 
 
 def test_everything_arrives_once_and_in_order(run_joined: Runner) -> None:
+    """Case 194, PipelinedSubpartitionTest."""
+
     async def scenario(fabric: Fabric) -> None:
         reader = fabric.nodes[1]
         reader.read_all()

@@ -165,6 +165,8 @@ def test_dialing_a_host_whose_name_cannot_be_one_is_like_one_that_is_not_there(r
 
 
 def test_dialing_where_nobody_listens_names_worker_and_address(run_site: RunSite) -> None:
+    """Case 102, RemoteInputChannelTest."""
+
     async def scenario(site: Site) -> None:
         with socket.create_server((HOST, 0)) as taken:
             port = taken.getsockname()[1]

@@ -80,6 +80,8 @@ FRAMES: list[tuple[Frame, str]] = [
 
 @pytest.mark.parametrize(("frame", "expected"), FRAMES, ids=lambda value: type(value).__name__)
 def test_bytes_of_each_frame_both_ways(frame: Frame, expected: str) -> None:
+    """Cases 1, 3, 4, 6, 8, 14 and 21, NettyMessageServerSideSerializationTest and
+    NettyMessageClientSideSerializationTest and InputChannelIDTest."""
     assert encode_frame(frame).hex() == expected.replace(" ", "")
     decoded = list(frame.grants) if isinstance(frame, AddCredit) else [frame]
     assert decode(bytes.fromhex(expected)) == decoded
@@ -91,6 +93,7 @@ def test_every_frame_type_but_data_is_in_the_table() -> None:
 
 
 def test_buffer_header_lies_right_in_front_of_its_payload() -> None:
+    """Case 11, NettyMessageClientSideSerializationTest."""
     memory = memoryview(bytearray(b"." * 64 + b"payload!"))
     (frame,) = Piece(memory, 8, 1, 4, 5, 6).chunks(7, 0xFFFFFFFF, 2)
     assert isinstance(frame, memoryview) and frame.obj is memory.obj
@@ -100,7 +103,17 @@ def test_buffer_header_lies_right_in_front_of_its_payload() -> None:
     assert bytes(memory[: 64 - BUFFER_HEADER_BYTES]) == b"." * (64 - BUFFER_HEADER_BYTES)
 
 
+def test_a_slice_of_a_segment_goes_out_as_one_that_fills_it() -> None:
+    """Case 12, NettyMessageClientSideSerializationTest."""
+    memory = memoryview(bytearray(b"." * 64 + b"sent" + b"payload!" + b"unsent"))
+    (frame,) = Piece(memory, 8, 1, 4, 5, 6, start=68).chunks(7, 1, 2)
+    header = buffer_header(7, 1, 1, 8, backlog=2, flags=4, first_start=5, rows=6)
+    assert decode(bytes(frame)) == [(header, b"payload!")]
+    assert bytes(memory[76:]) == b"unsent"
+
+
 def test_nothing_is_written_in_front_of_a_payload_that_other_channels_send_too() -> None:
+    """Case 28, PartitionRequestQueueTest."""
     memory = memoryview(bytearray(b"." * 64 + b"payload!"))
     piece = Piece(memory, 8, 1, 4, 5, 6, shared=True)
     frames = [piece.chunks(channel, channel + 1, 2) for channel in (7, 8)]

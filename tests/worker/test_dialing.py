@@ -24,6 +24,7 @@ def dialing(worker: int, peer: int) -> Dialing:
 
 
 def test_the_waits_between_tries_double_up_to_two_seconds() -> None:
+    """Case 119, InputChannelTest."""
     waits = [backoff_seconds(tries) for tries in (1, 2, 3, 4, 5, 6, 1_000)]
     assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0])
 
@@ -49,6 +50,7 @@ def tries(peers: Dialing, *, fails: bool) -> tuple[list[float], list[tuple[float
 
 @pytest.mark.parametrize("fails", [True, False], ids=["dials", "asks"])
 def test_a_peer_is_tried_less_and_less_often_until_the_time_is_up(fails: bool) -> None:
+    """Case 71, PartitionRequestClientFactoryTest."""
     times, given_up = tries(dialing(2 if fails else 4, 3), fails=fails)
     assert times == pytest.approx([0.0, 0.1, 0.3, 0.7, 1.5, 3.1, 5.1, 7.1, 9.1])
     failure = ": refused" if fails else ""
@@ -127,6 +129,7 @@ def test_a_link_ends_the_tries_and_one_that_breaks_is_tried_for_like_a_new_one()
 
 @pytest.mark.parametrize("dials", [True, False], ids=["lower id", "higher id"])
 def test_the_one_that_dials_makes_a_link_again_that_is_gone(dials: bool) -> None:
+    """Case 76, PartitionRequestClientFactoryTest."""
     peers = dialing(2 if dials else 4, 3)
     peers.restore(3, 0.0)
     assert peers.next_deadline() is None, "there was none"

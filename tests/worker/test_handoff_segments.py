@@ -79,6 +79,7 @@ def test_a_free_segment_is_taken_without_a_wait(paths_of: PathsOf) -> None:
 def test_a_task_waits_until_a_segment_is_recycled_and_measures_it(
     turns: Turns, long_waits: None, paths_of: PathsOf
 ) -> None:
+    """Cases 251 and 252, ResultPartitionTest."""
     pool, segment = taken_pool()
     paths = paths_of()
     clock = paths.clock
@@ -116,6 +117,7 @@ def test_input_that_came_while_the_task_waited_for_a_segment_is_looked_at(
 def test_a_segment_that_comes_free_just_after_the_look_is_not_missed(
     turns: Turns, long_waits: None, paths_of: PathsOf
 ) -> None:
+    """Case 271, RecordWriterTest."""
     pool, segment = taken_pool()
 
     class LateByOne:
@@ -143,6 +145,7 @@ def test_a_segment_that_comes_free_just_after_the_look_is_not_missed(
 def test_cancel_wakes_a_task_that_waits_for_a_segment(
     turns: Turns, long_waits: None, paths_of: PathsOf
 ) -> None:
+    """Case 234, NetworkBufferPoolTest."""
     pool, _ = taken_pool()
     paths = paths_of()
     asking = Asking(turns, paths, pool)
@@ -183,7 +186,8 @@ def test_a_cancelled_task_gets_no_segment_and_no_wait(paths_of: PathsOf) -> None
 
 
 def test_segments_go_round_between_a_task_and_the_loop(long_waits: None, busy_switching: None) -> None:
-    """One segment, lent and recycled 20,000 times: the task is woken each time that it waits."""
+    """One segment, lent and recycled 20,000 times: the task is woken each time that it waits. Case 229,
+    LocalBufferPoolTest."""
 
     async def scenario() -> tuple[NetworkBufferPool, LocalPool]:
         paths = TaskPaths(LoopInbox(asyncio.get_running_loop()))

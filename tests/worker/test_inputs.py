@@ -74,6 +74,7 @@ def test_gates_take_turns() -> None:
 
 
 def test_turns_go_to_gates_that_have_something() -> None:
+    """Case 152, UnionInputGateTest."""
     idle = Gate(0, *[None] * 60, "end")
     one = Gate(0, *[(0, ["a"])] * 20, "end")
     other = Gate(0, *[(0, ["b"])] * 20, "end")

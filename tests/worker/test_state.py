@@ -75,6 +75,7 @@ def test_terms_are_compared_by_order() -> None:
 
 
 def test_partitions_are_requested_when_the_link_is_up_and_at_once_after_that() -> None:
+    """Cases 79 and 136, NettyPartitionRequestClientTest and SingleInputGateTest."""
     machine = Machine()
     machine.tell(deploy(sink()))
     (requested,) = machine.up(3)
@@ -89,6 +90,7 @@ def test_partitions_are_requested_when_the_link_is_up_and_at_once_after_that() -
 
 
 def test_dial_on_demand_happens_once() -> None:
+    """Case 69, PartitionRequestClientFactoryTest."""
     machine = Machine()
     assert machine.tell(Dial(term=1, peer=address(3))) == [DialPeer(address(3))]
     assert machine.tell(Dial(term=1, peer=address(3))) == []
@@ -110,6 +112,7 @@ def test_a_newer_epoch_is_another_process_which_needs_a_new_link() -> None:
 
 
 def test_a_failed_dial_is_tried_again_until_it_is_given_up() -> None:
+    """Case 73, PartitionRequestClientFactoryTest."""
     machine = Machine()
     machine.tell(deploy(SOURCE, sink()), now=0.0)
     assert machine.dial_failed(3, PeerLost("refused"), 0.0) == []
@@ -159,6 +162,7 @@ def test_a_failed_dial_of_an_epoch_that_is_past_says_nothing_of_the_newer_proces
 
 
 def test_a_peer_is_not_dialed_while_a_dial_is_under_way() -> None:
+    """Case 72, PartitionRequestClientFactoryTest."""
     machine = Machine()
     machine.tell(deploy(SOURCE, sink()), now=0.0)
     machine.dial_failed(3, PeerLost("refused"), 9.0)
@@ -218,6 +222,7 @@ def refusal(instructions: list[Instruction]) -> str:
 
 
 def test_a_request_is_granted_now_or_when_the_partition_is_there() -> None:
+    """Cases 43, 44 and 264, PartitionRequestRegistrationTest and ResultPartitionManagerTest."""
     machine = serving()
     assert machine.asked(3, request()) == []
     assert machine.tell(deploy(SOURCE))[-1] == Attach(3, request(), attempt_of(0))
@@ -227,6 +232,7 @@ def test_a_request_is_granted_now_or_when_the_partition_is_there() -> None:
 
 
 def test_a_request_for_a_partition_that_never_comes_is_refused() -> None:
+    """Cases 32 and 101, PartitionRequestQueueTest and RemoteInputChannelTest."""
     machine = serving()
     machine.asked(3, request(), 1.0)
     machine.tell(deploy(SOURCE))
@@ -301,6 +307,7 @@ def test_a_producer_attempt_that_was_replaced_is_refused() -> None:
 
 
 def test_a_request_that_is_taken_back_is_forgotten() -> None:
+    """Case 46, PartitionRequestListenerManagerTest."""
     machine = serving()
     machine.asked(3, request())
     machine.state.partition_cancelled(3, request().channel)
@@ -312,6 +319,7 @@ def test_a_request_that_is_taken_back_is_forgotten() -> None:
 
 
 def test_a_local_channel_waits_for_its_producer_as_a_remote_one_does() -> None:
+    """Case 153, LocalInputChannelTest."""
     machine = Machine()
     assert not [i for i in machine.tell(deploy(sink()), now=1.0) if isinstance(i, ConnectLocal)]
     channel = ChannelKey(attempt_of(1), 0, 0)
@@ -319,6 +327,7 @@ def test_a_local_channel_waits_for_its_producer_as_a_remote_one_does() -> None:
 
 
 def test_a_local_channel_whose_producer_never_comes_fails_as_a_remote_one_does() -> None:
+    """Case 154, LocalInputChannelTest."""
     machine = Machine()
     machine.tell(deploy(sink()), now=1.0)
     machine.up(3)

@@ -76,6 +76,7 @@ def failures(instructions: list[Instruction]) -> list[tuple[ChannelKey, int, str
 
 
 def test_a_channel_that_fails_is_requested_again_when_it_is_drained_and_a_while_has_passed() -> None:
+    """Case 78, NettyPartitionRequestClientTest."""
     machine = reading()
     assert machine.happens(REMOTE, ChannelEvent.FAIL, 1.0) == []
     assert machine.tick(1.1) == [], "the task has not read what was delivered"
@@ -91,6 +92,7 @@ def test_a_channel_that_fails_is_requested_again_when_it_is_drained_and_a_while_
 
 
 def test_a_job_that_does_not_restart_requests_nothing_again() -> None:
+    """Case 98, RemoteInputChannelTest."""
     machine = reading(strategy="none")
     machine.happens(REMOTE, ChannelEvent.FAIL, 1.0)
     assert machine.state.next_deadline() is None
@@ -197,6 +199,7 @@ def test_of_two_words_that_come_before_a_channel_is_drained_the_newest_counts() 
 
 
 def test_a_producer_may_move_here_and_away() -> None:
+    """Case 137, SingleInputGateTest."""
     machine = reading()
     machine.tell(restarted((0, 1, 2, 2), (0, 0, 2, 3)), 1.0)
     source = second(SOURCE.model_copy(update={"index": 1}))

@@ -419,6 +419,7 @@ async def test_cancel_ends_a_source_that_has_nothing(site: Site) -> None:
 
 
 async def test_cancel_ends_tasks_that_wait_for_a_segment_and_for_input(site: Site) -> None:
+    """Case 139, SingleInputGateTest."""
     settings = JobSettings(buffer_timeout=-1)
     stream = Stream.source(Endless()).rebalance().to_count()
     source, sink = site.deploy(stream, settings=settings, connect=False)

@@ -97,6 +97,7 @@ def start_consumer(site: Site, worker: int, **settings: Any) -> Task:
 
 
 async def test_pools_have_the_minimum_that_keeps_every_channel_going(site: Site) -> None:
+    """Cases 132, 162 and 253, SingleInputGateTest, GateBuffersSpecTest, ResultPartitionTest."""
     source, sink = site.deploy(Stream.items([1]).rebalance().to_count(), parallelism=3)[::3]
     minimums = {pool.name: pool.minimum for pool in site.pool._pools}
     assert minimums == {f"output j1/edge0.{i}": 4 for i in range(3)} | {
@@ -106,6 +107,7 @@ async def test_pools_have_the_minimum_that_keeps_every_channel_going(site: Site)
 
 
 async def test_remote_channels_have_exclusive_buffers_and_give_them_back(site: Site) -> None:
+    """Cases 133 and 134, SingleInputGateTest."""
     task = start_consumer(site, worker=2, buffers_per_channel=3, floating_buffers_per_gate=5)
     (gate,) = task.gates
     for channel in gate.channels:
