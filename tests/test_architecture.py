@@ -69,7 +69,13 @@ CLOCKS_AND_SOCKETS = names(
     "socketserver subprocess threading time uvloop"
 )
 MAY_CLOUDPICKLE = frozenset(
-    {"dataflow/pickling.py", "worker/task.py", "worker/preparation.py", "cli/loading.py"}
+    {
+        "dataflow/pickling.py",
+        "worker/task.py",
+        "worker/preparation.py",
+        "cli/loading.py",
+        "bench/operators.py",
+    }
 )
 """Where the functions of a job are packed, opened, and found: never where its records go."""
 PICKLES = names("pickle _pickle dill marshal shelve")

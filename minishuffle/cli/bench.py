@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 import click
@@ -19,7 +20,7 @@ __all__ = ["bench"]
 @click.group()
 @late_global_options
 def bench() -> None:
-    """Measure: transport, exchange, latency, debloating, recovery, scale, keyed sums, words, Spark."""
+    """Measure: transport, exchange, latency, debloating, recovery, scale, keyed sums, operators, Spark."""
 
 
 def _wire_options(command: Any) -> Any:
@@ -324,6 +325,96 @@ def scale(as_json: bool) -> None:
     echo("with N slots, of which K = 4 are lost:")
     for strategy, formula in measured["formula"].items():
         echo(f"  {strategy}: {formula}")
+
+
+@bench.command()
+@click.option("--operator", "names", multiple=True, help="Only this one; may be given several times.")
+@click.option(
+    "--batch",
+    "batches",
+    multiple=True,
+    type=click.IntRange(1, 65_536),
+    help="Rows of a batch; may be given several times.  [default: 1, 16, 128, 512, 4096, 65536]",
+)
+@click.option(
+    "--keys",
+    multiple=True,
+    type=click.IntRange(1, 1_000_000),
+    help="Different keys; may be given several times.  [default: 1000, 50000]",
+)
+@click.option(
+    "--minutes", default=12.0, show_default=True, type=FiniteRange(0.0), help="For all together, about."
+)
+@click.option(
+    "--against",
+    type=click.File(),
+    help="What --json printed earlier: shows how fast operators are as a share of that, and exits with 1 if "
+    "one is too slow.",
+)
+@json_option
+@late_global_options
+@click.pass_context
+def operators(
+    context: click.Context,
+    names: tuple[str, ...],
+    batches: tuple[int, ...],
+    keys: tuple[int, ...],
+    minutes: float,
+    against: Any,
+    as_json: bool,
+) -> None:
+    """Each operator of streams and tables by itself, in one thread: nanoseconds a row, and bytes a key."""
+    from minishuffle.bench.operators import BATCHES, KEYS, compared, measure_operators
+
+    earlier = None if against is None else _measured_earlier(against)
+    measured = measure_operators(names, batches or BATCHES, keys or KEYS, seconds=60 * minutes)
+    if earlier is not None:
+        measured["against"] = compared(measured, earlier)
+    if as_json:
+        print_json(measured)
+    else:
+        _show_operators(measured)
+    if earlier is not None and not measured["against"]["is_met"]:
+        context.exit(1)
+
+
+def _measured_earlier(file: Any) -> dict[str, Any]:
+    try:
+        found = json.load(file)
+        if not found["cells"]:
+            raise ValueError("no cells")
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(
+            f"{file.name} is no output of 'minishuffle bench operators --json': give --against another file"
+        ) from None
+    return dict(found)
+
+
+def _show_operators(measured: dict[str, Any]) -> None:
+    """The operators against an earlier measurement if there is one, else all that was measured."""
+    if (against := measured.get("against")) is None:
+        names = list(measured["cells"][0])
+        table = new_table([name.replace("_", " ") for name in names], right=names[3:])
+        for cell in measured["cells"]:
+            table.add_row(*("-" if value is None else str(value) for value in cell.values()))
+        console().print(table)
+        return
+    table = new_table(("operator", "batches of 128 rows or more", "shorter ones"))
+    for line in against["operators"]:
+        shown = [
+            "-"
+            if line[kind] is None
+            else f"{line[kind]:.3f}" + ("" if line[f"{kind}_is_met"] else " too slow")
+            for kind in ("long", "short")
+        ]
+        table.add_row(line["operator"], *shown)
+    console().print(table)
+    for cell in against["slow_cells"]:
+        timed = "with event time" if cell["event_time"] else "without event time"
+        echo(
+            f"{cell['operator']} of {cell['form']} {timed}, {cell['batch']:,} rows a batch, {cell['keys']:,} "
+            f"keys: {cell['ratio']:.2f}"
+        )
 
 
 @bench.command()
