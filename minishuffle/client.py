@@ -53,12 +53,15 @@ from minishuffle.wire.requests import (
     JobLogs,
     JobRows,
     ListJobs,
+    PauseJob,
+    ResumeJob,
     ShowGraph,
     ShowJob,
     StopCluster,
     SubmitJob,
     TaskInfo,
     WaitJob,
+    WaitPause,
     WorkerInfo,
 )
 
@@ -139,6 +142,24 @@ class JobHandle:
             UsageError: it has ended already, and keeps nothing that is to go.
         """
         self._client.cancel(self.id, give_up_results=give_up_results)
+
+    def pause(self) -> JobInfo:
+        """Pause the job, and wait until it is paused: no function of it is called then, and no row is on its
+        way, but for what ``pause_left`` of the answer names. What it holds, and who reads from it or writes
+        to it, stays; it goes on with :meth:`resume`. A job that is paused already stays so.
+
+        Raises:
+            UsageError: it has ended, or not all of its tasks stopped within ``pause_timeout`` and it goes on.
+        """
+        return self._client.pause(self.id)
+
+    def resume(self) -> None:
+        """Have the job go on, if it is paused or about to be.
+
+        Raises:
+            UsageError: it is not.
+        """
+        self._client.resume(self.id)
 
     def end_stream(self, name: str) -> None:
         """End a stream of the job that other programs write (``Table.from_spark``), endless or not: what was
@@ -514,6 +535,20 @@ class Client:
     def cancel(self, job: str, *, give_up_results: bool = False) -> None:
         """See :meth:`JobHandle.cancel`."""
         self.request(CancelJob(job=job, give_up_results=give_up_results), Accepted)
+
+    def pause(self, job: str) -> JobInfo:
+        """See :meth:`JobHandle.pause`."""
+        self.request(PauseJob(job=job), Accepted)
+        while True:
+            info = self.poll(WaitPause(job=job, wait_seconds=LONG_POLL_SECONDS), JobInfo, LONG_POLL_SECONDS)
+            if info.pause == "paused":
+                return info
+            if info.pause == "none":
+                raise UsageError(f"job {info.job} ({info.name}) is not paused: {info.pause_problem}")
+
+    def resume(self, job: str) -> None:
+        """See :meth:`JobHandle.resume`."""
+        self.request(ResumeJob(job=job), Accepted)
 
     def end_stream(self, job: str, name: str) -> None:
         """See :meth:`JobHandle.end_stream`."""

@@ -111,6 +111,9 @@ class ClusterSettings(BaseSettings):
     drain_timeout: float = Field(8.0, ge=0, allow_inf_nan=False)
     """How long a worker that was sent SIGTERM waits for free slots elsewhere for its tasks. Who ends
     processes has to give it 2 s more."""
+    pause_timeout: float = Field(10.0, gt=0, allow_inf_nan=False)
+    """How long the tasks of a job that is to be paused may take until all of them stand. Then the pause
+    fails, and they go on."""
     spool_bytes_max: int = Field(limits.SPOOL_BYTES_MAX, ge=64 * 1024)
     """What each sink of a job that does not end keeps on disk for readers, above which it waits."""
     blocking_bytes_max: int = Field(limits.BLOCKING_BYTES_MAX, ge=64 * 1024)

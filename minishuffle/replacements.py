@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from minishuffle import limits
-from minishuffle.wire.requests import ClusterStatus, WorkerInfo
+from minishuffle.wire.requests import JOB_LIVE, ClusterStatus, WorkerInfo
 
 __all__ = ["CoordinatorRestarts", "Replacements", "SignalSequence"]
 
@@ -99,9 +99,7 @@ class Replacements:
     def due(self, status: ClusterStatus, now: float) -> list[int]:
         """The ids to start processes for now."""
         alive = {info.worker for info in status.workers if info.state == "alive"}
-        states = {
-            task.state for job in status.jobs if job.state in ("created", "running") for task in job.tasks
-        }
+        states = {task.state for job in status.jobs if job.state in JOB_LIVE for task in job.tasks}
         urgent = "waiting for a slot" in states
         if states & _RECOVERING:
             self._recovering_at = now

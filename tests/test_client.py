@@ -38,10 +38,12 @@ from minishuffle.wire.requests import (
     JobInfo,
     JobLogs,
     JobRows,
+    PauseJob,
     ShowJob,
     SubmitJob,
     TaskInfo,
     WaitJob,
+    WaitPause,
     WorkerInfo,
 )
 
@@ -340,6 +342,25 @@ def test_what_may_be_forgotten_is_logged(link: type[ScriptedLink], caplog: pytes
     assert [(each.name, each.getMessage()) for each in caplog.records] == [
         ("minishuffle.client", "the disk is full")
     ]
+
+
+@pytest.mark.parametrize("end", ["paused", "none"])
+def test_a_pause_is_waited_for_and_its_failure_raises(link: type[ScriptedLink], end: str) -> None:
+    phases = iter(["wanted", "aligning", end])
+
+    def answer(message: ControlMessage) -> ControlMessage:
+        if isinstance(message, PauseJob):
+            return Accepted(job="j1")
+        assert isinstance(message, WaitPause)
+        return job("running").model_copy(update={"pause": next(phases), "pause_problem": "read[0] is slow"})
+
+    link.answer = staticmethod(answer)  # type: ignore[assignment]
+    if end == "paused":
+        assert connect().pause("j1").pause == "paused"
+    else:
+        with pytest.raises(UsageError, match=r"is not paused: read\[0\] is slow"):
+            connect().pause("j1")
+    assert next(phases, None) is None
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), PeerLost("no answer in time")])

@@ -79,6 +79,7 @@ SAME_FILE_NAME = {
     "connection": "the machine, and an external client's shell of one",
     "keyed": "the stream and its operators",
     "reader": "a source's reader and a result's",
+    "pausing": "the pause of a job, and where each of its tasks stops",
     "spool": "the file and the sink that writes it",
     "timers": "the loop's and the user's",
     "schemas": "each format's own",

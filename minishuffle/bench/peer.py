@@ -124,6 +124,9 @@ class _RingView:
     def resize(self, size: int) -> None:
         """All blocks have one size."""
 
+    def resume(self, barrier: int) -> None:
+        """No barrier comes."""
+
     def next_type(self) -> NextType:
         if self._count:
             return NextType.DATA if self._free else NextType.NONE

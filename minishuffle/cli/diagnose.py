@@ -13,7 +13,6 @@ from minishuffle.client import Client
 from minishuffle.errors import UsageError
 from minishuffle.observe.diagnosis import (
     LATE_SECONDS_MAX,
-    RUNNING,
     Diagnosis,
     Link,
     Look,
@@ -21,6 +20,7 @@ from minishuffle.observe.diagnosis import (
     require_running,
     seconds_between,
 )
+from minishuffle.wire.requests import JOB_LIVE
 
 __all__ = ["diagnose", "diagnosis_lines"]
 
@@ -59,7 +59,7 @@ def diagnosis_lines(found: Diagnosis) -> list[str]:
     """A diagnosis as text."""
     if found.verdict == "healthy":
         lines = [f"job {found.job}: {found.advice}"]
-    elif found.verdict == "waiting":
+    elif found.verdict in ("waiting", "paused"):
         lines = [f"job {found.job} is {found.rule}"]
     else:
         lines = [f"job {found.job} is throttled by {found.task}: {found.rule}"]
@@ -80,7 +80,7 @@ def _item_text(item: Any) -> str:
 
 def _only_job(client: Client) -> str:
     """Raises UsageError: not exactly one job runs."""
-    running = [job.job for job in client.jobs(tasks=False) if job.state in RUNNING]
+    running = [job.job for job in client.jobs(tasks=False) if job.state in JOB_LIVE]
     if not running:
         raise UsageError("no job runs: 'minishuffle submit keyby' starts one")
     if len(running) > 1:

@@ -1,4 +1,4 @@
-"""``minishuffle jobs list|show|cancel|events|logs``."""
+"""``minishuffle jobs list|show|cancel|pause|resume|events|logs``."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def _describe(
 
 @click.group()
 def jobs() -> None:
-    """Look at jobs and cancel them."""
+    """Look at jobs, pause and cancel them."""
 
 
 @jobs.command("list")
@@ -332,6 +332,43 @@ def cancel(context: click.Context, job: str, give_up_results: bool, as_json: boo
         _show_sinks(info)
         freed = "; what it kept for readers is given up" if give_up_results else ""
         echo(f"job {info.job} ({info.name}) is {info.state}{freed}")
+
+
+@jobs.command()
+@click.argument("job")
+@json_option
+@late_global_options
+@click.pass_context
+def pause(context: click.Context, job: str, as_json: bool) -> None:
+    """Pause a job, and wait until none of its functions is called and no row is on its way.
+
+    Tasks keep what they hold, and programs that write to it stay connected; 'jobs resume' has it go on. If
+    not all of its tasks stop within pause_timeout, it goes on, and the command fails.
+    """
+    with session_of(context).client() as client:
+        info = client.handle(job).pause()
+    if as_json:
+        print_json({"job": info.job, "name": info.name, "state": info.state, "left": info.pause_left})
+        return
+    echo(f"job {info.job} ({info.name}) is {info.state}")
+    for each in info.pause_left:
+        echo(f"  where it is stays {each}")
+
+
+@jobs.command()
+@click.argument("job")
+@json_option
+@late_global_options
+@click.pass_context
+def resume(context: click.Context, job: str, as_json: bool) -> None:
+    """Have a job that is paused go on."""
+    with session_of(context).client() as client:
+        handle = client.handle(job)
+        handle.resume()
+    if as_json:
+        print_json({"job": handle.id, "name": handle.name})
+    else:
+        echo(f"job {handle.id} ({handle.name}) goes on")
 
 
 @jobs.command("end-stream")

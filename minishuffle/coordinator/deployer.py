@@ -73,6 +73,7 @@ class Deployer:
             called: standby workers that have been called upon for the same loss; more may be added.
         """
         self._tell_ends(job, at)
+        self._tell_barrier(job)
         for number, message in [*releases(job, term=self.term), *cancellations(job, term=self.term)]:
             self.send(number, message)
         due = job.due(at)
@@ -120,7 +121,7 @@ class Deployer:
         moves now. The arguments are those of :meth:`restart`."""
         there = job.slots.on(leaving)
         free = any(each.slots > held.slots[each.worker] for each in takers(self.workers.alive()))
-        if not there or not free or not job.can_move:
+        if not there or not free or not job.can_move or job.pause.phase == "aligning":
             return False
         one_by_one = self.isolation.suspects(job) and not job.moves_as_a_whole
         for slots in [[slot] for slot in there] if one_by_one else [there]:
@@ -142,6 +143,14 @@ class Deployer:
         if found:
             steps = [_as_attached(task, len(consumers)) for task, _, consumers in found]
             job.recovered(RecoverySteps(term=self.term, job=job.id, steps=steps), at)
+
+    def _tell_barrier(self, job: Job) -> None:
+        """All that runs is to stop behind a barrier, or to go on."""
+        message = job.pause.message(self.term, job.id) if job.pause.unsent else None
+        if message is not None:
+            for number in sorted({task.worker for task in job.tasks() if task.on_worker}):
+                self.send(number, message)
+        job.pause.unsent = False
 
     def release(self, job: Job, workers: Iterable[int], at: float) -> None:
         """A job that has ended, on these workers. What nobody wanted of it is known not to be lost first."""

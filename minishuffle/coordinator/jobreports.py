@@ -12,6 +12,7 @@ from minishuffle.wire.messages import (
     RecoverySteps,
     SourcePositions,
     TaskReleased,
+    TaskStands,
     TaskStateChanged,
 )
 from minishuffle.wire.outputs import FileCompleted
@@ -22,7 +23,7 @@ RepeatedReport: TypeAlias = (
     TaskStateChanged | TaskReleased | Collected | SourcePositions | FileCompleted | EndsRead
 )
 """They are repeated until they are acknowledged."""
-JobReport: TypeAlias = RepeatedReport | LogLines | RecoverySteps
+JobReport: TypeAlias = RepeatedReport | LogLines | RecoverySteps | TaskStands
 
 
 def heard(job: Job, worker: int, message: JobReport, at: float) -> bool:
@@ -40,6 +41,8 @@ def heard(job: Job, worker: int, message: JobReport, at: float) -> bool:
             return job.file_completed(worker, message)
         case EndsRead():
             return job.ends_read(worker, message)
+        case TaskStands():
+            return job.task_stands(worker, message, at)
         case RecoverySteps():
             job.recovered(message, at)
         case LogLines(lines=lines):

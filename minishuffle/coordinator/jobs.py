@@ -31,6 +31,7 @@ from minishuffle.coordinator.lifecycle import (
 )
 from minishuffle.coordinator.lostpartitions import Replays
 from minishuffle.coordinator.manifest import Manifest
+from minishuffle.coordinator.pausing import JobPause
 from minishuffle.coordinator.positions import SourceProgress, WriteProgress
 from minishuffle.coordinator.recoveries import Recoveries
 from minishuffle.coordinator.slots import NOWHERE, Slots
@@ -42,6 +43,7 @@ from minishuffle.errors import (
     ResourceExhausted,
     ShuffleError,
     TaskCancelled,
+    UsageError,
     error_from_code,
 )
 from minishuffle.wire.messages import (
@@ -52,9 +54,11 @@ from minishuffle.wire.messages import (
     ErrorInfo,
     RecoverySteps,
     SourcePositions,
+    Standing,
     TaskAttempt,
     TaskReleased,
     TaskReport,
+    TaskStands,
     TaskStateChanged,
 )
 from minishuffle.wire.outputs import FileCompleted
@@ -63,8 +67,17 @@ from minishuffle.wire.requests import JobInfo, JobRows, SlotWait, UserCall
 __all__ = ["Job"]
 
 _FromTask: TypeAlias = (
-    TaskStateChanged | TaskReleased | Collected | TaskReport | SourcePositions | FileCompleted | ChannelEnds
+    TaskStateChanged
+    | TaskReleased
+    | TaskStands
+    | Collected
+    | TaskReport
+    | SourcePositions
+    | FileCompleted
+    | ChannelEnds
 )
+_HEARD: Final = (TaskReport, TaskStands)
+"""Said so often that the journal is not written for it."""
 _STOPPING: Final = {"failing": "failed", "canceling": "canceled"}
 
 
@@ -136,8 +149,8 @@ class Job:
         self._abandoned: set[tuple[int, int]] = set()
         """Worker and slot of attempts that were abandoned."""
         self._result_bytes = 0
-        self.recoveries = Recoveries()
-        self.links = JobLinks(self.history)
+        self.recoveries, self.links = Recoveries(), JobLinks(self.history)
+        self.pause = JobPause()
         where = ", ".join(map(str, sorted(set(placement))))
         self.history.note(at, "created", f"{name}: {len(self._tasks)} tasks on workers {where}")
 
@@ -230,6 +243,9 @@ class Job:
             task_states=dict(+self._states),
             first_failure=self.history.first_failure,
             slot_waits=self._slot_waits(),
+            pause=self.pause.phase,
+            pause_problem=self.pause.problem,
+            pause_left=self.pause.left(self.graph) if self.pause.phase == "paused" else [],
             links_broken=self.links.infos(),
         )
 
@@ -271,7 +287,7 @@ class Job:
         task = self._tasks.get((message.operator, message.index))
         if task is None or (task.worker, task.attempt, True) != (worker, message.attempt, task.on_worker):
             return None
-        if not isinstance(message, TaskReport) or task.state not in ("created", "running"):
+        if not isinstance(message, _HEARD) or task.state not in ("created", "running"):
             self.changed.add(task.key)
         return task
 
@@ -391,7 +407,20 @@ class Job:
                 self.changed.add(task.key)
                 self._note(task, "task cleared", at, f"{task} got past the place at which it died")
                 self._widen(at)
+            self._stands(task, report.standing, at)
         return self._exchanged(worker, report, report.counters.rows_dropped)
+
+    def task_stands(self, worker: int, message: TaskStands, at: float) -> bool:
+        """A task has stopped for a pause, or is kept from it; False if it is no current attempt that runs."""
+        task = self._named(worker, message)
+        if task is None or task.state not in ("created", "running"):
+            return False
+        self._stands(task, message.standing, at)
+        return True
+
+    def _stands(self, task: Subtask, standing: Standing, at: float) -> None:
+        if self.pause.stands(task, standing) and self.state == "pausing":
+            self._advance(at)
 
     def task_released(self, worker: int, message: TaskReleased) -> bool:
         """What an attempt has exchanged and dropped in all; False if nothing is known of it."""
@@ -647,6 +676,52 @@ class Job:
         if not self.terminal and not self.stopping:
             self._stop("canceling", at, why)
 
+    # --- pauses ----------------------------------------------------------------------------------
+
+    def pause_within(self, seconds: float, at: float) -> None:
+        """Begin to pause, for so many seconds at most; no effect if that has begun.
+
+        Raises:
+            UsageError: it has ended, or is about to.
+        """
+        if self.terminal or self.stopping:
+            raise UsageError(f"job {self.id} is {self.state}: only one that runs can be paused")
+        self.pause.want(at, seconds)
+        self._advance(at)
+
+    def resume(self, at: float) -> None:
+        """Go on. Raises UsageError: it is not paused, nor about to be."""
+        if self.pause.phase == "none":
+            raise UsageError(f"job {self.id} is {self.state}, not paused")
+        if self.pause.under_way:
+            self._give_pause_up("it was resumed before it was paused", at)
+            return
+        self.positions.stand_still(at - self.pause.since)
+        self.changed.update(self._tasks)
+        self.pause.end()
+        self._move("running", at, f"resumed after {at - self.pause.since:.3f} s")
+
+    def _give_pause_up(self, problem: str, at: float) -> None:
+        """It does not come to the pause that it was asked for: whatever stands goes on."""
+        self.pause.end(problem)
+        self.history.note(at, "pause failed", problem)
+        if self.state == "pausing":
+            self._move("running", at, "it goes on")
+
+    def end_overdue_pause(self, at: float) -> None:
+        """Give the pause up if its time has ended."""
+        if self.pause.under_way and at >= self.pause.until:
+            self._give_pause_up(self.pause.overdue(self.graph, self._tasks.values()), at)
+
+    def _advance_pause(self, at: float) -> None:
+        if self.state == "running" and self.pause.under_way:
+            self._move("pausing", at, "a client asks for it")
+        may_be = self.state == "pausing" and not (self._drained or self._times)
+        if may_be and self.pause.look(self.graph, self._tasks, at):
+            left = "; ".join(self.pause.left(self.graph))
+            text = f"after {at - self.pause.until + self.pause.seconds:.3f} s"
+            self._move("paused", at, f"{text}; where it is stays {left}" if left else text)
+
     def release(self) -> None:
         """ReleaseJob was sent: no task will start again."""
         self.released = True
@@ -835,8 +910,10 @@ class Job:
 
     def next_time(self) -> float | None:
         """When a pending task is due, or has waited long enough for a slot."""
-        times = self._times.items()
-        return min((time for key, time in times if not self._holds_back(key)), default=None)
+        times = [time for key, time in self._times.items() if not self._holds_back(key)]
+        if self.pause.under_way:
+            times.append(self.pause.until)
+        return min(times, default=None)
 
     def _holds_back(self, key: TaskKey) -> bool:
         """Whether a pending task waits for others to end."""
@@ -901,7 +978,8 @@ class Job:
             self.positions.begin_anew(*task.key)
         self._books.repeat(self._rows_again(task))
         files, kept, writes = self.manifest.counts(*task.key), task.rows_kept, self.writes.resume(*task.key)
-        task.resumption = self.positions.resume(*task.key, at)._replace(
+        running_at = self.pause.since if self.pause.phase == "paused" else at
+        task.resumption = self.positions.resume(*task.key, running_at)._replace(
             files=files, writes=writes, first_row=kept
         )
         self._books.close(task, self._tasks.values())
@@ -969,6 +1047,8 @@ class Job:
             self._regions.ended(task.key)
             self.replays.ended(task.key)
             task.end = "died" if state == "lost" else "finished" if state == "finished" else "early"
+            if state != "finished" and (problem := self.pause.interrupted(task)):
+                self._give_pause_up(problem, at)
         elif state == "created":
             task.end = ""
         elif state == "restarting" and task.end == "finished" and self._comes_again(task.operator):
@@ -1016,8 +1096,10 @@ class Job:
         self.history.note(at, state, text)
 
     def _stop(self, state: str, at: float, text: str) -> None:
-        """Begin to end: what is pending is not deployed any more."""
+        """Begin to end: what is pending is not deployed any more, and nothing stands any more."""
         self._move(state, at, text)
+        self.pause.end(f"the job is {state}" if self.pause.under_way else "")
+        self.pause.unsent = False
         for key in self._times:
             self._set(self._tasks[key], "canceled", at, "the job ends")
         self._times.clear()
@@ -1037,6 +1119,7 @@ class Job:
         states = self._states
         if self.state == "created" and not states["created"] and not self._times:
             self._move("running", at, "all tasks run")
+        self._advance_pause(at)
         if sum(states[state] for state in ENDED) < len(self._tasks):
             return
         if self.stopping:
@@ -1046,6 +1129,7 @@ class Job:
         elif not self.restarts and (unseen := unseen_columns(self.tasks())) is not None:
             self.fail(unseen, at)
         elif not self.terminal:
+            self.pause.end("the job has ended" if self.pause.under_way else "")
             end = "finished_with_loss" if self.losses().certain else "finished"
             self._move(end, at, f"after {at - self.submitted_at:.3f} s")
 
@@ -1069,8 +1153,10 @@ class Job:
             if task.runs and not self.released:
                 assert task.on_worker and self.slot_of(task.key) not in self.slots.lost
                 assert task.worker == self.slots.placement[self.slot_of(task.key)]
-            if not task.on_worker and task.state == "finished" and self.state in ("created", "running"):
+            if not task.on_worker and task.state == "finished" and not (self.stopping or self.terminal):
                 assert not self._restarts or not self.ends.needed(task.key, self._tasks)
+        assert (self.state == "paused") == (self.pause.phase == "paused")
+        assert self.pause.under_way or self.state != "pausing"
         self.slots.validate()
         self.ends.validate()
         self.history.validate()

@@ -42,6 +42,7 @@ from minishuffle.coordinator.draining import Drain
 from minishuffle.coordinator.failover import Failures, Regions
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.lifecycle import recalled_subtask
+from minishuffle.coordinator.pausing import JobPause
 from minishuffle.coordinator.workers import RegistryNumbers, Worker
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, ShuffleError
@@ -146,6 +147,7 @@ def _head(job: Job) -> dict[str, Any]:
         "strategy": job._regions.strategy,
         "manifest": job.manifest.record(),
         "links": job.links.record(),
+        "pause": job.pause.record(),
     }
 
 
@@ -327,6 +329,7 @@ def _recall(
     job.slots.lost, job.slots.segments = set(record["lost_slots"]), dict(record["segments"])
     job.slots.moving, job.slots.left = dict(record.get("moving", {})), set(record.get("left", ()))
     job.links.recall(record["links"])
+    job.pause = JobPause(**record.get("pause", {}))
     job.restarts = Counter(record["restarts"])
     job._abandoned = {(worker, slot) for worker, slot in record["abandoned"]}
     events, files = (numbered.get(kind, {}) for kind in NUMBERED)

@@ -7,6 +7,13 @@ Both are tables of moves. A job::
        +--a task failed for good, too many rows-----------> failing  --all ended-> failed
        +--the user asks-----------------------------------> canceling --all ended-> canceled
 
+One that runs may be paused (:mod:`~minishuffle.coordinator.pausing`), and ends from there as it does when it
+runs::
+
+    running --the user asks--> pausing --all stand--> paused --the user asks--> running
+       ^                          |
+       +--too late, or too often--+
+
 A task. Its attempt may end in five ways. If it did not finish, and the job goes on, the next attempt takes
 its place: in the same slot after the delay of :mod:`~minishuffle.coordinator.failover`, or in another slot if
 its worker is lost, which it may have to wait for::
@@ -75,7 +82,9 @@ TASK_MOVES: Final[Mapping[str, frozenset[str]]] = {
 """What is not here cannot happen to a task."""
 JOB_MOVES: Final[Mapping[str, frozenset[str]]] = {
     "created": frozenset({"running", "failing", "canceling"}),
-    "running": frozenset({"finished", "finished_with_loss", "failing", "canceling"}),
+    "running": frozenset({"pausing", "finished", "finished_with_loss", "failing", "canceling"}),
+    "pausing": frozenset({"running", "paused", "finished", "finished_with_loss", "failing", "canceling"}),
+    "paused": frozenset({"running", "failing", "canceling"}),
     "failing": frozenset({"failed"}),
     "canceling": frozenset({"canceled"}),
 }

@@ -11,11 +11,11 @@ from minishuffle.coordinator.instructions import Reply
 from minishuffle.coordinator.jobs import Job
 from minishuffle.errors import ResourceExhausted
 from minishuffle.wire.messages import ControlMessage
-from minishuffle.wire.requests import GetEvents, GetLogs, GetRows, WaitJob
+from minishuffle.wire.requests import GetEvents, GetLogs, GetRows, WaitJob, WaitPause
 
 __all__ = ["LongPolls", "PollRequest", "require_room"]
 
-PollRequest: TypeAlias = GetEvents | GetLogs | GetRows | WaitJob
+PollRequest: TypeAlias = GetEvents | GetLogs | GetRows | WaitJob | WaitPause
 
 WAIT_SECONDS_MAX: Final = 60.0
 POLLS_MAX: Final = 1_024
@@ -94,6 +94,8 @@ def _ready(message: PollRequest, job: Job) -> bool:
             return job.terminal or job.history.has_rows(after)
         case WaitJob():
             return job.terminal
+        case WaitPause():
+            return not job.pause.under_way
 
 
 def _reply(message: PollRequest, job: Job) -> ControlMessage:
@@ -106,6 +108,8 @@ def _reply(message: PollRequest, job: Job) -> ControlMessage:
             return job.rows_after(after)
         case WaitJob():
             return job.info(job.ended_at, results=True)
+        case WaitPause():
+            return job.info(results=False, tasks=False)
 
 
 def require_room(link: int, links: Iterable[int]) -> None:

@@ -81,6 +81,11 @@ class SourceProgress:
         subtask = self._subtasks.get((operator, index)) if self._repeats else None
         return 0 if subtask is None else sum(entry.lease for entry in subtask.splits.values())
 
+    def stand_still(self, seconds: float) -> None:
+        """The job was paused for so long: sources emit nothing for that time later on."""
+        for subtask in self._subtasks.values():
+            subtask.reported_at += seconds
+
     def begin_anew(self, operator: int, index: int, positions: bytes = b"") -> None:
         """The next attempt of a subtask emits everything once more from there on, by default all."""
         subtask = self._subtasks.pop((operator, index), None)

@@ -584,7 +584,7 @@ def redeployments(
     ]
     slots = job.slots
     placement = tuple(0 if slot in slots.lost else worker for slot, worker in enumerate(slots.placement))
-    messages += deployments(
+    deployed = deployments(
         job.graph,
         placement,
         list(addresses.values()),
@@ -596,7 +596,9 @@ def redeployments(
         elsewhere=job.stayed(),
         term=term,
         job=job.id,
-    ).items()
+    )
+    pause = {"barrier": job.pause.barrier, "paused": job.pause.is_out}
+    messages += [(worker, each.model_copy(update=pause)) for worker, each in deployed.items()]
     restarted: dict[int, dict[TaskKey, PlacedAttempt]] = {}
     for task, workers_beside in zip(tasks, _workers_beside(job, tasks), strict=True):
         placed = placed_attempt(task)

@@ -92,6 +92,7 @@ from minishuffle.wire.messages import (
     Register,
     ReleaseJob,
     Shutdown,
+    TaskStands,
     WorkerAddress,
     WorkerLost,
 )
@@ -103,9 +104,12 @@ from minishuffle.wire.requests import (
     GetEvents,
     GetLogs,
     GetRows,
+    PauseJob,
+    ResumeJob,
     StopCluster,
     SubmitJob,
     WaitJob,
+    WaitPause,
     WorkerEnded,
 )
 
@@ -368,6 +372,7 @@ class CoordinatorState:
             if (time := job.next_time()) is not None and time <= self._wall(now):
                 self._isolation.wait_on(job, self._wall(now))
                 job.give_up_waiting(self._wall(now))
+                job.end_overdue_pause(self._wall(now))
                 self._touch(job)
         return self._settle(now)
 
@@ -461,7 +466,7 @@ class CoordinatorState:
                 self._heartbeat(worker, message, now)
             case _ if isinstance(message, RepeatedReport):
                 self._repeated(worker, message, at)
-            case LogLines() | RecoverySteps():
+            case LogLines() | RecoverySteps() | TaskStands():
                 self._about_job(worker, message, at)
             case UpstreamExpected() | WriteBegun() | WriteEnded():
                 self._out += self._streams.answered(message)
@@ -673,11 +678,14 @@ class CoordinatorState:
         for report in message.tasks:
             job = self._jobs.get(report.job)
             counted = 0 if job is None else len(job.deaths.counted())
+            paused = "" if job is None else job.state
             if job is None or not job.report(worker.worker, report, self._wall(now)):
                 self.ignored += 1
             else:
                 if len(job.deaths.counted()) < counted:  # Its worker may take others again.
                     self._touch_waiting()
+                if paused != job.state:
+                    self._touch(job)
                 self._recorder.reported(job, (report.operator, report.index))
                 self._streams.heard(report, self._wall(now))
 
@@ -847,7 +855,13 @@ class CoordinatorState:
         if waits and self._postponed.postpone(link, request, message):
             return
         match message:
-            case GetEvents(job=name) | GetLogs(job=name) | GetRows(job=name) | WaitJob(job=name):
+            case (
+                GetEvents(job=name)
+                | GetLogs(job=name)
+                | GetRows(job=name)
+                | WaitJob(job=name)
+                | WaitPause(job=name)
+            ):
                 self._out += self._polls.ask(link, request, message, self._jobs.named(name), now)
                 return
             case _ if isinstance(message, StreamRequest):
@@ -869,6 +883,10 @@ class CoordinatorState:
                 return
             case CancelJob(job=name, give_up_results=unwanted):
                 reply: ControlMessage = self._cancel(self._jobs.named(name), now, unwanted)
+            case PauseJob(job=name) | ResumeJob(job=name):
+                reply = self._pause(
+                    self._jobs.named(name), self._wall(now), pauses=isinstance(message, PauseJob)
+                )
             case CancelSubmission(submission=submission):
                 reply = self._cancel_submission(submission, now)
             case _ if isinstance(message, StatusRequest):
@@ -898,6 +916,15 @@ class CoordinatorState:
         job.cancel(self._wall(now), "cancelled by a client")
         self._touch(job)
         return Accepted(job=job.id, warning=GIVEN_UP if given_up and not unwanted else "")
+
+    def _pause(self, job: Job, at: float, *, pauses: bool) -> Accepted:
+        """Raises UsageError: the job is not one that could be paused, or resumed."""
+        if pauses:
+            job.pause_within(self._settings.pause_timeout, at)
+        else:
+            job.resume(at)
+        self._touch(job)
+        return Accepted(job=job.id)
 
     def _cancel_submission(self, submission: str, now: float) -> Accepted:
         job = self._jobs.submitted(submission)

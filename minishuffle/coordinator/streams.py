@@ -73,7 +73,8 @@ class _Write:
     waiting: list[_Opening] = field(default_factory=list)
     ended: bool = False
     heard_at: float | None = None
-    """When a program was connected for it last; None: it has just asked, or the coordinator is new."""
+    """When a program was connected for it last, or the job was paused; None: it has just asked, or the
+    coordinator is new."""
     idle: bool = False
 
 
@@ -492,7 +493,8 @@ class Streams:
             if stream.bounded or (stream.job.id, stream.operator) != (report.job, report.operator):
                 continue
             for name, write in stream.writes.items():
-                if write.heard_at is None or name in report.writes:
+                paused = stream.job.state == "paused"
+                if write.heard_at is None or name in report.writes or paused:
                     write.heard_at = at
                 elif at - write.heard_at > limits.WRITE_IDLE_SECONDS:
                     self._leave_out(stream, name, write, at)

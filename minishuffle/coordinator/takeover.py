@@ -87,6 +87,8 @@ def reconciled(
             messages.append(CancelTasks(term=term, job=job.id, attempts=current_attempts(ending)))
         if restarted := _restarted(worker, job, addresses, term):
             messages.append(restarted)
+        if (barrier := job.pause.message(term, job.id)) is not None and wanted:
+            messages.append(barrier)
     return messages
 
 

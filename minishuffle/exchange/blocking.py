@@ -161,6 +161,9 @@ class BlockingPartition:
     def broadcast_watermark(self, time: int, idle: bool) -> None:
         """Event time waits for the end of the partition."""
 
+    def broadcast_barrier(self, barrier: int) -> None:
+        """What is stored is in nobody's way."""
+
     def emit_latency(self, marker: LatencyMarker) -> None:
         """What is stored is read at any time, and again: nothing is measured."""
 
@@ -186,6 +189,9 @@ class BlockingPartition:
 
     def close(self, consumers: Iterable[int]) -> None:
         """Nothing: a consumer that starts anew reads all of it."""
+
+    def end_barriers(self, barrier: int) -> None:
+        """There are none."""
 
     def fail(self, error: ShuffleError) -> None:
         for subpartition in self.subpartitions:
@@ -344,6 +350,9 @@ class BlockingView:
 
     def resize(self, size: int) -> None:
         """What is stored gets no older while it waits: buffers are full."""
+
+    def resume(self, barrier: int) -> None:
+        """No barrier blocks it."""
 
     def hold(self) -> None:
         """No buffer of it is partial."""

@@ -13,7 +13,14 @@ from typing import Any, Protocol
 from minishuffle.exchange.segments import LooseSegment, Segment
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.channel import NextType
-from minishuffle.wire.frames import NO_ELEMENT_START, WATERMARK_EVENT, DataType, EventKind, LatencyMarker
+from minishuffle.wire.frames import (
+    BARRIER_EVENT,
+    NO_ELEMENT_START,
+    WATERMARK_EVENT,
+    DataType,
+    EventKind,
+    LatencyMarker,
+)
 
 __all__ = ["BufferBuilder", "Event", "EventState", "Flush", "Slice", "SliceOwner", "WholeBatch"]
 
@@ -276,16 +283,29 @@ class Slice:
 
 
 class Event:
-    """An event in a subpartition's queue. A watermark that is not ``taken`` yet may be overtaken by a
-    newer one: the writer changes it in place."""
+    """An event in a subpartition's queue. A watermark or a barrier that is not ``taken`` yet may be overtaken
+    by a newer one: the writer changes it in place.
 
-    __slots__ = ("idle", "kind", "marker", "taken", "time")
+    Args:
+        barrier: the number of a barrier; ``blocking``: its channel gives nothing more until it is resumed.
+    """
+
+    __slots__ = ("barrier", "blocking", "idle", "kind", "marker", "taken", "time")
     next_type = NextType.EVENT
 
     def __init__(
-        self, kind: EventKind, time: int = 0, idle: bool = False, marker: LatencyMarker | None = None
+        self,
+        kind: EventKind,
+        time: int = 0,
+        idle: bool = False,
+        marker: LatencyMarker | None = None,
+        *,
+        barrier: int = 0,
+        blocking: bool = False,
     ) -> None:
         self.kind = kind
+        self.barrier = barrier
+        self.blocking = blocking
         self.marker = marker
         self.time = time
         self.idle = idle
@@ -296,11 +316,18 @@ class Event:
         self.time, self.idle = time, idle
         return not self.taken
 
+    def renumber(self, barrier: int) -> bool:
+        """(Writer.) Be that barrier instead; False if the reader may have taken it before."""
+        self.barrier = barrier
+        return not self.taken
+
     def slice(self) -> Slice:
         """(Reader.) The event as it goes out."""
         self.taken = True  # before the look at what it says: see overtake
         if self.kind is EventKind.WATERMARK:
             payload = WATERMARK_EVENT.pack(self.kind, self.idle, self.time)
+        elif self.kind is EventKind.BARRIER:
+            payload = BARRIER_EVENT.pack(self.kind, self.blocking, self.barrier)
         elif self.marker is not None:
             payload = self.marker.pack()
         else:
@@ -311,29 +338,42 @@ class Event:
 
 class EventState:
     """What the events that have left a subpartition's queue say; each new view begins with it. A latency
-    marker says nothing that lasts. (Reader.)"""
+    marker, or a barrier that does not block, says nothing that lasts. (Reader.)"""
 
-    __slots__ = ("_ends", "_watermark")
+    __slots__ = ("_barrier", "_ends", "_watermark", "barriers_over")
 
     def __init__(self) -> None:
+        self.barriers_over = 0
+        """Barriers up to this one hold nothing back."""
         self._watermark: Event | None = None
         """The last one."""
+        self._barrier: Event | None = None
+        """The last that blocks, until it is resumed."""
         self._ends: list[Event] = []
 
     def take(self, event: Event) -> None:
         event.taken = True  # before anybody looks at what it says: see Event.overtake
         if event.kind is EventKind.WATERMARK:
             self._watermark = event
+        elif event.kind is EventKind.BARRIER:
+            if event.blocking:
+                self._barrier = event
         elif event.marker is None:
             self._ends.append(event)
 
+    def resume(self, barrier: int) -> None:
+        """What stands behind that barrier is wanted."""
+        if self._barrier is not None and self._barrier.barrier <= barrier:
+            self._barrier = None
+
     @property
     def ends(self) -> int:
-        """How many there are, but for watermarks."""
+        """How many there are, but for watermarks and barriers."""
         return len(self._ends)
 
     def events(self) -> list[Event]:
         """In the order in which a consumer is to receive them."""
         mark = self._watermark
         marks = [] if mark is None else [Event(EventKind.WATERMARK, mark.time, mark.idle)]
-        return marks + self._ends
+        barriers = [] if self._barrier is None else [self._barrier]
+        return marks + barriers + self._ends

@@ -35,6 +35,7 @@ from minishuffle.protocol.channel import (
 )
 from minishuffle.protocol.connection import Connection
 from minishuffle.wire.frames import (
+    BARRIER_EVENT,
     LATENCY_EVENT,
     NO_SEQUENCE,
     WATERMARK_EVENT,
@@ -54,6 +55,7 @@ __all__ = [
     "InputChannel",
     "LocalAttachment",
     "LocalBuffer",
+    "QueuedBarrier",
     "QueuedEvent",
     "ReadyLine",
     "RemoteAttachment",
@@ -74,6 +76,17 @@ class QueuedEvent(Notice):
     def __init__(self, attachment: Attachment, payload: bytes) -> None:
         self.attachment = attachment
         self.payload = payload
+
+
+class QueuedBarrier(Notice):
+    """A barrier of the producer: the task has read all that came before it."""
+
+    __slots__ = ("attachment", "barrier", "blocking")
+
+    def __init__(self, attachment: Attachment, barrier: int, *, blocking: bool) -> None:
+        self.attachment = attachment
+        self.barrier = barrier
+        self.blocking = blocking
 
 
 class Detached(Notice):
@@ -106,9 +119,9 @@ class LocalBuffer:
         self.rows = piece.rows
 
 
-GivenBack: TypeAlias = Received | LocalBuffer | QueuedEvent | Detached
-"""What a task gives back to its attachment once it is read: a buffer, the end of a partition, or the end of
-what a lost attachment delivered."""
+GivenBack: TypeAlias = Received | LocalBuffer | QueuedBarrier | QueuedEvent | Detached
+"""What a task gives back to its attachment once it is read: a buffer, a barrier that blocks, the end of a
+partition, or the end of what a lost attachment delivered."""
 QueueItem: TypeAlias = Received | LocalBuffer | Notice
 
 
@@ -181,6 +194,10 @@ class Attachment(Protocol):
         """The producer is to put so many bytes into each buffer that it begins from now on."""
         ...
 
+    def resume(self, barrier: int) -> None:
+        """The producer is to give what stands behind that barrier."""
+        ...
+
     def consumed(self, buffer: GivenBack) -> None:
         """The task has given ``buffer`` back; at the end of the partition this attachment ends."""
         ...
@@ -239,6 +256,10 @@ class RemoteAttachment:
         self.link.connection.announce_buffer_size(self.consumer, size)
         self.link.flush_soon()
 
+    def resume(self, barrier: int) -> None:
+        self.link.connection.resume_consumption(self.consumer, self.generation, barrier)
+        self.link.flush_soon()
+
     def add_exclusive(self, segment: FreeBuffer) -> None:
         """One of the exclusive buffers that it was short of; this attachment is the first of those."""
         self._exclusive += 1
@@ -258,6 +279,8 @@ class RemoteAttachment:
             consumer.consumed(buffer)
             if consumer.credit.unannounced:
                 self.announce()
+        elif isinstance(buffer, QueuedBarrier):
+            self.channel.stop_at(self, buffer.barrier)
         else:
             self.channel.end(self)
 
@@ -357,6 +380,11 @@ class LocalAttachment:
         if self._view is not None:
             self._view.resize(size)
 
+    def resume(self, barrier: int) -> None:
+        if self._view is not None:
+            self._view.resume(barrier)
+            self.pump()
+
     def pump(self) -> None:
         """Hand over what is available and allowed."""
         while (view := self._view) is not None:
@@ -382,6 +410,8 @@ class LocalAttachment:
             self.outstanding -= buffer.segments
             buffer.piece.released()
             self.pump()
+        elif isinstance(buffer, QueuedBarrier):
+            self.channel.stop_at(self, buffer.barrier)
         else:
             self.channel.end(self)
 
@@ -437,6 +467,8 @@ class InputChannel:
         """(Task.) The producer, or its next attempt, was attached once more all the same."""
         self.rows = RowsTaken()
         """(Task.) How far it is in what comes, and what of that comes once more."""
+        self.barrier = 0
+        """(Task.) The last blocking barrier that was read: all that the producer wrote before it was, too."""
         self.events_read = 0
         """(Task.) Of all that were queued, but for watermarks."""
         self.rows_incomplete = 0
@@ -453,6 +485,10 @@ class InputChannel:
         """The attachment before the current one."""
         self._detached = 0
         """The last generation whose end stands in the queue, or was read."""
+        self._stopped_at = 0
+        """The barrier behind which the attachment gives nothing; 0: there is none."""
+        self._barriers_over = 0
+        """Barriers up to this one stop nothing."""
         self._closed = False
         self._buffers = buffers
         self._ready = ready
@@ -548,6 +584,21 @@ class InputChannel:
         assert isinstance(notice, Detached)
         self.on_event(notice.generation, ChannelEvent.DRAIN)
 
+    def stop_at(self, attachment: Attachment, barrier: int) -> None:
+        """The task has read a blocking barrier that ``attachment`` delivered. One that has ended for the job
+        stops nothing."""
+        if self.attachment is attachment:
+            self._stopped_at = barrier
+            self.end_barriers(0)
+
+    def end_barriers(self, barrier: int) -> None:
+        """Barriers up to that one have ended: go on behind it."""
+        self._barriers_over = max(barrier, self._barriers_over)
+        stopped_at = self._stopped_at
+        if self.attachment is not None and 0 < stopped_at <= self._barriers_over:
+            self._stopped_at = 0
+            self.attachment.resume(stopped_at)
+
     def end(self, attachment: Attachment) -> None:
         """The task has read the end of the partition that ``attachment`` delivered."""
         self.on_event(attachment.generation, ChannelEvent.END)
@@ -556,6 +607,7 @@ class InputChannel:
 
     def _let_go(self, reason: CancelReason) -> Attachment | None:
         attachment, self.attachment = self.attachment, None
+        self._stopped_at = 0
         if attachment is not None:
             self._before = attachment
             attachment.close(reason)
@@ -574,6 +626,11 @@ class InputChannel:
             if self._latency.taken:
                 self._latency = QueuedLatency(LatencyMarker.unpack(payload))
                 self.deliver(self._latency)
+            return
+        if payload[0] == EventKind.BARRIER and len(payload) == BARRIER_EVENT.size:
+            _, blocking, barrier = BARRIER_EVENT.unpack(payload)
+            self._events_added += 1
+            self.deliver(QueuedBarrier(attachment, barrier, blocking=bool(blocking)))
             return
         if payload[0] != EventKind.WATERMARK or len(payload) != WATERMARK_EVENT.size:
             self._events_added += 1

@@ -21,6 +21,7 @@ from minishuffle.exchange.channels import (
     GivenBack,
     InputChannel,
     LocalBuffer,
+    QueuedBarrier,
     QueuedEvent,
     ReadyLine,
     RemoteAttachment,
@@ -135,6 +136,7 @@ class InputGate:
         self._waits = waits or kept is not None
         self._strict = strict
         self._splits = splits
+        self._barriers_over = 0
         self.debloater = debloater
         if debloater is not None:
             buffers.buffer_size = debloater.size
@@ -155,6 +157,7 @@ class InputGate:
         channel = InputChannel(
             producer, self.valve.add(), assembler, self.buffers, self.ready, on_event=on_event
         )
+        channel.end_barriers(self._barriers_over)
         self.channels.append(channel)
         self._unfinished += 1
         return channel
@@ -176,6 +179,12 @@ class InputGate:
         whole = list(self._whole)  # at once: a task that was abandoned may still read
         for log in [*self._logs.values(), *(log for _, log, _ in whole)]:
             log.store.forget()
+
+    def end_barriers(self, barrier: int) -> None:
+        """Barriers up to that one have ended: channels that stand behind one go on."""
+        self._barriers_over = max(barrier, self._barriers_over)
+        for channel in self.channels:
+            channel.end_barriers(barrier)
 
     def debloat(self) -> None:
         """Look at how fast the task consumes, and tell the producers if their buffers are to be of another
@@ -239,6 +248,13 @@ class InputGate:
         """True once every channel has seen the end of its partition."""
         splits = self._splits
         return self._unfinished == 0 if splits is None else splits.finished and not self.channels
+
+    def is_aligned(self, barrier: int) -> bool:
+        """Whether nothing that stands before that barrier is on its way to the task. Channels that have ended
+        are not waited for; what is stored, and what external clients write, carries no barrier."""
+        if self.kept or self._splits is not None:
+            return True
+        return all(channel.ended or channel.barrier >= barrier for channel in self.channels)
 
     def poll(self) -> Element | None:
         """The next element of any channel, one buffer per channel and turn; None if there is none.
@@ -342,6 +358,11 @@ class InputGate:
             case QueuedLatency(marker=LatencyMarker() as marker):
                 notice.taken = True
                 self.on_latency(marker)
+            case QueuedBarrier(blocking=blocking):
+                channel.events_read += 1
+                if blocking:
+                    channel.barrier = notice.barrier
+                    self._give_back(notice)
             case QueuedEvent():
                 channel.events_read += 1
                 self._on_event(channel, notice)

@@ -174,6 +174,10 @@ class ResultPartition(Protocol):
     def broadcast_watermark(self, time: int, idle: bool) -> None:
         """Tell every consumer the event time, in microseconds since 1970, behind everything written."""
 
+    def broadcast_barrier(self, barrier: int) -> None:
+        """Have every consumer stop behind everything written, until it resumes; what is stored waits for
+        nobody."""
+
     def emit_latency(self, marker: LatencyMarker) -> None:
         """Send a latency marker to one consumer, any of them, behind everything written."""
 
@@ -194,6 +198,9 @@ class ResultPartition(Protocol):
 
     def close(self, consumers: Iterable[int]) -> None:
         """These consumers want none of its rows, but the end."""
+
+    def end_barriers(self, barrier: int) -> None:
+        """Barriers up to that one have ended: they keep nothing from being dropped."""
 
     def fail(self, error: ShuffleError) -> None:
         """The producer failed: tell its consumers, and whoever asks from now on."""

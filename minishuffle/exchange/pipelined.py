@@ -247,6 +247,12 @@ class PipelinedPartition:
         for subpartition in self.subpartitions:
             subpartition.add_watermark(time, idle)
 
+    def broadcast_barrier(self, barrier: int) -> None:
+        """Queue a barrier behind everything written: nothing more goes to a consumer before it resumes."""
+        self._end_together()
+        for subpartition in self.subpartitions:
+            subpartition.add_barrier(barrier)
+
     def emit_latency(self, marker: LatencyMarker) -> None:
         """Send a latency marker to one consumer, any of them, behind everything written. (Flink:
         ``RecordWriter.randomEmit``.)"""
@@ -277,6 +283,11 @@ class PipelinedPartition:
         for consumer in consumers:
             if (subpartition := self.subpartition(consumer)) is not None:
                 subpartition.close()
+
+    def end_barriers(self, barrier: int) -> None:
+        """(Loop.) Barriers up to that one have ended."""
+        for subpartition in self.subpartitions:
+            subpartition.end_barriers(barrier)
 
     def release(self, written_off: bool) -> None:
         """(Loop.) Nobody reads from it any more: see :meth:`PipelinedSubpartition.discard`."""

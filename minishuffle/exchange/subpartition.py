@@ -23,6 +23,11 @@ view is attached or the coordinator names the consumer's next attempt.
 
 Rows count where their element begins: if that was sent or discarded, so were they, and the rest of the
 element is left out whenever it comes.
+
+Behind a barrier that blocks, a view gives nothing until its consumer resumes. The barrier is state until
+then: the next view begins with it, behind the rows that precede it. Until the barrier has ended for its whole
+job, nothing is dropped although the consumer has gone: whoever had the barrier put there has another attempt
+of the consumer come, or says that it has ended. (Flink: ``PipelinedSubpartition.isBlocked``.)
 """
 
 from __future__ import annotations
@@ -75,10 +80,12 @@ class PipelinedSubpartition:
     """
 
     __slots__ = (
+        "_barrier",
         "_discarded",
         "_drops",
         "_events_added",
         "_latency",
+        "_lost",
         "_mark",
         "_notify",
         "_open",
@@ -143,19 +150,21 @@ class PipelinedSubpartition:
         """(Reader.) The same, while ``suspected``."""
         self.error: ShuffleError | None = None
         """(Reader.) Why the producer has failed, if it has."""
-        self._drops = drops
-        self._notify = notify
+        self._drops, self._notify = drops, notify
         self._queue: deque[BufferBuilder | WholeBatch | Event] = deque()
         self._open: BufferBuilder | None = None
         # The writer's.
-        self._written = 0
-        self._events_added = 0
-        """Like ``_written``, and unlike the queue, it may be read at any time."""
+        self._written = self._events_added = 0
+        """Unlike the queue, these may be read at any time."""
         self._mark: Event | None = None
-        """The watermark that is the last thing queued, if any is."""
+        """The watermark or barrier that is the last thing queued, if any is."""
         self._latency: Event | None = None
         """The latency marker that was queued last."""
+        self._barrier: Event | None = None
+        """The barrier that was queued last."""
         # The reader's.
+        self._lost: CancelReason | None = None
+        """Why the consumer has gone whose rows a barrier keeps from being dropped."""
         self._discarded = False
         self._polled = 0
         self._unfinished_rows: int | None = None
@@ -212,7 +221,7 @@ class PipelinedSubpartition:
         """Queue a watermark behind everything written so far. It takes the place of an unsent one that has
         no data behind it, so no more of them can be queued than segments."""
         mark = self._mark
-        if mark is not None and mark.overtake(time, idle):
+        if mark is not None and mark.kind is EventKind.WATERMARK and mark.overtake(time, idle):
             return
         self._append(mark := Event(EventKind.WATERMARK, time, idle))
         self._mark = mark
@@ -223,6 +232,18 @@ class PipelinedSubpartition:
         if self._latency is None or self._latency.taken:
             self._latency = Event(EventKind.LATENCY_MARKER, marker=marker)
             self._append(self._latency)
+
+    def add_barrier(self, barrier: int) -> None:
+        """Queue a barrier that blocks behind everything written so far. It takes the place of an unsent one
+        that is the last thing queued, so no more of them can be queued than segments and watermarks.
+
+        Numbers ascend: when there is another, those before it have ended, or about to be.
+        """
+        mark = self._mark
+        if mark is not None and mark.kind is EventKind.BARRIER and mark.renumber(barrier):
+            return
+        self._append(mark := Event(EventKind.BARRIER, barrier=barrier, blocking=True))
+        self._barrier = self._mark = mark
 
     def _append(self, event: Event) -> None:
         if self._open is not None:
@@ -252,6 +273,7 @@ class PipelinedSubpartition:
             before.end()
         self.view = view = PipelinedView(self, generation, self._state.events(), on_available, on_failed)
         view.attempt, view.whole = attempt, whole
+        self._lost = None
         self.available = not (self._discarded or self.closed)
         self.whole = whole and self.available
         if before is not None:
@@ -265,10 +287,32 @@ class PipelinedSubpartition:
         self.whole = False
         if reason is CancelReason.ENDED:
             self.close()
+        elif self._drops and self._is_held_back():
+            self._lost = reason
         elif self._drops:
             self.suspected = reason is CancelReason.SUSPECTED  # first: the writer looks at it second
             self.available = self.held = False
             self._discard_queued()
+
+    def _is_held_back(self) -> bool:
+        """Whether a barrier stands in the queue, or at its head, that is not over."""
+        barrier = self._barrier
+        return barrier is not None and barrier.barrier > self._state.barriers_over
+
+    def resume(self, barrier: int) -> None:
+        """The consumer wants what stands behind that barrier."""
+        self._state.resume(barrier)
+
+    def end_barriers(self, barrier: int) -> None:
+        """Barriers up to that one have ended: a consumer that has gone keeps nothing from being dropped.
+        One that is there says by itself when it goes on."""
+        self._state.barriers_over = max(barrier, self._state.barriers_over)
+        if self.view is None:
+            self._state.resume(barrier)
+        lost = self._lost
+        if lost is not None and not self._is_held_back():
+            self._lost = None
+            self.lose(lost)
 
     def close(self) -> None:
         """Nobody wants a row of it any more; what is queued is freed."""
@@ -406,6 +450,7 @@ class PipelinedView:
     """
 
     __slots__ = (
+        "_barrier",
         "_next",
         "_queue",
         "_skipping",
@@ -452,6 +497,8 @@ class PipelinedView:
         self._state = deque(state)
         self._next: BufferBuilder | WholeBatch | Event | None = None
         """What the last look found at the head. None: look again."""
+        self._barrier = 0
+        """The barrier that it has polled last, and that blocks it; 0: none does."""
 
     @property
     def current(self) -> bool:
@@ -461,6 +508,12 @@ class PipelinedView:
         """So many bytes are to be in each buffer that is begun from now on."""
         if self.current:
             self._subpartition.buffer_size = size
+
+    def resume(self, barrier: int) -> None:
+        """The consumer wants what stands behind that barrier; no effect if it is at another, or at none."""
+        if self.current and self._barrier == barrier:
+            self._barrier = 0
+            self._subpartition.resume(barrier)
 
     def release(self, reason: CancelReason) -> None:
         """The consumer went away. What is queued stays for the next view, or is dropped; idempotent."""
@@ -486,7 +539,7 @@ class PipelinedView:
         """What a poll would take now; finished builders that were sent in slices leave the queue, whether or
         not the transport has let go of the last slice."""
         subpartition, queue = self._subpartition, self._queue
-        if subpartition.view is not self:
+        if subpartition.view is not self or self._barrier:
             return None
         subpartition.held = False  # before the look
         if self._state:
@@ -544,7 +597,7 @@ class PipelinedView:
         self._subpartition.held = True
 
     def backlog(self) -> int:
-        return self._subpartition.backlog()
+        return 0 if self._barrier else self._subpartition.backlog()
 
     def poll(self, data: bool = True) -> Slice | None:
         """The next piece; None if there is none, or if it is data and ``data`` is False."""
@@ -556,13 +609,15 @@ class PipelinedView:
         if isinstance(head, Event):
             self._take_event(head)
             piece = head.slice()
+            if head.blocking:
+                self._barrier = head.barrier
         elif not data:
             return None
         else:
             piece = self._slice(head) if isinstance(head, BufferBuilder) else self._take_whole(head)
         self._next = self._head()
         piece.next_type = self._type(self._next)
-        piece.backlog = self._subpartition.backlog()
+        piece.backlog = self.backlog()
         return piece
 
     def _take_event(self, event: Event) -> None:

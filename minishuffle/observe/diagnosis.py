@@ -8,7 +8,8 @@ busy, or always has something to read, is the bottleneck; if none is, what lies 
 Then the rules are tried in their order (:data:`RULES`): each is a condition, the numbers that show it, and
 what to do.
 
-If tasks wait for a slot, that is it (``waiting``): all others wait for them.
+If tasks wait for a slot, that is it (``waiting``): all others wait for them. A job that is paused is just
+that.
 
 The rules on buffers are those of Flink's guide to back-pressure: output full and input full passes it on;
 output full and input empty is the network or its credit; one subtask full among many is skew.
@@ -26,12 +27,11 @@ from pydantic import BaseModel, ConfigDict
 from minishuffle.errors import UsageError
 from minishuffle.observe.loads import LOW_FROM, seconds_of
 from minishuffle.wire.messages import PeerReport
-from minishuffle.wire.requests import JobInfo, TaskInfo, WorkerInfo
+from minishuffle.wire.requests import JOB_LIVE, JobInfo, TaskInfo, WorkerInfo
 
 __all__ = [
     "LATE_SECONDS_MAX",
     "RULES",
-    "RUNNING",
     "Diagnosis",
     "Link",
     "Look",
@@ -40,7 +40,6 @@ __all__ = [
     "seconds_between",
 ]
 
-RUNNING: Final = ("created", "running")
 LATE_SECONDS_MAX: Final = 5.0
 """How much longer than asked for the second look is waited for, if subtasks report late."""
 
@@ -88,12 +87,12 @@ class Look:
 
 class Diagnosis(BaseModel):
     """``verdict`` is ``healthy``, with no ``task`` and ``none`` as the ``rule``; ``waiting``, with no
-    ``task``, if tasks have no slot or no connection; or ``throttled``."""
+    ``task``, if tasks have no slot or no connection; ``paused``, likewise; or ``throttled``."""
 
     model_config = ConfigDict(frozen=True)
 
     job: str
-    verdict: Literal["healthy", "waiting", "throttled"]
+    verdict: Literal["healthy", "waiting", "paused", "throttled"]
     task: str
     rule: str
     evidence: dict[str, Any]
@@ -365,13 +364,15 @@ def _ratio(part: float, whole: float) -> float:
 
 def require_running(job: JobInfo) -> JobInfo:
     """The same. Raises UsageError: it does not run."""
-    if job.state not in RUNNING:
+    if job.state not in JOB_LIVE:
         raise UsageError(f"job {job.job} is {job.state}: only one that runs can be diagnosed")
     return job
 
 
 def diagnose_job(before: Look, after: Look, links: Iterable[Link]) -> Diagnosis:
     """What throttles the job most, between two looks at it and at the workers."""
+    if "paused" in (before.job.state, after.job.state):
+        return _paused(after.job)
     if any(not link.excluded for link in after.job.links_broken):
         return _disconnected(after.job, "waiting for a connection")
     if after.job.slot_waits:
@@ -501,6 +502,18 @@ def _without_slots(job: JobInfo) -> Diagnosis:
         rule="waiting for a slot",
         evidence={"why": [wait.text for wait in job.slot_waits]},
         advice="start another worker ('minishuffle worker start'), or cancel a job that holds slots",
+    )
+
+
+def _paused(job: JobInfo) -> Diagnosis:
+    """Nothing runs, or did not all the time, because somebody wants it so."""
+    return Diagnosis(
+        job=job.job,
+        verdict="paused",
+        task="",
+        rule="paused",
+        evidence={"left": job.pause_left} if job.pause_left else {},
+        advice=f"'minishuffle jobs resume {job.job}' has it go on",
     )
 
 

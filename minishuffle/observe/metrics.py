@@ -20,6 +20,7 @@ from minishuffle.counters import (
 from minishuffle.observe.exposition import Exposition, Scrape, label_text
 from minishuffle.observe.families import TASK_LABELS
 from minishuffle.wire.frames import FrameType
+from minishuffle.wire.requests import JOB_LIVE
 
 __all__ = ["coordinator_exposition", "worker_exposition"]
 
@@ -33,7 +34,7 @@ _ERROR_POLICIES = ("skip", "dead_letter", "side")
 _WORKER_STATES = ("alive", "awaited", "lost", "gone")
 _SLOT_STATES = ("used", "free", "standby")
 _JOB_ENDS = ("finished_with_loss", "failing", "failed", "canceling", "canceled")
-_JOB_STATES = ("created", "running", "finished", *_JOB_ENDS)
+_JOB_STATES = (*JOB_LIVE, "finished", *_JOB_ENDS)
 _PENDING = ("restarting", "waiting for a slot")
 _TASK_STATES = ("created", "running", "finished", "failed", "canceled", "abandoned", "lost", *_PENDING)
 _RESTART_REASONS = ("failed", "canceled", "abandoned", "lost", "finished")

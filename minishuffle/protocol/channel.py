@@ -80,6 +80,10 @@ class SubpartitionView(Protocol):
         """So many bytes are to be in each buffer of data that is begun from now on, if there is room. No
         effect on what is stored, or once there is a newer view."""
 
+    def resume(self, barrier: int) -> None:
+        """The consumer wants what stands behind that barrier: the view gives something again. No effect if it
+        waits for another one, or for none. (Flink: ``resumeConsumption``.)"""
+
     def release(self, reason: CancelReason) -> None:
         """The consumer is gone; nothing more will be polled through this view. Idempotent."""
 
@@ -156,14 +160,16 @@ class ProducerChannel:
         "announced",
         "credit",
         "enqueued",
+        "generation",
         "id",
         "sequence",
         "state",
         "view",
     )
 
-    def __init__(self, channel_id: int, view: SubpartitionView, initial_credit: int) -> None:
+    def __init__(self, channel_id: int, view: SubpartitionView, initial_credit: int, generation: int) -> None:
         self.id = channel_id
+        self.generation = generation
         self.view = view
         self.credit = SendCredit(initial_credit)
         self._exclusive = initial_credit > 0
@@ -225,6 +231,12 @@ class ProducerChannel:
 
     def on_credit(self, credit: int) -> None:
         self.credit.grant(credit)
+        self.announced = 0
+
+    def on_resume(self, barrier: int) -> None:
+        """The consumer wants what stands behind that barrier. With the barrier it heard of no backlog, and
+        asked for nothing since: what there is is announced anew."""
+        self.view.resume(barrier)
         self.announced = 0
 
     def close(self, reason: CancelReason) -> None:

@@ -51,6 +51,7 @@ from minishuffle.wire.frames import (
     PartitionRequest,
     Ping,
     Pong,
+    ResumeConsumption,
     encode_frame,
     frame_name,
     write_buffer,
@@ -225,7 +226,7 @@ class Producers:
         if request is None:
             view.release(CancelReason.FAILED)
             return None
-        producer = ProducerChannel(channel, view, request.initial_credit)
+        producer = ProducerChannel(channel, view, request.initial_credit, request.generation)
         if request.buffer_size:
             view.resize(request.buffer_size)
         self._counters.credits_received += request.initial_credit
@@ -287,6 +288,13 @@ class Producers:
             producer.view.resize(size)
         elif request is not None:
             self._requested[channel] = replace(request, buffer_size=size)
+
+    def on_resume(self, channel: int, generation: int, barrier: int) -> None:
+        """ResumeConsumption; that of a closed channel, or for another generation, is ignored."""
+        producer = self.channels.get(channel)
+        if producer is not None and producer.generation == generation:
+            producer.on_resume(barrier)
+            self.available(channel)
 
     def available(self, channel: int) -> None:
         """Data, an event or credit came: get in line, or say that there is backlog without credit."""
@@ -478,6 +486,8 @@ class Connection:
                     self.announce_credit(consumer)
             case NewBufferSize(channel, size):
                 self.producers.on_buffer_size(channel, size)
+            case ResumeConsumption(channel, generation, barrier):
+                self.producers.on_resume(channel, generation, barrier)
             case CancelPartitionRequest(channel, reason):
                 if (event := self.producers.cancel(channel, reason)) is not None:
                     self._events.append(event)
@@ -542,6 +552,11 @@ class Connection:
         """Let the next flush tell the producer how many bytes to put into each buffer."""
         if consumer.state is _OPEN:
             self._resizing[consumer.id] = size
+
+    def resume_consumption(self, consumer: ConsumerChannel, generation: int, barrier: int) -> None:
+        """Have the producer send what stands behind that barrier."""
+        if consumer.state is _OPEN:
+            self._control.append(ResumeConsumption(consumer.id, generation, barrier))
 
     def cancel(self, consumer: ConsumerChannel, reason: CancelReason = CancelReason.ENDED) -> None:
         """The consumer wants no more; idempotent."""

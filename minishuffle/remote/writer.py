@@ -40,7 +40,7 @@ from minishuffle.wire.clients import (
     UpstreamOpened,
 )
 from minishuffle.wire.messages import ControlMessage
-from minishuffle.wire.requests import JobInfo, ShowJob
+from minishuffle.wire.requests import JOB_LIVE, JobInfo, ShowJob
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -250,7 +250,7 @@ class StreamWriter:
     def _check_job(self) -> None:
         """Raises TaskFailed: the job has ended, or is about to."""
         job = self._access.request(ShowJob(job=self._opened.job))
-        if isinstance(job, JobInfo) and job.state not in ("created", "running"):
+        if isinstance(job, JobInfo) and job.state not in JOB_LIVE:
             cause = f": {job.causes[0].text}" if job.causes else ""
             raise TaskFailed(
                 f"job {job.job} ({job.name}) is {job.state}, and its stream {self._request.stream!r} is "

@@ -25,7 +25,6 @@ from minishuffle.errors import ResourceExhausted, ShuffleError, UnknownName, Usa
 from minishuffle.ids import Address
 from minishuffle.observe.diagnosis import (
     LATE_SECONDS_MAX,
-    RUNNING,
     Diagnosis,
     Link,
     Look,
@@ -43,6 +42,7 @@ from minishuffle.wire.inquiries import AskWorkers, WorkersAnswered
 from minishuffle.wire.messages import WORKER_NUMBER_MAX, ControlMessage
 from minishuffle.wire.outputs import GetFiles, JobFiles
 from minishuffle.wire.requests import (
+    JOB_LIVE,
     Accepted,
     CancelJob,
     ClusterStatus,
@@ -57,6 +57,8 @@ from minishuffle.wire.requests import (
     JobList,
     JobLogs,
     ListJobs,
+    PauseJob,
+    ResumeJob,
     ShowGraph,
     ShowJob,
 )
@@ -191,6 +193,8 @@ class RestInterface:
             Operation("GET", f"{of_job}/logs", logs, JobLogs, self._logs, AfterOrWait),
             Operation("GET", f"{of_job}/files", files, JobFiles, self._files, After),
             Operation("POST", f"{of_job}/cancel", "Cancel a job", Accepted, self._cancel, Cancelling),
+            Operation("POST", f"{of_job}/pause", "Pause a job; its state says when", Accepted, self._pause),
+            Operation("POST", f"{of_job}/resume", "Have a paused job go on", Accepted, self._resume),
             Operation(
                 "POST",
                 "/api/v1/workers/{worker}/drain",
@@ -257,7 +261,7 @@ class RestInterface:
 
     async def _loads(self, job: str, _query: Any) -> JobLoads:
         info = await self._job(job, None)
-        runs = info.state in RUNNING
+        runs = info.state in JOB_LIVE
         loads = self._samples.loads(job) if runs else []
         return JobLoads(job=job, name=info.name, state=info.state, vertices=loads)
 
@@ -272,7 +276,7 @@ class RestInterface:
         await asyncio.sleep(query.seconds)
         after = await self._look_at(job)
         while (
-            after.job.state in RUNNING
+            after.job.state in JOB_LIVE
             and seconds_between(before.job, after.job) < query.seconds
             and clock() < deadline
         ):
@@ -321,6 +325,12 @@ class RestInterface:
 
     async def _cancel(self, job: str, query: Cancelling) -> Accepted:
         return await self._ask(CancelJob(job=job, give_up_results=query.give_up_results), Accepted)
+
+    async def _pause(self, job: str, _query: Any) -> Accepted:
+        return await self._ask(PauseJob(job=job), Accepted)
+
+    async def _resume(self, job: str, _query: Any) -> Accepted:
+        return await self._ask(ResumeJob(job=job), Accepted)
 
     async def _drain(self, worker: str, query: Draining) -> Accepted:
         # Python takes no number of thousands of digits.

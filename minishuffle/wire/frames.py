@@ -20,7 +20,7 @@ BufferResponse         producer -> consumer    sequence u32, backlog u32, data t
                                                first element start u32, rows begun u32, payload
 AddCredit              consumer -> producer    1 … 4096 times: channel u32, credit u32
 BacklogAnnouncement    producer -> consumer    backlog u32
-ResumeConsumption      consumer -> producer
+ResumeConsumption      consumer -> producer    generation u32, barrier u32
 CancelPartitionRequest consumer -> producer    reason u8
 Close                  both
 Error                  both                    code u16, text; channel 0: the connection
@@ -45,6 +45,7 @@ from minishuffle.ids import FIRST_ATTEMPT, JobId, PartitionId
 
 __all__ = [
     "AddCredit",
+    "BARRIER_EVENT",
     "BUFFER_FIXED_BYTES",
     "BUFFER_HEADER",
     "BUFFER_HEADER_BYTES",
@@ -165,6 +166,10 @@ WATERMARK_EVENT: Final = struct.Struct(">BBq")
 """Kind, whether the producer is idle (0 or 1), and the watermark in microseconds since 1970."""
 LATENCY_EVENT: Final = struct.Struct(">BIIq")
 """Kind, operator and index of the source, and the time in microseconds since 1970."""
+BARRIER_EVENT: Final = struct.Struct(">BBI")
+"""Kind, whether it blocks its channel (0 or 1), and the number of the barrier, from 1 on."""
+_RESUME: Final = struct.Struct(">II")
+"""Generation of the channel, and the number of the barrier."""
 
 
 class FrameType(IntEnum):
@@ -216,6 +221,9 @@ class EventKind(IntEnum):
     LATENCY_MARKER = 4
     """When a source emitted it: a :class:`LatencyMarker` is the whole payload. Only jobs that ask for markers
     have them, by a setting that a worker must know to run their tasks: none gets one that it cannot read."""
+    BARRIER = 5
+    """All that the producer wrote before it was read: :data:`BARRIER_EVENT` is the whole payload. Behind one
+    that blocks, the producer sends nothing before ResumeConsumption. (Flink: ``CheckpointBarrier``.)"""
 
 
 class LatencyMarker(NamedTuple):
@@ -341,7 +349,11 @@ class BacklogAnnouncement:
 
 @dataclass(frozen=True, slots=True)
 class ResumeConsumption:
+    """The consumer wants what is behind that barrier. Of another generation, or barrier, it is ignored."""
+
     channel: int
+    generation: int
+    barrier: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,8 +502,8 @@ def encode_frame(frame: Frame) -> bytes:
             kind, channel, body = FrameType.PARTITION_REQUEST, frame.channel, _encode_request(frame)
         case CancelPartitionRequest(channel, reason):
             kind, body = FrameType.CANCEL_PARTITION_REQUEST, bytes([reason])
-        case ResumeConsumption(channel):
-            kind, body = FrameType.RESUME_CONSUMPTION, b""
+        case ResumeConsumption(channel, generation, barrier):
+            kind, body = FrameType.RESUME_CONSUMPTION, _RESUME.pack(generation, barrier)
         case NewBufferSize(channel, size):
             kind, body = FrameType.NEW_BUFFER_SIZE, U32.pack(size)
         case Error(channel, code, text):
@@ -619,7 +631,7 @@ _DECODERS: Final[dict[int, Callable[[int, BodyReader], Frame]]] = {
     FrameType.BACKLOG_ANNOUNCEMENT: lambda channel, body: BacklogAnnouncement(
         channel, positive("backlog", *body.unpack(U32))
     ),
-    FrameType.RESUME_CONSUMPTION: lambda channel, body: ResumeConsumption(channel),
+    FrameType.RESUME_CONSUMPTION: lambda channel, body: ResumeConsumption(channel, *body.unpack(_RESUME)),
     FrameType.CANCEL_PARTITION_REQUEST: _decode_cancel,
     FrameType.CLOSE: lambda channel, body: Close(),
     FrameType.ERROR: lambda channel, body: Error(channel, *_coded_text(body)),

@@ -101,6 +101,17 @@ class WorkerAddress(ControlMessage):
     data_port: Port
 
 
+class Standing(ControlMessage):
+    """How an attempt stands to the barriers of its job."""
+
+    barrier: int = 0
+    """The one that it has passed on, and stands behind; 0: it runs."""
+    blocked: bool = False
+    """It waits for its consumers, and cannot come to a barrier before they read."""
+    unread: list[int] = Field(default_factory=list)
+    """Edges that it reads later, once others have ended."""
+
+
 class TaskReport(ControlMessage):
     """One task inside a heartbeat."""
 
@@ -118,6 +129,7 @@ class TaskReport(ControlMessage):
     """Rows of input that the attempt has dealt with."""
     in_hand: int = 0
     """Rows of input that it is dealing with."""
+    standing: Standing = Standing()
 
 
 class PeerReport(ControlMessage):
@@ -463,6 +475,18 @@ class RecoverySteps(ControlMessage):
     steps: list[RecoveryStep]
 
 
+class TaskStands(ControlMessage):
+    """A task has stopped behind a barrier, or waits and cannot come to it."""
+
+    type: Literal["task_stands"] = "task_stands"
+    term: int
+    job: str
+    operator: int
+    index: int
+    attempt: int
+    standing: Standing
+
+
 class Leaving(ControlMessage):
     """The worker's process was sent SIGTERM: its tasks are to move elsewhere within so many seconds. Shutdown
     answers that."""
@@ -573,6 +597,10 @@ class DeployTasks(ControlMessage):
     attempts: list[TaskAttempt] = Field(default_factory=list)
     """The subtasks at the other end of these tasks' channels, both ways, whose current attempt is not the
     first."""
+    barrier: int = 0
+    """The last barrier of the job; 0: there has been none."""
+    paused: bool = False
+    """It is not over: these tasks begin with it, and read and emit nothing before it is."""
 
     @model_validator(mode="after")
     def _placed(self) -> DeployTasks:
@@ -605,6 +633,17 @@ class DeployTasks(ControlMessage):
     def bases(self, operator: int) -> dict[int, int]:
         """By subtask of an operator at the other end, the base of its attempt, if that is another one."""
         return {each.index: each.base for each in self.attempts if each.operator == operator and each.base}
+
+
+class PauseTasks(ControlMessage):
+    """Every task of the job on this worker is to pass that barrier on and stop behind it; or, if not
+    ``paused``, that barrier and all before it have ended: those that stand go on."""
+
+    type: Literal["pause_tasks"] = "pause_tasks"
+    term: int
+    job: str
+    barrier: Annotated[int, Field(ge=1, le=(1 << 32) - 1)]
+    paused: bool
 
 
 class PrepareJob(ControlMessage):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,7 @@ from minishuffle.wire.messages import (
 )
 
 __all__ = [
+    "JOB_LIVE",
     "Accepted",
     "CancelJob",
     "CancelSubmission",
@@ -37,6 +38,8 @@ __all__ = [
     "JobLogs",
     "JobRows",
     "ListJobs",
+    "PauseJob",
+    "ResumeJob",
     "ShowGraph",
     "ShowJob",
     "SlotWait",
@@ -46,10 +49,14 @@ __all__ = [
     "UserCall",
     "VertexInfo",
     "WaitJob",
+    "WaitPause",
     "WorkerEnded",
     "WorkerInfo",
 ]
 
+
+JOB_LIVE: Final = ("created", "running", "pausing", "paused")
+"""States of a job that has not ended and is not about to."""
 
 # --- parts ----------------------------------------------------------------------------------------
 
@@ -172,6 +179,30 @@ class CancelJob(ControlMessage):
     type: Literal["cancel_job"] = "cancel_job"
     job: str
     give_up_results: bool = False
+
+
+class PauseJob(ControlMessage):
+    """Have the tasks of a job stop once nothing is on its way between them. Answered with Accepted at once;
+    may be sent again."""
+
+    type: Literal["pause_job"] = "pause_job"
+    job: str
+
+
+class ResumeJob(ControlMessage):
+    """Have a job that is paused, or about to be, go on. Answered with Accepted."""
+
+    type: Literal["resume_job"] = "resume_job"
+    job: str
+
+
+class WaitPause(ControlMessage):
+    """Answered with ``JobInfo``, without tasks, when the job is paused, or the pause has failed, or when
+    ``wait_seconds`` have passed."""
+
+    type: Literal["wait_pause"] = "wait_pause"
+    job: str
+    wait_seconds: float
 
 
 class CancelSubmission(ControlMessage):
@@ -300,7 +331,8 @@ class BrokenLink(ControlMessage):
 
 
 class JobInfo(ControlMessage):
-    """``state`` is created, running, finished, finished_with_loss, failing, failed, canceling or canceled."""
+    """``state`` is created, running, pausing, paused, finished, finished_with_loss, failing, failed,
+    canceling or canceled."""
 
     type: Literal["job_info"] = "job_info"
     job: str
@@ -337,6 +369,11 @@ class JobInfo(ControlMessage):
     """At most so many rows of sources that died were emitted twice; by ``source_lease`` 0, or while there was
     no coordinator."""
     slot_waits: list[SlotWait] = Field(default_factory=list)
+    pause: Literal["none", "wanted", "aligning", "paused"] = "none"
+    pause_problem: str = ""
+    """Why the last pause failed; empty: it did not."""
+    pause_left: list[str] = Field(default_factory=list)
+    """What stays where it is while the job is paused."""
     links_broken: list[BrokenLink] = Field(default_factory=list)
 
 

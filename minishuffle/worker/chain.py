@@ -178,6 +178,12 @@ class Chain:
             if due is not None and due <= now:
                 operator.on_clock(now, following)
 
+    def on_barrier(self, check: Callable[[], None]) -> None:
+        """A barrier is about to be passed on; ``check`` raises if the task was cancelled meanwhile."""
+        for operator, following in zip(self.operators, self._stages[1:], strict=True):
+            check()
+            operator.on_barrier(following)
+
     def finish(self, check: Callable[[], None]) -> None:
         """Every input has ended; ``check`` raises if the task was cancelled meanwhile."""
         for operator, following in zip(self.operators, self._stages[1:], strict=True):

@@ -23,8 +23,9 @@ from minishuffle.errors import TaskCancelled
 from minishuffle.exchange.channels import GivenBack
 from minishuffle.exchange.partition import Attended
 from minishuffle.exchange.segments import LocalPool, Segment
-from minishuffle.worker.activity import StateClock
+from minishuffle.worker.activity import StateClock, ThreadState
 from minishuffle.worker.crashrecord import TaskCalls
+from minishuffle.worker.pausing import TaskPause
 
 __all__ = ["LoopInbox", "TaskBell", "TaskPaths"]
 
@@ -118,11 +119,19 @@ class TaskPaths:
 
     Args:
         inbox: the worker's.
+        pause: barrier and paused of :class:`TaskPause`.
+        stands: called on the loop when ``pause`` says something new.
     """
 
-    def __init__(self, inbox: LoopInbox) -> None:
+    def __init__(
+        self,
+        inbox: LoopInbox,
+        pause: tuple[int, bool] = (0, False),
+        stands: Callable[[], None] = lambda: None,
+    ) -> None:
         self.bell = TaskBell(inbox.loop)
         self.clock = StateClock(time.monotonic)
+        self.pause = TaskPause(time.monotonic, *pause)
         self.calls = TaskCalls.private()
         """What the task has in hand. Waits here are not inside user code."""
         self.cancelled = False
@@ -131,6 +140,7 @@ class TaskPaths:
         self._returned: deque[GivenBack] = deque()
         self._returning = False
         """The loop has yet to look at what was returned. The task sets it, the loop takes it back."""
+        self._stands = stands
 
     # --- task → loop -----------------------------------------------------------------------------
 
@@ -199,8 +209,10 @@ class TaskPaths:
         return segment
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Wait for the consumers (hard back-pressure, measured) until ``ready`` says so."""
-        self.clock.enter("backpressured")
+        """Wait for the consumers (hard back-pressure, measured, but for time in which the task is to stand)
+        until ``ready`` says so."""
+        entered: ThreadState = "backpressured"
+        self.clock.enter(entered)
         state = self.calls.pause()
         try:
             while True:
@@ -208,12 +220,24 @@ class TaskPaths:
                 self.check()  # first: what closes the paths may make it ready too
                 if ready():
                     break
+                waits: ThreadState = "idle" if self.pause.due else "backpressured"
+                if waits != entered:
+                    entered = waits
+                    self.clock.enter(entered)
+                self._set_blocked(self.pause.due > 0)
                 self.bell.wait(WAIT_SECONDS_MAX)
         finally:
+            self._set_blocked(False)
             self.calls.resume(state)
             self.clock.enter("busy")
         # The bell may have rung for input as well: let the task look again.
         self.bell.ring_now()
+
+    def _set_blocked(self, blocked: bool) -> None:
+        """It waits for its consumers, or does no more: that counts if it is to stop."""
+        if blocked != self.pause.blocked:
+            self.pause.blocked = blocked
+            self.post(self._stands)
 
     def linger(self, ready: Callable[[], bool], seconds: float) -> None:
         """Wait until ``ready`` says so, cancelled or not; not longer, and only while the paths are open."""
@@ -224,6 +248,20 @@ class TaskPaths:
             if ready() or self._closed or left <= 0:
                 return
             self.bell.wait(left)
+
+    def stand(self, goes_on: Callable[[], bool]) -> None:
+        """Stop, say so, and wait (idle time, measured) until the pause has ended."""
+        self.post(self._stands)
+        self.clock.enter("idle")
+        state = self.calls.pause()
+        while True:
+            self.bell.clear()
+            self.check()
+            if goes_on():
+                break
+            self.bell.wait(WAIT_SECONDS_MAX)
+        self.calls.resume(state)
+        self.clock.enter("busy")
 
     def wait(self, seconds: float) -> None:
         """Wait for input (idle time, measured)."""

@@ -86,6 +86,20 @@ class Inputs:
             self._read()
         return self._ready.popleft() if self._ready else None
 
+    def is_aligned(self, barrier: int) -> bool:
+        """Whether all that was written before that barrier, for the inputs that are read now, was taken; 0 is
+        no barrier."""
+        return (
+            bool(barrier)
+            and not self._ready
+            and all(each.gate.is_aligned(barrier) for each in self._readable())
+        )
+
+    def unread(self) -> list[int]:
+        """Edges of inputs that are read later, once others have ended."""
+        readable = self._readable()
+        return [each.gate.edge for each in self._gates if not (each.ended or each in readable)]
+
     def rows_left(self) -> int:
         """Rows of batches that were read from a gate and not taken from here, and nobody gets again."""
         return sum(

@@ -57,6 +57,7 @@ __all__ = [
     "RequestPartition",
     "Send",
     "ServeStream",
+    "SetPause",
     "StartTask",
     "attempt_id",
     "held_attempt",
@@ -265,6 +266,15 @@ class ServeStream:
 
 
 @dataclass(frozen=True, slots=True)
+class SetPause:
+    """The tasks of a job stop behind that barrier, or it has ended."""
+
+    job: str
+    barrier: int
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Acknowledged:
     """The coordinator has applied the reports up to that number; see :class:`Acknowledge`."""
 
@@ -309,6 +319,7 @@ Instruction: TypeAlias = (
     | Refuse
     | ServeStream
     | KeepResults
+    | SetPause
     | Acknowledged
     | AnswerQuestion
     | Exit

@@ -57,6 +57,7 @@ from minishuffle.wire.messages import (
     Shutdown,
     SourcePositions,
     TaskReleased,
+    TaskStands,
     TaskStateChanged,
     WorkerAddress,
     WritePosition,
@@ -94,6 +95,7 @@ from minishuffle.worker.instructions import (
     RequestPartition,
     Send,
     ServeStream,
+    SetPause,
     StartTask,
     attempt_id,
 )
@@ -290,6 +292,7 @@ class Worker:
             channel_event=self._on_channel_event,
             moved=self._on_moved,
             first_record=self._on_first_record,
+            stands=self._on_stands,
             filed=self._on_filed,
             partition_lost=self._on_partition_lost,
             clock=self._loop.time,
@@ -558,6 +561,8 @@ class Worker:
                     failed.fail(generation, error)
             case Fence():
                 deployment.fence(instruction)
+            case SetPause():
+                deployment.set_pause(instruction)
             case CloseSubpartitions(producer, edge, consumers):
                 deployment.close_subpartitions(producer, edge, consumers)
             case Release(attempts):
@@ -735,6 +740,21 @@ class Worker:
     def _on_partition_lost(self, key: AttemptId, error: PartitionLost) -> None:
         _log.warning("%s", error)
         self._carry_out(self._state.partition_lost(key, error))
+
+    def _on_stands(self, key: AttemptId) -> None:
+        """A task has stopped behind a barrier, or waits and cannot; heartbeats repeat it."""
+        attempt, subtask = self._deployment.attempts.get(key), key.subtask
+        if attempt is not None:
+            self._send(
+                TaskStands(
+                    term=self._state.term,
+                    job=subtask.job,
+                    operator=subtask.operator,
+                    index=subtask.index,
+                    attempt=key.attempt,
+                    standing=attempt.standing(),
+                )
+            )
 
     def _on_filed(self, key: AttemptId, file: CompleteFile) -> None:
         """A sink has completed a file. That of a task that was abandoned meanwhile is not output."""

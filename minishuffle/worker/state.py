@@ -40,6 +40,7 @@ from minishuffle.wire.messages import (
     HeldAttempt,
     HostLook,
     Leaving,
+    PauseTasks,
     PeerSuspicion,
     PrepareJob,
     Probe,
@@ -80,6 +81,7 @@ from minishuffle.worker.instructions import (
     RequestPartition,
     Send,
     ServeStream,
+    SetPause,
     StartTask,
     attempt_id,
     held_attempt,
@@ -212,6 +214,8 @@ class WorkerState:
                 return self._restarted(message, now)
             case ConsumersEnded(job=job, ends=ends):
                 return [CloseSubpartitions(attempt_id(job, each), each.edge, each.consumers) for each in ends]
+            case PauseTasks(job=job, barrier=barrier, paused=paused):
+                return [SetPause(job, barrier, paused)]
             case Dial(peer=peer):
                 return self._dial(peer, now)
             case WorkerLost(worker=self.worker, epoch=epoch, reason=reason) if epoch >= self.epoch:

@@ -294,6 +294,8 @@ class Task:
             self.operators = (*produced, *chain.counters)
             self.paths.calls.leave()
             self.paths.post(self.report, self, None)
+            if self.paths.pause.starts_paused and (barrier := self.paths.pause.due):
+                self._stand(chain, barrier)
             if program.source is not None:
                 emit = chain.entrance(0)
                 self._run_source(program.source, chain, emit, produced[0])
@@ -326,8 +328,9 @@ class Task:
             parallelism=self.parallelism,
             attempt=self.attempt_id.attempt,
             counters=self.counters,
-            now=time.monotonic,
+            now=self.paths.pause.now,
             wall=self.wall,
+            paused_seconds=self.paths.pause.stood_seconds,
             lead=self.wall.lead,
             collect=self._collect,
             log=self.outbox.log,
@@ -343,7 +346,7 @@ class Task:
 
     def _run_source(self, source: Source, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
         in_turn = any(operator.by_split for operator in chain.operators)
-        index, now = self.attempt_id.subtask.index, time.monotonic()
+        index, now = self.attempt_id.subtask.index, self.paths.pause.now()
         self.paths.calls.enter()
         reader = self.leases.open(source, index, self.parallelism, now, in_turn=in_turn)
         self.counters.rows_skipped = reader.rows_skipped
@@ -353,12 +356,15 @@ class Task:
             reader.close()
 
     def _read(self, reader: SourceReader, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
-        paths, counters, leases = self.paths, self.counters, self.leases
+        paths, counters, leases, pause = self.paths, self.counters, self.leases, self.paths.pause
         ends_here = not self.partitions
         while True:
             paths.check()
             paths.bell.clear()
-            begin = time.monotonic()
+            if barrier := pause.due:
+                self._stand(chain, barrier)
+                continue
+            begin = pause.now()
             due = self._look_at_clock(chain, begin)
             paths.calls.enter()
             batch = reader.poll(begin)
@@ -370,7 +376,7 @@ class Task:
                 return
             if not reader.records:
                 leases.look(begin)
-                paths.wait(min(reader.next_due, due) - time.monotonic())
+                paths.wait(min(reader.next_due, due) - pause.now())
                 continue
             leases.take(reader.records, begin)
             for portion in reader.take_left_out():
@@ -378,7 +384,7 @@ class Task:
             if not len(batch):
                 continue
             if not counters.first_output_at:
-                counters.first_output_at = begin
+                counters.first_output_at = time.monotonic()
             produced.records_out += len(batch)
             if ends_here:
                 counters.records_out += len(batch)
@@ -394,16 +400,20 @@ class Task:
                 self.outbox.log(f"dead letter: {letter}")
 
     def _run_gates(self, inputs: Inputs, chain: Chain) -> None:
-        paths, counters = self.paths, self.counters
+        paths, counters, pause = self.paths, self.counters, self.paths.pause
         entrances = {gate.input: chain.entrance(gate.input) for gate in self.gates}
         while not inputs.finished:
             paths.check()
             paths.bell.clear()
-            now = time.monotonic()
+            if inputs.is_aligned(barrier := pause.due):
+                pause.unread = inputs.unread()
+                self._stand(chain, barrier)
+                continue
+            now = pause.now()
             due = self._look_at_clock(chain, now)
             found = inputs.poll()
             if found is None:
-                if not inputs.finished:
+                if not (inputs.finished or inputs.is_aligned(pause.due)):
                     paths.wait(min(GATES_WAIT_SECONDS, due - now))
                 continue
             number, item = found
@@ -445,6 +455,19 @@ class Task:
         if self._recovers:
             self._recovers = False
             self.paths.post(self.first_record, self.attempt_id)
+
+    def _stand(self, chain: Chain, barrier: int) -> None:
+        """Pass a barrier on behind all that was emitted, and stand still until it has ended."""
+        self.paths.calls.enter()
+        chain.on_barrier(self.paths.check)
+        self.paths.calls.leave()
+        self._count_state(chain)
+        for partition in self.partitions.values():
+            partition.broadcast_barrier(barrier)
+        pause = self.paths.pause
+        pause.stop(barrier)
+        self.paths.stand(lambda: pause.ended >= barrier)
+        pause.go_on()
 
     def _count_state(self, chain: Chain) -> None:
         self.counters.state_rows = chain.state_rows()

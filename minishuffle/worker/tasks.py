@@ -41,6 +41,7 @@ from minishuffle.wire.messages import (
     DeployTasks,
     InputSpec,
     OutputSpec,
+    Standing,
     TaskReport,
     TaskSpec,
     TaskStateChanged,
@@ -56,6 +57,7 @@ from minishuffle.worker.instructions import (
     Attach,
     Fence,
     RequestPartition,
+    SetPause,
     StartTask,
     attempt_id,
 )
@@ -94,6 +96,8 @@ class WorkerServices:
     """Called on the loop with what a source reports; see :class:`SourceLeases` and :class:`WriteLeases`."""
     first_record: Callable[[AttemptId], None]
     """Called on the loop once a restarted attempt has passed its first batch on."""
+    stands: Callable[[AttemptId], None]
+    """Called on the loop when an attempt stops for a pause, or is kept from it: see :class:`TaskPause`."""
     filed: Callable[[AttemptId, CompleteFile], None]
     """Called on the loop with a file that a sink has completed."""
     budget: AssemblyBudget
@@ -134,7 +138,8 @@ class Attempt:
         self.slot = spec.slot
         self.settings = JobSettings.model_validate(message.settings)
         self.counters = TaskCounters()
-        self.paths = TaskPaths(services.inbox)
+        stands = partial(services.stands, self.id)
+        self.paths = TaskPaths(services.inbox, (message.barrier, message.paused), stands)
         self.gates: list[InputGate] = []
         self.upstreams: UpstreamGate | None = None
         """Where external clients write into the task, if they do."""
@@ -287,6 +292,7 @@ class Attempt:
             strict=spec.strict,
             debloater=None if spec.kept else self._debloater(),
         )
+        gate.end_barriers(self.paths.pause.ended)
         gate.on_latency = self._latency.take
         gate.buffers.on_limit = partial(_note_limit, self.counters, services.wall)
         ended = set(spec.ended)
@@ -336,6 +342,16 @@ class Attempt:
             moved=partial(services.moved, self.id, b""),
             resumed=self.spec.writes,
         )
+
+    def set_pause(self, barrier: int, *, paused: bool) -> None:
+        """Its task is to stop behind that barrier, or that barrier has ended."""
+        self.paths.pause.want(barrier, paused=paused)
+        over = self.paths.pause.ended
+        for gate in self.gates:
+            gate.end_barriers(over)
+        for partition in self.partitions.values():
+            partition.end_barriers(over)
+        self.paths.bell.ring()
 
     def acknowledge(self) -> None:
         """The coordinator has applied the report of positions that was under way."""
@@ -477,7 +493,13 @@ class Attempt:
             inside=self.paths.calls.inside,
             position=self.paths.calls.position,
             in_hand=self.paths.calls.in_hand,
+            standing=self.standing(),
         )
+
+    def standing(self) -> Standing:
+        """How it stands to the last barrier."""
+        pause = self.paths.pause
+        return Standing(barrier=pause.at, blocked=pause.blocked, unread=pause.unread if pause.at else [])
 
 
 # --- deployment -----------------------------------------------------------------------------------
@@ -503,6 +525,7 @@ class Deployment:
         channel_event: Callable[[ChannelKey, int, ChannelEvent], object],
         moved: SourceMoved,
         first_record: Callable[[AttemptId], None],
+        stands: Callable[[AttemptId], None],
         filed: Callable[[AttemptId, CompleteFile], None],
         partition_lost: Callable[[AttemptId, PartitionLost], None] = lambda attempt, error: None,
         clock: Callable[[], float],
@@ -529,6 +552,7 @@ class Deployment:
             said,
             moved,
             first_record,
+            stands,
             filed,
             self.budget,
             self.local,
@@ -599,6 +623,12 @@ class Deployment:
         if subpartition.view is not None:
             peer = (key.edge, reader.subtask.index, reader.attempt)
             self.attempts[producer].traffic.sends(peer, subpartition.view)
+
+    def set_pause(self, instruction: SetPause) -> None:
+        """See :meth:`Attempt.set_pause`."""
+        for attempt in self.attempts.values():
+            if attempt.id.subtask.job == instruction.job:
+                attempt.set_pause(instruction.barrier, paused=instruction.paused)
 
     def fence(self, instruction: Fence) -> None:
         """Earlier attempts of a consumer read no more."""

@@ -38,12 +38,15 @@ from minishuffle.wire.messages import (
     HeldAttempt,
     HostLook,
     LogLines,
+    PauseTasks,
     PrepareJob,
     Register,
     Registered,
     ReleaseJob,
+    Standing,
     TaskReport,
     TaskSpec,
+    TaskStands,
     TaskStateChanged,
     WorkerAddress,
     WorkerReport,
@@ -71,6 +74,8 @@ class FakeWorker:
     canceled: set[str] = field(default_factory=set)
     canceled_attempts: set[tuple[str, int, int, int]] = field(default_factory=set)
     prepared: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    barriers: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    """By job, the last barrier that it has heard of, and whether that is over."""
 
     def receive(self, message: ControlMessage) -> None:
         self.inbox.append(message)
@@ -79,7 +84,11 @@ class FakeWorker:
                 self.worker, self.epoch = message.worker, message.epoch
             case PrepareJob(job=job, programs=programs):
                 self.prepared |= {job: programs} if programs else {}
+            case PauseTasks(job=job, barrier=barrier, paused=paused):
+                self.barriers[job] = max((barrier, not paused), self.barriers.get(job, (0, True)))
             case DeployTasks():
+                told = (message.barrier, not message.paused)
+                self.barriers[message.job] = max(told, self.barriers.get(message.job, (0, True)))
                 programs = message.programs or self.prepared.get(message.job, {})
                 for task in message.tasks:
                     assert task.operator in programs, "a task without its program"
@@ -103,6 +112,11 @@ class FakeWorker:
 
     def is_canceled(self, key: tuple[str, int, int], attempt: int) -> bool:
         return key[0] in self.canceled or (*key, attempt) in self.canceled_attempts
+
+    def barrier(self, job: str) -> int:
+        """That behind which tasks of the job are to stand; 0: they run."""
+        number, over = self.barriers.get(job, (0, True))
+        return 0 if over else number
 
     def got(self, kind: type[ControlMessage]) -> list[Any]:
         return [message for message in self.inbox if isinstance(message, kind)]
@@ -284,6 +298,24 @@ class FakeCluster:
         values = {"term": self.term, "attempt": 1, **fields}
         message = TaskStateChanged(job=job, operator=operator, index=index, state=state, **values)  # type: ignore[arg-type]
         self.send(worker, message)
+
+    def stand(self, worker: FakeWorker, key: tuple[str, int, int], **standing: Any) -> None:
+        """A task stands behind the barrier of its job, or as it is given."""
+        job, operator, index = key
+        given = Standing(**{"barrier": worker.barrier(job), **standing})
+        attempt = worker.tasks[key].attempt
+        self.send(
+            worker,
+            TaskStands(
+                term=self.term, job=job, operator=operator, index=index, attempt=attempt, standing=given
+            ),
+        )
+
+    def stand_all(self, job: str) -> None:
+        """Every task that has heard of a barrier."""
+        for worker in list(self.workers.values()):
+            for key in [key for key in worker.tasks if key[0] == job and worker.barrier(job)]:
+                self.stand(worker, key)
 
     def report_all(self, job: str, state: str, **fields: Any) -> None:
         for worker in list(self.workers.values()):

@@ -32,6 +32,8 @@ from minishuffle.wire.requests import (
     GetStatus,
     JobInfo,
     ListJobs,
+    PauseJob,
+    ResumeJob,
     SubmitJob,
     UserCall,
     WaitJob,
@@ -58,6 +60,8 @@ class Simulation:
         self.everyone: list[FakeWorker] = []
         self.over: dict[str, str] = {}
         """State in which a job was first seen to be over."""
+        self.paused = 0
+        """How often a job was seen to be paused."""
         self.drained = 0
         """Workers that have left as they were told."""
         self.restarted: set[str] = set()
@@ -74,6 +78,9 @@ class Simulation:
             self.goodbye: 1,
             self.submit: 10,
             self.cancel: 3,
+            self.pause: 4,
+            self.resume: 3,
+            self.stand: 12,
             self.pass_time: 6,
             self.task_event: 60,
             self.stale: 4,
@@ -270,6 +277,30 @@ class Simulation:
         if self.submitted:
             self.cluster.request(CancelJob(job=self.random.choice(self.submitted)))
 
+    def pause(self) -> None:
+        """A client asks for it, and may ask again."""
+        if self.submitted:
+            self.cluster.request(PauseJob(job=self.random.choice(self.submitted[-3:])))
+
+    def resume(self) -> None:
+        if self.submitted:
+            self.cluster.request(ResumeJob(job=self.random.choice(self.submitted[-3:])))
+
+    def stand(self) -> None:
+        """Tasks stop behind the barrier that their worker has heard of: some, or all of a job."""
+        for job in self.submitted[-3:]:
+            if self.random.random() < 0.3:
+                for worker in self.living():
+                    for key in [key for key in worker.tasks if key[0] == job]:
+                        self.cluster.report(worker, key, "running", attempt=worker.tasks[key].attempt)
+                self.cluster.stand_all(job)
+                self.paused += sum(each.state == "paused" for each in self.jobs())
+                continue
+            for worker in self.living():
+                for key in [key for key in worker.tasks if key[0] == job and worker.barrier(job)]:
+                    if self.random.random() < 0.5:
+                        self.cluster.stand(worker, key)
+
     def pass_time(self) -> None:
         self.cluster.advance(self.random.choice([0.1, 1.0, 4.0]))
 
@@ -280,9 +311,10 @@ class Simulation:
         worker = self.random.choice(workers)
         key = self.random.choice(sorted(worker.tasks))
         canceled = worker.is_canceled(key, worker.tasks[key].attempt)
+        stands = worker.barrier(key[0]) > 0
         event = self.random.choices(
             ["running", "finished", "canceled", "abandoned", "raise", "peer", "rows", "log"],
-            [30, 40, 30 if canceled else 1, 5 if canceled else 0, 6, 2, 5, 5],
+            [30, 0 if stands else 40, 30 if canceled else 1, 5 if canceled else 0, 6, 2, 5, 5],
         )[0]
         attempt = worker.tasks[key].attempt
         if event == "rows":
@@ -321,6 +353,8 @@ class Simulation:
     def heal(self) -> None:
         """No more faults: whoever lives answers, and time passes."""
         for _ in range(80):
+            for job in self.submitted:
+                self.cluster.request(ResumeJob(job=job))
             for worker in self.living():
                 for key, task in list(worker.tasks.items()):
                     state = "canceled" if worker.is_canceled(key, task.attempt) else "finished"
@@ -377,7 +411,9 @@ def test_every_job_ends_once_its_faults_are_over(seed: int, play: Callable[[int]
     assert cluster.state.snapshot(cluster.now, {}).slots["used"] == 0
     assert all(0 <= worker.slots_free <= worker.slots for worker in status.workers)
     assert not any(worker.draining for worker in status.workers), f"seed {seed}: a worker has not left"
-    assert run.drained, f"seed {seed} tests too little"
+    assert run.drained and run.paused, f"seed {seed} tests too little"
+    for worker in run.living():
+        assert not any(map(worker.barrier, run.submitted)), f"seed {seed}: something still stands"
 
 
 @pytest.mark.slow

@@ -16,7 +16,15 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import pytest
 
 from minishuffle.dataflow.graph import Edge
-from support.simulated_faults import APART, CLOCKS_SET, DRAINING, DURING_RECOVERY, FORGETFUL, HEADLESS
+from support.simulated_faults import (
+    APART,
+    CLOCKS_SET,
+    DRAINING,
+    DURING_RECOVERY,
+    FORGETFUL,
+    HEADLESS,
+    PAUSING,
+)
 from support.simulated_jobs import Strategy
 from support.simulated_runs import Run, Scenario
 from support.simulated_writes import WriteLog
@@ -52,6 +60,9 @@ SET_CLOCKS = [
 LEFT = [
     Scenario(faults=True, bounded_share=0.5, strategy=strategy, kinds=DRAINING) for strategy in STRATEGIES
 ]
+PAUSED = [
+    Scenario(faults=True, bounded_share=0.6, strategy=strategy, kinds=PAUSING) for strategy in STRATEGIES
+]
 CUT_APART = [
     Scenario(faults=True, bounded_share=0.6, strategy=strategy, kinds=APART) for strategy in STRATEGIES
 ]
@@ -82,6 +93,7 @@ class Outcome(NamedTuple):
     handed_over: int
     drained: int
     """Attempts that took the place of those whose slots moved."""
+    paused: int = 0
 
 
 @cache
@@ -89,7 +101,7 @@ def outcome(seed: int, scenario: Scenario) -> Outcome:
     """Plays a run, each once in a process."""
     run = Run(seed, scenario)
     run.play()
-    return Outcome(run.end, run.rows_skipped, run.handed_over, run.drained)
+    return Outcome(run.end, run.rows_skipped, run.handed_over, run.drained, run.paused)
 
 
 @pytest.fixture
@@ -155,6 +167,11 @@ def test_workers_leave_and_each_row_is_in_one_place(batch: range, play: Play) ->
     play(batch, LEFT)
 
 
+@pytest.mark.parametrize("batch", batches(1)[: None if SOAK else 1])
+def test_a_paused_job_takes_no_row_and_goes_on_whatever_happens_meanwhile(batch: range, play: Play) -> None:
+    play(batch, PAUSED)
+
+
 @pytest.mark.parametrize("batch", batches(3))
 def test_each_attempt_of_a_join_gets_all_of_its_side(batch: range, play: Play) -> None:
     play(batch, [SIDES])
@@ -197,6 +214,10 @@ def test_rows_that_a_producer_skips_reach_nobody_and_there_are_some() -> None:
         if skipped and handed_over:
             return
     assert skipped and handed_over
+
+
+def test_jobs_come_to_their_pauses() -> None:
+    assert any(outcome(seed, PAUSED[seed % len(PAUSED)]).paused for seed in range(20))
 
 
 def test_slots_of_workers_that_leave_move() -> None:

@@ -558,3 +558,88 @@ def test_buffers_count_as_unread_from_the_queue_of_the_producer_to_that_of_the_t
     assert exchange.gate.debloater is not None
     exchange.gate.debloat()
     exchange.close()
+
+
+# --- barriers ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_a_channel_stops_behind_a_barrier_until_that_is_over(kind: str) -> None:
+    """While the other channel, whose barrier has not come, is read on; in the end both go on. Cases 157 and
+    293."""
+    exchange = Exchange(channels=2)
+    for number in range(2):
+        getattr(exchange, f"attach_{kind}")(number)
+        exchange.write(number, 90)
+    exchange.partitions[0].broadcast_barrier(1)
+    exchange.write(0, 90)
+    _run(exchange)
+    assert exchange.read == [[0], [1]]
+    assert not exchange.gate.is_aligned(1)
+    exchange.write(1, 90)
+    _run(exchange)
+    assert exchange.read == [[0], [1, 3]], "no alignment holds the other one up"
+    exchange.partitions[1].broadcast_barrier(1)
+    _run(exchange)
+    assert exchange.gate.is_aligned(1) and not exchange.gate.is_aligned(2)
+    exchange.gate.end_barriers(1)
+    _run(exchange)
+    assert exchange.read == [[0, 2], [1, 3]]
+    exchange.close()
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_a_barrier_that_is_over_stops_nothing(kind: str) -> None:
+    """Case 294: the channel of an older one is resumed at once."""
+    exchange = Exchange()
+    getattr(exchange, f"attach_{kind}")(0)
+    exchange.gate.end_barriers(3)
+    exchange.partitions[0].broadcast_barrier(3)
+    exchange.write(0, 90)
+    _run(exchange)
+    assert exchange.read == [[0]]
+    exchange.close()
+
+
+def test_a_channel_that_has_ended_is_not_waited_for() -> None:
+    """Case 297."""
+    exchange = Exchange(channels=2)
+    exchange.attach_local(0)
+    exchange.attach_remote(1)
+    exchange.partitions[0].broadcast_barrier(1)
+    exchange.partitions[1].broadcast_event(EventKind.END_OF_PARTITION)
+    assert not exchange.gate.is_aligned(1)
+    _run(exchange)
+    assert exchange.gate.is_aligned(1)
+    exchange.close()
+
+
+@pytest.mark.parametrize("second", ["local", "remote"])
+@pytest.mark.parametrize("over", [False, True])
+def test_a_barrier_is_said_again_to_the_next_attachment(second: str, over: bool) -> None:
+    exchange = Exchange(tolerant=True)
+    exchange.attach_remote(0)
+    exchange.write(0, 90)
+    exchange.partitions[0].broadcast_barrier(1)
+    exchange.write(0, 90)
+    _run(exchange)
+    exchange.cut()
+    if over:
+        exchange.gate.end_barriers(1)
+    getattr(exchange, f"attach_{second}")(0)
+    _run(exchange)
+    assert exchange.read == ([[0, 1]] if over else [[0]])
+    exchange.gate.end_barriers(1)
+    _run(exchange)
+    assert exchange.read == [[0, 1]]
+    exchange.close()
+
+
+def _run(exchange: Exchange) -> None:
+    """Until nothing is on its way."""
+    for _ in range(4):
+        for number in range(len(exchange.channels)):
+            exchange.flush(number)
+        exchange.settle()
+        exchange.poll_all()
+        exchange.give_back(99)

@@ -30,6 +30,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.ended: set[int] = set()
         self.least = SEGMENT_BYTES
         """The smallest buffer size that was announced."""
+        self.barriers: list[list[tuple[int, int]]] = [[], []]
+        """By channel: barriers, and the first row that is behind each."""
+        self.barrier = self.over = 0
 
     @rule(number=NUMBERS, size=st.sampled_from([1, 40, 90, 3 * SEGMENT_BYTES]))
     def write(self, number: int, size: int) -> None:
@@ -42,6 +45,21 @@ class AnyOrder(RuleBasedStateMachine):
         if number not in self.ended:
             self.ended.add(number)
             self.exchange.partitions[number].broadcast_event(EventKind.END_OF_PARTITION)
+
+    @rule()
+    def put_barrier(self) -> None:
+        """Over all channels, as a pause does, the last one over or not."""
+        self.barrier += 1
+        for number in {0, 1} - self.ended:
+            self.barriers[number].append((self.barrier, self.exchange.written))
+            self.exchange.partitions[number].broadcast_barrier(self.barrier)
+
+    @rule()
+    def end_barriers(self) -> None:
+        self.over = self.barrier
+        self.exchange.gate.end_barriers(self.over)
+        for partition in self.exchange.partitions:
+            partition.end_barriers(self.over)
 
     @rule(number=NUMBERS)
     def flush(self, number: int) -> None:
@@ -152,6 +170,12 @@ class AnyOrder(RuleBasedStateMachine):
     def rows_come_once_and_in_order(self) -> None:
         for read in self.exchange.read:
             assert all(one < other for one, other in zip(read, read[1:], strict=False))
+
+    @invariant()
+    def no_row_is_read_behind_a_barrier_that_is_not_over(self) -> None:
+        for read, barriers in zip(self.exchange.read, self.barriers, strict=True):
+            behind = [row for barrier, row in barriers if barrier > self.over]
+            assert not read or not behind or read[-1] < behind[0]
 
     @invariant()
     def each_generation_is_drained_once(self) -> None:

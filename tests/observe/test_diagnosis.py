@@ -141,6 +141,19 @@ def test_a_job_that_waits_for_a_slot_does_nothing_else() -> None:
     assert "start another worker" in found.advice
 
 
+@pytest.mark.parametrize("states", [("paused", "paused"), ("running", "paused"), ("paused", "running")])
+def test_a_job_that_is_paused_does_nothing_else(states: tuple[str, str]) -> None:
+    """Whatever its tasks did before that, and its links and slots do."""
+    case = Case().change(SOURCE, backpressured=0.7)
+    left = ["rows before input 0 of join, which is read later"]
+    looks = [
+        Look(look.job.model_copy(update={"state": state, "pause_left": left}), look.workers)
+        for state, look in zip(states, (case.look(5.0), case.look(5.0 + SECONDS)), strict=True)
+    ]
+    found = diagnose_job(*looks, CHAIN)
+    assert (found.verdict, found.task, found.rule, found.evidence) == ("paused", "", "paused", {"left": left})
+
+
 def held_by_the_middle() -> Case:
     """Sources wait for a vertex that is busy all the time."""
     case = Case().change(SOURCE, backpressured=0.7, flow={"output": 1.0, "uncredited": 0.9})

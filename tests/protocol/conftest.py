@@ -22,11 +22,13 @@ from minishuffle.protocol.connection import (
 )
 from minishuffle.wire.decoder import FrameDecoder
 from minishuffle.wire.frames import (
+    BARRIER_EVENT,
     BUFFER_HEADER_BYTES,
     FRAME_HEADER,
     LENGTH_BYTES,
     CancelReason,
     DataType,
+    EventKind,
     PartitionRequest,
 )
 from support.frames import Recorder
@@ -188,6 +190,8 @@ class Peers:
         self.gates = [PlainGate(pool, line, exclusive) for _ in range(channels)]
         self.read = [bytearray() for _ in range(channels)]
         self.events: list[list[int]] = [[] for _ in range(channels)]
+        self.stands = [0] * channels
+        """The barrier that a channel's consumer has read and not resumed from; 0: none."""
         self.requested: list[PartitionRequested] = []
         self.unanswered: list[PartitionRequested] = []
         self.attach = attach
@@ -264,6 +268,9 @@ class Peers:
         received = gate.queue.popleft()
         if received.data_type == DataType.DATA:
             self.read[number] += received.payload
+        elif received.payload[0] == EventKind.BARRIER:
+            _, blocking, self.stands[number] = BARRIER_EVENT.unpack(received.payload)
+            assert blocking
         else:
             self.events[number].append(received.payload[0])
         gate.channel.consumed(received)
@@ -271,6 +278,13 @@ class Peers:
             self.consumer.announce_credit(other.channel)
         self.validate()
         return True
+
+    def resume(self, number: int, *, generation: int = 1, off: int = 0) -> None:
+        """Want what stands behind the barrier that was read last; ``off``: name another one."""
+        consumer = self.gates[number].channel
+        self.consumer.resume_consumption(consumer, generation, self.stands[number] + off)
+        if generation == 1 and not off:
+            self.stands[number] = 0
 
     def validate(self) -> None:
         self.producer.validate()
@@ -315,9 +329,9 @@ class Peers:
 
     def check_that_nobody_waits_for_ever(self) -> None:
         """At rest, what waits at a producer waits for a buffer that a task has yet to read."""
-        for gate, subpartition in zip(self.gates, self.partition.subpartitions, strict=True):
+        for gate in self.gates:
             producer = self.producer.producers.channels.get(gate.channel.id)
-            if producer is None or not subpartition.backlog():
+            if producer is None or not producer.view.backlog():
                 continue
             assert producer.credit.available == 0, "it could send"
             assert gate.channel.credit.unannounced == 0, "its credit is withheld"

@@ -45,7 +45,6 @@ from minishuffle.wire.frames import (
     PartitionRequest,
     Ping,
     Pong,
-    ResumeConsumption,
     encode_frame,
 )
 from support.frames import Piece
@@ -147,7 +146,6 @@ def test_overdrawn_credit_is_an_error_and_not_a_wait(peers_of: Callable[..., Pee
             "not the peer's to give",
         ),
         (encode_frame(Hello(1, "c", 1, 1, 2, bytes(32))), "has no place"),
-        (encode_frame(ResumeConsumption(1)), "has no place"),
     ],
 )
 def test_what_only_a_broken_peer_sends_ends_the_connection(

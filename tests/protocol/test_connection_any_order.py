@@ -57,6 +57,8 @@ class TwoPeers(RuleBasedStateMachine):
         self.stamp = 0
         self.least = 64
         """The smallest buffer size that was announced."""
+        self.barriers: list[dict[int, int]] = [{} for _ in range(2 * 3)]
+        """By way and channel, bytes that were written before each barrier."""
 
     def channel(self, way: int, channel: int) -> tuple[Peers, int]:
         return self.ways[way], channel % len(self.ways[way].gates)
@@ -105,6 +107,23 @@ class TwoPeers(RuleBasedStateMachine):
         self.least = min(self.least, size)
 
     @rule(way=WAYS, channel=CHANNELS)
+    def barrier(self, way: int, channel: int) -> None:
+        peers, channel = self.channel(way, channel)
+        barriers = self.barriers[3 * way + channel]
+        barriers[len(barriers) + 1] = len(self.written[way][channel])
+        peers.partition.subpartitions[channel].add_barrier(len(barriers))
+
+    @rule(way=WAYS, channel=CHANNELS)
+    def resume(self, way: int, channel: int) -> None:
+        peers, channel = self.channel(way, channel)
+        peers.resume(channel)
+
+    @rule(way=WAYS, channel=CHANNELS, generation=st.sampled_from([1, 2]))
+    def resume_something_else(self, way: int, channel: int, generation: int) -> None:
+        peers, channel = self.channel(way, channel)
+        peers.resume(channel, generation=generation, off=1000 * (generation % 2))
+
+    @rule(way=WAYS, channel=CHANNELS)
     def consume(self, way: int, channel: int) -> None:
         peers, channel = self.channel(way, channel)
         peers.consume(channel)
@@ -143,7 +162,16 @@ class TwoPeers(RuleBasedStateMachine):
             for read, there in zip(peers.read, written, strict=True):
                 assert there.startswith(read)
             for gate in peers.gates:
-                assert len(gate.queue) <= gate.channel.credit.granted
+                assert sum(each.buffer is not None for each in gate.queue) <= gate.channel.credit.granted
+
+    @precondition(lambda self: hasattr(self, "ways"))
+    @invariant()
+    def nothing_comes_behind_a_barrier_before_it_is_resumed(self) -> None:
+        for way, peers in enumerate(self.ways):
+            for channel, barrier in enumerate(peers.stands):
+                if barrier:
+                    assert len(peers.read[channel]) == self.barriers[3 * way + channel][barrier]
+                    assert not peers.gates[channel].queue
 
     @precondition(lambda self: hasattr(self, "ways"))
     @invariant()
@@ -184,6 +212,10 @@ class TwoPeers(RuleBasedStateMachine):
 
     def read_all(self) -> None:
         for _ in range(400):
+            for peers in self.ways:
+                for channel, barrier in enumerate(peers.stands):
+                    if barrier:
+                        peers.resume(channel)
             self.rest()
             self.the_books_balance()
             if not sum(peers.consume(number) for peers in self.ways for number in range(len(peers.gates))):

@@ -65,6 +65,56 @@ def test_an_event_leaves_without_credit_and_takes_none(peers_of: Callable[..., P
     assert peers.gates[0].channel.credit.granted == 0
 
 
+def test_nothing_more_is_sent_behind_a_barrier_until_it_is_resumed(peers_of: Callable[..., Peers]) -> None:
+    """Cases 24, 33 and 88: credit that is there stays, and the barrier takes none."""
+    peers = peers_of(channels=1, floating=1)
+    peers.request_all()
+    first = peers.partition.subpartitions[0]
+    peers.partition.write(0, 1, [BLOCK])
+    first.add_barrier(7)
+    peers.partition.write(0, 1, [BLOCK])
+    peers.settle()
+    credit = peers.producer.producers.channels[peers.gates[0].channel.id].credit
+    before = credit.available
+    assert (len(peers.gates[0].queue), first.view.backlog(), first.backlog()) == (2, 0, 1)
+    assert peers.consume(0) and peers.consume(0) and peers.stands == [7]
+    peers.settle()
+    for wrong in ({"generation": 2}, {"off": 1}, {"off": -1}):
+        peers.resume(0, **wrong)
+        peers.settle()
+        assert not peers.gates[0].queue, wrong
+    assert credit.available == before == 2, "it is kept"
+    peers.resume(0)
+    peers.settle()
+    assert len(peers.gates[0].queue) == 1
+    peers.resume(0)
+    peers.settle()
+    assert not peers.gates[0].channel.credit.idle < 0
+
+
+def test_an_event_behind_a_barrier_needs_no_credit_either(peers_of: Callable[..., Peers]) -> None:
+    """Cases 36, 178 and 182: on the channel that is resumed, and on no other."""
+    peers = peers_of(channels=2, exclusive=0, floating=1)
+    peers.request_all()
+    first = peers.partition.subpartitions[0]
+    for each in peers.partition.subpartitions:
+        each.add_barrier(1)
+        each.add_event(EventKind.END_OF_DATA)
+    peers.settle()
+    for number in (0, 1):
+        assert peers.consume(number) and not peers.consume(number)
+    peers.resume(0)
+    peers.settle()
+    assert not peers.consume(1)
+    assert peers.consume(0) and peers.events[0] == [EventKind.END_OF_DATA]
+    first.add_barrier(2)
+    peers.settle()
+    assert peers.consume(0)
+    peers.resume(0)
+    peers.settle()
+    assert not peers.gates[0].queue
+
+
 def test_channels_take_turns_one_buffer_each(peers_of: Callable[..., Peers]) -> None:
     """Case 27, PartitionRequestQueueTest."""
     peers = peers_of(channels=4, floating=4)

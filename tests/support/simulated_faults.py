@@ -20,6 +20,7 @@ __all__ = [
     "FORGETFUL",
     "HEADLESS",
     "KINDS",
+    "PAUSING",
     "Fault",
     "FaultKind",
     "draw_faults",
@@ -53,6 +54,7 @@ FaultKind: TypeAlias = Literal[
     "set clock",
     "term",
     "drain",
+    "pause",
 ]
 """A task raises, or does not react; a worker is killed, its machine is gone, or it is cut off from the
 coordinator alone; a link between two workers breaks, loses all that is sent from now on, or is slow for a
@@ -63,7 +65,8 @@ producer and a consumer raise at one time; a worker is killed, and then the one 
 of anything; the coordinator does nothing for a while. The coordinator is killed, and started again with its
 journal; or it is stopped, another takes its place, and it goes on; or it hands over to the next one. Its
 journal cannot be written for a while, at whose end it is killed more often than not. Somebody sets the
-system clock of all hosts, by an hour at most. A worker is sent SIGTERM, or a client asks it to leave."""
+system clock of all hosts, by an hour at most. A worker is sent SIGTERM, or a client asks it to leave.
+The user pauses the job, and has it go on a while later."""
 KINDS: tuple[FaultKind, ...] = (
     "raise",
     "raise",
@@ -169,6 +172,23 @@ DRAINING: tuple[FaultKind, ...] = (
     "stop",
 )
 """Workers are to leave, and what befalls them, and others, meanwhile."""
+PAUSING: tuple[FaultKind, ...] = (
+    *(("pause",) * 12),
+    "raise",
+    "raise again",
+    "kill",
+    "lose",
+    "cut",
+    "stop",
+    "stop for long",
+    "stop coordinator",
+    "kill coordinator",
+    "hand over",
+    "drain",
+    "worker",
+)
+"""The job is paused, and what befalls it before that, meanwhile, and when it goes on."""
+PAUSED_SECONDS = (0.01, 2.0)
 CANCEL_SHARE = 0.1
 """Of the runs, those with a cancel somewhere."""
 FAULT_SECONDS_MAX = 1.5

@@ -13,16 +13,20 @@ from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.scheduling import buffers_needed
 from minishuffle.wire.messages import ControlMessage
 from minishuffle.wire.requests import (
+    JOB_LIVE,
     Accepted,
     CancelJob,
     GetEvents,
     JobEvents,
     JobInfo,
+    PauseJob,
+    ResumeJob,
     ShowJob,
     SubmitJob,
+    WaitPause,
 )
 from support.simulated_books import OF_THE_CHAIN, Book
-from support.simulated_faults import KINDS, Fault, FaultKind, draw_faults, inject
+from support.simulated_faults import KINDS, PAUSED_SECONDS, Fault, FaultKind, draw_faults, inject
 from support.simulated_jobs import Plan, Strategy, is_side, make_plan
 from support.simulation import Cluster, simulated
 
@@ -100,6 +104,8 @@ class Run:
         """Batches that consumers on the same worker got as they are."""
         self.drained = 0
         """Attempts that took the place of those whose slots moved."""
+        self.paused = 0
+        """How often the job was paused."""
         self.excluded: list[int] = []
         """Workers that were excluded from the job, since another could not reach them."""
         self.random = Random(f"plan {seed}")
@@ -129,6 +135,7 @@ class Run:
             slot_timeout=5.0,
             drain_timeout=2.0,
             link_timeout=2.0,
+            pause_timeout=2.0,
         )
 
     def _enough_segments(self) -> int:
@@ -165,6 +172,8 @@ class Play:
         self._world = cluster.world
         self._job = ""
         self._canceled = False
+        self._resumed = 0
+        """How often the user wanted the job to go on."""
 
     def run(self) -> None:
         """From the first worker to the last check."""
@@ -212,6 +221,8 @@ class Play:
             world.note("fault: the user cancels the job")
             cluster.client.ask(CancelJob(job=self._job))
             self._canceled = True
+        elif fault.kind == "pause":
+            self._pause(world.random.uniform(*PAUSED_SECONDS))
         elif fault.kind == "worker":
             world.note("fault: a further worker starts")
             start()
@@ -221,6 +232,31 @@ class Play:
         if fewer and world.random.random() < OTHER_WORKER_SHARE:
             world.at(world.now + world.random.uniform(*OTHER_WORKER_SECONDS), start)
 
+    def _pause(self, seconds: float) -> None:
+        """Pause the job for so long. No row is taken while it is paused, whatever happens."""
+        cluster, world, before = self.cluster, self._world, self._resumed
+        world.note(f"fault: the user pauses the job for {seconds:.2f} s")
+        cluster.client.ask(PauseJob(job=self._job))
+        asked = cluster.client.ask(WaitPause(job=self._job, wait_seconds=60.0))
+        rows: list[int] = []
+
+        def look() -> None:
+            reply = cluster.client.replies.get(asked)
+            if self._resumed > before or self._canceled:
+                return
+            if isinstance(reply, JobInfo) and reply.pause == "paused":
+                self._run.paused += not rows
+                rows.append(cluster.audit.rows)
+                assert rows[-1] == rows[0], f"{rows[-1] - rows[0]} rows were taken while the job was paused"
+            world.at(world.now + 0.02, look)
+
+        def resume() -> None:
+            self._resumed += 1
+            cluster.client.ask(ResumeJob(job=self._job))
+
+        look()
+        world.at(world.now + seconds, resume)
+
     def _recover_and_cancel(self) -> None:
         """The job does not end by itself: when the faults are over all of it runs, and is cancelled then.
         Source subtasks without a split finish."""
@@ -229,7 +265,7 @@ class Play:
         deadline = self._world.now + QUIET_SECONDS
         while True:
             info = self._show()
-            if info.state not in ("created", "running"):
+            if info.state not in JOB_LIVE:
                 return
             there = all(task.state in ("running", "finished") for task in info.tasks)
             if info.state == "running" and there and self._has_progress() and not self._sides_missing(info):
@@ -258,7 +294,7 @@ class Play:
         while (info := self._show()).state not in ENDED or self.cluster.forgetful:
             if self.cluster.audit.rows != rows or self.cluster.forgetful:
                 rows, since = self.cluster.audit.rows, self._world.now
-            if self._canceled and info.state in ("created", "running"):
+            if self._canceled and info.state in JOB_LIVE:
                 self._ask(CancelJob(job=self._job))
             assert self._world.now < since + QUIET_SECONDS, f"the job is stuck: {_states(info)}"
             self._pass(1.0)

@@ -439,8 +439,8 @@ def _pausing_paths(cluster: Cluster) -> type[handoff.TaskPaths]:
                 cluster.forgotten.append(f"a thread waits for what is there, at {cluster.world.now:.6f}")
 
     class PausingPaths(handoff.TaskPaths):
-        def __init__(self, inbox: handoff.LoopInbox) -> None:
-            super().__init__(inbox)
+        def __init__(self, inbox: handoff.LoopInbox, *pause: Any) -> None:
+            super().__init__(inbox, *pause)
             self.overdue: Callable[[], bool] = lambda: False
             """Whether there is what the thread waits for."""
             self.bell = WatchedBell(inbox.loop, lambda: self.overdue())

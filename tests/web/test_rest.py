@@ -341,6 +341,24 @@ def test_cancelling_needs_the_token() -> None:
     bounded(body)
 
 
+def test_a_job_is_paused_and_resumed() -> None:
+    """Its state says how far that is: the answer does not wait."""
+
+    async def body() -> None:
+        async with rest() as api:
+            job = api.coordinator.submit()
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+            for path, state in (("pause", "pausing"), ("resume", "running")):
+                status, _ = await api.ask(f"/api/v1/jobs/{job}/{path}", "POST", **headers)
+                info = await api.get(f"/api/v1/jobs/{job}")
+                assert (status, info["state"]) == (200, state)
+            assert info["pause_problem"] == "it was resumed before it was paused"
+            status, answer = await api.ask(f"/api/v1/jobs/{job}/resume", "POST", **headers)
+            assert (status, answer["text"]) == (409, f"job {job} is running, not paused")
+
+    bounded(body)
+
+
 @pytest.mark.parametrize(
     ("path", "status", "text"),
     [

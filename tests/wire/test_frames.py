@@ -53,7 +53,7 @@ REQUEST = PartitionRequest(
 FRAMES: list[tuple[Frame, str]] = [
     (AddCredit(((7, 3), (9, 1))), "00000015 06 00000000 00000007 00000003 00000009 00000001"),
     (BacklogAnnouncement(7, 4), "00000009 07 00000007 00000004"),
-    (ResumeConsumption(7), "00000005 08 00000007"),
+    (ResumeConsumption(7, 2, 258), "0000000d 08 00000007 00000002 00000102"),
     (CancelPartitionRequest(7, CancelReason.MOVED), "00000006 09 00000007 03"),
     (Close(), "00000005 0a 00000000"),
     (Error(7, 22, "no"), "0000000d 0b 00000007 0016 00000002 6e6f"),

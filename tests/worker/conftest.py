@@ -39,6 +39,7 @@ class Site:
     def __init__(self, segments: int = 256, segment_bytes: int = 1024) -> None:
         self.inbox = LoopInbox(asyncio.get_running_loop())
         self.recovered: list[AttemptId] = []
+        self.stood: list[Any] = []
         """Restarted attempts that have passed their first batch on."""
         self.pool = NetworkBufferPool(segments, segment_bytes)
         self.deployment = Deployment(
@@ -50,6 +51,7 @@ class Site:
             channel_event=lambda *event: None,
             moved=self._on_moved,
             first_record=self.recovered.append,
+            stands=self.stood.append,
             filed=self._on_filed,
             clock=asyncio.get_running_loop().time,
             wall=WallClock(),

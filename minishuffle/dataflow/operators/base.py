@@ -208,6 +208,8 @@ class TaskContext:
     """Monotonic clock, seconds of any origin."""
     wall: Callable[[], float] = lambda: 0.0
     """Wall clock as anchored, seconds since 1970: see :mod:`minishuffle.clock`."""
+    paused_seconds: Callable[[], float] = lambda: 0.0
+    """For how long the attempt has stood while its job was paused; ``now`` goes without that."""
     lead: Callable[[], float] = lambda: 0.0
     """By how many seconds the system clock, which functions of users read, is ahead of ``wall``."""
     collect: Callable[[list[Any]], None] = lambda rows: None
@@ -258,7 +260,7 @@ class AsyncCalls(Protocol):
 
 class Operator(Protocol):
     """One function of a chain. Called by one thread only, in the order open, (process, on_mark,
-    on_clock)*, finish, close. ``chained.ChainedOperator`` has the defaults."""
+    on_clock, on_barrier)*, finish, close. ``chained.ChainedOperator`` has the defaults."""
 
     name: str
     first_input: int | None
@@ -291,6 +293,9 @@ class Operator(Protocol):
 
     def on_clock(self, now: float, emit: Emit) -> None:
         """The deadline has passed."""
+
+    def on_barrier(self, emit: Emit) -> None:
+        """A barrier is passed on behind what is emitted now: calls that are under way end first."""
 
     def finish(self, emit: Emit) -> None:
         """Every input has ended; what was kept back may be emitted now."""

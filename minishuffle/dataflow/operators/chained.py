@@ -57,6 +57,9 @@ class ChainedOperator:
     def on_clock(self, now: float, emit: Emit) -> None:
         """Nothing is due."""
 
+    def on_barrier(self, emit: Emit) -> None:
+        """Nothing is under way."""
+
     def finish(self, emit: Emit) -> None:
         """Nothing is kept back."""
 

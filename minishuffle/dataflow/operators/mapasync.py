@@ -122,7 +122,11 @@ class MapRowsAsync(RecordOperator):
     def on_clock(self, now: float, emit: Emit) -> None:
         self._give(emit)
 
+    def on_barrier(self, emit: Emit) -> None:
+        self.finish(emit)
+
     def finish(self, emit: Emit) -> None:
+        """All calls that are under way end, and what they gave is emitted."""
         while self._queue:
             self._wait_for_first()
             self._give(emit)

@@ -173,20 +173,26 @@ class ProcessRows(RecordOperator):
     def open(self, context: TaskContext) -> None:
         super().open(context)
         self._given = ProcessContext(self)
-        self._swept_at = context.wall()
+        self._swept_at = self._running()
+
+    def _running(self) -> float:
+        """The wall clock without the time for which the task has stood in a pause: ``ttl`` goes by it, and so
+        does ``touched``, but in a state that was written."""
+        return self.context.wall() - self.context.paused_seconds()
 
     def state_rows(self) -> int:
         return len(self._entries)
 
     def write_state(self) -> Iterator[StatePart]:
         """Entries come before their timers."""
+        stood = self.context.paused_seconds()
         yield StatePart("reached", pa.RecordBatch.from_pydict({"watermark": [self.reached]}))
         for entries in chunks(self._entries.values()):
             yield by_rows(
                 "entries",
                 [entry.key for entry in entries],
                 state=packed(entry.state for entry in entries),
-                touched=[entry.touched for entry in entries],
+                touched=[entry.touched + stood for entry in entries],
             )
         for clock, timers in self._timers.items():
             for some in chunks(timers):
@@ -209,7 +215,7 @@ class ProcessRows(RecordOperator):
         keys, touched = keys_of(part), part.batch["touched"].to_pylist()
         states = unpacked(part.batch["state"])
         for key, form, state, at in zip(keys, canonical_rows(keys), states, touched, strict=True):
-            entry = self._entries[form] = _Entry(key, at)
+            entry = self._entries[form] = _Entry(key, at - self.context.paused_seconds())
             entry.state = state
 
     # --- records and timers ---------------------------------------------------------------------------
@@ -220,7 +226,7 @@ class ProcessRows(RecordOperator):
         times, rows = [None] * len(batch), batch.rows
         if self.time is not None:
             times, rows = event_times(self.time, batch).tolist(), without_times(self.time, batch).rows
-        now = self.context.wall()
+        now = self._running()
         out = RowsOut(self.parted(emit))
         for key, form, row, time in zip(batch.keys, forms, rows, times, strict=True):
             self._given.time, self._stamp = None if time is None else datetime_of(time), time
@@ -306,7 +312,7 @@ class ProcessRows(RecordOperator):
         return self._timers[clock]
 
     def _fire(self, clock: Clock, until: int, emit: Emit) -> None:
-        now = self.context.wall()
+        now = self._running()
         out = RowsOut(self.parted(emit))
         for form, time, due in self._timers[clock].take_until(until):
             entry = self._entries[form]
@@ -340,21 +346,19 @@ class ProcessRows(RecordOperator):
         emit(mark)
 
     def deadline(self) -> float | None:
-        times = []
+        left = []
         due = self._timers["wall"].earliest
         if due is not None:
-            times.append(due / MICROSECONDS)
+            left.append(due / MICROSECONDS - self.context.wall())
         if self.ttl < math.inf and self._entries:
-            times.append(self._swept_at + self.ttl / SWEEPS_PER_TTL)
-        if not times:
+            left.append(self._swept_at + self.ttl / SWEEPS_PER_TTL - self._running())
+        if not left:
             return None
-        left = min(times) - self.context.wall()
-        return self.context.now() + left if left > 0.0 else 0.0
+        return self.context.now() + min(left) if min(left) > 0.0 else 0.0
 
     def on_clock(self, now: float, emit: Emit) -> None:
-        wall = self.context.wall()
-        self._fire("wall", math.ceil(wall * MICROSECONDS), emit)
-        self._sweep(wall)
+        self._fire("wall", math.ceil(self.context.wall() * MICROSECONDS), emit)
+        self._sweep(self._running())
 
     def _sweep(self, now: float) -> None:
         """Free the state of keys that were not touched for ``ttl``, the oldest first, some at a time."""

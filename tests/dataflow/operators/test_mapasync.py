@@ -130,12 +130,13 @@ def test_marks_wait_for_the_rows_before_them() -> None:
     assert opened.out == [Watermark(1), [10], Watermark(3), [20], Idle()]
 
 
-def test_the_end_waits_for_all() -> None:
+@pytest.mark.parametrize("end", ["finish", "on_barrier"])
+def test_the_end_and_a_barrier_wait_for_all(end: str) -> None:
     opened = Opened(10)
     opened.process(1, 2)
     opened.mark(Watermark(END_OF_TIME))
     opened.context.counters.state_rows = 2
-    opened.operator.finish(opened.out.append)
+    getattr(opened.operator, end)(opened.out.append)
     assert opened.out == [[10, 20], Watermark(END_OF_TIME)]
     assert opened.context.counters.state_rows == 0 == opened.operator.state_rows()
 

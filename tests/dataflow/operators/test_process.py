@@ -350,6 +350,37 @@ def test_state_that_was_not_touched_for_its_time_is_gone() -> None:
     assert run.out[2:] == [("a", 2), ("b", 1), ("a", 3)]
 
 
+def test_the_time_of_a_pause_is_no_time_without_a_touch() -> None:
+    """``now`` of the task's context goes without it too, and its wall clock does not."""
+    run = Run(ProcessRows(counting, ttl=10.0))
+    paused = 0.0
+    run.context.paused_seconds = lambda: paused
+    run.context.wall = lambda: run.now + paused
+    run.take(("a", 1))
+    paused = 100.0
+    run.clock(1009.0)
+    assert run.operator.state_rows() == 1
+    run.take(("a", 2))
+    assert run.out == [("a", 1), ("a", 2)]
+    paused = 200.0
+    run.clock(1018.9)
+    assert run.operator.state_rows() == 1
+    run.clock(1023.0)
+    assert run.operator.state_rows() == 0
+
+
+def test_a_timer_of_the_wall_clock_that_came_due_in_a_pause_fires_when_that_is_over() -> None:
+    """In the order of their times, and no later."""
+    run = Run(ProcessRows(timer_in(0, "wall"), fired, time=TIME))
+    paused = 0.0
+    run.context.paused_seconds = lambda: paused
+    run.context.wall = lambda: run.now + paused
+    run.take(("b", 1_020_000_000), ("a", 1_010_000_000), ("c", 2_000_000_000))
+    paused = 50.0
+    run.clock(1000.1)
+    assert run.out == [("fired", "a", 1_010_000_000), ("fired", "b", 1_020_000_000)]
+
+
 def test_state_is_freed_by_the_clock_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "SWEEP_KEYS", 10)
     operator = ProcessRows(counting, ttl=10.0)

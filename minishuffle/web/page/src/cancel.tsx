@@ -1,19 +1,57 @@
-// Asking before a job is cancelled, and for the token that it takes.
+// Asking before a job is cancelled, paused or resumed, and for the token that it takes.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { change, keepToken, keptToken } from "./api";
 
-export function Cancel({ job, name }: { job: string; name: string }) {
+type Of = { job: string; name: string };
+
+export const Cancel = ({ job, name }: Of) => (
+  <Order
+    order="cancel"
+    job={job}
+    title={`Cancel job ${job} (${name})?`}
+    text="Its tasks stop; what its sinks have completed stays."
+    does="Cancel job"
+    keeps="Keep it running"
+    tone="danger"
+  />
+);
+
+export const Pause = ({ job, name }: Of) => (
+  <Order
+    order="pause"
+    job={job}
+    title={`Pause job ${job} (${name})?`}
+    text="Its tasks stop with no row on its way, and keep what they hold."
+    does="Pause job"
+    keeps="Keep it running"
+  />
+);
+
+export const Resume = ({ job, name }: Of) => (
+  <Order
+    order="resume"
+    job={job}
+    title={`Resume job ${job} (${name})?`}
+    text="Its tasks go on where they stand."
+    does="Resume job"
+    keeps="Keep it paused"
+  />
+);
+
+type Asked = { order: string; job: string; title: string; text: string; does: string; keeps: string; tone?: string };
+
+function Order({ order, job, title, text, does, keeps, tone }: Asked) {
   const dialog = useRef<HTMLDialogElement>(null);
   const [error, setError] = useState("");
   const [token, setToken] = useState(keptToken() ?? "");
   const [busy, setBusy] = useState(false);
 
-  async function cancel(event: Event) {
+  async function send(event: Event) {
     event.preventDefault();
     setBusy(true);
     setError("");
     try {
-      await change(`jobs/${job}/cancel`, token.trim());
+      await change(`jobs/${job}/${order}`, token.trim());
       keepToken(token.trim());
       dialog.current?.close();
     } catch (failed) {
@@ -24,15 +62,13 @@ export function Cancel({ job, name }: { job: string; name: string }) {
 
   return (
     <>
-      <button type="button" class="danger" onClick={() => dialog.current?.showModal()}>
-        Cancel job
+      <button type="button" class={tone} onClick={() => dialog.current?.showModal()}>
+        {does}
       </button>
-      <dialog ref={dialog} aria-labelledby="cancel-title">
-        <form onSubmit={cancel}>
-          <h2 id="cancel-title">
-            Cancel job {job} ({name})?
-          </h2>
-          <p>Its tasks stop; what its sinks have completed stays.</p>
+      <dialog ref={dialog} aria-labelledby={`${order}-title`}>
+        <form onSubmit={send}>
+          <h2 id={`${order}-title`}>{title}</h2>
+          <p>{text}</p>
           <TokenField token={token} set={setToken} />
           {error !== "" && (
             <p class="failure" role="alert">
@@ -41,10 +77,10 @@ export function Cancel({ job, name }: { job: string; name: string }) {
           )}
           <p class="buttons">
             <button type="button" onClick={() => dialog.current?.close()}>
-              Keep it running
+              {keeps}
             </button>
-            <button type="submit" class="danger" disabled={busy || token.trim() === ""}>
-              Cancel job
+            <button type="submit" class={tone} disabled={busy || token.trim() === ""}>
+              {does}
             </button>
           </p>
         </form>

@@ -50,6 +50,8 @@ const TONES: Record<string, Tone> = {
   canceled: "idle",
   gone: "idle",
   awaited: "warn",
+  pausing: "warn",
+  paused: "warn",
   canceling: "warn",
   failing: "warn",
   finished_with_loss: "warn",

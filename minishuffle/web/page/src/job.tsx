@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import type { Graph, Job, JobEvent, Loads } from "./api";
 import { useEvents, useHistory, usePoll } from "./api";
-import { Cancel } from "./cancel";
+import { Cancel, Pause, Resume } from "./cancel";
 import { Diagnosed } from "./diagnosis";
 import { clock, count, duration, isOver, moment, rate } from "./format";
 import { JobGraph } from "./graph";
@@ -59,6 +59,8 @@ export function JobView({ id, now, narrow }: { id: string; now: number; narrow: 
         </p>
         <h1>{last.name}</h1>
         <State state={last.state} />
+        {last.state === "running" && <Pause job={last.job} name={last.name} />}
+        {["pausing", "paused"].includes(last.state) && <Resume job={last.job} name={last.name} />}
         {runs && last.state !== "canceling" && <Cancel job={last.job} name={last.name} />}
       </div>
       <Facts

@@ -1,0 +1,76 @@
+"""Where one attempt stops when its job is paused, and its clock, which stands still meanwhile. Pure.
+
+A task stops behind a barrier (``minishuffle/README.md``, *Pause*): a source between two reads, another task
+once all that its producers wrote before the barrier has come. It passes the barrier on and calls no operator
+until the barrier has ended, which the coordinator says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["TaskPause"]
+
+
+class TaskPause:
+    """The barriers of one attempt. Numbers ascend; each is written by one thread.
+
+    Args:
+        clock: seconds, of any origin.
+        barrier: the last one of the job.
+        paused: the job is paused behind it: the attempt begins with it, and reads nothing before its end.
+    """
+
+    def __init__(self, clock: Callable[[], float], barrier: int = 0, paused: bool = False) -> None:
+        self.starts_paused = paused
+        self.at = 0
+        """(Task.) The barrier that it stands behind; 0: none."""
+        self.blocked = False
+        """(Task.) It waits for its consumers, and cannot come to a barrier before they read."""
+        self.unread: list[int] = []
+        """(Task.) Edges of inputs that it reads later, once others have ended; while it stands."""
+        self._clock = clock
+        self._wanted = barrier
+        self._over = barrier - 1 if paused else barrier
+        self._stood_seconds = 0.0
+        self._stopped_at: float | None = None
+
+    # --- loop ------------------------------------------------------------------------------------
+
+    def want(self, barrier: int, *, paused: bool) -> None:
+        """The task is to stop behind that barrier, or go on if it stands there."""
+        self._wanted = max(barrier, self._wanted)
+        self._over = max(barrier - 1 if paused else barrier, self._over)
+
+    @property
+    def ended(self) -> int:
+        """(Any thread.) Barriers up to this one have ended."""
+        return self._over
+
+    # --- task ------------------------------------------------------------------------------------
+
+    @property
+    def due(self) -> int:
+        """The barrier that the task is to stop behind; 0: there is none."""
+        wanted = self._wanted  # before the look at what has ended, which is set last
+        return wanted if wanted > self._over else 0
+
+    def stop(self, barrier: int) -> None:
+        """The task stands behind that barrier from now on."""
+        self._stopped_at = self._clock()
+        self.at = barrier
+
+    def go_on(self) -> None:
+        """The barrier has ended."""
+        self.at = 0
+        assert self._stopped_at is not None
+        self._stood_seconds += self._clock() - self._stopped_at
+        self._stopped_at = None
+
+    def now(self) -> float:
+        """The clock, without the time for which the task has stood."""
+        return self._clock() - self._stood_seconds
+
+    def stood_seconds(self) -> float:
+        """For how long the task has stood so far, in all."""
+        return self._stood_seconds
