@@ -298,11 +298,12 @@ def list_jobs(context: click.Context, as_json: bool) -> None:
 def show(context: click.Context, job: str, as_json: bool) -> None:
     """Show one job: its tasks with their counters, and why it failed."""
     with session_of(context).client() as client:
-        info = client.job(job)
+        info, graph = client.job(job), client.graph(job)
     if as_json:
         print_json(tables.job_map(info))
     else:
         tables.show_job(info)
+        tables.show_exchanges(graph)
 
 
 @jobs.command()

@@ -15,7 +15,7 @@ from minishuffle.cli.terminal import encodable
 from minishuffle.client import cause_text, failure_lines
 from minishuffle.counters import LIMITS, TaskCounters
 from minishuffle.ids import Address
-from minishuffle.wire.requests import ClusterStatus, JobEvent, JobInfo, TaskInfo
+from minishuffle.wire.requests import ClusterStatus, GraphInfo, JobEvent, JobInfo, TaskInfo
 
 __all__ = [
     "byte_text",
@@ -27,6 +27,7 @@ __all__ = [
     "preview",
     "rate_text",
     "seconds_text",
+    "show_exchanges",
     "show_job",
     "show_jobs",
     "show_limits",
@@ -196,6 +197,14 @@ def show_jobs(jobs: list[JobInfo]) -> None:
     console().print(table)
 
 
+def show_exchanges(graph: GraphInfo) -> None:
+    """Those that are not as most are."""
+    for edge in graph.edges:
+        if edge.kind != "pipelined_bounded":
+            source, target = graph.vertices[edge.source].name, graph.vertices[edge.target].name
+            console().print(f"exchange {source} => {target}: {edge.partitioner}, {edge.kind}")
+
+
 def show_job(job: JobInfo) -> None:
     out = console()
     end = job.ended_at or job.at
@@ -231,7 +240,7 @@ def show_job(job: JobInfo) -> None:
     if job.rows_in_flight:
         out.print(f"rows in flight through what died: up to {job.rows_in_flight:,}")
     if job.rows_again:
-        out.print(f"rows that sources emitted twice: up to {job.rows_again:,}")
+        out.print(f"rows that were emitted twice: up to {job.rows_again:,}")
     if job.state_rows_lost:
         losers = [task for task in job.tasks if task.state_rows_lost]
         shown = [f"{task.name}[{task.index}] {task.state_rows_lost:,}" for task in losers[:TASKS_SHOWN]]

@@ -366,8 +366,8 @@ class JobInfo(ControlMessage):
     first_failure: JobEvent | None = None
     """When a task failed for the first time, whatever became of the job; None: none has."""
     rows_again: int = 0
-    """At most so many rows of sources that died were emitted twice; by ``source_lease`` 0, or while there was
-    no coordinator."""
+    """At most so many rows were emitted twice: of sources that died, by ``source_lease`` 0 or while there was
+    no coordinator; and by sinks that a blocking exchange feeds and that ran again."""
     slot_waits: list[SlotWait] = Field(default_factory=list)
     pause: Literal["none", "wanted", "aligning", "paused"] = "none"
     pause_problem: str = ""

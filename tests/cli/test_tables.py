@@ -6,7 +6,17 @@ import pytest
 from minishuffle.cli import tables
 from minishuffle.counters import TaskCounters
 from minishuffle.wire.messages import ErrorInfo, PeerReport, WorkerReport
-from minishuffle.wire.requests import ClusterStatus, JobEvent, JobInfo, SlotWait, TaskInfo, WorkerInfo
+from minishuffle.wire.requests import (
+    ClusterStatus,
+    EdgeInfo,
+    GraphInfo,
+    JobEvent,
+    JobInfo,
+    SlotWait,
+    TaskInfo,
+    VertexInfo,
+    WorkerInfo,
+)
 
 TASK = TaskInfo(
     operator=1,
@@ -177,8 +187,24 @@ def test_a_job_shows_its_restarts_and_what_they_cost(capsys: pytest.CaptureFixtu
         "rows dropped (failed_batch): 2\n"
         "rows dropped (queue_discarded): 1,500\n"
         "rows in flight through what died: up to 40\n"
-        "rows that sources emitted twice: up to 7\n"
+        "rows that were emitted twice: up to 7\n"
     ) in capsys.readouterr().out
+
+
+def test_exchanges_that_are_not_as_most_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    vertices = [
+        VertexInfo(name=name, parallelism=1, operators=[], is_source=False, bounded=True, stream="", sink="")
+        for name in ("read", "count")
+    ]
+    edges = [
+        EdgeInfo(source=0, target=1, input=0, partitioner="hash", kind=kind)
+        for kind in ("blocking", "pipelined_bounded")
+    ]
+    graph = GraphInfo(
+        job="j1", vertices=vertices, edges=edges, restart_strategy="individual", on_unavailable="wait"
+    )
+    tables.show_exchanges(graph)
+    assert capsys.readouterr().out == "exchange read => count: hash, blocking\n"
 
 
 def test_a_job_shows_the_state_that_was_lost_with_its_tasks(capsys: pytest.CaptureFixture[str]) -> None:

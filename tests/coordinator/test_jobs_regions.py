@@ -405,3 +405,17 @@ def test_the_next_coordinator_goes_on_with_what_runs_again(
         cluster.come_back(worker)
     assert end_what_is_cancelled(cluster, pair) == {(1, 0), (2, 0), (2, 1)}
     assert {task.attempt for task in cluster.show("j1").tasks[2:]} == {2}
+
+
+def test_rows_that_the_client_has_of_what_runs_again_count_as_repeated(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    cluster.submit(stored(make_graph))
+    cluster.report_all("j1", "running")
+    (worker,) = [each for each in pair if ("j1", 2, 0) in each.tasks]
+    cluster.collect(worker, ("j1", 2, 0), b"rows", rows=5)
+    finish(cluster, pair, READ0, READ1)
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM)
+    end_what_is_cancelled(cluster, pair)
+    info = cluster.show("j1")
+    assert (info.rows_again, info.rows_dropped, info.rows_in_flight) == (5, {}, 0)

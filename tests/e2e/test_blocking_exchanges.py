@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -159,3 +161,32 @@ def test_each_consumer_keeps_what_it_has_when_an_aggregate_is_killed(tmp_path: P
     assert sorted(result.rows) == sorted((key, (key, EXPECTED[key]), (key, name)) for key, name in names)
     assert [each.attempt for each in info.tasks if "join" in each.name.split(" -> ")] == [1, 1, 1]
     assert (info.state, info.rows_again) == ("finished", 0)
+
+
+@soak
+def test_a_partition_with_a_corrupt_block_is_made_again(tmp_path: Path) -> None:
+    """Its consumer goes on with the rows of the producer's next attempt, and does not restart."""
+    go_on, rows, size = tmp_path / "go on", 30, 1_000_000
+    stored = Stream.items(list(range(rows))).map(lambda n: (n, bytes([n]) * size)).name("makes")
+    read = stored.exchange("blocking").rebalance().map(Passes(go_on, {0: 0})).slot_group("reads")
+    checked = read.map(lambda pair: (pair[0], pair[1] == bytes([pair[0]]) * size)).collect()
+    with LocalCluster(workers=2, slots=1) as cluster:
+        handle = cluster.submit(checked, parallelism=1)
+        until(Path(f"{go_on}.0").exists, "the consumer waits")
+        until(lambda: task(handle, "makes", 0).state == "finished", "what is stored is complete")
+        worker = task(handle, "makes", 0).worker
+        (pid,) = [each.pid for each in cluster.status().workers if each.worker == worker]
+        opened = Path(f"/proc/{pid}/fd").iterdir()
+        files = [each for each in opened if "minishuffle-rows-" in os.readlink(each)]
+        assert files, "what finds no room in memory is on disk"
+        for each in files:
+            with each.open("r+b") as file:
+                file.seek(5_000_000)
+                file.write(b"corrupt")
+        go_on.touch()
+        result, info = handle.wait(SECONDS_MAX), handle.info()
+        (cause,) = [event.text for event in handle.events() if event.kind == "task lost"]
+    assert sorted(result.rows) == [(number, True) for number in range(rows)]
+    assert (info.state, info.restarts) == ("finished", {"lost": 1})
+    named = r"block \d+ of partition .* at attempt .* on worker \d cannot be read, .* at offset .* checksum"
+    assert re.search(named, cause)
