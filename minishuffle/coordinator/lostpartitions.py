@@ -57,7 +57,7 @@ class Replays:
 
     def __init__(self, graph: JobGraph) -> None:
         self.vertices = graph.replayed()
-        self._graph = graph
+        self.graph = graph
         self._kept = graph.kept_edges()
         self._unrepeatable = graph.unrepeatable()
         self._members = pipelined_regions(graph, self._kept) if self.vertices else []
@@ -145,23 +145,13 @@ class Replays:
         """Whether the same rows come again from a subtask."""
         return self._alike[key[0]]
 
-    def producers(self, key: TaskKey, *, kept: bool) -> list[TaskKey]:
-        """Those that a subtask reads, over edges whose partitions are stored or over others."""
-        return [
-            (self._graph.edges[edge].source, index)
-            for edge in self._graph.inputs_of(key[0])
-            if (edge in self._kept) is kept
-            for index in self._graph.producers_of(edge, key[1])
-        ]
+    def inputs(self, key: TaskKey, *, kept: bool) -> list[int]:
+        """The edges that a subtask reads, of those whose partitions are stored or of the others."""
+        return [edge for edge in self.graph.inputs_of(key[0]) if (edge in self._kept) is kept]
 
-    def consumers(self, key: TaskKey, *, kept: bool) -> list[TaskKey]:
-        """Those that read a subtask, likewise."""
-        return [
-            (self._graph.edges[edge].target, index)
-            for edge in self._graph.outputs_of(key[0])
-            if (edge in self._kept) is kept
-            for index in self._graph.consumers_of(edge, key[1])
-        ]
+    def outputs(self, key: TaskKey, *, kept: bool) -> list[int]:
+        """Those that it writes, likewise."""
+        return [edge for edge in self.graph.outputs_of(key[0]) if (edge in self._kept) is kept]
 
 
 class _Closure:
@@ -174,6 +164,8 @@ class _Closure:
         self._others: set[TaskKey] = set()
         """Those of them that give other rows than before, or give them to others."""
         self._todo: list[TaskKey] = []
+        self._looked_at: set[tuple[int, str]] = set()
+        """Edges between all subtasks, and which of their ends."""
 
     def of(self, keys: Iterable[TaskKey]) -> Again:
         self._add(keys)
@@ -191,17 +183,37 @@ class _Closure:
 
     def _follow(self, key: TaskKey) -> None:
         plan, tasks = self._plan, self._tasks
-        stored = [tasks[each] for each in plan.producers(key, kept=True)]
+        stored = [tasks[each] for each in self._producers(key, kept=True)]
         self._add(each.key for each in stored if each.state == "finished" and not each.on_worker)
         if key[0] not in plan.vertices:
             return
         if plan.is_alike(key) and key not in self._others:
-            self._add(plan.producers(key, kept=False))
-            self._add(each for each in plan.consumers(key, kept=False) if tasks[each].state != "finished")
+            self._add(self._producers(key, kept=False))
+            self._add(each for each in self._consumers(key, kept=False) if tasks[each].state != "finished")
             return
         self._add(plan.of_region(key), others=True)
-        for reader in plan.consumers(key, kept=True):
+        for reader in self._consumers(key, kept=True):
             if reader[0] in plan.vertices:
                 self._add(plan.of_region(reader), others=True)
             elif tasks[reader].state != "finished":
                 self._add([reader])
+
+    def _producers(self, key: TaskKey, *, kept: bool) -> list[TaskKey]:
+        """What a subtask reads, without what others that were followed read of the same edge."""
+        graph = self._plan.graph
+        edges = [edge for edge in self._plan.inputs(key, kept=kept) if self._is_new(edge, "producers")]
+        return [(graph.edges[edge].source, n) for edge in edges for n in graph.producers_of(edge, key[1])]
+
+    def _consumers(self, key: TaskKey, *, kept: bool) -> list[TaskKey]:
+        """What reads a subtask, likewise."""
+        graph = self._plan.graph
+        edges = [edge for edge in self._plan.outputs(key, kept=kept) if self._is_new(edge, "consumers")]
+        return [(graph.edges[edge].target, n) for edge in edges for n in graph.consumers_of(edge, key[1])]
+
+    def _is_new(self, edge: int, end: str) -> bool:
+        """Whether that end of an edge is to be looked at: once, if each subtask has all of it."""
+        if self._plan.graph.edges[edge].pointwise:
+            return True
+        seen = (edge, end) in self._looked_at
+        self._looked_at.add((edge, end))
+        return not seen
