@@ -177,7 +177,7 @@ def test_each_attempt_of_a_join_gets_all_of_its_side(batch: range, play: Play) -
     play(batch, [SIDES])
 
 
-@pytest.mark.parametrize("batch", batches(2)[: None if SOAK else 3])
+@pytest.mark.parametrize("batch", batches(2)[: None if SOAK else 1])
 def test_what_blocking_exchanges_join_has_each_row_once_in_the_end(batch: range, play: Play) -> None:
     play(batch, BLOCKING)
 
