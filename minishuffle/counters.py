@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from pydantic import Field
 
@@ -19,6 +19,8 @@ __all__ = [
     "GateSnapshot",
     "Histogram",
     "LIMITS",
+    "OneWayCounts",
+    "TCP_LIMITS",
     "JobRecoveries",
     "OperatorCounters",
     "PartitionSnapshot",
@@ -115,6 +117,21 @@ channel are in use; it waits in line, as the gate has no floating one left; all 
 of the producer: a subpartition has all segments that the output keeps for one consumer; the output has none
 left; the task waits for one. Channels inside a worker have the last three alone."""
 
+TCP_LIMITS: Final = (
+    "channel",
+    "local_pool",
+    "global_pool",
+    "reading",
+    "window",
+    "transport",
+    *LIMITS[-3:],
+)
+"""The same of a job with ``flow_control = "tcp"``. On the side of a consumer: a channel waits for a buffer;
+its gate's pool has all in use that it may have; the network memory lets that have no more, although the job's
+settings would; the connection is read no further. On that of the producer: TCP's window is closed, for half
+of the time between two looks (``LOOK_SECONDS`` of ``worker/onewaylinks.py``); the transport is paused; and
+then as with credit."""
+
 FLOW: Final = (
     "looks",
     "input",
@@ -196,8 +213,8 @@ class TaskCounters:
     late_after_recovery; the coordinator adds sink_unfinished and, for a job, result_lost."""
 
     limits_hit: dict[str, float] = field(default_factory=dict)
-    """By limit (LIMITS), the wall clock at which it was first hit, in seconds since 1970. The loop writes
-    those of a consumer, the task those of a producer."""
+    """By limit (LIMITS, TCP_LIMITS), the wall clock at which it was first hit, in seconds since 1970. The
+    loop writes those of a consumer and of connections, the task those of a producer."""
     flow: dict[str, float] = field(default_factory=dict)
     """Sums over the looks that the loop takes at the task's buffers while it runs: see :data:`FLOW`."""
     hot_keys: dict[str, float] = field(default_factory=dict)
@@ -281,10 +298,10 @@ class GateSnapshot:
     channels: int
     channels_starved: int
     """Channels that wait in line for a floating buffer."""
-    credits_announced: int
-    """Credits that producers have and did not use yet."""
-    credits_unannounced: int
-    """Free buffers that producers were not given credit for yet."""
+    credits_announced: int | None
+    """Credits that producers have and did not use yet; None where there is no credit."""
+    credits_unannounced: int | None
+    """Free buffers that producers were not given credit for yet; None where there is no credit."""
     watermark: int | None
     """Event time in microseconds since 1970; None: none yet, or no more to come."""
     debloated_bytes: int | None = None
@@ -328,6 +345,21 @@ class TaskSnapshot:
     """The number of its slot, of those that the job has."""
 
 
+class OneWayCounts(NamedTuple):
+    """The one-way connections of a worker, see :mod:`~minishuffle.protocol.oneway`."""
+
+    reading: int = 0
+    stopped: int = 0
+    """Those that are not read, as a consumer has no buffer."""
+    held_bytes: int = 0
+    """Read of these before they were stopped, and not taken yet."""
+    sending: int = 0
+    paused: int = 0
+    """Those that this worker sends over and whose socket takes no more."""
+    window_closed_seconds: float = 0.0
+    """For so long TCP's windows have been closed of all those over which it sends."""
+
+
 @dataclass(slots=True, frozen=True)
 class WorkerSnapshot:
     """Everything that a worker's ``/metrics`` is made from, taken on the loop thread."""
@@ -356,6 +388,7 @@ class WorkerSnapshot:
     """How often another worker has answered no Ping of this one."""
     gc_seconds: float = 0.0
     """Time that Python's garbage collector held the process up."""
+    one_way: OneWayCounts = OneWayCounts()
     local_batch_bytes: int = 0
     """Bytes of the batches that wait as objects for consumers on this worker."""
     wall: float = 0.0

@@ -113,6 +113,8 @@ GRANTS_PER_FRAME_MAX: Final = 4_096
 """Channels that one AddCredit frame may name; more go into the next frame."""
 FLUSH_SEGMENTS_MAX: Final = 16
 """Most segments gathered into one flush of a connection."""
+ONE_WAY_SOCKET_BYTES: Final = 256 * KIB
+"""Buffer of the sender's and of the receiver's socket of a one-way connection; Linux doubles it."""
 
 # --- memory -----------------------------------------------------------------------------------
 NETWORK_MEMORY_BYTES_DEFAULT: Final = 64 * MIB

@@ -88,6 +88,7 @@ MAY_SLEEP = {
     "deploy/test_watched.py": "slow stuck greedy",
     "e2e/test_consumed.py": "write _still",
     "e2e/test_isolation.py": "write watch_heartbeats",
+    "e2e/test_tcp_flow_control.py": "hardly sent_on slow",
     "support/sickjobs.py": "write slow",
     "spark/test_source.py": (
         "wait kill_once test_a_job_that_takes_nothing_pauses_the_write_and_spark_holds_no_more_for_it"

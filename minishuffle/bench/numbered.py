@@ -34,6 +34,7 @@ __all__ = [
     "Numbered",
     "NumberedOutput",
     "PARALLELISM",
+    "connections_to",
     "cut_connections",
     "longest_gaps",
     "numbered_job",
@@ -152,9 +153,24 @@ def cut_connections(peer: Address, process: int | None = None) -> int:
         process: its id, of this user; None: this process.
 
     Raises:
-        UsageError: the kernel does not hand out the sockets of that process.
+        UsageError: see :func:`connections_to`.
     """
     found = 0
+    for connection in connections_to(peer, process):
+        connection.shutdown(socket.SHUT_RDWR)
+        found += 1
+    return found
+
+
+def connections_to(
+    listener: Address, process: int | None = None, *, accepted: bool = False
+) -> Iterator[socket.socket]:
+    """The TCP connections that a process has made to that address, or has accepted there, each as a copy that
+    is closed afterwards.
+
+    Raises:
+        UsageError: the kernel does not hand out the sockets of that process.
+    """
     directory = f"/proc/{process or 'self'}/fd"
     with _descriptors(process) as copy:
         for name in os.listdir(directory):
@@ -164,17 +180,16 @@ def cut_connections(peer: Address, process: int | None = None) -> int:
                 with socket.socket(fileno=copy(int(name))) as connection:
                     if connection.family != socket.AF_INET:
                         continue
-                    if connection.getpeername() == (peer.host, peer.port):
-                        connection.shutdown(socket.SHUT_RDWR)
-                        found += 1
+                    ends = connection.getsockname(), connection.getpeername()
+                    if ends[not accepted] == (listener.host, listener.port):
+                        yield connection
             except PermissionError as error:
                 raise UsageError(
-                    f"the sockets of process {process} are out of reach ({error.strerror}): break "
+                    f"the sockets of process {process} are out of reach ({error.strerror}): look at or break "
                     "connections as root, or as its user where ptrace is allowed"
                 ) from error
             except OSError:  # it was closed meanwhile, or is not connected
                 continue
-    return found
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+import math
+from typing import Any, Final, Literal
 
 import click
 from pydantic import ValidationError
@@ -259,6 +260,46 @@ def debloat(as_json: bool, **options: Any) -> None:
             f"a median age is not within 0.7 to 1.3 times the target of {options['target']:g} s "
             f"{SETTLE_SECONDS:g} s after a change: raise --produce or lower --target if it is younger"
         )
+
+
+@bench.command()
+@click.option(
+    "--flow-control",
+    default="credit",
+    show_default=True,
+    type=click.Choice(["credit", "tcp"]),
+    help="Of the job.",
+)
+@click.option(
+    "--channels",
+    default=64,
+    show_default=True,
+    type=click.IntRange(9, 529),
+    help="Which share the connection: as many pairs send as its square root, rounded down.",
+)
+@click.option("--seconds", default=4.0, show_default=True, type=FiniteRange(min=1), help="Of each phase.")
+@json_option
+@late_global_options
+def isolation(as_json: bool, flow_control: Literal["credit", "tcp"], channels: int, seconds: float) -> None:
+    """What a consumer that stands still does to the others on its connection."""
+    from minishuffle.bench.siblings import measure_isolation
+
+    measured = measure_isolation(flow_control=flow_control, pairs=math.isqrt(channels), seconds=seconds)
+    if as_json:
+        print_json(measured)
+        return
+    event = measured["barrier_ms"]
+    table = new_table(("what", "value"), right=("value",))
+    table.add_row("flow control", measured["flow_control"])
+    table.add_row("pairs, and channels of the connection", f"{measured['pairs']}, {measured['channels']}")
+    table.add_row("rate of a pair", f"{byte_text(measured['pair_bytes_per_second'])}/s")
+    table.add_row(
+        "siblings' rate while one consumer waits, of their usual", f"{measured['sibling_ratio']:.1%}"
+    )
+    table.add_row(
+        "events through the siblings meanwhile", f"{event:g} ms" if event is not None else "did not come"
+    )
+    console().print(table)
 
 
 @bench.command()

@@ -63,12 +63,7 @@ def dump_lines(worker: Fields) -> Iterator[str]:
     for pool in memory["waiting_pools"]:
         yield f"  waits for a segment of any other pool: {pool}"
     for link in worker["links"]:
-        paused = "paused, " if link["paused"] else ""
-        yield (
-            f"  link to {link['peer']} ({link['remote']}): {paused}{link['buffers_in_socket']} buffers in "
-            f"the socket, {link['control_unsent']} control frames, {link['channels_ready']} of "
-            f"{link['channels_out']} channels ready to send"
-        )
+        yield f"  {_link_text(link)}"
     for request in worker["requests_waiting"]:
         yield (
             f"  waits: {request['from']} wants edge {request['edge']} of {request['job']}, producer "
@@ -79,6 +74,20 @@ def dump_lines(worker: Fields) -> Iterator[str]:
     for task in worker["tasks"]:
         yield from _task_lines(task)
     yield from _left_out(worker["tasks_left_out"], "tasks", "  ")
+
+
+def _link_text(link: Fields) -> str:
+    text, purpose = f"{link['peer']} ({link['remote']})", link.get("one_way")
+    paused = "paused, " if link["paused"] else ""
+    edge = "" if purpose is None else f"edge {purpose['edge']} of {purpose['job']}: "
+    if "reading" in link:
+        held = "" if link["reading"] else f"not read, {link['held_bytes']:,} bytes wait for a buffer, "
+        return f"one-way link from {text}, {edge}{held}{link['channels_in']} channels"
+    socket = f"{paused}{link['buffers_in_socket']} buffers in the socket, "
+    sends = f"{link['channels_ready']} of {link['channels_out']} channels ready to send"
+    if purpose is not None:
+        return f"one-way link to {text}, {edge}{socket}{sends}"
+    return f"link to {text}: {socket}{link['control_unsent']} control frames, {sends}"
 
 
 def _present(*counts: tuple[int, str]) -> str:
@@ -136,7 +145,8 @@ def _gate_lines(gate: Fields, consumer: str) -> Iterator[str]:
             yield f"      {what}: {', '.join(f'{operator}.{each}' for each in gate[name])}"
     resting = 0
     for channel in gate["channels"]:
-        if not (channel["queue"] or channel["waits_for"] or channel.get("credit", {}).get("starved")):
+        starved = channel.get("credit", {}).get("starved") or channel.get("tcp", {}).get("waits_for_buffer")
+        if not (channel["queue"] or channel["waits_for"] or starved):
             resting += 1
             continue
         waits = f", waits for {channel['waits_for']}" if channel["waits_for"] else ""
@@ -151,6 +161,8 @@ def _credit_text(channel: Fields) -> str:
     if "local" in channel:
         local = channel["local"]
         return f", {local['lent']} of {local['credit']} of its producer's segments"
+    if "tcp" in channel:
+        return ", waits for a buffer and stops its siblings" if channel["tcp"]["waits_for_buffer"] else ""
     if "credit" not in channel:
         return ""
     credit = channel["credit"]

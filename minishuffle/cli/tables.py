@@ -13,7 +13,7 @@ from rich.text import Text
 
 from minishuffle.cli.terminal import encodable
 from minishuffle.client import cause_text, failure_lines
-from minishuffle.counters import LIMITS, TaskCounters
+from minishuffle.counters import LIMITS, TCP_LIMITS, TaskCounters
 from minishuffle.ids import Address
 from minishuffle.wire.requests import ClusterStatus, GraphInfo, JobEvent, JobInfo, TaskInfo
 
@@ -39,6 +39,12 @@ _LIMIT_TEXTS = {
     "exclusive": "exclusive buffers of a channel: all in use",
     "floating": "floating buffers of the gate: none left, a channel waits in line",
     "credit": "credit of that channel: 0",
+    "channel": "channel: waits for a buffer",
+    "local_pool": "buffers of its gate: all in use",
+    "global_pool": "network memory of the worker: the gate gets no more of it",
+    "reading": "connection: read no further, whatever else is in it",
+    "window": "window of the connection: closed, TCP sends no more",
+    "transport": "transport: paused, the socket takes no more",
     "queue": "queue of a subpartition: all segments that the output keeps for one consumer",
     "pool": "output buffers: none left",
     "writer": "writer: blocked until one is free",
@@ -208,7 +214,8 @@ def show_exchanges(graph: GraphInfo) -> None:
 def show_job(job: JobInfo) -> None:
     out = console()
     end = job.ended_at or job.at
-    out.print(f"job {job.job} ({job.name}): {job.state}, {seconds_text(end - job.submitted_at)}")
+    mode = ", TCP flow control" if job.flow_control == "tcp" else ""
+    out.print(f"job {job.job} ({job.name}): {job.state}, {seconds_text(end - job.submitted_at)}{mode}")
     for wait in job.slot_waits:
         out.print(
             f"{wait.text}; the job fails in {seconds_text(max(0.0, wait.until - job.at))} if none comes"
@@ -260,7 +267,7 @@ def show_job(job: JobInfo) -> None:
 def limits_hit(job: JobInfo) -> list[dict[str, Any]]:
     """When limits of flow control were first hit in a job, the earliest first: ``limit``, ``task``, and
     ``seconds`` since the job was submitted. On several machines their clocks are compared."""
-    order = {limit: number for number, limit in enumerate(LIMITS)}
+    order = {limit: number for number, limit in enumerate((*LIMITS[:-3], *TCP_LIMITS))}
     found = [
         (at, order[limit], f"{task.name}[{task.index}]", limit)
         for task in job.tasks

@@ -72,7 +72,8 @@ def top(context: click.Context, job: str | None, vertex: str | None, once: bool,
     HIGH from a half on. The one that is busy behind others that are HIGH throttles the job.
 
     With --vertex, channels are written PRODUCER:CONSUMER, each as OPERATOR.INDEX. The credit of an input is
-    what it has announced and the producer has not used; that of an output is what it holds.
+    what it has announced and the producer has not used; that of an output is what it holds. Channels within
+    a worker have none, nor have those of a job with flow_control=tcp.
     """
     if as_json and not once:
         raise UsageError("--json shows one look: add --once")

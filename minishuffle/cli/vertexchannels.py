@@ -52,7 +52,7 @@ def channel_maps(workers: Iterable[Fields], vertex: int) -> list[Fields]:
 
     Queues, backlogs and credit are in buffers. An input knows the credit that it has announced and that the
     producer has not used, and what it has yet to announce; an output knows the credit that it holds.
-    Channels within one worker have no credit.
+    Channels within one worker have no credit, nor have those of a job with ``flow_control = "tcp"``.
     """
     found: list[Fields] = []
     for task in _subtasks(workers, vertex):
@@ -60,6 +60,7 @@ def channel_maps(workers: Iterable[Fields], vertex: int) -> list[Fields]:
         for gate in task["gates"]:
             for channel in gate["channels"]:
                 credit = channel.get("credit", {})
+                starved = credit.get("starved") or channel.get("tcp", {}).get("waits_for_buffer")
                 found.append(
                     {
                         "channel": f"{gate['from_operator']}.{channel['producer']}:{own}",
@@ -68,7 +69,7 @@ def channel_maps(workers: Iterable[Fields], vertex: int) -> list[Fields]:
                         "backlog": None,
                         "credit": credit.get("announced"),
                         "unannounced": credit.get("unannounced"),
-                        "starved": bool(credit.get("starved", False)),
+                        "starved": bool(starved),
                     }
                 )
         for partition in task["partitions"]:

@@ -247,6 +247,7 @@ class Job:
             pause_problem=self.pause.problem,
             pause_left=self.pause.left(self.graph) if self.pause.phase == "paused" else [],
             links_broken=self.links.infos(),
+            flow_control=self.graph.settings.flow_control,
         )
 
     def _slot_waits(self) -> list[SlotWait]:

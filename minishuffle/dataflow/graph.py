@@ -43,6 +43,9 @@ class JobSettings(BaseModel):
     floating_buffers_per_gate: int = Field(
         limits.FLOATING_BUFFERS_PER_GATE_DEFAULT, ge=1, le=limits.JOB_BUFFERS_MAX
     )
+    flow_control: Literal["credit", "tcp"] = "credit"
+    """What holds a producer up whose consumer is on another worker: credit for each buffer, or ``tcp`` alone,
+    as before there was credit: one slow consumer then stops its siblings."""
     buffer_timeout: Literal["adaptive"] | Annotated[float, AfterValidator(_checked_timeout)] = "adaptive"
     """When a buffer that is not full is sent. ``adaptive``: at once while its channel has credit and the link
     is idle, so that elements gather while it is not; 0: after every element; -1: never; else so many seconds

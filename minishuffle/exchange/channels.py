@@ -34,6 +34,7 @@ from minishuffle.protocol.channel import (
     Received,
 )
 from minishuffle.protocol.connection import Connection
+from minishuffle.protocol.oneway import OneWayReceiver
 from minishuffle.wire.frames import (
     BARRIER_EVENT,
     LATENCY_EVENT,
@@ -211,9 +212,10 @@ class ConsumerLink(Protocol):
     """A link to a producer, of whatever transport."""
 
     @property
-    def connection(self) -> Connection: ...
+    def connection(self) -> Connection | OneWayReceiver: ...
 
-    def flush_soon(self) -> None: ...
+    def flush_soon(self) -> None:
+        """Something was done with ``connection``."""
 
 
 class RemoteAttachment:
@@ -324,7 +326,7 @@ class RemoteAttachment:
             self.rows_received += received.rows
             self.channel.deliver(received)
             credit = self.consumer.credit
-            if credit.waiting or not credit.exclusive:
+            if credit.waiting or (not credit.exclusive and self._buffers.credit):
                 self._buffers.note_limits(self.consumer)
         else:
             self.channel.deliver_event(self, bytes(received.payload))
@@ -508,6 +510,11 @@ class InputChannel:
         self._place.append(None)
 
     # --- loop ------------------------------------------------------------------------------------
+
+    @property
+    def credit(self) -> bool:
+        """Another process sends for credit; else as TCP lets it."""
+        return self._buffers.credit
 
     def attach_remote(self, link: ConsumerLink, request: PartitionRequest, *, base: int = 0) -> None:
         """Read from a producer behind ``link`` from now on; no effect once the channel is closed.

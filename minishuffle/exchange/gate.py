@@ -209,7 +209,7 @@ class InputGate:
         exclusive = sum(credit.exclusive_total for credit in remote)
         idle_exclusive = sum(len(credit.exclusive) for credit in remote)
         idle_floating = sum(len(credit.floating) for credit in remote)
-        pool = self.buffers.pool
+        pool, credited = self.buffers.pool, self.buffers.credit
         watermark, debloater = self.valve.watermark, self.debloater
         return GateSnapshot(
             queue_buffers=sum(len(channel.queue) for channel in self.channels),
@@ -219,8 +219,8 @@ class InputGate:
             floating_capacity=max(0, min(self.buffers.floating, pool.size - exclusive)),
             channels=len(self.channels),
             channels_starved=len(self.buffers.line),
-            credits_announced=sum(credit.granted - credit.received for credit in remote),
-            credits_unannounced=sum(credit.unannounced for credit in remote),
+            credits_announced=sum(each.granted - each.received for each in remote) if credited else None,
+            credits_unannounced=sum(each.unannounced for each in remote) if credited else None,
             watermark=watermark if BEGINNING_OF_TIME < watermark < END_OF_TIME else None,
             debloated_bytes=None if debloater is None else debloater.size,
             in_flight_seconds=None if debloater is None else debloater.seconds,

@@ -39,17 +39,22 @@ class GateBuffers:
         segment_bytes: payload bytes of each.
         exclusive, floating: buffers per remote channel, and for all of them together. A local channel may
             hold as many of its producer's segments as a remote one has of both.
+        credit: remote producers send for credit; else as TCP lets them, and the whole pool goes round: see
+            :mod:`~minishuffle.protocol.oneway`.
     """
 
-    def __init__(self, pool: LocalPool, segment_bytes: int, exclusive: int, floating: int) -> None:
+    def __init__(
+        self, pool: LocalPool, segment_bytes: int, exclusive: int, floating: int, *, credit: bool = True
+    ) -> None:
         self.pool = pool
         self.segment_bytes = segment_bytes
         self.line: deque[BufferUser] = deque()
         """Attachments that wait for a floating buffer, in turn."""
         self.short: deque[BufferUser] = deque()
         """Attachments with fewer exclusive buffers than they should have: they are served first."""
-        self.exclusive = exclusive
-        self.floating = floating
+        self.exclusive = exclusive if credit else 0
+        self.floating = floating if credit else pool.maximum
+        self.credit = credit
         self.exclusive_held = 0
         """Exclusive buffers of all attachments that are open."""
         self.local_credit = exclusive + floating
@@ -57,7 +62,7 @@ class GateBuffers:
         """Bytes that producers are to put into a buffer; None: as many as have room."""
         self.on_limit: Callable[[str], None] = lambda limit: None
         """Called with the name of each limit that a channel hits, the first time that one does: see
-        :meth:`ReceiveCredit.limits_hit`."""
+        :data:`~minishuffle.counters.LIMITS`."""
         self._limits_hit: set[str] = set()
         pool.on_available(self.serve)
 
@@ -116,10 +121,20 @@ class GateBuffers:
     def note_limits(self, channel: ConsumerChannel) -> None:
         """The channel is at a limit."""
         hit = self._limits_hit
-        for limit in channel.credit.limits_hit():
+        for limit in channel.credit.limits_hit() if self.credit else self._stages():
             if limit not in hit:
                 hit.add(limit)
                 self.on_limit(limit)
+
+    def _stages(self) -> list[str]:
+        """What a channel without credit is at that waits, by the names in
+        :data:`~minishuffle.counters.TCP_LIMITS`: its connection is read no further from this turn on."""
+        pool, stages = self.pool, ["channel"]
+        if pool.in_use >= pool.size:
+            stages.append("local_pool")
+        if pool.in_use < pool.maximum:
+            stages.append("global_pool")
+        return [*stages, "reading"]
 
     def serve(self) -> None:
         """The pool may have segments again."""

@@ -23,6 +23,7 @@ from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.ids import FIRST_ATTEMPT, PartitionId
 from minishuffle.protocol.channel import ProducerChannel, SubpartitionView
 from minishuffle.protocol.connection import Connection
+from minishuffle.protocol.oneway import OneWaySender
 from minishuffle.wire.frames import LatencyMarker, PartitionRequest
 
 __all__ = [
@@ -54,7 +55,7 @@ class ProducerLink(Protocol):
     """A link to a consumer, of whatever transport."""
 
     @property
-    def connection(self) -> Connection: ...
+    def connection(self) -> Connection | OneWaySender: ...
 
     @property
     def paused(self) -> bool:

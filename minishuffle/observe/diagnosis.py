@@ -12,7 +12,8 @@ If tasks wait for a slot, that is it (``waiting``): all others wait for them. A 
 that.
 
 The rules on buffers are those of Flink's guide to back-pressure: output full and input full passes it on;
-output full and input empty is the network or its credit; one subtask full among many is skew.
+output full and input empty is the network or its credit; one subtask full among many is skew. A job with
+``flow_control = "tcp"`` has no credit: its evidence says how often a connection was stopped instead.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ QUEUED_BYTES_FROM: Final = 65_536
 QUEUED_TIMES_FROM: Final = 4.0
 """Times the least round trip that what is in flight takes, if it waits on the way."""
 HOT_KEYS_SHOWN: Final = 3
+TCP_ADVICE: Final = (
+    ". Without a buffer it stops the connection that it shares: with flow_control=credit others go on"
+)
 SHORT_OF_CPU: Final = "a worker short of CPU"
 MORE_PROCESSORS: Final = (
     "its thread is ready to run and has no processor: give the machine or the container more processors, "
@@ -387,7 +391,11 @@ def diagnose_job(before: Look, after: Look, links: Iterable[Link]) -> Diagnosis:
         return _healthy(after.job, spans)
     scene, where = _bottleneck(spans, throttled, workers, edges)
     rule = next(each for each in RULES if each.where == where and each.holds(scene))
-    evidence = {**_common_evidence(scene), **rule.evidence(scene)}
+    evidence, advice = {**_common_evidence(scene), **rule.evidence(scene)}, rule.advice
+    if after.job.flow_control == "tcp":
+        evidence.pop("uncredited", None)
+        evidence["stops_connection"] = max(each.looks("starved") for each in (scene.task, *scene.behind))
+        advice += TCP_ADVICE if evidence["stops_connection"] >= WAITING_FROM else ""
     if after.job.links_broken:
         evidence["excluded"] = [link.text for link in after.job.links_broken]
     return Diagnosis(
@@ -396,7 +404,7 @@ def diagnose_job(before: Look, after: Look, links: Iterable[Link]) -> Diagnosis:
         task=scene.task.name,
         rule=rule.name,
         evidence={name: _rounded(value) for name, value in evidence.items()},
-        advice=rule.advice,
+        advice=advice,
     )
 
 

@@ -198,6 +198,29 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "worker",
     ),
     MetricSpec(
+        "minishuffle_one_way_connections",
+        "gauge",
+        ("state",),
+        "Connections for jobs with flow_control=tcp: on the consumer's side reading, or stopped for want of "
+        "a buffer; on the producer's sending, or paused as the socket takes no more.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_one_way_held_bytes",
+        "gauge",
+        (),
+        "Bytes outside the network memory that were read of those connections that are stopped.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_one_way_window_closed_seconds",
+        "gauge",
+        (),
+        "Seconds for which TCP's window was closed, of all such connections that are open on the producer's "
+        "side.",
+        "worker",
+    ),
+    MetricSpec(
         "minishuffle_network_bytes_total",
         "counter",
         ("direction", "path"),

@@ -116,6 +116,11 @@ def _add_worker(scrape: Scrape, snapshot: WorkerSnapshot) -> None:
 def _add_network(scrape: Scrape, snapshot: WorkerSnapshot) -> None:
     remote = snapshot.remote
     scrape.value("minishuffle_connections", snapshot.connections)
+    one_way = snapshot.one_way
+    states = ("reading", "stopped", "sending", "paused")
+    scrape.by_label("minishuffle_one_way_connections", {state: getattr(one_way, state) for state in states})
+    scrape.value("minishuffle_one_way_held_bytes", one_way.held_bytes)
+    scrape.value("minishuffle_one_way_window_closed_seconds", one_way.window_closed_seconds)
     for direction, size, buffers, frames in (
         ("in", remote.bytes_in, remote.buffers_in, remote.frames_in),
         ("out", remote.bytes_out, remote.buffers_out, remote.frames_out),
@@ -174,8 +179,12 @@ def _add_task(scrape: Scrape, labels: str, task: TaskSnapshot, wall: float) -> N
 def _add_gate(scrape: Scrape, labels: str, gate: GateSnapshot, wall: float) -> None:
     scrape.value("minishuffle_input_queue_buffers", gate.queue_buffers, labels)
     used = {"exclusive": gate.exclusive_used, "floating": gate.floating_used}
-    scrape.by_label("minishuffle_input_buffers", used, labels)
     capacity = {"exclusive": gate.exclusive_capacity, "floating": gate.floating_capacity}
+    credits = {"announced": gate.credits_announced, "unannounced": gate.credits_unannounced}
+    announced = {state: count for state, count in credits.items() if count is not None}
+    if not announced:  # nothing is exclusive where there is no credit
+        del used["exclusive"], capacity["exclusive"]
+    scrape.by_label("minishuffle_input_buffers", used, labels)
     scrape.by_label("minishuffle_input_buffers_capacity", capacity, labels)
     if total := sum(capacity.values()):
         scrape.value("minishuffle_input_pool_usage_ratio", sum(used.values()) / total, labels)
@@ -184,8 +193,8 @@ def _add_gate(scrape: Scrape, labels: str, gate: GateSnapshot, wall: float) -> N
         scrape.value("minishuffle_debloated_buffer_bytes", gate.debloated_bytes, labels)
     if gate.in_flight_seconds is not None:
         scrape.value("minishuffle_in_flight_seconds", gate.in_flight_seconds, labels)
-    credits = {"announced": gate.credits_announced, "unannounced": gate.credits_unannounced}
-    scrape.by_label("minishuffle_input_credits", credits, labels)
+    if announced:
+        scrape.by_label("minishuffle_input_credits", announced, labels)
     if gate.watermark is not None:
         scrape.value("minishuffle_input_watermark_lag_seconds", wall - gate.watermark / MICROSECONDS, labels)
 

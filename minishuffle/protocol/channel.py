@@ -327,6 +327,15 @@ class ConsumerChannel:
         if credit.waiting:
             self._leave_line_if_satisfied()
 
+    def lend_itself(self) -> bool:
+        """(Without credit.) A data buffer is there: borrow what it goes into; False: this channel waits for
+        that in its gate's line."""
+        self.on_backlog(1)
+        if not self.credit.idle:
+            return False
+        self.credit.take_unannounced()
+        return True
+
     def offer_floating(self, buffer: FreeBuffer) -> bool:
         """This channel's turn in the line; False if it does not want the buffer any more.
 

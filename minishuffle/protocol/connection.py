@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from minishuffle import limits
 from minishuffle.counters import ConnectionCounters
@@ -68,6 +68,9 @@ __all__ = [
     "PeerClosed",
     "PeerSilent",
     "Producers",
+    "count_buffers",
+    "count_frames_in",
+    "take_control",
     "SILENT_AFTER_INTERVALS",
 ]
 
@@ -184,8 +187,21 @@ class KeepAlive:
 # (Flink: ``PartitionRequestQueue``.)
 
 
+class ForeignProducers(Protocol):
+    """A one-way connection, for channels that were requested over the ordinary one."""
+
+    def cancel(self, channel: int, reason: CancelReason) -> PartitionReleased | None:
+        """The consumer wants no more."""
+
+    def on_buffer_size(self, channel: int, size: int) -> None:
+        """NewBufferSize."""
+
+    def on_resume(self, channel: int, generation: int, barrier: int) -> None:
+        """ResumeConsumption."""
+
+
 class Producers:
-    """Every channel on which this side produces.
+    """Every channel on which this side produces, and which of them one-way connections carry.
 
     Invariants: a channel stands in the line at most once, and ``enqueued`` says so; an id is either
     requested or attached.
@@ -198,6 +214,8 @@ class Producers:
         self.channels: dict[int, ProducerChannel] = {}
         self.ready: deque[ProducerChannel] = deque()
         self._requested: dict[int, PartitionRequest] = {}
+        self._elsewhere: dict[int, ForeignProducers] = {}
+        """Channels whose buffers one-way connections carry."""
         self._refused_for_number = 0
         self._control = control
         self._counters = counters
@@ -209,7 +227,7 @@ class Producers:
             RemoteProtocolError: it asks on and on although it was refused.
         """
         channels_max = limits.CHANNELS_PER_CONNECTION_MAX
-        if len(self.channels) + len(self._requested) >= channels_max:
+        if len(self.channels) + len(self._elsewhere) + len(self._requested) >= channels_max:
             self._refused_for_number += 1
             if self._refused_for_number > channels_max:
                 raise RemoteProtocolError(
@@ -234,6 +252,23 @@ class Producers:
         self.available(channel)
         return producer
 
+    def hand_over(self, channel: int, to: ForeignProducers) -> PartitionRequest | None:
+        """A one-way connection answers that request, which this gives; None if it was cancelled."""
+        request = self._requested.pop(channel, None)
+        if request is not None:
+            self._elsewhere[channel] = to
+        return request
+
+    def take_back(self, channel: int, error: ShuffleError | None = None) -> None:
+        """A channel that was handed over is closed; ``error`` is for its consumer, if it cannot hear of it
+        otherwise."""
+        if self._elsewhere.pop(channel, None) is not None and error is not None:
+            self._control.append(Error(channel, error.code, str(error)))
+
+    def requested(self, one_way: int) -> bool:
+        """Whether there is an unanswered request for the one-way connection of that number."""
+        return any(request.one_way == one_way for request in self._requested.values())
+
     def refuse(self, channel: int, error: ShuffleError) -> None:
         if self._requested.pop(channel, None) is not None:
             self._control.append(Error(channel, error.code, str(error)))
@@ -246,6 +281,8 @@ class Producers:
 
     def cancel(self, channel: int, reason: CancelReason) -> PartitionCancelled | PartitionReleased | None:
         """The consumer wants no more; an unknown id is ignored."""
+        if (elsewhere := self._elsewhere.pop(channel, None)) is not None:
+            return elsewhere.cancel(channel, reason)
         producer = self.channels.pop(channel, None)
         if producer is not None:
             producer.close(reason)
@@ -288,6 +325,8 @@ class Producers:
             producer.view.resize(size)
         elif request is not None:
             self._requested[channel] = replace(request, buffer_size=size)
+        elif (elsewhere := self._elsewhere.get(channel)) is not None:
+            elsewhere.on_buffer_size(channel, size)
 
     def on_resume(self, channel: int, generation: int, barrier: int) -> None:
         """ResumeConsumption; that of a closed channel, or for another generation, is ignored."""
@@ -295,6 +334,8 @@ class Producers:
         if producer is not None and producer.generation == generation:
             producer.on_resume(barrier)
             self.available(channel)
+        elif (elsewhere := self._elsewhere.get(channel)) is not None:
+            elsewhere.on_resume(channel, generation, barrier)
 
     def available(self, channel: int) -> None:
         """Data, an event or credit came: get in line, or say that there is backlog without credit."""
@@ -334,26 +375,16 @@ class Producers:
             elif piece.data_type != _DATA:
                 self._announce_backlog(producer)
         if pieces:
-            self._count(pieces)
+            count_buffers(pieces, self._counters)
         return pieces
-
-    def _count(self, pieces: list[Outgoing]) -> None:
-        counters = self._counters
-        frames_out = counters.frames_out
-        frames_out["buffer_response"] = frames_out.get("buffer_response", 0) + len(pieces)
-        data = [piece for piece in pieces if piece.data_type == _DATA]
-        payload_bytes = sum([piece.size for piece in data])
-        counters.buffers_out += len(data)
-        counters.payload_bytes_out += payload_bytes
-        counters.rows_out += sum([piece.rows for piece in data])
-        if len(data) < len(pieces):  # events among them
-            payload_bytes = sum([piece.size for piece in pieces])
-        counters.bytes_out += BUFFER_HEADER_BYTES * len(pieces) + payload_bytes
 
     def lost(self, reason: CancelReason) -> None:
         """The connection is gone."""
         for producer in self.channels.values():
             producer.close(reason)
+        for channel, elsewhere in self._elsewhere.items():
+            elsewhere.cancel(channel, reason)
+        self._elsewhere.clear()
         self.channels.clear()
         self._requested.clear()
         self.ready.clear()
@@ -363,8 +394,51 @@ class Producers:
         assert len(line) == len(set(line))
         assert all(producer.enqueued for producer in self.ready)
         assert not set(self._requested) & set(self.channels)
+        assert not set(self._elsewhere) & {*self._requested, *self.channels}
         for producer in self.channels.values():
             producer.validate()
+
+
+# --- counting -------------------------------------------------------------------------------------
+
+
+def count_buffers(pieces: list[Outgoing], counters: ConnectionCounters) -> None:
+    """Count what is about to be sent."""
+    frames_out = counters.frames_out
+    frames_out["buffer_response"] = frames_out.get("buffer_response", 0) + len(pieces)
+    data = [piece for piece in pieces if piece.data_type == _DATA]
+    payload_bytes = sum([piece.size for piece in data])
+    counters.buffers_out += len(data)
+    counters.payload_bytes_out += payload_bytes
+    counters.rows_out += sum([piece.rows for piece in data])
+    if len(data) < len(pieces):  # events among them
+        payload_bytes = sum([piece.size for piece in pieces])
+    counters.bytes_out += BUFFER_HEADER_BYTES * len(pieces) + payload_bytes
+
+
+def count_frames_in(decoder: FrameDecoder, counters: ConnectionCounters) -> int:
+    """Count the frames that have become complete since the last call; gives their number."""
+    counts, frames_in = decoder.counts, counters.frames_in
+    total = 0
+    for kind, name in _FRAME_NAMES:
+        if counts[kind]:
+            total += counts[kind]
+            frames_in[name] = frames_in.get(name, 0) + counts[kind]
+            counts[kind] = 0
+    return total
+
+
+def take_control(control: deque[Frame], counters: ConnectionCounters) -> bytes:
+    """Take all control frames that wait to be sent, as bytes."""
+    encoded = []
+    for frame in control:
+        name = frame_name(frame)
+        counters.frames_out[name] = counters.frames_out.get(name, 0) + 1
+        encoded.append(encode_frame(frame))
+    control.clear()
+    data = b"".join(encoded)
+    counters.bytes_out += len(data)
+    return data
 
 
 # --- connection -----------------------------------------------------------------------------------
@@ -379,6 +453,9 @@ class Connection:
     Invariants: a producer channel stands in the line of ready ones at most once; an id is in at most
     one of requested, producing and consuming; per channel the invariants of its ledgers.
     """
+
+    reading = True
+    """The socket is read, whatever the consumers do: what comes has credit."""
 
     def __init__(
         self, *, dialer: bool, counters: ConnectionCounters, ping_interval: float, now: float
@@ -418,22 +495,12 @@ class Connection:
         try:
             self._decoder.receive(data)
         finally:
-            frames = self._count_frames()
+            frames = count_frames_in(self._decoder, self._counters)
         if len(self._control) > limits.CONTROL_FRAMES_UNSENT_MAX:
             raise RemoteProtocolError(
                 f"more than {limits.CONTROL_FRAMES_UNSENT_MAX} control frames wait to be read by the peer"
             )
         return frames
-
-    def _count_frames(self) -> int:
-        counts, frames_in = self._decoder.counts, self._counters.frames_in
-        total = 0
-        for kind, name in _FRAME_NAMES:
-            if counts[kind]:
-                total += counts[kind]
-                frames_in[name] = frames_in.get(name, 0) + counts[kind]
-                counts[kind] = 0
-        return total
 
     def events(self) -> list[ConnectionEvent]:
         """What happened since the last call."""
@@ -452,7 +519,7 @@ class Connection:
         try:
             target = consumer.begin(header)
         except RemoteProtocolError as error:
-            self._fail_consumer(consumer, error)
+            self.fail_consumer(consumer, error)
             counters.rows_discarded += rows
             return None
         if data_type == _DATA:
@@ -492,10 +559,7 @@ class Connection:
                 if (event := self.producers.cancel(channel, reason)) is not None:
                     self._events.append(event)
             case Error(channel, code, text) if channel:
-                consumer = self._consumers.pop(channel, None)
-                if consumer is not None:
-                    self._forget(consumer)
-                    consumer.fail(error_from_code(code, text))
+                self.producer_failed(channel, error_from_code(code, text))
             case Error(_, code, text):
                 self._events.append(PeerClosed(error_from_code(code, text)))
             case Close():
@@ -565,11 +629,19 @@ class Connection:
             consumer.close()
             self._control.append(CancelPartitionRequest(consumer.id, reason))
 
-    def _fail_consumer(self, consumer: ConsumerChannel, error: ShuffleError) -> None:
-        del self._consumers[consumer.id]
-        self._forget(consumer)
-        consumer.fail(error)
-        self._control.append(CancelPartitionRequest(consumer.id, CancelReason.FAILED))
+    def fail_consumer(self, consumer: ConsumerChannel, error: ShuffleError) -> None:
+        """Nothing more is to come on that channel, because of ``error``: tell both sides; idempotent."""
+        if self._consumers.pop(consumer.id, None) is not None:
+            self._forget(consumer)
+            self._control.append(CancelPartitionRequest(consumer.id, CancelReason.FAILED))
+            consumer.fail(error)
+
+    def producer_failed(self, channel: int, error: ShuffleError) -> None:
+        """The producer says that nothing more comes on that channel; an unknown id is ignored."""
+        consumer = self._consumers.pop(channel, None)
+        if consumer is not None:
+            self._forget(consumer)
+            consumer.fail(error)
 
     def _forget(self, consumer: ConsumerChannel) -> None:
         self._granting.pop(consumer.id, None)
@@ -614,7 +686,7 @@ class Connection:
             self._control.append(self._pong)
             self._pong = None
         if self._control:
-            chunks.append(self._take_control())
+            chunks.append(take_control(self._control, self._counters))
         pieces = self.producers.take_turns(buffers_max, chunks)
         if self._tap is not None:
             self._tap.sending(chunks)
@@ -641,18 +713,6 @@ class Connection:
                     grants.append((consumer.id, credit))
             for at in range(0, len(grants), limits.GRANTS_PER_FRAME_MAX):
                 self._control.append(AddCredit(tuple(grants[at : at + limits.GRANTS_PER_FRAME_MAX])))
-
-    def _take_control(self) -> bytes:
-        frames_out = self._counters.frames_out
-        encoded = []
-        for frame in self._control:
-            name = frame_name(frame)
-            frames_out[name] = frames_out.get(name, 0) + 1
-            encoded.append(encode_frame(frame))
-        self._control.clear()
-        data = b"".join(encoded)
-        self._counters.bytes_out += len(data)
-        return data
 
     # --- listening ------------------------------------------------------------------------------
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from minishuffle import limits
 from minishuffle.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = ["BufferKind", "ReceiveCredit", "SendCredit"]
+__all__ = ["ENDLESS_CREDIT", "BufferKind", "ReceiveCredit", "SendCredit"]
 
 B = TypeVar("B")
 """A free receive buffer; opaque here."""
@@ -32,6 +32,10 @@ class BufferKind(Enum):
 _EXCLUSIVE, _FLOATING = BufferKind.EXCLUSIVE, BufferKind.FLOATING
 
 
+ENDLESS_CREDIT: Final = 1 << 62
+"""What a channel has whose consumer grants none: TCP holds the producer up."""
+
+
 class SendCredit:
     """Producer's half. Invariant: ``0 ≤ sent ≤ granted``."""
 
@@ -44,6 +48,10 @@ class SendCredit:
     @property
     def available(self) -> int:
         return self.granted - self.sent
+
+    @property
+    def endless(self) -> bool:
+        return self.granted >= ENDLESS_CREDIT
 
     def grant(self, credit: int) -> None:
         """The consumer set ``credit`` more buffers aside.

@@ -11,7 +11,7 @@ from dataclasses import asdict, is_dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from minishuffle import limits
-from minishuffle.wire.decoder import FrameDecoder, FrameSink
+from minishuffle.wire.decoder import NO_MEMORY, FrameDecoder, FrameSink
 from minishuffle.wire.frames import (
     BUFFER_FIXED_BYTES,
     NO_ELEMENT_START,
@@ -97,7 +97,7 @@ class _Listener:
     def buffer_begin(self, header: BufferHeader) -> memoryview | None:
         self._event = None  # its payload was discarded
         target = self._behind.buffer_begin(header) if self._behind is not None else None
-        if self._tap.listens(header[2]):
+        if self._tap.listens(header[2]) and target is not NO_MEMORY:
             if header[5] != _EVENT:
                 self._note_buffer(header, {})
             else:

@@ -14,9 +14,10 @@ import asyncio
 import os
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import uvloop
 
@@ -36,21 +37,24 @@ from minishuffle.protocol.connection import (
     ConnectionEvent,
     PeerClosed,
 )
+from minishuffle.protocol.oneway import OneWayReceiver, OneWaySender
 from minishuffle.transport.addresses import cannot_listen, host_port, unreachable
 from minishuffle.transport.admission import UnprovenConnections
 from minishuffle.transport.credentials import Credentials
 from minishuffle.transport.forks import close_in_forks
 from minishuffle.transport.tls import TlsStream, tls_layer
-from minishuffle.wire.frames import Role
+from minishuffle.wire.frames import OneWay, Role
 from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
 
-__all__ = ["DataEndpoint", "DataLink", "EndpointHandler"]
+__all__ = ["DataEndpoint", "DataLink", "EndpointHandler", "Machine"]
+
+Machine: TypeAlias = Connection | OneWayReceiver | OneWaySender
 
 TCP_INFO_BYTES: Final = 216
 """The beginning of Linux' ``struct tcp_info``, up to ``tcpi_bytes_retrans``."""
-_TCP_INFO: Final = struct.Struct("=68xI48xQ16xII48xQQ")
-"""``tcpi_rtt``, ``tcpi_bytes_acked``, ``tcpi_notsent_bytes``, ``tcpi_min_rtt``, ``tcpi_bytes_sent`` and
-``tcpi_bytes_retrans``; times are in microseconds."""
+_TCP_INFO: Final = struct.Struct("=2xB65xI48xQ16xII24xQ16xQQ")
+"""``tcpi_retransmits``, ``tcpi_rtt``, ``tcpi_bytes_acked``, ``tcpi_notsent_bytes``, ``tcpi_min_rtt``,
+``tcpi_rwnd_limited``, ``tcpi_bytes_sent`` and ``tcpi_bytes_retrans``; times are in microseconds."""
 _NOT_MEASURED: Final = (1 << 32) - 1
 
 
@@ -66,6 +70,11 @@ class Measured(NamedTuple):
     """Bytes that the kernel took and has not sent."""
     in_flight: int = 0
     """Bytes that it has sent and the peer has not acknowledged."""
+    window_closed: float = 0.0
+    """For so long, in all, it had something to send and the peer's window had no room."""
+    retransmits: int = 0
+    """How often in a row it has sent the same again, each time after twice the time before. A peer that does
+    not read acknowledges all the same."""
 
 
 class EndpointHandler(Protocol):
@@ -87,10 +96,17 @@ class EndpointHandler(Protocol):
 
 
 class DataLink(asyncio.BufferedProtocol):
-    """One data connection: first its handshake, then its ``Connection``."""
+    """One data connection: first its handshake, then its ``Connection``, or a machine that goes one way.
 
-    def __init__(self, endpoint: DataEndpoint, handshake: Handshake, *, dialer: bool) -> None:
-        self._connection: Connection | None = None
+    Args:
+        one_way: what it is dialed for, if not for both ways.
+    """
+
+    def __init__(
+        self, endpoint: DataEndpoint, handshake: Handshake, *, dialer: bool, one_way: OneWay | None = None
+    ) -> None:
+        self.one_way = one_way
+        self._machine: Machine | None = None
         """Made when the handshake is complete."""
         self.established = False
         self.local = self.remote = ""
@@ -103,6 +119,10 @@ class DataLink(asyncio.BufferedProtocol):
         self._connected: asyncio.Transport | None = None
         self.paused = False
         """The kernel takes no more for now."""
+        self.on_written: Callable[[], None] = lambda: None
+        """Called when something was given to the socket, and when that takes no more for now."""
+        self._reading = True
+        """The socket is read as far as the machine is concerned."""
         self._flush_scheduled = False
         self._in_transport: list[Outgoing] = []
         self._error: ShuffleError | None = None
@@ -137,10 +157,16 @@ class DataLink(asyncio.BufferedProtocol):
             del error
 
     @property
-    def connection(self) -> Connection:
+    def machine(self) -> Machine:
         """The protocol's machine, of an established link."""
-        assert self._connection is not None, "the handshake is not complete yet"
-        return self._connection
+        assert self._machine is not None, "the handshake is not complete yet"
+        return self._machine
+
+    @property
+    def connection(self) -> Connection:
+        """The machine of an established link that goes both ways."""
+        assert isinstance(self._machine, Connection)
+        return self._machine
 
     @property
     def _transport(self) -> asyncio.Transport:
@@ -172,7 +198,7 @@ class DataLink(asyncio.BufferedProtocol):
             if not self.established:
                 self._receive_handshake(data)
             else:
-                frames = self.connection.receive(data, self._loop.time())
+                frames = self.machine.receive(data, self._loop.time())
         except RemoteProtocolError as error:
             self._endpoint.handler.refused("malformed", str(error), self.remote)
             self.abort(error.with_traceback(None))
@@ -185,8 +211,17 @@ class DataLink(asyncio.BufferedProtocol):
                 self._loop.call_soon(self._read_on)
 
     def _read_on(self) -> None:
-        if not self._lost and not self._transport.is_closing():
+        if self._reading and not self._lost and not self._transport.is_closing():
             self._transport.resume_reading()
+
+    def _read_as_wanted(self) -> None:
+        """Stop reading, or go on, as the machine says."""
+        if self.machine.reading != self._reading and not self._transport.is_closing():
+            self._reading = self.machine.reading
+            if self._reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
 
     def eof_received(self) -> bool:
         return False
@@ -203,7 +238,7 @@ class DataLink(asyncio.BufferedProtocol):
             error = self._error or PeerLost(
                 f"connection to worker {self.peer.worker} broke: {text_of(exc) if exc else 'closed by peer'}"
             )
-            self.connection.lost(error)
+            self.machine.lost(error)
             self._endpoint.closed(self)
             self._endpoint.handler.link_down(self, error)
         else:
@@ -224,6 +259,7 @@ class DataLink(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self.paused = True
+        self.on_written()
 
     def resume_writing(self) -> None:
         self.paused = False
@@ -268,8 +304,13 @@ class DataLink(asyncio.BufferedProtocol):
         if peer is None:
             return
         self._cancel_timer()
-        self._connection = self._endpoint.new_connection(peer, dialer=self._dialer)
+        self.one_way = self.one_way or peer.one_way
+        self._machine = self._endpoint.new_machine(peer, self.one_way, dialer=self._dialer)
+        if self._machine is None:
+            self._refuse("peer", f"nobody wants that one-way connection with {peer} any more")
+            return
         self.established = True
+        self._bound_sockets()
         leftover = self._handshake.leftover()
         self._endpoint.settled(self)
         if not self.done.done():
@@ -277,7 +318,16 @@ class DataLink(asyncio.BufferedProtocol):
         self._endpoint.handler.link_up(self)
         if leftover and not self._lost:
             counters.bytes_in -= len(leftover)
-            self.connection.receive(leftover, self._loop.time())
+            self.machine.receive(leftover, self._loop.time())
+
+    def _bound_sockets(self) -> None:
+        """What stands in the sockets of a one-way connection stands before a consumer that has no buffer:
+        Linux would let it grow to many seconds of what that consumer takes."""
+        sends = isinstance(self._machine, OneWaySender)
+        if sends or isinstance(self._machine, OneWayReceiver):
+            option = socket.SO_SNDBUF if sends else socket.SO_RCVBUF
+            sock = self._transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, option, limits.ONE_WAY_SOCKET_BYTES)
 
     def _handshake_timeout(self) -> None:
         seconds = self._endpoint.handshake_seconds
@@ -306,12 +356,14 @@ class DataLink(asyncio.BufferedProtocol):
         info = b"" if sock is None else sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
         if len(info) < TCP_INFO_BYTES:
             return Measured()
-        smoothed, acknowledged, unsent, least, sent, again = _TCP_INFO.unpack(info)
+        repeats, smoothed, acknowledged, unsent, least, closed, sent, again = _TCP_INFO.unpack(info)
         return Measured(
             0.0 if least == _NOT_MEASURED else least / 1e6,
             smoothed / 1e6,
             unsent,
             max(0, sent - again - acknowledged),
+            closed / 1e6,
+            repeats,
         )
 
     def flush_soon(self) -> None:
@@ -324,7 +376,7 @@ class DataLink(asyncio.BufferedProtocol):
         self._flush_scheduled = False
         if self.paused or self._lost:
             return
-        chunks, pieces = self.connection.data_to_send(limits.FLUSH_SEGMENTS_MAX)
+        chunks, pieces = self.machine.data_to_send(limits.FLUSH_SEGMENTS_MAX)
         if not chunks:
             return
         if self._gathers:
@@ -337,11 +389,18 @@ class DataLink(asyncio.BufferedProtocol):
             return
         for piece in pieces:
             piece.released()
-        if self.connection.wants_to_send:
+        self.on_written()
+        if self.machine.wants_to_send:
             self.flush_soon()
 
+    def stepped(self) -> None:
+        """Something has been done with the machine of an established link."""
+        if not self._lost:
+            self._after_step()
+
     def _after_step(self) -> None:
-        events = self.connection.events()
+        machine = self.machine
+        events = machine.events()
         if events:
             for event in events:
                 if isinstance(event, PeerClosed):
@@ -349,8 +408,9 @@ class DataLink(asyncio.BufferedProtocol):
                     self._transport.close()
             self._endpoint.handler.link_events(self, events)
         if not self._lost:
+            self._read_as_wanted()
             self._arm_timer()
-            if self.connection.wants_to_send:
+            if machine.wants_to_send:
                 self.flush_soon()
 
     def _arm_timer(self) -> None:
@@ -359,7 +419,9 @@ class DataLink(asyncio.BufferedProtocol):
         What arrives moves the deadline on, and the timer that fires early is set anew: cheaper than to set
         it at every read.
         """
-        deadline = self.connection.next_deadline()
+        deadline = self.machine.next_deadline()
+        if deadline is None:
+            return
         if self._timer is None or deadline < self._timer_at:
             self._cancel_timer()
             self._timer_at = deadline
@@ -372,7 +434,7 @@ class DataLink(asyncio.BufferedProtocol):
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.connection.handle_timer(self._loop.time())
+        self.machine.handle_timer(self._loop.time())
         self._after_step()
 
     def close(self) -> None:
@@ -381,7 +443,7 @@ class DataLink(asyncio.BufferedProtocol):
             return
         self._error = self._error or PeerLost("the connection was closed on this side")
         if self.established:
-            self.connection.close()
+            self.machine.close()
             self._flush()
         self._transport.close()
 
@@ -435,6 +497,9 @@ class DataEndpoint:
         self.dialing: set[DataLink] = set()
         """Dialed, and in their handshake."""
         self._server: asyncio.Server | None = None
+        self.one_way: Callable[[Identity, OneWay, bool], Machine | None] = lambda peer, one_way, dialer: None
+        """Gives the machine of a one-way connection with that peer; the last argument: this side has
+        dialed."""
         self._dialed: dict[int, int] = {}
         """How many times each worker was dialed."""
 
@@ -452,7 +517,9 @@ class DataEndpoint:
         close_in_forks(*self._server.sockets)
         return int(self._server.sockets[0].getsockname()[1])
 
-    async def dial(self, address: Address, worker: int, epoch: int | None) -> DataLink:
+    async def dial(
+        self, address: Address, worker: int, epoch: int | None, one_way: OneWay | None = None
+    ) -> DataLink:
         """Connect to that worker's data port and complete the handshake.
 
         Raises:
@@ -461,7 +528,7 @@ class DataEndpoint:
         """
         loop = asyncio.get_running_loop()
         counter = self._dialed[worker] = self._dialed.get(worker, 0) + 1
-        identity = replace(self.identity, counter=counter)
+        identity = replace(self.identity, counter=counter, one_way=one_way)
         link = self._new_link(identity, dialer=True, target=worker, epoch=epoch)
         try:
             async with asyncio.timeout(self.handshake_seconds):
@@ -493,9 +560,12 @@ class DataEndpoint:
             authorize=self.handler.authorize,
             expected_epoch=epoch,
         )
-        return DataLink(self, handshake, dialer=dialer)
+        return DataLink(self, handshake, dialer=dialer, one_way=identity.one_way)
 
-    def new_connection(self, peer: Identity, *, dialer: bool) -> Connection:
+    def new_machine(self, peer: Identity, one_way: OneWay | None, *, dialer: bool) -> Machine | None:
+        """What carries on behind a handshake; None if nobody wants that one-way connection any more."""
+        if one_way is not None:
+            return self.one_way(peer, one_way, dialer)
         interval, now = self._ping_interval, asyncio.get_running_loop().time()
         if peer.role == Role.WORKER and self._suspect_after is not None:
             interval = self._suspect_after / SILENT_AFTER_INTERVALS

@@ -25,12 +25,14 @@ from minishuffle.wire.frames import (
     positive,
 )
 
-__all__ = ["FrameDecoder", "FrameSink"]
+__all__ = ["NO_MEMORY", "FrameDecoder", "FrameSink"]
 
 _TYPE_AND_CHANNEL_BYTES: Final = FRAME_HEADER_BYTES - LENGTH_BYTES
 _BUFFER_RESPONSE: Final = int(FrameType.BUFFER_RESPONSE)
 _ADD_CREDIT: Final = int(FrameType.ADD_CREDIT)
 _KNOWN_TYPES: Final = frozenset(int(kind) for kind in FrameType)
+NO_MEMORY: Final = memoryview(bytearray())
+"""What a sink lends that has no memory for a payload yet: the stream is to be read no further for now."""
 
 
 class FrameSink(Protocol):
@@ -43,7 +45,8 @@ class FrameSink(Protocol):
         """One pair of an AddCredit; ``credit`` is positive."""
 
     def buffer_begin(self, header: BufferHeader) -> memoryview | None:
-        """A BufferResponse begins: lend memory of the length of its payload, or None to discard that."""
+        """A BufferResponse begins: lend memory of the length of its payload, or None to discard that.
+        ``NO_MEMORY`` stops the decoder in front of it."""
 
     def buffer_end(self) -> None:
         """The payload begun last is complete; not called for one that is discarded."""
@@ -57,7 +60,7 @@ class FrameDecoder:
     way at the same time.
     """
 
-    __slots__ = ("_filled", "_head", "_limit", "_remaining", "_target", "counts", "sink")
+    __slots__ = ("_filled", "_head", "_limit", "_remaining", "_target", "counts", "sink", "stopped")
 
     def __init__(self, sink: FrameSink, limit_bytes: int) -> None:
         self.counts = [0] * (max(FrameType) + 1)
@@ -69,28 +72,37 @@ class FrameDecoder:
         self._target: memoryview | None = None
         self._filled = 0
         self._remaining = 0
+        self.stopped = False
+        """The sink has no memory for the payload that comes next."""
 
-    def receive(self, data: bytes | bytearray | memoryview) -> None:
-        """Take the next bytes of the stream; calls the sink for what became complete.
+    def receive(self, data: bytes | bytearray | memoryview) -> int:
+        """Take the next bytes of the stream; calls the sink for what became complete. Gives how many were
+        taken: all of them, unless it is ``stopped``. Then what is left, which may be nothing, is to be given
+        again when there may be memory.
 
         Raises:
             RemoteProtocolError: the stream is not what the frame table says.
         """
         view = memoryview(data)
         at, end = 0, len(view)
-        while at < end:
+        if self.stopped:
+            self.stopped = False
+            if self._head:
+                self._complete_head()
+        while at < end and not self.stopped:
             if self._remaining:
                 at += self._receive_payload(view, at, end)
             elif self._head:
                 at += self._receive_head(view, at, end)
             else:
                 at = self._receive_buffers(view, at, end)
-                if at < end and not self._remaining:
+                if at < end and not (self._remaining or self.stopped):
                     used = self._parse(view, at, end)
                     if not used:
                         self._head += view[at:]
-                        return
+                        return end
                     at += used
+        return at
 
     def discard_payload(self) -> None:
         """The memory lent for the payload under way is taken back: skip the rest of it."""
@@ -108,8 +120,11 @@ class FrameDecoder:
             length = header[0]
             if header[1] != _BUFFER_RESPONSE or not BUFFER_FIXED_BYTES <= length <= limit:
                 break
-            counts[_BUFFER_RESPONSE] += 1
             target = begin(header)
+            if target is NO_MEMORY:
+                self.stopped = True
+                break
+            counts[_BUFFER_RESPONSE] += 1
             at += BUFFER_HEADER_BYTES
             following = at + length - BUFFER_FIXED_BYTES
             if following > end:
@@ -139,13 +154,20 @@ class FrameDecoder:
         missing = self._head_bytes() - have
         size = min(missing, end - at)
         self._head += view[at : at + size]
-        if size == missing:
-            head = memoryview(self._head)
-            if self._head_bytes() == len(head):
-                self._head = bytearray()
-                used = self._receive_buffers(head, 0, len(head)) or self._parse(head, 0, len(head))
-                assert used == len(head)
+        if size == missing and self._head_bytes() == len(self._head):
+            self._complete_head()
         return size
+
+    def _complete_head(self) -> None:
+        """Take a head that is all there; it stays if there is no memory for the payload behind it."""
+        head, self._head = self._head, bytearray()
+        view = memoryview(head)
+        used = self._receive_buffers(view, 0, len(view))
+        if self.stopped:
+            self._head = head
+        else:
+            used = used or self._parse(view, 0, len(view))
+            assert used == len(view)
 
     def _head_bytes(self) -> int:
         """How long the head under way has to be before it can be parsed."""

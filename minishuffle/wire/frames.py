@@ -8,14 +8,17 @@ frame                  way                     body
 =====================  ======================  =====================================================
 Hello                  both, handshake         magic u32, version u16, role u8, cluster id, worker
                                                u32, epoch u64, counter u32, target u32, nonce 32,
-                                               proof 0 or 32
+                                               proof 0 or 32, one-way connection: direction u8 (0: it
+                                               is none, 1: the dialer produces, 2: it consumes),
+                                               edge u32, number u32, job
 Welcome                acceptor -> dialer      worker u32, epoch u64
 Reject                 acceptor -> dialer      code u16, text
 PartitionRequest       consumer -> producer    job, edge u32, producer u32, subpartition u32,
                                                producer attempt u32, consumer attempt u32,
                                                generation u32, initial credit u32, buffer size u32
                                                (0: whole segments), rows received u64 and last
-                                               sequence u32 of the generation before
+                                               sequence u32 of the generation before, number u32 of the
+                                               one-way connection that carries the answer
 BufferResponse         producer -> consumer    sequence u32, backlog u32, data type u8, flags u8,
                                                first element start u32, rows begun u32, payload
 AddCredit              consumer -> producer    1 … 4096 times: channel u32, credit u32
@@ -35,7 +38,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -73,6 +76,7 @@ __all__ = [
     "NO_ELEMENT_START",
     "NO_SEQUENCE",
     "NewBufferSize",
+    "OneWay",
     "PROTOCOL_VERSION",
     "PartitionRequest",
     "Ping",
@@ -272,6 +276,18 @@ class BufferFlags(IntFlag):
     """The buffer's last byte is the last of an element."""
 
 
+class OneWay(NamedTuple):
+    """A connection that carries what the producers of one worker write for one edge to the consumers on
+    another, and nothing back: see :mod:`~minishuffle.protocol.oneway`."""
+
+    job: str
+    edge: int
+    produces: bool
+    """The dialer does, and the acceptor consumes; False: the other way round."""
+    number: int
+    """Given by the consumer; never twice."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hello:
     """Opening of either side; ``proof`` is empty in the first one.
@@ -291,6 +307,8 @@ class Hello:
     counter: int = 0
     magic: int = MAGIC
     version: int = PROTOCOL_VERSION
+    one_way: OneWay | None = None
+    """What the dialer means the connection for; None for one that goes both ways, and of an acceptor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +347,8 @@ class PartitionRequest:
     buffer_size: int = 0
     rows_received: int = 0
     last_sequence: int = NO_SEQUENCE
+    one_way: int = 0
+    """Number of the one-way connection that carries what is sent; 0: the one that carries this request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,7 +457,8 @@ def frame_name(frame: Frame) -> str:
 
 _HELLO: Final = struct.Struct(">IHBIQII32s")
 _WELCOME: Final = struct.Struct(">IQ")
-_REQUEST: Final = struct.Struct(">IIIIIIIIQI")
+_REQUEST: Final = struct.Struct(">IIIIIIIIQII")
+_ONE_WAY: Final = struct.Struct(">BII")
 _BUFFER_RESPONSE: Final = int(FrameType.BUFFER_RESPONSE)
 
 
@@ -466,7 +487,10 @@ def _text(text: str) -> bytes:
 
 def _encode_hello(f: Hello) -> bytes:
     fixed = _HELLO.pack(f.magic, f.version, f.role, f.worker, f.epoch, f.counter, f.target, f.nonce)
-    return fixed + _name(f.cluster) + bytes([len(f.proof)]) + f.proof
+    job, edge, produces, number = f.one_way or ("", 0, False, 0)
+    direction = 0 if f.one_way is None else 1 if produces else 2
+    one_way = _ONE_WAY.pack(direction, edge, number) + _name(job)
+    return fixed + _name(f.cluster) + bytes([len(f.proof)]) + f.proof + one_way
 
 
 def _encode_request(f: PartitionRequest) -> bytes:
@@ -481,6 +505,7 @@ def _encode_request(f: PartitionRequest) -> bytes:
         f.buffer_size,
         f.rows_received,
         f.last_sequence,
+        f.one_way,
     )
     return fixed + _name(f.partition.job)
 
@@ -576,12 +601,17 @@ def _decode_hello(body: BodyReader) -> Hello:
     cluster = body.name()
     (size,) = body.take(1)
     proof = body.take(size)
-    return Hello(role, cluster, worker, epoch, target, nonce, proof, counter, magic, version)  # type: ignore[arg-type]
+    direction, edge, number = body.unpack(_ONE_WAY)
+    one_way = OneWay(body.name(), edge, direction == 1, number)
+    if direction > 2 or (not direction and one_way != ("", 0, False, 0)):
+        raise RemoteProtocolError(f"unknown direction {direction} of a one-way connection")
+    hello = Hello(role, cluster, worker, epoch, target, nonce, proof, counter, magic, version)  # type: ignore[arg-type]
+    return replace(hello, one_way=one_way) if direction else hello
 
 
 def _decode_request(channel: int, body: BodyReader) -> PartitionRequest:
     edge, producer, subpartition, producer_attempt, consumer_attempt, *rest = body.unpack(_REQUEST)
-    generation, credit, buffer_size, rows_received, last_sequence = rest
+    generation, credit, buffer_size, rows_received, last_sequence, one_way = rest
     if credit > limits.CREDIT_MAX:
         raise RemoteProtocolError(f"initial credit {credit}, at most {limits.CREDIT_MAX} is allowed")
     if buffer_size:
@@ -597,6 +627,7 @@ def _decode_request(channel: int, body: BodyReader) -> PartitionRequest:
         buffer_size=buffer_size,
         rows_received=rows_received,
         last_sequence=last_sequence,
+        one_way=one_way,
     )
 
 

@@ -11,12 +11,11 @@
 
 The dialer proves itself first: whoever can reach the port, and does not know the secret, gets nothing of an
 acceptor to try guesses against. A proof is HMAC-SHA256, keyed with the secret, over the protocol version,
-the direction, both nonces, the cluster id, and role, worker id, epoch and counter of both sides: dialer
-first; with TLS also the hashes of both certificates that the connection uses, so that nobody who speaks TLS
-to either side can pass on what the other says. The direction differs both ways, so that a proof sent back to
-its maker proves nothing. Until the peer
-has proved itself, Hello is the only frame that is read from an acceptor's peer, and a dialer reads a Reject
-besides.
+the direction, both nonces, the cluster id, role, worker id, epoch and counter of both sides, dialer first,
+and what a one-way connection is for; with TLS also the hashes of both certificates that the connection uses,
+so that nobody who speaks TLS to either side can pass on what the other says. The direction differs both
+ways, so that a proof sent back to its maker proves nothing. Until the peer has proved itself, Hello is the
+only frame that is read from an acceptor's peer, and a dialer reads a Reject besides.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from minishuffle.wire.frames import (
     Frame,
     FrameType,
     Hello,
+    OneWay,
     Reject,
     Role,
     Welcome,
@@ -73,7 +73,8 @@ _REJECT_TEXT_BYTES_MAX: Final = limits.HANDSHAKE_FRAME_BYTES_MAX - 64
 class Identity:
     """What a process says it is. ``worker`` and ``epoch`` are 0 for all but registered workers.
 
-    ``counter``: how many times it has dialed the other side, from 1; 0 where nobody counts.
+    ``counter``: how many times it has dialed the other side, from 1; 0 where nobody counts. ``one_way``: what
+    it has dialed for, if not for a connection that goes both ways.
     """
 
     role: Role
@@ -81,6 +82,7 @@ class Identity:
     worker: int
     epoch: int
     counter: int = 0
+    one_way: OneWay | None = None
 
     def __str__(self) -> str:
         if self.role is Role.COORDINATOR:
@@ -168,6 +170,7 @@ class Handshake:
             target,
             nonce,
             counter=identity.counter,
+            one_way=identity.one_way,
         )
         self._theirs: Hello | None = None
         """The peer's first Hello."""
@@ -302,6 +305,8 @@ class Handshake:
         """Everything of a first Hello but its proof."""
         if hello.role not in Role.__members__.values():
             raise HandshakeRefused("malformed", f"the peer has the unknown role {hello.role}")
+        if self._dialer and hello.one_way is not None:
+            raise HandshakeRefused("malformed", "the peer that was dialed says what the connection is for")
         peer = _identity(hello)
         if peer.cluster != self._identity.cluster:
             raise HandshakeRefused(
@@ -340,13 +345,19 @@ class Handshake:
         digest.update(dialer.nonce + acceptor.nonce)
         digest.update(struct.pack(">H", len(cluster)) + cluster)
         for hello in (dialer, acceptor):
-            digest.update(struct.pack(">BIQI", hello.role, hello.worker, hello.epoch, hello.counter))
+            one_way, who = hello.one_way, (hello.role, hello.worker, hello.epoch, hello.counter)
+            digest.update(struct.pack(">BIQI?", *who, one_way is not None))
+            if one_way is not None:
+                job = one_way.job.encode()
+                digest.update(struct.pack(">?IIH", one_way.produces, one_way.edge, one_way.number, len(job)))
+                digest.update(job)
         digest.update(self.binding)
         return digest.digest()
 
 
 def _identity(hello: Hello) -> Identity:
-    return Identity(Role(hello.role), hello.cluster, hello.worker, hello.epoch, hello.counter)
+    role = Role(hello.role)
+    return Identity(role, hello.cluster, hello.worker, hello.epoch, hello.counter, hello.one_way)
 
 
 def _check_version(body: bytes) -> None:

@@ -375,6 +375,7 @@ class JobInfo(ControlMessage):
     pause_left: list[str] = Field(default_factory=list)
     """What stays where it is while the job is paused."""
     links_broken: list[BrokenLink] = Field(default_factory=list)
+    flow_control: Literal["credit", "tcp"] = "credit"
 
 
 class JobList(ControlMessage):

@@ -21,6 +21,7 @@ from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition, ResultSubpartition
 from minishuffle.exchange.segments import LocalPool
 from minishuffle.protocol.channel import ProducerChannel
+from minishuffle.protocol.oneway import OneWayReceiver, OneWaySender
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.frames import Role
 from minishuffle.worker.handoff import LoopInbox
@@ -109,9 +110,16 @@ def worker_dump(worker: DumpedWorker, job: str) -> bytes:
 def _served(links: Iterable[DataLink]) -> Served:
     found: dict[int, tuple[str, ProducerChannel]] = {}
     for link in links:
-        for channel in link.connection.producers.channels.values():
+        for channel in _producers(link).values():
             found[id(channel.view)] = (_peer(link), channel)
     return found
+
+
+def _producers(link: DataLink) -> Mapping[int, ProducerChannel]:
+    machine = link.machine
+    if isinstance(machine, OneWayReceiver):
+        return {}
+    return machine.channels if isinstance(machine, OneWaySender) else machine.producers.channels
 
 
 def _peer(link: DataLink) -> str:
@@ -120,12 +128,27 @@ def _peer(link: DataLink) -> str:
 
 def _link(link: DataLink) -> Fields:
     """A data connection."""
-    connection = link.connection
-    return {
+    found: Fields = {
         "peer": _peer(link),
         "remote": link.remote,
         "paused": link.paused,
         "buffers_in_socket": link.unsent_buffers,
+    }
+    connection, purpose = link.machine, link.one_way
+    if purpose is not None:
+        found["one_way"] = {"job": purpose.job, "edge": purpose.edge, "number": purpose.number}
+    if isinstance(connection, OneWayReceiver):
+        return found | {
+            "channels_in": connection.channels,
+            "reading": connection.reading,
+            "held_bytes": connection.held_bytes,
+        }
+    if isinstance(connection, OneWaySender):
+        return found | {
+            "channels_out": len(connection.channels),
+            "channels_ready": len(connection.ready),
+        }
+    return found | {
         "control_unsent": connection.control_unsent,
         "channels_out": len(connection.producers.channels),
         "channels_ready": len(connection.producers.ready),
@@ -260,7 +283,9 @@ def _input(channel: InputChannel, key: ChannelKey, state: WorkerState) -> Fields
         "ended": channel.ended,
         "waits_for": _channel_waits_for(phase),
     }
-    if isinstance(attachment, RemoteAttachment):
+    if isinstance(attachment, RemoteAttachment) and not channel.credit:
+        found["tcp"] = {"waits_for_buffer": attachment.consumer.credit.waiting}
+    elif isinstance(attachment, RemoteAttachment):
         credit = attachment.consumer.credit
         found["credit"] = {
             "announced": credit.granted - credit.received,
@@ -322,6 +347,8 @@ def _output(subpartition: ResultSubpartition, served: Served) -> Fields:
     }
     if view is not None:
         found |= {"generation": view.generation, "consumer_attempt": view.attempt}
-    if channel is not None:
+    if channel is not None and channel.credit.endless:
+        found["ready"] = channel.enqueued
+    elif channel is not None:
         found |= {"credit": channel.credit.available, "ready": channel.enqueued}
     return found

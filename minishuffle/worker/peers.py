@@ -9,10 +9,11 @@ nothing for the pair, and a worker that dials before its news has come loses not
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 from minishuffle import limits
+from minishuffle.counters import OneWayCounts
 from minishuffle.errors import PeerLost, PeerSuspected, RemoteProtocolError, ShuffleError
 from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.partition import PartitionView, ResultPartition, serve
@@ -20,16 +21,18 @@ from minishuffle.ids import Address
 from minishuffle.protocol.connection import (
     ConnectionEvent,
     PartitionCancelled,
+    PartitionReleased,
     PartitionRequested,
     PeerSilent,
 )
 from minishuffle.transport.admission import RefusalLog
 from minishuffle.transport.tcp import DataEndpoint, DataLink
-from minishuffle.wire.frames import PartitionRequest, Role
+from minishuffle.wire.frames import OneWay, PartitionRequest, Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import PeerReport, WorkerAddress
 from minishuffle.worker.clients import ExternalClients
 from minishuffle.worker.instructions import Attach, CloseLinks, Instruction, Refuse, RequestPartition
+from minishuffle.worker.onewaylinks import OneWayLinks
 from minishuffle.worker.state import WorkerState
 
 __all__ = ["PeerLinks"]
@@ -53,6 +56,7 @@ class PeerLinks:
         carry_out: what the worker does with instructions.
         now: the loop's clock, in seconds.
         call_at: has a function called at a time of that clock.
+        in_background: runs a coroutine beside the loop's other work.
     """
 
     def __init__(
@@ -60,10 +64,13 @@ class PeerLinks:
         carry_out: Callable[[list[Instruction]], None],
         now: Callable[[], float],
         call_at: Callable[[float, Callable[[], None]], object],
+        in_background: Callable[[Coroutine[None, None, None], str], None],
     ) -> None:
         self.refusals = RefusalLog(_log.warning, call_at)
         self._carry_out = carry_out
         self._now = now
+        self._call_at = call_at
+        self._in_background = in_background
         self._links: dict[int, DataLink] = {}
         """By worker; of the epoch that the coordinator announced."""
         self._early: dict[tuple[int, int], _EarlyLink] = {}
@@ -71,12 +78,33 @@ class PeerLinks:
         self._endpoint: DataEndpoint | None = None
         self._machine: WorkerState | None = None
         self._clients: ExternalClients | None = None
+        self._one_way: OneWayLinks | None = None
 
     def registered(self, endpoint: DataEndpoint, state: WorkerState, external: ExternalClients) -> None:
         """The worker has its id: peers may connect from now on."""
         self._endpoint = endpoint
         self._machine = state
         self._clients = external
+        self._one_way = OneWayLinks(
+            endpoint.counters,
+            self._pair,
+            lambda worker: state.worker < worker,
+            self._dial_one_way,
+            self._in_background,
+            now=self._now,
+            call_at=self._call_at,
+        )
+        endpoint.one_way = self._one_way.machine
+
+    @property
+    def one_way(self) -> OneWayLinks:
+        """The one-way connections of a registered worker."""
+        assert self._one_way is not None, "the worker is not registered yet"
+        return self._one_way
+
+    def one_way_counts(self) -> OneWayCounts:
+        """See :meth:`OneWayLinks.counts`."""
+        return self._one_way.counts() if self._one_way is not None else OneWayCounts()
 
     @property
     def _state(self) -> WorkerState:
@@ -103,6 +131,8 @@ class PeerLinks:
         refusal = self._state.refusal(peer.worker, peer.epoch)
         if refusal is not None:
             return refusal
+        if peer.one_way is not None:
+            return self.one_way.refusal(peer, peer.one_way)
         link = self._known(peer)
         if link is not None and link.peer.epoch == peer.epoch and link.peer.counter >= peer.counter:
             return f"worker {peer.worker} is connected already"
@@ -113,6 +143,13 @@ class PeerLinks:
         early = self._early.get((peer.worker, peer.epoch))
         return early.link if early is not None else self._links.get(peer.worker)
 
+    def _pair(self, worker: int, epoch: int) -> DataLink | None:
+        """The ordinary link to that worker in that epoch."""
+        early, link = self._early.get((worker, epoch)), self._links.get(worker)
+        if early is not None:
+            return early.link
+        return link if link is not None and link.peer.epoch == epoch else None
+
     def refused(self, reason: str, text: str, remote: str) -> None:
         self.refusals.refused(reason, text, remote, self._now())
 
@@ -121,6 +158,9 @@ class PeerLinks:
             self.external.link_up(link)
             return
         peer = link.peer
+        if link.one_way is not None:
+            self.one_way.link_up(link)
+            return
         if peer.role == Role.PROBE:
             return  # It has seen what it wanted, and closes the connection.
         refusal = self._state.refusal(peer.worker, peer.epoch)
@@ -180,8 +220,15 @@ class PeerLinks:
                 self._requested(link, event.request)
             elif isinstance(event, PartitionCancelled):
                 self._cancelled(link, event.channel)
+                self._released(link)
+            elif isinstance(event, PartitionReleased):
+                self._released(link)
             elif isinstance(event, PeerSilent):
                 self._silent(link, event.seconds)
+
+    def _released(self, link: DataLink) -> None:
+        if link.peer.role == Role.WORKER:
+            self.one_way.released(link)
 
     def _silent(self, link: DataLink, seconds: float) -> None:
         """What a worker that is stopped or cut off holds of this one's segments comes home. The machine is
@@ -230,11 +277,17 @@ class PeerLinks:
             self.external.readers.link_down(link)
         elif link.peer.role == Role.PROBE:
             pass
+        elif link.one_way is not None:
+            self.one_way.link_down(link)
         elif self._links.get(worker) is link:
             del self._links[worker]
+            self.one_way.pair_down(link, error)
             self._carry_out(self._state.peer_down(worker, error, self._now()))
         elif self._early_of(link) is not None:
             del self._early[worker, link.peer.epoch]
+            self.one_way.pair_down(link, error)
+        else:  # another has taken its place
+            self.one_way.pair_down(link, error)
 
     # --- instructions ----------------------------------------------------------------------------
 
@@ -247,30 +300,49 @@ class PeerLinks:
             _log.warning("dialing worker %d: %s", peer.worker, error)
             self._carry_out(self._state.dial_failed(peer, error, self._now()))
 
+    async def _dial_one_way(self, worker: int, epoch: int, purpose: OneWay) -> DataLink:
+        assert self._endpoint is not None
+        peer = self._state.address(worker)
+        return await self._endpoint.dial(Address(peer.host, peer.data_port), worker, epoch, purpose)
+
     def request(self, instruction: RequestPartition, channel: InputChannel | None) -> None:
         """Open a channel; nothing happens if its task or the link is gone meanwhile."""
-        link = self._links.get(instruction.worker)
-        if channel is not None and link is not None:
-            channel.attach_remote(link, instruction.request, base=instruction.base)
+        link, request = self._links.get(instruction.worker), instruction.request
+        if channel is None or link is None:
+            return
+        partition = request.partition
+        source = link if channel.credit else self.one_way.inlet(link, partition.job, partition.edge)
+        channel.attach_remote(source, request, base=instruction.base)
 
-    def attach(self, instruction: Attach, partition: ResultPartition | None) -> PartitionView | None:
-        """Serve a peer's request from a partition here; gives the view by which it reads."""
+    def attach(
+        self, instruction: Attach, partition: ResultPartition | None, hit: Callable[[str], None]
+    ) -> PartitionView | None:
+        """Serve a peer's request from a partition here; gives the view by which it reads. ``hit`` is called
+        with each limit of its connection, see :data:`~minishuffle.counters.TCP_LIMITS`."""
         link, consumer = self._links.get(instruction.link), instruction.request.subpartition
         if link is None:
             return None
         subpartition = partition.subpartition(consumer) if partition is not None else None
         if subpartition is None:
             error = RemoteProtocolError(f"attempt {instruction.producer} has no subpartition {consumer}")
-            link.connection.refuse(instruction.request.channel, error)
-            link.flush_soon()
+            self._refuse(link, instruction.request.channel, error)
             return None
-        return serve(link, instruction.request, subpartition).view
+        request = instruction.request
+        if not request.one_way:
+            return serve(link, request, subpartition).view
+        outlet = self.one_way.outlet(link, request)
+        outlet.stages.listen(hit)
+        return serve(outlet, request, subpartition).view
+
+    def _refuse(self, link: DataLink, channel: int, error: ShuffleError) -> None:
+        link.connection.refuse(channel, error)
+        link.flush_soon()
+        self.one_way.released(link)
 
     def refuse(self, instruction: Refuse) -> None:
         link = self._links.get(instruction.link)
         if link is not None:
-            link.connection.refuse(instruction.channel, instruction.error)
-            link.flush_soon()
+            self._refuse(link, instruction.channel, instruction.error)
 
     def close(self, instruction: CloseLinks) -> None:
         link = self._links.get(instruction.worker)
@@ -281,10 +353,13 @@ class PeerLinks:
                 early.link.abort(PeerLost(f"worker {worker} was declared lost"))
 
     def reports(self) -> list[PeerReport]:
-        """For the heartbeat: every connection, by peer; early links are nobody's yet."""
+        """For the heartbeat: every ordinary connection, by peer; early links are nobody's yet. The others are
+        checked."""
+        if self._one_way is not None:
+            self._one_way.check()
         links: dict[int, list[DataLink]] = {}
         for link in self._endpoint.links if self._endpoint is not None else ():
-            if link.peer.role == Role.WORKER and self._early_of(link) is None:
+            if link.peer.role == Role.WORKER and self._early_of(link) is None and link.one_way is None:
                 links.setdefault(link.peer.worker, []).append(link)
         return [_report(peer, all_) for peer, all_ in sorted(links.items())]
 

@@ -156,7 +156,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._inbox = LoopInbox(self._loop)
         self.pool = _network_pool(settings)
-        self._peers = PeerLinks(self._carry_out, self._loop.time, self._loop.call_at)
+        self._peers = PeerLinks(self._carry_out, self._loop.time, self._loop.call_at, self._in_background)
         self.refusals = self._peers.refusals.counts
         self.endpoint = DataEndpoint(
             self._peers,
@@ -547,9 +547,7 @@ class Worker:
                 self._peers.request(instruction, deployment.channel(instruction.channel))
                 deployment.count_received(instruction)
             case Attach():
-                partition = deployment.partition(instruction.producer, instruction.request.partition.edge)
-                if (view := self._peers.attach(instruction, partition)) is not None:
-                    deployment.count_sent(instruction, view)
+                self._attach(instruction)
             case Refuse():
                 self._peers.refuse(instruction)
             case CancelTask(stopping):
@@ -573,6 +571,7 @@ class Worker:
             case ForgetJob(job):
                 self._programs.forget(job)
                 self._peers.external.forget(job)
+                self._peers.one_way.forget(job)
             case DialPeer() | FindAddress() | LookThere() | ProbePeer():
                 self._ask_network(instruction)
             case CloseLinks():
@@ -588,6 +587,14 @@ class Worker:
                 self._send(self._inspection.answer(question))
             case Exit(reason):
                 self._end(reason)
+
+    def _attach(self, instruction: Attach) -> None:
+        """A peer's request is granted."""
+        deployment, producer = self._deployment, instruction.producer
+        partition = deployment.partition(producer, instruction.request.partition.edge)
+        view = self._peers.attach(instruction, partition, partial(deployment.note_limit, producer))
+        if view is not None:
+            deployment.count_sent(instruction, view)
 
     def _ask_network(self, instruction: DialPeer | FindAddress | LookThere | ProbePeer) -> None:
         """Begin what takes as long as others take to answer."""
@@ -852,6 +859,7 @@ class Worker:
             suspicions=self._machine.suspicions if self._machine is not None else 0,
             gc_seconds=self._garbage.seconds,
             wall=self._wall(),
+            one_way=self._peers.one_way_counts(),
         )
 
 

@@ -520,6 +520,10 @@ class WorkerState:
         """The newest epoch of that worker that the coordinator named; 0 if it named none."""
         return self._peers.announced(worker)
 
+    def address(self, worker: int) -> WorkerAddress:
+        """Where that worker is, as the coordinator has announced."""
+        return self._peers.address(worker)
+
     def refusal(self, worker: int, epoch: int) -> str | None:
         """Why no link is made to that worker in that epoch; None: it may be."""
         announced = self._peers.announced(worker)

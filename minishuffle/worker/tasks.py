@@ -215,7 +215,7 @@ class Attempt:
         if not output.bounded:
             most = max(most, self._services.pool.total)
         pool = self._services.pool.create_pool(f"output {partition_id}", least, most)
-        paths, hit = self.paths, partial(_note_limit, self.counters, self._services.wall)
+        paths, hit = self.paths, self.note_limit
         pool.on_available(paths.bell.ring)
         self.pools[output.edge] = pool
         self.partitions[output.edge] = PipelinedPartition(
@@ -234,6 +234,11 @@ class Attempt:
             ),
             buffer_size=self._starting_bytes(),
         )
+
+    def note_limit(self, limit: str) -> None:
+        """(Any thread.) A limit is hit, see :data:`~minishuffle.counters.LIMITS`: note the first time."""
+        if limit not in self.counters.limits_hit:
+            self.counters.limits_hit[limit] = self._services.wall()
 
     def _starting_bytes(self) -> int | None:
         """What is put into a buffer before its consumer says how much; None: what has room."""
@@ -274,6 +279,7 @@ class Attempt:
         name = f"input {spec.input} of {self.spec.name}[{self.spec.index}]"
         pool = services.pool.create_pool(name, reserved + 1, reserved + floating)
         memory = limits.KEPT_MEMORY_BYTES // max(1, spec.count)
+        credit = spec.kept or settings.flow_control == "credit"
 
         def store(producer: int) -> ElementStore:
             return self._stored(PartitionId(self.id.subtask.job, spec.edge, producer), memory)
@@ -281,7 +287,7 @@ class Attempt:
         gate = InputGate(
             spec.edge,
             spec.input,
-            GateBuffers(pool, services.pool.segment_bytes, exclusive, floating),
+            GateBuffers(pool, services.pool.segment_bytes, exclusive, floating, credit=credit),
             wake=self.paths.bell.ring,
             give_back=self.paths.give_back,
             budget=services.budget,
@@ -294,7 +300,7 @@ class Attempt:
         )
         gate.end_barriers(self.paths.pause.ended)
         gate.on_latency = self._latency.take
-        gate.buffers.on_limit = partial(_note_limit, self.counters, services.wall)
+        gate.buffers.on_limit = self.note_limit
         ended = set(spec.ended)
         for producer in range(spec.first, spec.first + spec.count):
             if producer in ended:
@@ -655,6 +661,11 @@ class Deployment:
         peer = (request.partition.edge, request.subpartition, request.consumer_attempt)
         self.attempts[instruction.producer].traffic.sends(peer, view)
 
+    def note_limit(self, producer: AttemptId, limit: str) -> None:
+        """A connection by which that attempt sends is at a limit."""
+        if (attempt := self.attempts.get(producer)) is not None:
+            attempt.note_limit(limit)
+
     # --- taking down -----------------------------------------------------------------------------
 
     def release(self, attempts: list[AttemptId]) -> list[Attempt]:
@@ -729,9 +740,3 @@ def flushing(buffer_timeout: float | Literal["adaptive"]) -> Flush:
     if buffer_timeout == "adaptive":
         return Flush.ADAPTIVE
     return Flush.AT_ONCE if buffer_timeout == 0 else Flush.ON_REQUEST
-
-
-def _note_limit(counters: TaskCounters, wall: Callable[[], float], limit: str) -> None:
-    """Note when a limit is hit for the first time."""
-    if limit not in counters.limits_hit:
-        counters.limits_hit[limit] = wall()

@@ -17,6 +17,7 @@ from minishuffle import limits
 from minishuffle.exchange.channels import LocalAttachment, RemoteAttachment
 from minishuffle.ids import AttemptId, JobId, OperatorId, SubtaskId
 from minishuffle.protocol.connection import Connection
+from minishuffle.protocol.oneway import OneWayReceiver
 from minishuffle.wire.inquiries import TracedChannel
 from minishuffle.worker.registry import ChannelEntry, ChannelKey
 from minishuffle.worker.state import WorkerState
@@ -35,7 +36,7 @@ class _Trace:
     frames: deque[dict[str, Any]] = field(default_factory=deque)
     left_out: int = 0
     """Frames since the last question that did not fit."""
-    ends: dict[tuple[int, int], tuple[Connection, int]] = field(default_factory=dict)
+    ends: dict[tuple[int, int], tuple[Connection | OneWayReceiver, int]] = field(default_factory=dict)
     """By edge and generation, the connection and the channel that are listened to."""
 
 
@@ -114,7 +115,7 @@ class ChannelTraces:
 
     def _follow(self, trace: _Trace, channels: list[tuple[ChannelKey, ChannelEntry]]) -> None:
         """Listen to what the channels are attached to now, and to nothing else."""
-        there: dict[tuple[int, int], tuple[Connection, int]] = {}
+        there: dict[tuple[int, int], tuple[Connection | OneWayReceiver, int]] = {}
         for key, _ in channels:
             channel = self._deployment.channel(key)
             if channel is not None and isinstance(attachment := channel.attachment, RemoteAttachment):

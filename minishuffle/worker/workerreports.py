@@ -11,7 +11,7 @@ from typing import Final
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
-from minishuffle.counters import ConnectionCounters, Histogram, WorkerSnapshot
+from minishuffle.counters import ConnectionCounters, Histogram, OneWayCounts, WorkerSnapshot
 from minishuffle.errors import ResourceExhausted, clipped, text_of
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import AttemptId
@@ -116,6 +116,7 @@ def worker_snapshot(
     suspicions: int,
     gc_seconds: float,
     wall: float,
+    one_way: OneWayCounts,
 ) -> WorkerSnapshot:
     """For ``/metrics``; there is no deployment before the worker is registered."""
     tasks = deployment.snapshots() if deployment is not None else ()
@@ -142,6 +143,7 @@ def worker_snapshot(
         local_batch_bytes=deployment.local.used if deployment is not None else 0,
         gc_seconds=gc_seconds,
         wall=wall,
+        one_way=one_way,
     )
 
 

@@ -21,11 +21,13 @@ from minishuffle.errors import UsageError
 from minishuffle.ids import Address
 from minishuffle.local import LocalCluster
 from support.prometheus import fetched_binaries
+from support.soak import SOAK
 from support.waiting import until
 
 MAKES_HOSTS = os.geteuid() == 0 or os.environ.get("CI") == "true"
 collect_ignore = [] if MAKES_HOSTS else ["test_diagnosis_hosts.py", "test_lost_hosts.py"]
 """Network namespaces need root; where all tests are to run, those that make some say so if they cannot."""
+collect_ignore += [] if SOAK else ["test_tcp_flow_control.py"]
 SECONDS_MAX = 30.0
 
 

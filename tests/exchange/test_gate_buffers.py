@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from minishuffle.counters import GateSnapshot
+from minishuffle.counters import TCP_LIMITS, GateSnapshot
 from minishuffle.errors import PeerLost
+from minishuffle.exchange.gate_buffers import GateBuffers
+from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.wire.frames import EventKind
 from support.links import consumer_of
+from support.reader import Reader
 
 if TYPE_CHECKING:
     from conftest import Setup
@@ -118,6 +121,20 @@ def test_each_limit_is_noted_when_the_first_channel_hits_it(make_setup: type[Set
     assert setup.rows() == [1, 2]
     setup.arrive(first, setup.element([3]))
     assert hit == ["exclusive", "floating", "credit"]
+
+
+@pytest.mark.parametrize(("maximum", "global_pool"), [(3, False), (9, True)])
+def test_stages_of_a_channel_without_credit_are_noted_when_it_waits(maximum: int, global_pool: bool) -> None:
+    pool = NetworkBufferPool(3, SEGMENT_BYTES).create_pool("gate", 1, maximum)
+    buffers, hit = GateBuffers(pool, SEGMENT_BYTES, 1, 2, credit=False), list[str]()
+    buffers.on_limit = hit.append
+    reader = Reader()
+    taken = [buffers.request_floating() for _ in range(4)]
+    assert [segment is None for segment in taken] == [False] * 3 + [True]
+    buffers.note_limits(reader.channel)
+    buffers.note_limits(reader.channel)
+    wanted = [limit for limit in TCP_LIMITS[:4] if limit != "global_pool" or global_pool]
+    assert hit == wanted and not buffers.take_exclusive()
 
 
 def test_a_waiting_channel_that_fails_leaves_the_line_and_its_buffers_to_the_others(

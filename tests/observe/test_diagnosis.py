@@ -293,6 +293,21 @@ def test_a_producer_without_a_processor_is_named_if_nobody_behind_it_is_busy() -
     assert (found.evidence["cpu_wait"], found.evidence["worker_cpu"]) == (0.7, 0.4)
 
 
+@pytest.mark.parametrize("starved", [0.1, 0.9])
+def test_without_credit_it_says_who_stops_a_connection_and_nothing_of_credit(starved: float) -> None:
+    cases = {
+        "slow function": held_by_the_middle().change(MIDDLE, flow={"queued": 1.0, "starved": starved}),
+        "unknown": held_by_the_exchange().change(SOURCE, flow={}).change(MIDDLE, flow={"starved": starved}),
+    }
+    for rule, case in cases.items():
+        before, after = case.look(5.0), case.look(5.0 + SECONDS)
+        after = Look(after.job.model_copy(update={"flow_control": "tcp"}), after.workers)
+        found = diagnose_job(before, after, CHAIN)
+        assert found.rule == rule and found.evidence["stops_connection"] == starved
+        assert "uncredited" not in found.evidence
+        assert ("stops the connection" in found.advice) == (starved > 0.3)
+
+
 def test_a_connection_is_full_if_what_is_in_flight_takes_longer_than_it_has_to() -> None:
     case = held_by_the_exchange()
     case.round_trip, case.smoothed, case.in_flight = 0.003, 0.27, 200_000

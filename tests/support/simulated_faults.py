@@ -355,6 +355,8 @@ def _harm_link(cluster: Cluster, kind: FaultKind) -> None:
             world.within(random.choice([0.001, 0.1]), partial(end.ended, "reset"))
         elif kind == "swallow":
             end.hole = True
+            if getattr(end.protocol, "one_way", None) is not None:  # no Ping finds out, but the kernel does
+                world.within(random.choice([1.0, 10.0]), partial(end.ended, "reset"))
         else:
             end.held_until = world.now + random.uniform(*DELAY_SECONDS)
 

@@ -429,6 +429,7 @@ def _draw_settings(random: Random, later: Random, strategy: Strategy) -> JobSett
         on_unavailable=random.choice([None, "drop", "wait"]),
         latency_interval=random.choice([0.0, 0.0, 0.001]),
         debloat_target=later.choice([0.0, 0.0, 0.001, 1.0]),
+        flow_control=later.choice(["credit", "credit", "tcp"]),
     )
 
 

@@ -137,7 +137,7 @@ class SimulatedWorker:
             self.worker._state.validate()
             self._check_fences()
         for link in self.worker.endpoint.links:
-            link.connection.validate()
+            link.machine.validate()
 
     def _check_fences(self) -> None:
         """No attempt reads here whose successor the coordinator has named."""

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from minishuffle.errors import RemoteProtocolError
 from minishuffle.ids import JobId, PartitionId
-from minishuffle.wire.decoder import FrameDecoder
+from minishuffle.wire.decoder import NO_MEMORY, FrameDecoder
 from minishuffle.wire.frames import (
     BUFFER_HEADER_BYTES,
     FRAME_HEADER,
     FRAME_HEADER_BYTES,
     AddCredit,
+    BufferHeader,
     Close,
     Error,
     FrameType,
@@ -102,6 +103,32 @@ def test_a_payload_whose_memory_was_taken_back_is_skipped() -> None:
     decoder.discard_payload()
     decoder.receive(stream[BUFFER_HEADER_BYTES + 3 :])
     assert recorder.seen == [Close()]
+
+
+class Stubborn(Recorder):
+    """Has memory for a payload when it is asked for the third time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def buffer_begin(self, header: BufferHeader) -> memoryview | None:
+        self.asked += 1
+        return NO_MEMORY if self.asked % 3 else super().buffer_begin(header)
+
+
+def test_a_decoder_stops_in_front_of_a_payload_without_memory_wherever_it_is_cut() -> None:
+    for cut in range(len(STREAM) + 1):
+        recorder = Stubborn()
+        decoder = FrameDecoder(recorder, 4096)
+        for left in (STREAM[:cut], STREAM[cut:]):
+            taken = decoder.receive(left)
+            while decoder.stopped:
+                left = left[taken:]
+                taken = decoder.receive(left)
+            assert taken == len(left)
+        assert recorder.seen == decode(STREAM), cut
+        assert recorder.asked == 3 * decoder.counts[FrameType.BUFFER_RESPONSE] == 12
 
 
 def test_frames_are_counted_by_type_those_of_closed_channels_too() -> None:

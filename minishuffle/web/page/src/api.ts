@@ -117,8 +117,9 @@ export interface Gate {
   floating_capacity: number;
   channels: number;
   channels_starved: number;
-  credits_announced: number;
-  credits_unannounced: number;
+  /** null: TCP alone holds its producers up */
+  credits_announced: number | null;
+  credits_unannounced: number | null;
   debloated_bytes: number | null;
   in_flight_seconds: number | null;
 }
@@ -146,6 +147,8 @@ export interface DumpedInput {
   waits_for: string;
   credit?: { announced: number; unannounced: number; exclusive_free: number; exclusive: number; floating_free: number; starved: boolean };
   local?: { lent: number; credit: number };
+  /** TCP alone holds the producer up */
+  tcp?: { waits_for_buffer: boolean };
 }
 export interface DumpedOutput {
   consumer: number;

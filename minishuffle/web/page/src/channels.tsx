@@ -35,9 +35,11 @@ function List({ job, number, graph }: { job: string; number: number; graph: Grap
   const leftOut =
     Math.max(0, rows.length - ROWS_SHOWN) +
     tasks.flatMap((task) => [...task.gates, ...task.partitions]).reduce((sum, each) => sum + each.channels_left_out, 0);
+  const tcp = tasks.some((task) => task.gates.some((gate) => gate.channels.some((channel) => channel.tcp !== undefined)));
   return (
     <>
       {data.silent.length > 0 && <Empty>worker {data.silent.join(", ")} did not answer</Empty>}
+      {tcp && <Empty>TCP flow control: a starved channel stops all others of its connection. Channels inside a worker, blocking partitions and external clients have credit.</Empty>}
       <Table label={`Channels of ${name(number)}`} tall>
         <thead>
           <tr>
@@ -64,14 +66,15 @@ function List({ job, number, graph }: { job: string; number: number; graph: Grap
 
 function input(index: number, other: string, channel: DumpedInput) {
   const credit = channel.credit;
+  const starved = credit?.starved ?? channel.tcp?.waits_for_buffer;
   return (
     <tr key={`${index} from ${other}`}>
       <th scope="row" class="number">
         {index}
       </th>
       <td>from {other}</td>
-      <td class={credit?.starved ? "alert" : ""}>
-        {credit?.starved ? (
+      <td class={starved ? "alert" : ""}>
+        {starved ? (
           <>
             <span aria-hidden="true">▲ </span>starved
           </>
@@ -81,7 +84,7 @@ function input(index: number, other: string, channel: DumpedInput) {
       </td>
       <td class="number">{count(channel.queue)}</td>
       <td class="number">–</td>
-      <td class="number">{credit !== undefined ? count(credit.announced) : channel.local !== undefined ? count(channel.local.credit) : "–"}</td>
+      <td class="number">{credit !== undefined ? count(credit.announced) : channel.local !== undefined ? count(channel.local.credit) : channel.tcp !== undefined ? "TCP" : "–"}</td>
       <td class="number">{credit !== undefined ? `${credit.exclusive_free} / ${credit.exclusive}` : "–"}</td>
       <td class="number">{credit !== undefined ? count(credit.floating_free) : "–"}</td>
     </tr>

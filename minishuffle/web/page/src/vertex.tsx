@@ -185,9 +185,9 @@ function rows(tasks: TaskBuffers[]) {
                 {count(gate.channels_starved)}
               </td>
               <td class="number">{count(gate.queue_buffers)}</td>
-              <td class="number">{of(gate.exclusive_used, gate.exclusive_capacity)}</td>
+              <td class="number">{gate.credits_announced !== null ? of(gate.exclusive_used, gate.exclusive_capacity) : "–"}</td>
               <td class="number">{of(gate.floating_used, gate.floating_capacity)}</td>
-              <td class="number">{count(gate.credits_announced)}</td>
+              <td class="number">{gate.credits_announced !== null ? count(gate.credits_announced) : "TCP"}</td>
               <td class="number">–</td>
               <td class="number">–</td>
             </tr>
