@@ -16,6 +16,7 @@ from minishuffle.coordinator.lifecycle import Subtask
 from minishuffle.coordinator.scheduling import (
     cancellations,
     consumer_ends,
+    current_attempts,
     deployments,
     move_slots,
     redeployments,
@@ -28,6 +29,7 @@ from minishuffle.coordinator.writeahead import WriteAhead
 from minishuffle.wire.messages import (
     CancelTasks,
     ControlMessage,
+    DivideTasks,
     RecoveryStep,
     RecoverySteps,
     ReleaseJob,
@@ -43,6 +45,7 @@ class Deployer:
         slot_timeout: seconds for which a lost slot waits for a worker.
         send: a message to a worker, if it is alive.
         write_ahead: what was sent may be held back there.
+        drain_timeout: seconds for which what moves may take what was emitted for it.
     """
 
     term: int
@@ -52,6 +55,7 @@ class Deployer:
     send: Callable[[int, ControlMessage], bool]
     write_ahead: WriteAhead
     isolation: Isolation
+    drain_timeout: float = 0.0
 
     def deploy(self, job: Job) -> None:
         """Every task of a job that starts, and to standby workers what they need to take over from it."""
@@ -121,7 +125,7 @@ class Deployer:
         moves now. The arguments are those of :meth:`restart`."""
         there = job.slots.on(leaving)
         free = any(each.slots > held.slots[each.worker] for each in takers(self.workers.alive()))
-        if not there or not free or not job.can_move or job.pause.phase == "aligning":
+        if not there or not free or not job.can_move or job.pause.phase == "aligning" or job.move.is_aligning:
             return False
         one_by_one = self.isolation.suspects(job) and not job.moves_as_a_whole
         for slots in [[slot] for slot in there] if one_by_one else [there]:
@@ -130,7 +134,7 @@ class Deployer:
             move_slots(job, slots, self.workers.alive(), held, called, closed=closed, all_or_none=whole)
             held.note(job)
         moving = [slot for slot in there if slot in job.slots.moving]
-        job.slots_move(moving, at)
+        job.slots_move(moving, at, self.drain_timeout)
         return bool(moving)
 
     def _tell_ends(self, job: Job, at: float) -> None:
@@ -151,6 +155,12 @@ class Deployer:
             for number in sorted({task.worker for task in job.tasks() if task.on_worker}):
                 self.send(number, message)
         job.pause.unsent = False
+        if job.move.unsent:
+            job.move.unsent = False
+            moving = current_attempts(task for task in job.tasks() if job.is_to_end(task))
+            divide = DivideTasks(term=self.term, job=job.id, barrier=job.move.barrier, moving=moving)
+            for number in sorted({task.worker for task in job.tasks() if task.on_worker}):
+                self.send(number, divide)
 
     def release(self, job: Job, workers: Iterable[int], at: float) -> None:
         """A job that has ended, on these workers. What nobody wanted of it is known not to be lost first."""

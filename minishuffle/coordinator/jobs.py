@@ -31,6 +31,7 @@ from minishuffle.coordinator.lifecycle import (
 )
 from minishuffle.coordinator.lostpartitions import Replays
 from minishuffle.coordinator.manifest import Manifest
+from minishuffle.coordinator.moving import JobMove
 from minishuffle.coordinator.pausing import JobPause
 from minishuffle.coordinator.positions import SourceProgress, WriteProgress
 from minishuffle.coordinator.recoveries import Recoveries
@@ -150,7 +151,7 @@ class Job:
         """Worker and slot of attempts that were abandoned."""
         self._result_bytes = 0
         self.recoveries, self.links = Recoveries(), JobLinks(self.history)
-        self.pause = JobPause()
+        self.pause, self.move = JobPause(), JobMove()
         where = ", ".join(map(str, sorted(set(placement))))
         self.history.note(at, "created", f"{name}: {len(self._tasks)} tasks on workers {where}")
 
@@ -420,6 +421,9 @@ class Job:
         return True
 
     def _stands(self, task: Subtask, standing: Standing, at: float) -> None:
+        if standing.taken and standing.barrier == self.move.barrier and self.move.is_aligning:
+            self.move.taken(task)
+            self._advance(at)
         if self.pause.stands(task, standing) and self.state == "pausing":
             self._advance(at)
 
@@ -814,20 +818,35 @@ class Job:
         """Whether others restart with a task whose slot moves: the fewer moves the better."""
         return self._regions.joint
 
-    def slots_move(self, slots: Iterable[int], at: float) -> None:
+    def slots_move(self, slots: Iterable[int], at: float, seconds: float = 0.0) -> None:
         """These slots are to move: what runs in them ends in order, where its sources then are is known, and
-        the next attempts follow in the place that each slot has got. None of that is a failure."""
+        the next attempts follow in the place that each slot has got. None of that is a failure.
+
+        Args:
+            seconds: for so long at most it first takes what was emitted for it.
+        """
         moving = set(slots)
         runs = {key for key, task in self._tasks.items() if task.runs}
         keys = [key for key in runs if self.slot_of(key) in moving]
         if self._regions.joint:
             keys = self._regions.restart(keys, runs.__contains__)
         self._drained.update(keys)
-        self._to_cancel += sorted(keys)
+        if keys and seconds and self.state == "running" and not self.pause.under_way:
+            tasks = [self._tasks[key] for key in keys]
+            self.move.begin(self.pause.next_barrier(), tasks, at + seconds)
+        else:
+            self._to_cancel += sorted(keys)
         self._advance(at)
+
+    def end_overdue_move(self, at: float) -> None:
+        """What moves ends, and what waits for it waits no more, if the time for that has ended."""
+        if self.move.is_overdue(at):
+            self._to_cancel += self.move.give_up()
+            self.move.barrier, self.pause.unsent = 0, True
 
     def evict(self, worker: int, at: float) -> None:
         """The slots that a worker has are to leave it, wherever they go."""
+        self._to_cancel += self.move.give_up()
         self.slots_move(self.slots.evict(worker), at)
 
     def needs(self, worker: int) -> bool:
@@ -914,6 +933,8 @@ class Job:
         times = [time for key, time in self._times.items() if not self._holds_back(key)]
         if self.pause.under_way:
             times.append(self.pause.until)
+        if self.move.barrier:
+            times.append(self.move.until)
         return min(times, default=None)
 
     def _holds_back(self, key: TaskKey) -> bool:
@@ -1048,6 +1069,11 @@ class Job:
             self._regions.ended(task.key)
             self.replays.ended(task.key)
             task.end = "died" if state == "lost" else "finished" if state == "finished" else "early"
+            if state == "finished":
+                self.move.taken(task)
+            elif self.move.is_aligning or state == "lost":
+                self._to_cancel += self.move.give_up()
+                self.move.until = min(at, self.move.until)
             if state != "finished" and (problem := self.pause.interrupted(task)):
                 self._give_pause_up(problem, at)
         elif state == "created":
@@ -1106,6 +1132,7 @@ class Job:
         self._times.clear()
         self._held.clear()
         self._drained.clear()
+        self.move.give_up()
         self._regions.give_up()
         self.replays.give_up()
         self._advance(at)
@@ -1113,6 +1140,7 @@ class Job:
     def _advance(self, at: float) -> None:
         """Follow from the states of the tasks to the places of slots, and to the states of regions and of the
         job."""
+        self._to_cancel += self.move.take_ready()
         self._arrive(at)
         for keys in self._regions.take_ended():
             self._restart_together(keys, at)

@@ -77,6 +77,11 @@ class JobPause:
         """Tasks are to stand behind the barrier."""
         return self.phase in ("aligning", "paused")
 
+    def next_barrier(self) -> int:
+        """The number of a barrier that is not of a pause."""
+        self.barrier += 1
+        return self.barrier
+
     def look(self, graph: JobGraph, tasks: Mapping[TaskKey, Subtask], at: float) -> bool:
         """Send a barrier out if every task that has not finished runs; True, once, when all stand."""
         live = [task for task in tasks.values() if task.state != "finished"]

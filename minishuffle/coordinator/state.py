@@ -183,6 +183,7 @@ class CoordinatorState:
             self._send_to,
             self.write_ahead,
             self._isolation,
+            settings.drain_timeout,
         )
         self._polls = LongPolls()
         tickets = itertools.count(1)
@@ -373,6 +374,7 @@ class CoordinatorState:
                 self._isolation.wait_on(job, self._wall(now))
                 job.give_up_waiting(self._wall(now))
                 job.end_overdue_pause(self._wall(now))
+                job.end_overdue_move(self._wall(now))
                 self._touch(job)
         return self._settle(now)
 

@@ -87,7 +87,7 @@ def reconciled(
             messages.append(CancelTasks(term=term, job=job.id, attempts=current_attempts(ending)))
         if restarted := _restarted(worker, job, addresses, term):
             messages.append(restarted)
-        if (barrier := job.pause.message(term, job.id)) is not None and wanted:
+        if (barrier := job.pause.message(term, job.id)) is not None and wanted and not job.move.barrier:
             messages.append(barrier)
     return messages
 

@@ -19,7 +19,7 @@ It carries no watermarks: event time waits for the end of the partition.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -161,7 +161,7 @@ class BlockingPartition:
     def broadcast_watermark(self, time: int, idle: bool) -> None:
         """Event time waits for the end of the partition."""
 
-    def broadcast_barrier(self, barrier: int) -> None:
+    def broadcast_barrier(self, barrier: int, consumers: Collection[int] | None = None) -> None:
         """What is stored is in nobody's way."""
 
     def emit_latency(self, marker: LatencyMarker) -> None:
@@ -189,6 +189,10 @@ class BlockingPartition:
 
     def close(self, consumers: Iterable[int]) -> None:
         """Nothing: a consumer that starts anew reads all of it."""
+
+    def is_read(self, but: Collection[int]) -> bool:
+        """It is made anew elsewhere."""
+        return True
 
     def end_barriers(self, barrier: int) -> None:
         """There are none."""

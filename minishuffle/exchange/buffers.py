@@ -340,11 +340,11 @@ class EventState:
     """What the events that have left a subpartition's queue say; each new view begins with it. A latency
     marker, or a barrier that does not block, says nothing that lasts. (Reader.)"""
 
-    __slots__ = ("_barrier", "_ends", "_watermark", "barriers_over")
+    __slots__ = ("_barrier", "_ends", "_watermark", "barriers_over", "resumed")
 
     def __init__(self) -> None:
-        self.barriers_over = 0
-        """Barriers up to this one hold nothing back."""
+        self.barriers_over = self.resumed = 0
+        """Barriers up to these have ended, or were resumed: they hold nothing back."""
         self._watermark: Event | None = None
         """The last one."""
         self._barrier: Event | None = None

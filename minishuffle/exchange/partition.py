@@ -13,7 +13,7 @@ which one it has:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from minishuffle.errors import ShuffleError
@@ -175,9 +175,9 @@ class ResultPartition(Protocol):
     def broadcast_watermark(self, time: int, idle: bool) -> None:
         """Tell every consumer the event time, in microseconds since 1970, behind everything written."""
 
-    def broadcast_barrier(self, barrier: int) -> None:
-        """Have every consumer stop behind everything written, until it resumes; what is stored waits for
-        nobody."""
+    def broadcast_barrier(self, barrier: int, consumers: Collection[int] | None = None) -> None:
+        """Have these consumers, or all, stop behind everything written, until they resume; what is stored
+        waits for nobody."""
 
     def emit_latency(self, marker: LatencyMarker) -> None:
         """Send a latency marker to one consumer, any of them, behind everything written."""
@@ -199,6 +199,10 @@ class ResultPartition(Protocol):
 
     def close(self, consumers: Iterable[int]) -> None:
         """These consumers want none of its rows, but the end."""
+
+    def is_read(self, but: Collection[int]) -> bool:
+        """All consumers ``but`` these have resumed behind the last barrier, or need not."""
+        ...
 
     def end_barriers(self, barrier: int) -> None:
         """Barriers up to that one have ended: they keep nothing from being dropped."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from random import Random
 
 from minishuffle.counters import TaskCounters
@@ -247,11 +247,13 @@ class PipelinedPartition:
         for subpartition in self.subpartitions:
             subpartition.add_watermark(time, idle)
 
-    def broadcast_barrier(self, barrier: int) -> None:
-        """Queue a barrier behind everything written: nothing more goes to a consumer before it resumes."""
+    def broadcast_barrier(self, barrier: int, consumers: Collection[int] | None = None) -> None:
+        """Queue a barrier behind everything written, for these consumers or for all: nothing more goes to one
+        before it resumes."""
         self._end_together()
         for subpartition in self.subpartitions:
-            subpartition.add_barrier(barrier)
+            if consumers is None or subpartition.consumer in consumers:
+                subpartition.add_barrier(barrier)
 
     def emit_latency(self, marker: LatencyMarker) -> None:
         """Send a latency marker to one consumer, any of them, behind everything written. (Flink:
@@ -283,6 +285,11 @@ class PipelinedPartition:
         for consumer in consumers:
             if (subpartition := self.subpartition(consumer)) is not None:
                 subpartition.close()
+
+    def is_read(self, but: Collection[int]) -> bool:
+        """(Loop.) All consumers ``but`` these have resumed behind the last barrier, and so have all that was
+        written before."""
+        return not any(each.held_back for each in self.subpartitions if each.consumer not in but)
 
     def end_barriers(self, barrier: int) -> None:
         """(Loop.) Barriers up to that one have ended."""

@@ -287,20 +287,22 @@ class PipelinedSubpartition:
         self.whole = False
         if reason is CancelReason.ENDED:
             self.close()
-        elif self._drops and self._is_held_back():
+        elif self._drops and self.held_back:
             self._lost = reason
         elif self._drops:
             self.suspected = reason is CancelReason.SUSPECTED  # first: the writer looks at it second
             self.available = self.held = False
             self._discard_queued()
 
-    def _is_held_back(self) -> bool:
-        """Whether a barrier stands in the queue, or at its head, that is not over."""
-        barrier = self._barrier
-        return barrier is not None and barrier.barrier > self._state.barriers_over
+    @property
+    def held_back(self) -> bool:
+        """A barrier stands in the queue, or at its head, that was not resumed and has not ended."""
+        barrier, state = self._barrier, self._state
+        return barrier is not None and barrier.barrier > max(state.barriers_over, state.resumed)
 
     def resume(self, barrier: int) -> None:
         """The consumer wants what stands behind that barrier."""
+        self._state.resumed = barrier
         self._state.resume(barrier)
 
     def end_barriers(self, barrier: int) -> None:
@@ -310,7 +312,7 @@ class PipelinedSubpartition:
         if self.view is None:
             self._state.resume(barrier)
         lost = self._lost
-        if lost is not None and not self._is_held_back():
+        if lost is not None and not self.held_back:
             self._lost = None
             self.lose(lost)
 

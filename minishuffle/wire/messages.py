@@ -110,6 +110,8 @@ class Standing(ControlMessage):
     """It waits for its consumers, and cannot come to a barrier before they read."""
     unread: list[int] = Field(default_factory=list)
     """Edges that it reads later, once others have ended."""
+    taken: bool = False
+    """It stands since it is to move, and all that it has emitted was taken."""
 
 
 class TaskReport(ControlMessage):
@@ -644,6 +646,17 @@ class PauseTasks(ControlMessage):
     job: str
     barrier: Annotated[int, Field(ge=1, le=(1 << 32) - 1)]
     paused: bool
+
+
+class DivideTasks(ControlMessage):
+    """These subtasks are to move. Each of them stops behind that barrier once it has taken all that was
+    emitted for it; those that feed them put the barrier on the channels to them, and go on."""
+
+    type: Literal["divide_tasks"] = "divide_tasks"
+    term: int
+    job: str
+    barrier: Annotated[int, Field(ge=1, le=(1 << 32) - 1)]
+    moving: list[TaskAttempt]
 
 
 class PrepareJob(ControlMessage):

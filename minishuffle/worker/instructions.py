@@ -52,6 +52,7 @@ __all__ = [
     "Instruction",
     "KeepResults",
     "LoadPrograms",
+    "MoveTasks",
     "Refuse",
     "Release",
     "RequestPartition",
@@ -275,6 +276,15 @@ class SetPause:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveTasks:
+    """These subtasks of a job, by operator and index, are to move: see ``DivideTasks``."""
+
+    job: str
+    barrier: int
+    subtasks: frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class Acknowledged:
     """The coordinator has applied the reports up to that number; see :class:`Acknowledge`."""
 
@@ -320,6 +330,7 @@ Instruction: TypeAlias = (
     | ServeStream
     | KeepResults
     | SetPause
+    | MoveTasks
     | Acknowledged
     | AnswerQuestion
     | Exit

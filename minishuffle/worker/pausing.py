@@ -7,7 +7,8 @@ until the barrier has ended, which the coordinator says.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 
 __all__ = ["TaskPause"]
 
@@ -27,6 +28,11 @@ class TaskPause:
         """(Task.) The barrier that it stands behind; 0: none."""
         self.blocked = False
         """(Task.) It waits for its consumers, and cannot come to a barrier before they read."""
+        self.moving: Collection[tuple[int, int]] = ()
+        """(Loop.) Subtasks, by operator and index, that move, this one among them: it stops for that."""
+        self.dividers: deque[tuple[int, dict[int, set[int]]]] = deque()
+        """(Loop.) Barriers that it is to put before consumers that move, by edge, and go on; taken by the
+        task."""
         self.unread: list[int] = []
         """(Task.) Edges of inputs that it reads later, once others have ended; while it stands."""
         self._clock = clock

@@ -89,6 +89,7 @@ from minishuffle.worker.instructions import (
     KeepResults,
     LoadPrograms,
     LookThere,
+    MoveTasks,
     ProbePeer,
     Refuse,
     Release,
@@ -123,6 +124,8 @@ __all__ = ["COORDINATOR_SECONDS_MAX", "Worker"]
 LAG_PROBE_SECONDS: Final = 0.05
 COORDINATOR_SECONDS_MAX: Final = 30.0
 """How long a worker tries to reach its coordinator at its start before it gives up."""
+MOVES_SECONDS: Final = 0.02
+"""Between two looks at tasks that are to move."""
 LEAVE_SECONDS_MAX: Final = 0.4
 """For task threads to end of a process that was sent SIGTERM, once it is time to end."""
 RETURN_SECONDS_MAX: Final = 0.5
@@ -559,8 +562,8 @@ class Worker:
                     failed.fail(generation, error)
             case Fence():
                 deployment.fence(instruction)
-            case SetPause():
-                deployment.set_pause(instruction)
+            case SetPause() | MoveTasks():
+                self._stop_tasks(instruction)
             case CloseSubpartitions(producer, edge, consumers):
                 deployment.close_subpartitions(producer, edge, consumers)
             case Release(attempts):
@@ -762,6 +765,17 @@ class Worker:
                     standing=attempt.standing(),
                 )
             )
+
+    def _stop_tasks(self, instruction: SetPause | MoveTasks) -> None:
+        self._deployment.stop_tasks(instruction)
+        self._watch_moves()
+
+    def _watch_moves(self) -> None:
+        """Say which attempts that are to move have stopped with all taken that they had emitted."""
+        for key in self._deployment.moved_on():
+            self._on_stands(key)
+        every = MOVES_SECONDS if self._deployment.moves else None
+        self._timers.every("moves", every, self._watch_moves)
 
     def _on_filed(self, key: AttemptId, file: CompleteFile) -> None:
         """A sink has completed a file. That of a task that was abandoned meanwhile is not output."""

@@ -36,6 +36,7 @@ from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
     Dial,
+    DivideTasks,
     ErrorInfo,
     HeldAttempt,
     HostLook,
@@ -75,6 +76,7 @@ from minishuffle.worker.instructions import (
     KeepResults,
     LoadPrograms,
     LookThere,
+    MoveTasks,
     ProbePeer,
     Refuse,
     Release,
@@ -216,6 +218,8 @@ class WorkerState:
                 return [CloseSubpartitions(attempt_id(job, each), each.edge, each.consumers) for each in ends]
             case PauseTasks(job=job, barrier=barrier, paused=paused):
                 return [SetPause(job, barrier, paused)]
+            case DivideTasks(job=job, barrier=barrier, moving=moving):
+                return [MoveTasks(job, barrier, frozenset((each.operator, each.index) for each in moving))]
             case Dial(peer=peer):
                 return self._dial(peer, now)
             case WorkerLost(worker=self.worker, epoch=epoch, reason=reason) if epoch >= self.epoch:

@@ -361,6 +361,8 @@ class Task:
         while True:
             paths.check()
             paths.bell.clear()
+            if pause.dividers:
+                self._divide()
             if barrier := pause.due:
                 self._stand(chain, barrier)
                 continue
@@ -405,6 +407,8 @@ class Task:
         while not inputs.finished:
             paths.check()
             paths.bell.clear()
+            if pause.dividers:
+                self._divide()
             if inputs.is_aligned(barrier := pause.due):
                 pause.unread = inputs.unread()
                 self._stand(chain, barrier)
@@ -468,6 +472,15 @@ class Task:
         pause.stop(barrier)
         self.paths.stand(lambda: pause.ended >= barrier)
         pause.go_on()
+
+    def _divide(self) -> None:
+        """Put a barrier before consumers that are to move: they get what was emitted so far, and their next
+        attempts what follows."""
+        dividers = self.paths.pause.dividers
+        while dividers:
+            barrier, edges = dividers.popleft()
+            for edge, consumers in edges.items():
+                self.partitions[edge].broadcast_barrier(barrier, consumers)
 
     def _count_state(self, chain: Chain) -> None:
         self.counters.state_rows = chain.state_rows()

@@ -5,7 +5,7 @@ Everything here is called on the loop thread and does not block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, Protocol
@@ -56,6 +56,7 @@ from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.instructions import (
     Attach,
     Fence,
+    MoveTasks,
     RequestPartition,
     SetPause,
     StartTask,
@@ -352,12 +353,45 @@ class Attempt:
     def set_pause(self, barrier: int, *, paused: bool) -> None:
         """Its task is to stop behind that barrier, or that barrier has ended."""
         self.paths.pause.want(barrier, paused=paused)
+        self.paths.pause.moving = ()
         over = self.paths.pause.ended
         for gate in self.gates:
             gate.end_barriers(over)
         for partition in self.partitions.values():
             partition.end_barriers(over)
         self.paths.bell.ring()
+
+    def move(self, barrier: int, moving: Collection[tuple[int, int]]) -> None:
+        """These subtasks are to move: if it is one of them, its task stops behind that barrier once all is
+        taken that was emitted for it; else what it emits for them from now on waits for the next attempts."""
+        pause, subtask = self.paths.pause, self.id.subtask
+        if (subtask.operator, subtask.index) in moving:
+            pause.moving = moving
+            pause.want(barrier, paused=True)
+        else:
+            for gate in self.gates:
+                gate.end_barriers(barrier)
+            fed = {
+                each.edge: {index for operator, index in moving if operator == each.operator}
+                & {*range(each.first, each.first + each.count)}
+                for each in self.spec.outputs
+            }
+            if any(fed.values()):
+                pause.dividers.append((barrier, fed))
+        self.paths.bell.ring()
+
+    @property
+    def has_moved_on(self) -> bool:
+        """Its task has stopped since it is to move, and all that it has emitted was taken, but for what
+        others that move take."""
+        pause = self.paths.pause
+        if not (pause.moving and pause.at):
+            return False
+        return all(
+            partition.is_read([index for operator, index in pause.moving if operator == output.operator])
+            for output in self.spec.outputs
+            for partition in [self.partitions[output.edge]]
+        )
 
     def acknowledge(self) -> None:
         """The coordinator has applied the report of positions that was under way."""
@@ -505,7 +539,12 @@ class Attempt:
     def standing(self) -> Standing:
         """How it stands to the last barrier."""
         pause = self.paths.pause
-        return Standing(barrier=pause.at, blocked=pause.blocked, unread=pause.unread if pause.at else [])
+        return Standing(
+            barrier=pause.at,
+            blocked=pause.blocked,
+            unread=pause.unread if pause.at else [],
+            taken=self.has_moved_on,
+        )
 
 
 # --- deployment -----------------------------------------------------------------------------------
@@ -548,6 +587,7 @@ class Deployment:
         self.local_bytes = 0
         self.local_buffers = 0
         self.local_rows = 0
+        self._moved_on: set[AttemptId] = set()
         self.disk = DiskThreads(inbox)
         self._turns = Turns()
         self._services = WorkerServices(
@@ -630,11 +670,27 @@ class Deployment:
             peer = (key.edge, reader.subtask.index, reader.attempt)
             self.attempts[producer].traffic.sends(peer, subpartition.view)
 
-    def set_pause(self, instruction: SetPause) -> None:
-        """See :meth:`Attempt.set_pause`."""
+    def moved_on(self) -> list[AttemptId]:
+        """Attempts that have stopped to move and whose rows were taken since this was asked last."""
+        found = {key for key, attempt in self.attempts.items() if attempt.has_moved_on}
+        new = [key for key in found if key not in self._moved_on]
+        self._moved_on = found
+        return new
+
+    @property
+    def moves(self) -> bool:
+        """Whether any attempt is to move."""
+        return any(attempt.paths.pause.moving for attempt in self.attempts.values())
+
+    def stop_tasks(self, instruction: SetPause | MoveTasks) -> None:
+        """See :meth:`Attempt.set_pause` and :meth:`Attempt.move`."""
         for attempt in self.attempts.values():
-            if attempt.id.subtask.job == instruction.job:
+            if attempt.id.subtask.job != instruction.job:
+                continue
+            if isinstance(instruction, SetPause):
                 attempt.set_pause(instruction.barrier, paused=instruction.paused)
+            else:
+                attempt.move(instruction.barrier, instruction.subtasks)
 
     def fence(self, instruction: Fence) -> None:
         """Earlier attempts of a consumer read no more."""

@@ -33,6 +33,7 @@ from minishuffle.wire.messages import (
     Collected,
     ControlMessage,
     DeployTasks,
+    DivideTasks,
     ErrorInfo,
     Heartbeat,
     HeldAttempt,
@@ -149,6 +150,8 @@ class FakeCluster:
         self.unwritten: Changes | None = None
         """What could not be written."""
         self.stopped = False
+        self.takes = True
+        """Tasks that are to move say at once that all was taken."""
         self.writes_begin = True
         """Workers say at once that a write into a stream has begun."""
         self._numbers = 0
@@ -210,6 +213,8 @@ class FakeCluster:
                         if isinstance(message, BeginWrite) and self.writes_begin:
                             answer = WriteBegun(term=self.term, ticket=message.ticket)
                             self.send(self.workers[link], answer)
+                        if isinstance(message, DivideTasks) and self.takes:
+                            self._take_all(self.workers[link], message)
                 case Reply(link, request, message):
                     assert (link, request) not in self.replies, "answered twice"
                     self.replies[link, request] = message
@@ -310,6 +315,13 @@ class FakeCluster:
                 term=self.term, job=job, operator=operator, index=index, attempt=attempt, standing=given
             ),
         )
+
+    def _take_all(self, worker: FakeWorker, message: DivideTasks) -> None:
+        """Those of the tasks that are to move which are there say that all was taken."""
+        for each in message.moving:
+            key = (message.job, each.operator, each.index)
+            if key in worker.tasks and worker.tasks[key].attempt == each.attempt:
+                self.stand(worker, key, barrier=message.barrier, taken=True)
 
     def stand_all(self, job: str) -> None:
         """Every task that has heard of a barrier."""

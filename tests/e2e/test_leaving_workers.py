@@ -127,6 +127,7 @@ def test_workers_are_restarted_one_after_the_other_under_a_job(wait_until: Until
         assert moved and info.restarts == {"drained": moved}
         assert info.state == "running" and not info.rows_in_flight and not info.rows_again
         assert info.first_failure is None and not info.causes
+        assert info.rows_dropped.keys() <= {"sink_unfinished"}, "what a sink counts goes with its state"
         handle.cancel()
         assert handle.wait_until_over(SECONDS_MAX).state == "canceled"
     for old in left:

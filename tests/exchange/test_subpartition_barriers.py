@@ -142,3 +142,24 @@ def test_a_barrier_begins_a_new_segment_of_a_broadcast() -> None:
         view.resume(1)
     assert [read(view) for view in views] == [[b"\2" * 4]] * 2
     producer.check_all_home()
+
+
+def test_a_barrier_for_some_consumers_holds_back_what_follows_for_them_alone() -> None:
+    """Until the next attempt of each resumes; then the consumer that goes is like any other."""
+    producer = Producer(consumers=3)
+    views = [producer.attach(position) for position in range(3)]
+    producer.partition.broadcast_barrier(1, {1, 2})
+    for position in range(3):
+        producer.write(position + 1, 16, position=position)
+    assert [read(view) for view in views] == [[b"\1" * 16], [barrier(1)], [barrier(1)]]
+    assert not producer.partition.is_read(()) and not producer.partition.is_read((2,))
+    assert producer.partition.is_read((1, 2))
+    views[1].release(FAILED)
+    views[1] = producer.attach(1, 2)
+    assert read(views[1]) == [barrier(1)]
+    views[1].resume(1)
+    assert read(views[1]) == [b"\2" * 16]
+    assert producer.partition.is_read((2,)) and not producer.subpartitions[1].held_back
+    views[1].release(FAILED)
+    producer.write(4, 16, position=1)
+    assert sum(producer.dropped) == 1

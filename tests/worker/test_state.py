@@ -10,7 +10,9 @@ from minishuffle.wire.messages import (
     AskDial,
     CancelTasks,
     Dial,
+    DivideTasks,
     Leaving,
+    PauseTasks,
     PrepareJob,
     ReleaseJob,
     Shutdown,
@@ -31,10 +33,12 @@ from minishuffle.worker.instructions import (
     ForgetJob,
     Instruction,
     LoadPrograms,
+    MoveTasks,
     Refuse,
     Release,
     RequestPartition,
     Send,
+    SetPause,
     StartTask,
 )
 from minishuffle.worker.registry import ChannelKey
@@ -87,6 +91,16 @@ def test_partitions_are_requested_when_the_link_is_up_and_at_once_after_that() -
     )
     again = machine.tell(deploy(sink(attempt=2)))
     assert [i.worker for i in again if isinstance(i, RequestPartition)] == [3]
+
+
+def test_tasks_are_to_stop_or_to_move_and_a_lower_term_says_nothing() -> None:
+    machine = Machine()
+    pause = PauseTasks(term=1, job="j1", barrier=3, paused=True)
+    assert machine.tell(pause) == [SetPause("j1", 3, True)]
+    subtasks = [TaskAttempt(operator=1, index=each, attempt=2) for each in (0, 2)]
+    moves = [MoveTasks("j1", 4, frozenset({(1, 0), (1, 2)}))]
+    assert machine.tell(DivideTasks(term=1, job="j1", barrier=4, moving=subtasks)) == moves
+    assert machine.tell(pause.model_copy(update={"term": 0})) == []
 
 
 def test_dial_on_demand_happens_once() -> None:
