@@ -52,6 +52,7 @@ NOT_A_MODULE = {
     "deploy/test_rules.py": "the same",
     "deploy/test_walkthrough.py": "the same, on hosts of their own",
     "deploy/test_watched.py": "the same, with a real Prometheus",
+    "dataflow/test_ledger.py": "recorded jobs, and what they gave",
     "dataflow/test_metamorphic.py": "random jobs, cut in many ways",
     "dataflow/test_type_matrix.py": "every type of Arrow in every operator of the Table API",
     "examples/test_examples.py": "the built-in jobs",
