@@ -35,7 +35,7 @@ from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.watermarks import END_OF_TIME
 from minishuffle.worker.chain import Chain
 
-__all__ = ["BATCHES", "KEYS", "OPERATORS", "compared", "measure_operators"]
+__all__ = ["BATCHES", "KEYS", "OPERATORS", "Isolated", "compared", "measure_operators"]
 
 Form: TypeAlias = Literal["rows", "columns"]
 Built: TypeAlias = "Callable[[Any, Any], Any]"
@@ -275,7 +275,7 @@ class _Taken:
         pass
 
 
-class _Job:
+class Isolated:
     """The compiled job of one operator, and the batches that come to it from each side."""
 
     def __init__(self, measured: Subject, timed: bool, keys: int, rows: int) -> None:
@@ -285,8 +285,9 @@ class _Job:
         if timed and measured.name != "event_time":
             sides = [side.event_time("t") for side in sides]
         job = measured.build(*sides)
-        made = job.to_rows() if isinstance(job, Table) and measured.name != "conversion" else job
-        graph = compile_job(made.rebalance().to_count())
+        emitted = job.rebalance()  # Behind which a table's columns are all read.
+        made = emitted.to_rows() if isinstance(emitted, Table) else emitted
+        graph = compile_job(made.to_count())
         self._programs = [vertex.program for vertex in graph.vertices]
         self._operator = next(number for number, vertex in enumerate(graph.vertices) if not vertex.is_source)
         self.came: dict[int, Batch] = {}
@@ -339,7 +340,7 @@ class _Cell:
     def pieces(self, whole: Batch, begin: int, end: int, batch: int) -> list[Batch]:
         return [slice_of(whole, at, min(at + batch, end)) for at in range(begin, end, batch)]
 
-    def feed(self, job: _Job) -> tuple[Chain, list[tuple[Emit, Batch | Watermark]]]:
+    def feed(self, job: Isolated) -> tuple[Chain, list[tuple[Emit, Batch | Watermark]]]:
         """An operator that has seen each key, and what it gets."""
         chain, ways = job.opened()
         first, *others = ways
@@ -365,7 +366,7 @@ class _Cell:
         items += [(emit, Watermark(END_OF_TIME)) for emit in ways.values()]
         return chain, items
 
-    def nanoseconds(self, job: _Job) -> float:
+    def nanoseconds(self, job: Isolated) -> float:
         """What each row costs in one run."""
         chain, items = self.feed(job)
         begin = time.process_time_ns()
@@ -376,7 +377,7 @@ class _Cell:
         rows: int = sum(len(item) for _, item in items if not isinstance(item, Watermark))
         return spent / rows
 
-    def bytes_a_key(self, job: _Job, seconds: float) -> float:
+    def bytes_a_key(self, job: Isolated, seconds: float) -> float:
         """What an operator holds that has seen each key once, or as many as come in that time."""
         chain, ways = job.opened()
         sides = ways if self.timed else dict([next(iter(ways.items()))])
@@ -397,7 +398,7 @@ class _Cell:
         assert chain.operators
         return float(held / seen)
 
-    def measure(self, job: _Job, seconds: float) -> dict[str, Any]:
+    def measure(self, job: Isolated, seconds: float) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         held = round(self.bytes_a_key(job, seconds / 4), 1) if self.measured.keyed else None
         runs: list[float] = []
@@ -449,14 +450,14 @@ def measure_operators(
     """
     cells = _cells(operators, batches, keys)
     end, made, found = time.monotonic() + seconds, None, []
-    job: _Job | None = None
+    job: Isolated | None = None
     collects = gc.isenabled()
     gc.disable()  # As in workers, where it hardly ever runs.
     try:
         for number, cell in enumerate(cells):
             if (cell.measured, cell.timed, cell.keys) != made:
                 made = (cell.measured, cell.timed, cell.keys)
-                job = _Job(*made, rows=_rows_of_run(max(batches)))
+                job = Isolated(*made, rows=_rows_of_run(max(batches)))
             assert job is not None
             left = max(0.0, end - time.monotonic())
             found.append(cell.measure(job, left / (len(cells) - number)))

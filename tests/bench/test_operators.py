@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from minishuffle.bench.operators import OPERATORS, compared, measure_operators
+from minishuffle.bench.operators import OPERATORS, Isolated, compared, measure_operators
 from minishuffle.cli.main import cli
 from minishuffle.errors import UsageError
 
@@ -30,6 +30,14 @@ def test_operators_have_one_cell_each() -> None:
     assert len(named) == len(set(named)) > 40
     with pytest.raises(UsageError, match="no operator is named 'mop': there are map, filter"):
         measure_operators(["mop"], seconds=0.0)
+
+
+def test_what_is_measured_of_a_table_is_the_operator_alone() -> None:
+    """Rows of columns are made behind the exchange, of all columns."""
+    (filtering,) = (each for each in OPERATORS if (each.name, each.form) == ("filter", "columns"))
+    chain, ways = Isolated(filtering, timed=False, keys=10, rows=0).opened()
+    assert [type(operator).__name__ for operator in chain.operators] == ["Filter"]
+    assert list(ways) == [0]
 
 
 def measured(**spent: dict[int, float]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from support.ledger import FOLDER, PARTS, ROOT, Ledger, digest, plain, unplain
 from support.ledgerparts import PLAY
 from support.soak import SOAK
 
-SOME = {"pipelines": 8, "widened": 2, "types": 20, "counts": 2}
+SOME = {"pipelines": 5, "widened": 1, "types": 12, "counts": 1}
 """How many entries are played outside of the soak."""
 
 SIZES = {
