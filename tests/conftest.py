@@ -31,6 +31,7 @@ from xdist.remote import Producer
 from minishuffle import launch
 from support import forked
 from support.sidebyside import SideBySide, shares_spark
+from support.soak import SOAK
 
 SETTLE_SECONDS_MAX = 2.0
 """How long a thread, a process or a socket that is ending may take after its test."""
@@ -144,9 +145,14 @@ def left_behind(before: Held) -> list[str]:
     return leaked
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest first: of several processes none has a long part left when the others are done. That
-    is what shares a session of Spark, and in it what begins with a new one; then files with slow tests."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is for the soak alone, and puts first what takes longest: of several processes none has
+    a long part left when the others are done. That is what shares a session of Spark, and in it what begins
+    with a new one; then files with slow tests."""
+    for_soak = [item for item in items if item.get_closest_marker("soak")]
+    if for_soak and not SOAK:
+        config.hook.pytest_deselected(items=for_soak)
+        items[:] = [item for item in items if item not in set(for_soak)]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     own = {item.path for item in items if not OWN_JVM.isdisjoint(getattr(item, "fixturenames", ()))}
     spark = {item.path for item in items if shares_spark(item.nodeid.partition("::")[0])}

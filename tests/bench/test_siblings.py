@@ -15,22 +15,21 @@ from minishuffle.bench import siblings
 from minishuffle.bench.siblings import EVENTS, ROW_BYTES, Controls, CountingSink, PacedPairs
 from minishuffle.cli.main import cli
 from minishuffle.dataflow.operators.base import TaskContext
-from support.soak import SOAK
 
-if SOAK:
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("mode", ["credit", "tcp"])
-    def test_siblings_go_on_with_credits_and_stop_with_tcp(mode: str) -> None:
-        options = ["--json", "--seconds", "2", "--flow-control", mode]
-        result = CliRunner().invoke(cli, ["bench", "isolation", *options])
-        assert result.exit_code == 0, result.output
-        measured = json.loads(result.stdout)
-        assert (measured["flow_control"], measured["pairs"], measured["channels"]) == (mode, 8, 64)
-        if mode == "credit":
-            assert measured["sibling_ratio"] >= 0.95 and measured["barrier_ms"] <= 50
-        else:
-            assert measured["sibling_ratio"] <= 0.05 and measured["barrier_ms"] is None
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["credit", "tcp"])
+def test_siblings_go_on_with_credits_and_stop_with_tcp(mode: str) -> None:
+    options = ["--json", "--seconds", "2", "--flow-control", mode]
+    result = CliRunner().invoke(cli, ["bench", "isolation", *options])
+    assert result.exit_code == 0, result.output
+    measured = json.loads(result.stdout)
+    assert (measured["flow_control"], measured["pairs"], measured["channels"]) == (mode, 8, 64)
+    if mode == "credit":
+        assert measured["sibling_ratio"] >= 0.95 and measured["barrier_ms"] <= 50
+    else:
+        assert measured["sibling_ratio"] <= 0.05 and measured["barrier_ms"] is None
 
 
 def test_a_producer_sends_to_its_consumer_alone_until_the_end(tmp_path: Path) -> None:

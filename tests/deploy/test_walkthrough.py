@@ -25,7 +25,6 @@ from minishuffle.client import Client
 from minishuffle.config import read_secret, read_token
 from minishuffle.examples.wordcount import SHIPPED_TEXT, words
 from minishuffle.ids import Address
-from support.soak import SOAK
 from support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -193,39 +192,38 @@ def test_three_hosts_count_words_and_lose_one(nodes: Nodes) -> None:
     assert (coordinator.wait(SECONDS_MAX), first.wait(SECONDS_MAX)) == (0, 0), down.stderr
 
 
-if SOAK:
+@pytest.mark.soak
+@pytest.mark.parametrize("clients", ["token", "certificate"])
+def test_nodes_with_tls_make_their_certificates_and_are_healthy(
+    nodes: Nodes, tmp_path: Path, clients: str
+) -> None:
+    nodes.use_tls(clients)
+    assert nodes.run("secret").returncode == 0
+    assert nodes.run("secret").returncode == 0
+    nodes.start_service("coordinator", 0)
+    until(lambda: nodes.run("healthy").returncode == 0, "a healthy coordinator", SECONDS_MAX)
+    for host in (1, 2):
+        nodes.start_service("worker", host)
+    until(lambda: nodes.run("cluster", "status").stdout.count("alive") == 2, "two workers", SECONDS_MAX)
+    assert [nodes.run("healthy", host=host).returncode for host in (1, 2)] == [0, 0]
+    counted = nodes.run("submit", "wordcount", "--wait", "--json", host=1)
+    assert dict(json.loads(counted.stdout)["rows"]) == Counter(words(SHIPPED_TEXT.read_text())), (
+        counted.stderr
+    )
 
-    @pytest.mark.parametrize("clients", ["token", "certificate"])
-    def test_nodes_with_tls_make_their_certificates_and_are_healthy(
-        nodes: Nodes, tmp_path: Path, clients: str
-    ) -> None:
-        nodes.use_tls(clients)
-        assert nodes.run("secret").returncode == 0
-        assert nodes.run("secret").returncode == 0
-        nodes.start_service("coordinator", 0)
-        until(lambda: nodes.run("healthy").returncode == 0, "a healthy coordinator", SECONDS_MAX)
-        for host in (1, 2):
-            nodes.start_service("worker", host)
-        until(lambda: nodes.run("cluster", "status").stdout.count("alive") == 2, "two workers", SECONDS_MAX)
-        assert [nodes.run("healthy", host=host).returncode for host in (1, 2)] == [0, 0]
-        counted = nodes.run("submit", "wordcount", "--wait", "--json", host=1)
-        assert dict(json.loads(counted.stdout)["rows"]) == Counter(words(SHIPPED_TEXT.read_text())), (
-            counted.stderr
-        )
+    web, reader = f"https://{nodes.hosts.address(0)}:8472/metrics", tmp_path / "tls"
+    shown = ["--cert", str(reader / "certificate.pem"), "--key", str(reader / "key.pem")]
+    token = ["--header", f"Authorization: Bearer {nodes.token.read_text().strip()}"]
 
-        web, reader = f"https://{nodes.hosts.address(0)}:8472/metrics", tmp_path / "tls"
-        shown = ["--cert", str(reader / "certificate.pem"), "--key", str(reader / "key.pem")]
-        token = ["--header", f"Authorization: Bearer {nodes.token.read_text().strip()}"]
+    def status(*options: str) -> str:
+        curl = ["curl", "--silent", "--cacert", str(reader / "ca.pem"), "--output", "/dev/null"]
+        asked = [*nodes.hosts.command(1), *curl, "--write-out", "%{http_code}", *options, web]
+        return subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout
 
-        def status(*options: str) -> str:
-            curl = ["curl", "--silent", "--cacert", str(reader / "ca.pem"), "--output", "/dev/null"]
-            asked = [*nodes.hosts.command(1), *curl, "--write-out", "%{http_code}", *options, web]
-            return subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout
-
-        assert status(*shown, *token) == "200"
-        assert (status(*token), status(*shown), status()) == (
-            ("200", "401", "401") if clients == "token" else ("403", "200", "403")
-        )
+    assert status(*shown, *token) == "200"
+    assert (status(*token), status(*shown), status()) == (
+        ("200", "401", "401") if clients == "token" else ("403", "200", "403")
+    )
 
 
 def test_a_node_without_a_secret_says_how_to_get_one(nodes: Nodes) -> None:

@@ -18,11 +18,9 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import TaskFailed
 from minishuffle.local import LocalCluster
 from minishuffle.wire.requests import TaskInfo
-from support.soak import SOAK
 from support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-soak = pytest.mark.skipif(not SOAK, reason="takes a minute: set MINISHUFFLE_SOAK=1")
 
 ROWS = 3_000
 KEYS = 100
@@ -104,7 +102,7 @@ def test_what_is_stored_comes_whole_and_too_much_of_it_is_refused(tmp_path: Path
             cluster.run(large, timeout=SECONDS_MAX, settings=JobSettings(restart_strategy="none"))
 
 
-@soak
+@pytest.mark.soak
 @pytest.mark.parametrize("moment", ["written", "unread", "half read"])
 @pytest.mark.parametrize("victim", ["numbers", "sums"])
 def test_whoever_is_killed_the_sums_are_right(victim: str, moment: str, tmp_path: Path) -> None:
@@ -127,7 +125,7 @@ def test_whoever_is_killed_the_sums_are_right(victim: str, moment: str, tmp_path
     assert len(restarted) == 1, "a killed consumer restarts no producer, and nobody his neighbours"
 
 
-@soak
+@pytest.mark.soak
 def test_each_consumer_keeps_what_it_has_when_an_aggregate_is_killed(tmp_path: Path) -> None:
     """Consumer 0 has finished, 1 is half through, 2 has not begun."""
     go_on = tmp_path / "go on"
@@ -163,7 +161,7 @@ def test_each_consumer_keeps_what_it_has_when_an_aggregate_is_killed(tmp_path: P
     assert (info.state, info.rows_again) == ("finished", 0)
 
 
-@soak
+@pytest.mark.soak
 def test_a_partition_with_a_corrupt_block_is_made_again(tmp_path: Path) -> None:
     """Its consumer goes on with the rows of the producer's next attempt, and does not restart."""
     go_on, rows, size = tmp_path / "go on", 30, 1_000_000

@@ -13,7 +13,6 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import TaskFailed
 from minishuffle.local import LocalCluster
-from support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -57,19 +56,16 @@ def test_a_function_that_holds_the_interpreter_costs_its_worker_alone(
         handle.wait_until_over(SECONDS_MAX)
 
 
-if SOAK:
-
-    def test_a_function_that_holds_the_interpreter_each_time_ends_its_job() -> None:
-        """Three workers hang in turn."""
-        numbers = Stream.generate(lambda start, count: list(range(start, start + count)), rate=2_000)
-        settings = JobSettings(restart_failures_max=3)
-        with LocalCluster(workers=2, slots=2, **TIMING) as cluster:
-            beside = cluster.submit(numbers.to_count(), parallelism=1)
-            job = numbers.map(HoldsTheInterpreter(None)).to_count()
-            with pytest.raises(
-                TaskFailed, match=r"each of the 3 times .* as if a function held the interpreter"
-            ):
-                cluster.submit(job, parallelism=1, settings=settings).wait(SECONDS_MAX)
-            assert beside.info().state == "running"
-            beside.cancel()
-            beside.wait_until_over(SECONDS_MAX)
+@pytest.mark.soak
+def test_a_function_that_holds_the_interpreter_each_time_ends_its_job() -> None:
+    """Three workers hang in turn."""
+    numbers = Stream.generate(lambda start, count: list(range(start, start + count)), rate=2_000)
+    settings = JobSettings(restart_failures_max=3)
+    with LocalCluster(workers=2, slots=2, **TIMING) as cluster:
+        beside = cluster.submit(numbers.to_count(), parallelism=1)
+        job = numbers.map(HoldsTheInterpreter(None)).to_count()
+        with pytest.raises(TaskFailed, match=r"each of the 3 times .* as if a function held the interpreter"):
+            cluster.submit(job, parallelism=1, settings=settings).wait(SECONDS_MAX)
+        assert beside.info().state == "running"
+        beside.cancel()
+        beside.wait_until_over(SECONDS_MAX)

@@ -18,7 +18,6 @@ from minishuffle.client import JobHandle
 from minishuffle.dataflow.stream import Stream
 from minishuffle.examples.ads import ads, answer
 from minishuffle.local import LocalCluster
-from support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 
@@ -123,31 +122,30 @@ def test_a_worker_killed_while_the_job_is_paused_costs_what_it_costs_otherwise(
     wait_until(lambda: len([w for w in cluster.client.workers() if w.state == "alive"]) == 3, "its successor")
 
 
-if SOAK:
-
-    @pytest.mark.timeout(1200)
-    def test_the_join_of_ads_is_paused_fifty_times(capsys: pytest.CaptureFixture[str]) -> None:
-        """At full rate; prints how long that took."""
-        pauses, resumes = [], []
-        with LocalCluster(workers=2, slots=2) as cluster:
-            handle = cluster.submit(ads(rate=100_000_000, records=ADS_RECORDS), parallelism=2)
-            while len(pauses) < CYCLES and handle.info().state in ("created", "running"):
-                PACE.wait(0.1)
-                begin = time.monotonic()
-                handle.pause()
-                pauses.append(time.monotonic() - begin)
-                begin = time.monotonic()
-                handle.resume()
-                resumes.append(time.monotonic() - begin)
-            results = [each.value for each in handle.wait(timeout=600).results]
-        found = {key: sum(result[key] for result in results) for key in ("examples", "clicks")}
-        p95 = {
-            "cycles": len(pauses),
-            "pause_p95": statistics.quantiles(pauses, n=20)[-1],
-            "resume_p95": statistics.quantiles(resumes, n=20)[-1],
-        }
-        with capsys.disabled():
-            print(json.dumps(p95))
-        assert found == answer(ADS_RECORDS)
-        assert len(pauses) == CYCLES
-        assert p95["pause_p95"] <= PAUSE_SECONDS_MAX and p95["resume_p95"] <= RESUME_SECONDS_MAX
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_the_join_of_ads_is_paused_fifty_times(capsys: pytest.CaptureFixture[str]) -> None:
+    """At full rate; prints how long that took."""
+    pauses, resumes = [], []
+    with LocalCluster(workers=2, slots=2) as cluster:
+        handle = cluster.submit(ads(rate=100_000_000, records=ADS_RECORDS), parallelism=2)
+        while len(pauses) < CYCLES and handle.info().state in ("created", "running"):
+            PACE.wait(0.1)
+            begin = time.monotonic()
+            handle.pause()
+            pauses.append(time.monotonic() - begin)
+            begin = time.monotonic()
+            handle.resume()
+            resumes.append(time.monotonic() - begin)
+        results = [each.value for each in handle.wait(timeout=600).results]
+    found = {key: sum(result[key] for result in results) for key in ("examples", "clicks")}
+    p95 = {
+        "cycles": len(pauses),
+        "pause_p95": statistics.quantiles(pauses, n=20)[-1],
+        "resume_p95": statistics.quantiles(resumes, n=20)[-1],
+    }
+    with capsys.disabled():
+        print(json.dumps(p95))
+    assert found == answer(ADS_RECORDS)
+    assert len(pauses) == CYCLES
+    assert p95["pause_p95"] <= PAUSE_SECONDS_MAX and p95["resume_p95"] <= RESUME_SECONDS_MAX

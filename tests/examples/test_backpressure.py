@@ -14,7 +14,6 @@ from minishuffle.counters import LIMITS, TCP_LIMITS
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.examples.backpressure import BATCH_ROWS, PacedSource, backpressure
 from minishuffle.local import LocalCluster
-from support.soak import SOAK
 
 PRODUCE, CONSUME, SECONDS = 4.0, 2.0, 4.0
 """MB/s, and seconds of each half."""
@@ -68,25 +67,22 @@ def test_limits_are_hit_in_order_and_the_producer_follows_the_consumer() -> None
     assert "writer: blocked" in shown
 
 
-if SOAK:
-
-    @pytest.mark.slow
-    @pytest.mark.timeout(1200)
-    @pytest.mark.parametrize("mode", ["credit", "tcp"])
-    def test_twenty_times_out_of_twenty(mode: str) -> None:
-        """With TCP flow control, the network memory is less than the settings would let the gate have, and
-        still enough for a full queue of the producer."""
-        floating, seconds = (FLOATING, 8.0) if mode == "credit" else (4 * FLOATING, 8.0)
-        memory = (
-            {} if mode == "credit" else {"segment_bytes": SMALL, "network_memory_bytes": 256 * (SMALL + 64)}
-        )
-        with LocalCluster(workers=2, slots=1, **memory) as cluster:
-            for _ in range(20):
-                found, shown = run(
-                    cluster, floating_buffers_per_gate=floating, seconds=seconds, flow_control=mode
-                )
-                check(found, LIMITS if mode == "credit" else TCP_LIMITS, close=0.05, seconds=seconds)
-                assert ("TCP flow control" in shown) == (mode == "tcp")
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("mode", ["credit", "tcp"])
+def test_twenty_times_out_of_twenty(mode: str) -> None:
+    """With TCP flow control, the network memory is less than the settings would let the gate have, and
+    still enough for a full queue of the producer."""
+    floating, seconds = (FLOATING, 8.0) if mode == "credit" else (4 * FLOATING, 8.0)
+    memory = {} if mode == "credit" else {"segment_bytes": SMALL, "network_memory_bytes": 256 * (SMALL + 64)}
+    with LocalCluster(workers=2, slots=1, **memory) as cluster:
+        for _ in range(20):
+            found, shown = run(
+                cluster, floating_buffers_per_gate=floating, seconds=seconds, flow_control=mode
+            )
+            check(found, LIMITS if mode == "credit" else TCP_LIMITS, close=0.05, seconds=seconds)
+            assert ("TCP flow control" in shown) == (mode == "tcp")
 
 
 def test_one_producer_sends_all_to_one_consumer() -> None:

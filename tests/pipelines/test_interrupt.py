@@ -97,35 +97,34 @@ def test_nothing_runs_on_after_ctrl_c(
         assert job.state == "canceled"
 
 
-if SOAK:
-
-    def test_sigterm_to_all_processes_at_once_ends_with_its_own_code(tmp_path: Path) -> None:
-        """As ``timeout`` and service managers send it: Java is gone before Spark could be asked to stop."""
-        (tmp_path / "slow.py").write_text(SLOW)
-        place = ["--state-dir", str(tmp_path / "state")]
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "minishuffle.cli",
-                *place,
-                "pipeline",
-                "run",
-                f"{tmp_path}/slow.py:pipeline",
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            until((tmp_path / "gate").exists, process)
-            family = psutil.Process(process.pid).children(recursive=True)
-            os.killpg(process.pid, signal.SIGTERM)
-            out, err = process.communicate(timeout=SECONDS_MAX)
-        finally:
-            process.kill()
-            process.wait()
-        assert (process.returncode, out, err) == (143, "", "")
-        _, alive = psutil.wait_procs(family, timeout=10)
-        assert alive == []
+@pytest.mark.soak
+def test_sigterm_to_all_processes_at_once_ends_with_its_own_code(tmp_path: Path) -> None:
+    """As ``timeout`` and service managers send it: Java is gone before Spark could be asked to stop."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    place = ["--state-dir", str(tmp_path / "state")]
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "minishuffle.cli",
+            *place,
+            "pipeline",
+            "run",
+            f"{tmp_path}/slow.py:pipeline",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        until((tmp_path / "gate").exists, process)
+        family = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGTERM)
+        out, err = process.communicate(timeout=SECONDS_MAX)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, out, err) == (143, "", "")
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []
