@@ -139,6 +139,9 @@ class Attempt:
         self.slot = spec.slot
         self.settings = JobSettings.model_validate(message.settings)
         self.counters = TaskCounters()
+        self.note_limit = partial(_note_limit, self.counters, services.wall)
+        """(Any thread.) A limit is hit, see :data:`~minishuffle.counters.LIMITS`: note the first time. What
+        calls it does not hold the attempt."""
         stands = partial(services.stands, self.id)
         self.paths = TaskPaths(services.inbox, (message.barrier, message.paused), stands)
         self.gates: list[InputGate] = []
@@ -235,11 +238,6 @@ class Attempt:
             ),
             buffer_size=self._starting_bytes(),
         )
-
-    def note_limit(self, limit: str) -> None:
-        """(Any thread.) A limit is hit, see :data:`~minishuffle.counters.LIMITS`: note the first time."""
-        if limit not in self.counters.limits_hit:
-            self.counters.limits_hit[limit] = self._services.wall()
 
     def _starting_bytes(self) -> int | None:
         """What is put into a buffer before its consumer says how much; None: what has room."""
@@ -796,3 +794,9 @@ def flushing(buffer_timeout: float | Literal["adaptive"]) -> Flush:
     if buffer_timeout == "adaptive":
         return Flush.ADAPTIVE
     return Flush.AT_ONCE if buffer_timeout == 0 else Flush.ON_REQUEST
+
+
+def _note_limit(counters: TaskCounters, wall: Callable[[], float], limit: str) -> None:
+    """Note when a limit is hit for the first time."""
+    if limit not in counters.limits_hit:
+        counters.limits_hit[limit] = wall()

@@ -368,6 +368,8 @@ ENDS: dict[int, tuple[set[str], set[str]]] = {}
 """By seed, while there are faults: how jobs ended, and how those did that had restarted."""
 REASONS: set[str] = set()
 """Of restarts."""
+PAUSED: dict[int, int] = {}
+"""By seed, how often a job was seen to be paused."""
 
 
 @pytest.fixture
@@ -381,6 +383,7 @@ def play(
         run = Simulation(seed, cluster, make_graph)
         for _ in range(STEPS):
             run.step()
+        PAUSED[seed] = run.paused
         ENDS[seed] = set(run.over.values()), {run.over[job] for job in run.restarted}
         REASONS.update(reason for job in run.jobs() for reason in job.restarts)
         return run
@@ -411,7 +414,7 @@ def test_every_job_ends_once_its_faults_are_over(seed: int, play: Callable[[int]
     assert cluster.state.snapshot(cluster.now, {}).slots["used"] == 0
     assert all(0 <= worker.slots_free <= worker.slots for worker in status.workers)
     assert not any(worker.draining for worker in status.workers), f"seed {seed}: a worker has not left"
-    assert run.drained and run.paused, f"seed {seed} tests too little"
+    assert run.drained, f"seed {seed} tests too little"
     for worker in run.living():
         assert not any(map(worker.barrier, run.submitted)), f"seed {seed}: something still stands"
 
@@ -426,3 +429,4 @@ def test_the_seeds_reach_every_end(play: Callable[[int], Simulation]) -> None:
     after_restarts = set().union(*(ENDS[seed][1] for seed in range(3)))
     assert ends == after_restarts == {"finished", "failed", "canceled"}
     assert {"failed", "lost", "drained"} <= REASONS
+    assert sum(PAUSED[seed] for seed in range(3))

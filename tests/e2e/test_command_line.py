@@ -232,6 +232,7 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
     assert [worker["state"] for worker in status["workers"]] == ["alive", "alive"]
     pids = {worker["pid"] for worker in status["workers"]} | {status["pid"]}
     assert len(pids) == 3
+    processes = list(map(psutil.Process, pids))
 
     (tmp_path / "own.py").write_text(JOB)
     done = shell.json("submit", f"{tmp_path / 'own.py'}:fine", "--wait")
@@ -266,7 +267,7 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
         SECONDS_MAX,
     )
     shell.run("cluster", "down")
-    assert not any(psutil.pid_exists(pid) and _runs(pid) for pid in pids)
+    assert not any(map(_runs, processes))
     assert not (shell.state / "cluster.json").exists()
 
 
@@ -285,9 +286,10 @@ def check_that_the_page_and_the_token_are_those_that_are_printed(
             assert refused.value.code == status
 
 
-def _runs(pid: int) -> bool:
+def _runs(process: psutil.Process) -> bool:
+    """Whether it does, and not another one that has got its number since."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
@@ -302,12 +304,13 @@ def test_a_foreground_cluster_leaves_nothing_behind(shell: Shell, number: int, c
     for line in process.stdout:
         if "Ctrl-C" in line:
             break
-    pids = [entry["pid"] for entry in json.loads(record.read_text())["processes"].values()]
-    assert all(_runs(pid) for pid in pids)
+    entries = json.loads(record.read_text())["processes"].values()
+    processes = [psutil.Process(entry["pid"]) for entry in entries]
+    assert all(map(_runs, processes))
     process.send_signal(number)
     _, errors = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == code, errors
-    assert not any(_runs(pid) for pid in pids)
+    assert not any(map(_runs, processes))
     assert not record.exists()
 
 
@@ -318,6 +321,7 @@ def test_down_ends_a_cluster_whose_coordinator_is_stopped(shell: Shell) -> None:
     assert process.stdout is not None
     assert any("Ctrl-C" in line for line in process.stdout)
     record = json.loads((shell.state / "cluster.json").read_text())
+    processes = [psutil.Process(entry["pid"]) for entry in record["processes"].values()]
     os.kill(record["processes"]["coordinator"]["pid"], signal.SIGSTOP)
     out, errors = shell.run("cluster", "down", seconds=75.0)
     assert out == "cluster 'default' is down\n"
@@ -325,7 +329,7 @@ def test_down_ends_a_cluster_whose_coordinator_is_stopped(shell: Shell) -> None:
     _, said = process.communicate(timeout=1.0)  # Nothing of it runs any more.
     assert process.returncode == 143
     assert "is started again" not in said
-    assert not any(_runs(entry["pid"]) for entry in record["processes"].values())
+    assert not any(map(_runs, processes))
     assert not (shell.state / "cluster.json").exists()
     _, ended = shell.run("cluster", "status", code=1)
     assert "cannot connect to" in ended
@@ -341,8 +345,8 @@ def test_workers_end_when_the_process_that_started_them_is_killed(shell: Shell) 
             break
     record = json.loads((shell.state / "cluster.json").read_text())
     process.kill()
-    pids = [entry["pid"] for entry in record["processes"].values()]
-    until(lambda: not any(_runs(pid) for pid in pids), "the end of the children", SECONDS_MAX)
+    processes = [psutil.Process(entry["pid"]) for entry in record["processes"].values()]
+    until(lambda: not any(map(_runs, processes)), "the end of the children", SECONDS_MAX)
 
 
 @pytest.mark.timeout(120)
@@ -362,7 +366,7 @@ def test_ctrl_c_in_the_demo_leaves_nothing(
     # made, Python that was started with -m ends itself by SIGINT, whatever code is asked for.
     assert process.returncode in (130, -signal.SIGINT), errors
     assert "minishuffle: interrupted" in errors
-    assert not any(_runs(child.pid) for child in children)
+    assert not any(map(_runs, children))
     assert list((tmp_path / "tmp").iterdir()) == []
 
 

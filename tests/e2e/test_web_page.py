@@ -311,10 +311,10 @@ def test_many_jobs(browser: Browser) -> None:
 def test_a_job_is_cancelled_with_the_token_alone(browser: Browser, cluster: LocalCluster, base: str) -> None:
     with running(cluster, counted(), "short") as job, shown(browser, f"{base}#/jobs/{job.id}") as page:
         page.page.get_by_role("button", name="Cancel job").click()
-        dialog = page.page.locator("dialog")
+        dialog = page.page.locator("dialog[open]")
         dialog.get_by_label("Token").fill("wrong")
         dialog.get_by_role("button", name="Cancel job").click()
-        page.see("that is not the cluster's token", "dialog")
+        page.see("that is not the cluster's token", "dialog[open]")
         assert page.faults() == []
         assert job.info().state == "running"
         dialog.get_by_label("Token").fill(web_token((cluster.state_dir / "secret").read_bytes().strip()))

@@ -31,7 +31,8 @@ async def test_every_answer_is_as_the_document_says(monkeypatch: pytest.MonkeyPa
             async with session.get(f"{base}/openapi.json") as response:
                 document = await response.json()
             checked = 0
-            for path, operations in document["paths"].items():
+            # The job is cancelled last, since one that is cancelled is neither paused nor resumed.
+            for path, operations in sorted(document["paths"].items(), key=lambda each: "cancel" in each[0]):
                 for method, operation in operations.items():
                     query = "?seconds=0.1" if path.endswith("/diagnosis") else ""
                     url = f"{base}{path.format(job=job, worker=1)}{query}"
@@ -46,7 +47,7 @@ async def test_every_answer_is_as_the_document_says(monkeypatch: pytest.MonkeyPa
                                 document, operation["responses"][str(response.status)], await response.json()
                             )
                     checked += 1
-            assert checked == 15
+            assert checked == 17
     finally:
         await server.close()
 
