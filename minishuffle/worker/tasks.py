@@ -140,8 +140,6 @@ class Attempt:
         self.settings = JobSettings.model_validate(message.settings)
         self.counters = TaskCounters()
         self.note_limit = partial(_note_limit, self.counters, services.wall)
-        """(Any thread.) A limit is hit, see :data:`~minishuffle.counters.LIMITS`: note the first time. What
-        calls it does not hold the attempt."""
         stands = partial(services.stands, self.id)
         self.paths = TaskPaths(services.inbox, (message.barrier, message.paused), stands)
         self.gates: list[InputGate] = []
@@ -797,6 +795,7 @@ def flushing(buffer_timeout: float | Literal["adaptive"]) -> Flush:
 
 
 def _note_limit(counters: TaskCounters, wall: Callable[[], float], limit: str) -> None:
-    """Note when a limit is hit for the first time."""
+    """(Any thread.) A limit is hit, see :data:`~minishuffle.counters.LIMITS`: note the first time. It is no
+    method: what calls it would hold the attempt, which holds that."""
     if limit not in counters.limits_hit:
         counters.limits_hit[limit] = wall()
