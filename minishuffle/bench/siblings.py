@@ -9,7 +9,8 @@ nobody takes).
 
 Beside the rows go latency markers, in-band events that need no credit, as barriers do not: ``barrier_ms`` is
 how late the latest of :data:`EVENTS` came through the siblings while the one consumer stood still, as the
-upper edge of its bucket."""
+upper edge of its bucket.
+"""
 
 from __future__ import annotations
 
@@ -192,6 +193,11 @@ class IsolationRun:
         time.sleep(1.0)
         self._sockets(sender, receiver, SOCKET_BYTES)
         capacity = float(self._rates(CAPACITY_SECONDS).sum()) * ROW_BYTES
+        if not capacity:
+            raise ShuffleError(
+                f"no pair moved a row in {CAPACITY_SECONDS:g} s: use fewer channels, or a machine with less "
+                "load"
+            )
         rate = LOAD * capacity / self._pairs
         self._table[0] = rate / ROW_BYTES
         time.sleep(SETTLE_SECONDS)
