@@ -4,110 +4,142 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from minishuffle.errors import PeerLost, TaskFailed
-from minishuffle.exchange.channels import (
-    RemoteAttachment,
-)
+from minishuffle.exchange.channels import RemoteAttachment
 from minishuffle.protocol.channel import Received
 from minishuffle.wire.frames import EventKind
-from support.exchanges import EXCLUSIVE, SEGMENT_BYTES, Exchange
+from support.exchanges import EXCLUSIVE, FLOATING, SEGMENT_BYTES, Exchange
 from support.soak import examples
 
-NUMBERS = st.integers(0, 1)
+MOVES = {
+    "nothing": 1,
+    "write": 9,
+    "arrive": 14,
+    "poll": 6,
+    "give_back": 7,
+    "attach": 2,
+    "send": 2,
+    "let_go": 1,
+    "answer": 1,
+    "flush": 2,
+    "settle": 1,
+    "read_all": 1,
+    "resize": 1,
+    "detach": 1,
+    "fail": 1,
+    "producer_fails": 1,
+    "cut": 1,
+    "end": 1,
+    "put_barrier": 1,
+    "end_barriers": 2,
+}
+"""The methods of :class:`AnyOrder` that are drawn, and how often."""
+DRAWN = st.tuples(
+    st.sampled_from([name for name, weight in MOVES.items() for _ in range(weight)]),
+    st.integers(0, 1),
+    st.integers(0, 59),
+)
+"""A move, which channel or which way, and a number that each makes of what it needs."""
 
 
-class AnyOrder(RuleBasedStateMachine):
+class AnyOrder:
     """Writes, flushes, moves of bytes, polls and buffers that come home, between attachments of any kind.
     Cases 91 and 94, RemoteInputChannelTest."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.exchange = Exchange(channels=2, tolerant=True)
+    def __init__(self, exclusive: int, floating: int, answers: bool) -> None:
+        self.exchange = Exchange(
+            channels=2, tolerant=True, exclusive=exclusive, floating=floating, answers=answers
+        )
         self.ended: set[int] = set()
         self.least = SEGMENT_BYTES
         """The smallest buffer size that was announced."""
         self.barriers: list[list[tuple[int, int]]] = [[], []]
         """By channel: barriers, and the first row that is behind each."""
         self.barrier = self.over = 0
+        for number in (0, 1):
+            self.exchange.attach_remote(number)
+        self.exchange.move(to_consumer=False)
 
-    @rule(number=NUMBERS, size=st.sampled_from([1, 40, 90, 3 * SEGMENT_BYTES]))
-    def write(self, number: int, size: int) -> None:
-        output = self.exchange.output
+    def nothing(self, number: int, choice: int) -> None:
+        """What Hypothesis puts in the place of each move that makes no difference."""
+
+    def write(self, number: int, choice: int) -> None:
+        output, size = self.exchange.output, (1, 40, 90, 3 * SEGMENT_BYTES)[choice % 4]
         if number not in self.ended and output.maximum - output.in_use > 2 + (size + 60) // self.least:
             self.exchange.write(number, size)
 
-    @rule(number=NUMBERS)
-    def end(self, number: int) -> None:
+    def end(self, number: int, choice: int) -> None:
         if number not in self.ended:
             self.ended.add(number)
             self.exchange.partitions[number].broadcast_event(EventKind.END_OF_PARTITION)
 
-    @rule()
-    def put_barrier(self) -> None:
+    def put_barrier(self, number: int, choice: int) -> None:
         """Over all channels, as a pause does, the last one over or not."""
         self.barrier += 1
         for number in {0, 1} - self.ended:
             self.barriers[number].append((self.barrier, self.exchange.written))
             self.exchange.partitions[number].broadcast_barrier(self.barrier)
 
-    @rule()
-    def end_barriers(self) -> None:
+    def end_barriers(self, number: int, choice: int) -> None:
         self.over = self.barrier
         self.exchange.gate.end_barriers(self.over)
         for partition in self.exchange.partitions:
             partition.end_barriers(self.over)
 
-    @rule(number=NUMBERS)
-    def flush(self, number: int) -> None:
+    def flush(self, number: int, choice: int) -> None:
         self.exchange.flush(number)
 
-    @rule(number=NUMBERS, kind=st.sampled_from(["local", "remote"]))
-    def attach(self, number: int, kind: str) -> None:
-        getattr(self.exchange, f"attach_{kind}")(number)
+    def attach(self, number: int, choice: int) -> None:
+        getattr(self.exchange, "attach_local" if choice % 4 == 0 else "attach_remote")(number)
 
-    @rule(number=NUMBERS)
-    def detach(self, number: int) -> None:
+    def detach(self, number: int, choice: int) -> None:
         self.exchange.channels[number].detach()
 
-    @rule(number=NUMBERS)
-    def fail(self, number: int) -> None:
+    def fail(self, number: int, choice: int) -> None:
         """A failure of the current generation, attached or not, which may be said twice."""
         self.exchange.channels[number].fail(self.exchange.generations[number], PeerLost("failed"))
 
-    @rule(number=NUMBERS)
-    def producer_fails(self, number: int) -> None:
+    def producer_fails(self, number: int, choice: int) -> None:
         """And another attempt goes on, whose partition this is too."""
         self.exchange.partitions[number].fail(TaskFailed("the producer raised"))
         self.exchange.partitions[number].subpartitions[0].error = None
 
-    @rule(size=st.sampled_from([9, 40, SEGMENT_BYTES - 1, SEGMENT_BYTES, 1000]))
-    def resize(self, size: int) -> None:
+    def resize(self, number: int, choice: int) -> None:
+        size = (9, 40, SEGMENT_BYTES - 1, SEGMENT_BYTES, 1000)[choice % 5]
         self.exchange.resize(size)
         self.least = min(self.least, size)
 
-    @rule(to_consumer=st.booleans(), buffers=st.integers(1, 16))
-    def move(self, to_consumer: bool, buffers: int) -> None:
-        self.exchange.move(to_consumer=to_consumer, buffers=buffers)
+    def send(self, number: int, choice: int) -> None:
+        self.exchange.send(to_consumer=bool(number), buffers=1 + choice % 16)
 
-    @rule()
-    def settle(self) -> None:
+    def arrive(self, number: int, choice: int) -> None:
+        """All, a few bytes, or all but the last of them; half of the time of what is sent now, too."""
+        if choice % 2:
+            self.exchange.send(to_consumer=bool(number))
+        self.exchange.arrive(to_consumer=bool(number), size=(None, 60, -1)[choice % 3])
+
+    def answer(self, number: int, choice: int) -> None:
+        self.exchange.answer()
+
+    def let_go(self, number: int, choice: int) -> None:
+        self.exchange.let_go()
+
+    def settle(self, number: int, choice: int) -> None:
         self.exchange.settle()
 
-    @rule(count=st.integers(1, 4))
-    def poll(self, count: int) -> None:
-        for _ in range(count):
+    def poll(self, number: int, choice: int) -> None:
+        for _ in range(1 + choice % 4):
             self.exchange.poll()
 
-    @precondition(lambda self: self.exchange.returned)
-    @rule(data=st.data())
-    def give_back(self, data: Any) -> None:
+    def give_back(self, number: int, choice: int) -> None:
         """In any order. It may serve another attachment that waits, but is credit to its own alone."""
         returned, short = self.exchange.returned, self.exchange.gate.buffers.short
-        buffer = returned.pop(data.draw(st.integers(0, len(returned) - 1)))
+        if not returned:
+            return
+        buffer = returned.pop(choice % len(returned))
         others = [
             attachment.consumer.credit
             for attachment in self.exchange.attachments
@@ -119,12 +151,10 @@ class AnyOrder(RuleBasedStateMachine):
         buffer.attachment.consumed(buffer)
         assert [credit.granted + credit.unannounced for credit in others] == before
 
-    @rule()
-    def cut(self) -> None:
+    def cut(self, number: int, choice: int) -> None:
         self.exchange.cut()
 
-    @rule()
-    def read_all(self) -> None:
+    def read_all(self, number: int, choice: int) -> None:
         """Whoever has backlog and a consumer gets a buffer in the end, if the task reads; behind a barrier
         there is none."""
         exchange = self.exchange
@@ -138,7 +168,14 @@ class AnyOrder(RuleBasedStateMachine):
             view = partition.subpartitions[0].view
             assert view is None or view.backlog() == 0
 
-    @invariant()
+    def check(self) -> None:
+        """After each move."""
+        self.each_segment_is_in_one_place()
+        self.ledgers_hold()
+        self.rows_come_once_and_in_order()
+        self.no_row_is_read_behind_a_barrier_that_is_not_over()
+        self.each_generation_is_drained_once()
+
     def each_segment_is_in_one_place(self) -> None:
         """Free in an attachment, arriving, in a queue, in the task's hands, or on its way home."""
         exchange = self.exchange
@@ -149,18 +186,13 @@ class AnyOrder(RuleBasedStateMachine):
         read = [each.current for each in exchange.channels] + exchange.returned
         for channel in exchange.channels:
             read += channel.queue
+        read += [each.consumer._arriving for each in attachments]
         there += [item.buffer for item in read if isinstance(item, Received) and item.buffer is not None]
         assert len({id(buffer) for buffer in there}) == len(there) == exchange.gate.buffers.pool.in_use
 
-    @invariant()
-    def both_ends_agree(self) -> None:
-        """What one has granted or sent has reached the other, or is on its way."""
-        for credit, sent in self.exchange.ledgers():
-            assert 0 <= sent.available <= credit.granted - credit.received
-
-    @invariant()
     def ledgers_hold(self) -> None:
         self.exchange.validate()
+        self.exchange.check_ledgers()
         buffers = self.exchange.gate.buffers
         snapshot = self.exchange.gate.snapshot()
         assert buffers.pool.in_use <= buffers.pool.size
@@ -168,30 +200,30 @@ class AnyOrder(RuleBasedStateMachine):
         assert 0 <= snapshot.exclusive_used <= snapshot.exclusive_capacity <= 2 * EXCLUSIVE
         assert 0 <= snapshot.floating_used <= buffers.pool.size
 
-    @invariant()
     def rows_come_once_and_in_order(self) -> None:
         for read in self.exchange.read:
             assert all(one < other for one, other in zip(read, read[1:], strict=False))
 
-    @invariant()
     def no_row_is_read_behind_a_barrier_that_is_not_over(self) -> None:
         for read, barriers in zip(self.exchange.read, self.barriers, strict=True):
             behind = [row for barrier, row in barriers if barrier > self.over]
             assert not read or not behind or read[-1] < behind[0]
 
-    @invariant()
     def each_generation_is_drained_once(self) -> None:
         drained = [(number, g) for number, g, event in self.exchange.events if event == "drain"]
         assert len(drained) == len(set(drained))
 
-    def teardown(self) -> None:
-        """Half of the channels are read to their end first."""
+    def finish(self) -> None:
+        """Everything is read first, or what was delivered at least."""
         exchange = self.exchange
         if len(exchange.events) % 2:
             for channel in exchange.channels:
                 channel.detach()
             exchange.poll_all()
             assert not any(channel.queue for channel in exchange.channels)
+        else:
+            self.end_barriers(0, 0)
+            self.read_all(0, 0)
         exchange.close()
         for channel, read in zip(exchange.channels, exchange.read, strict=True):
             received = sum(a.rows_received for a in exchange.attachments if a.channel is channel)
@@ -199,5 +231,17 @@ class AnyOrder(RuleBasedStateMachine):
         self.exchange.network.validate()
 
 
-TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
+@settings(max_examples=examples(60))
+@given(
+    exclusive=st.integers(0, EXCLUSIVE),
+    floating=st.integers(1, FLOATING),
+    answers=st.booleans(),
+    moves=st.lists(DRAWN, min_size=60, max_size=60),
+)
+def test_any_order_of_events(exclusive: int, floating: int, answers: bool, moves: list[Any]) -> None:
+    machine = AnyOrder(exclusive, floating, answers)
+    for name, number, choice in moves:
+        getattr(machine, name)(number, choice)
+        machine.check()
+    machine.finish()
+    assert machine.exchange.network.free == machine.exchange.network.total

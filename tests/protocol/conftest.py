@@ -20,18 +20,8 @@ from minishuffle.protocol.connection import (
     PartitionReleased,
     PartitionRequested,
 )
-from minishuffle.wire.decoder import FrameDecoder
-from minishuffle.wire.frames import (
-    BARRIER_EVENT,
-    BUFFER_HEADER_BYTES,
-    FRAME_HEADER,
-    LENGTH_BYTES,
-    CancelReason,
-    DataType,
-    EventKind,
-    PartitionRequest,
-)
-from support.frames import Recorder
+from minishuffle.wire.frames import BARRIER_EVENT, CancelReason, DataType, EventKind, PartitionRequest
+from support.links import Line
 
 SEGMENT_BYTES = 64
 
@@ -86,62 +76,6 @@ class PlainGate:
 
     def fail(self, error: ShuffleError) -> None:
         self.error = error
-
-
-class Line:
-    """The bytes on their way to ``receiver``, and the frames in them."""
-
-    def __init__(self, receiver: Connection) -> None:
-        self.receiver = receiver
-        self.under_way = bytearray()
-        self._recorder = Recorder()
-        self._decoder = FrameDecoder(self._recorder, 1 << 20)
-        self._frames: deque[tuple[int, int, object]] = deque()
-        """Where each begins and ends in the stream, and what it says."""
-        self._sent = self._delivered = 0
-
-    def put(self, data: bytes) -> None:
-        self.under_way += data
-        at = 0
-        while at < len(data):
-            size = LENGTH_BYTES + FRAME_HEADER.unpack_from(data, at)[0]
-            self._decoder.receive(data[at : at + size])
-            for item in self._recorder.seen:
-                self._frames.append((self._sent + at, self._sent + at + size, item))
-            self._recorder.seen.clear()
-            at += size
-        self._sent += len(data)
-
-    def deliver(self, size: int) -> None:
-        """The next bytes arrive, wherever that cuts a frame."""
-        data = bytes(self.under_way[:size])
-        if data:
-            del self.under_way[:size]
-            self._delivered += len(data)
-            self.receiver.receive(data, 0.0)
-            while self._frames and self._frames[0][1] <= self._delivered:
-                self._frames.popleft()
-
-    def credit(self, channel: int) -> int:
-        """Credit for a channel that is on its way, with that of its request."""
-        found = 0
-        for _, _, item in self._frames:
-            if isinstance(item, PartitionRequest) and item.channel == channel:
-                found += item.initial_credit
-            elif isinstance(item, tuple) and item[0] == channel:
-                found += item[1]
-        return found
-
-    def buffers(self, channel: int) -> int:
-        """Buffers with data of a channel whose header has not arrived."""
-        return sum(
-            isinstance(item, tuple)
-            and isinstance(item[0], tuple)
-            and item[0][2] == channel
-            and item[0][5] == DataType.DATA
-            and begin + BUFFER_HEADER_BYTES > self._delivered
-            for begin, _, item in self._frames
-        )
 
 
 class Peers:
@@ -220,7 +154,7 @@ class Peers:
         sent = self.send(sender, buffers)
         self.let_go()
         line = self.to_consumer if receiver is self.consumer else self.to_producer
-        self.deliver(line, len(line.under_way))
+        self.deliver(line)
         return sent
 
     def send(self, sender: Connection, buffers: int = 16) -> int:
@@ -236,8 +170,8 @@ class Peers:
             piece.released()
         self.held.clear()
 
-    def deliver(self, line: Line, size: int) -> None:
-        """So many bytes arrive, and what they ask for is answered."""
+    def deliver(self, line: Line, size: int | None = None) -> None:
+        """So many bytes arrive, as in :meth:`Line.deliver`, and what they ask for is answered."""
         line.deliver(size)
         for event in line.receiver.events():
             if isinstance(event, PartitionCancelled | PartitionReleased):

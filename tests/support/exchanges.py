@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 from minishuffle.counters import TaskCounters
@@ -24,13 +23,12 @@ from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
 from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.ids import JobId, PartitionId
-from minishuffle.protocol.channel import FreeBuffer
+from minishuffle.protocol.channel import Outgoing
 from minishuffle.protocol.connection import PartitionCancelled, PartitionReleased, PartitionRequested
-from minishuffle.protocol.credit import ReceiveCredit, SendCredit
 from minishuffle.wire.frames import (
     PartitionRequest,
 )
-from support.links import BareLink, consumer_of
+from support.links import BareLink, Line, consumer_of
 
 SEGMENT_BYTES = 128
 EXCLUSIVE = 2
@@ -50,20 +48,32 @@ class AnySize(BufferDebloater):
 
 
 class Exchange:
-    """A producer with one consumer, whose channel is attached to it in one way after another."""
+    """A producer with one consumer, whose channel is attached to it in one way after another.
+
+    Args:
+        answers: requests are answered when they arrive; else by :meth:`answer`.
+    """
 
     def __init__(
-        self, channels: int = 1, *, tolerant: bool = False, segment_bytes: int = SEGMENT_BYTES
+        self,
+        channels: int = 1,
+        *,
+        tolerant: bool = False,
+        segment_bytes: int = SEGMENT_BYTES,
+        exclusive: int = EXCLUSIVE,
+        floating: int = FLOATING,
+        answers: bool = True,
     ) -> None:
         self.network = NetworkBufferPool(200, segment_bytes)
         self.output = self.network.create_pool("output", channels + 1, 100)
-        pool = self.network.create_pool("gate", channels * EXCLUSIVE + 1, channels * EXCLUSIVE + FLOATING)
+        least = channels * exclusive
+        pool = self.network.create_pool("gate", least + 1, least + floating)
         self.returned: list[GivenBack] = []
         self.debloater = AnySize()
         self.gate = InputGate(
             0,
             0,
-            GateBuffers(pool, segment_bytes, EXCLUSIVE, FLOATING),
+            GateBuffers(pool, segment_bytes, exclusive, floating),
             wake=lambda: None,
             give_back=self.returned.append,
             budget=AssemblyBudget(1 << 20),
@@ -79,6 +89,9 @@ class Exchange:
         self.attachments: list[Attachment] = []
         self.links: list[tuple[BareLink, BareLink]] = []
         """Consumer's and producer's ends; the last is in use."""
+        self.held: list[Outgoing] = []
+        """What the transport has not let go of."""
+        self._answers = answers
         self.connect()
         self.written = 0
         self.read: list[list[int]] = [[] for _ in range(channels)]
@@ -97,6 +110,10 @@ class Exchange:
 
     def connect(self) -> None:
         self.links.append((BareLink(), BareLink(dialer=True)))
+        consumer, producer = (link.connection for link in self.links[-1])
+        self.lines = (Line(producer), Line(consumer))
+        """To the producer and to the consumer; what was on its way over the link before is gone."""
+        self.unanswered: list[PartitionRequest] = []
 
     def _on_event(self, number: int, generation: int, event: ChannelEvent) -> None:
         self.events.append((number, generation, event.value))
@@ -140,27 +157,49 @@ class Exchange:
         self.attachments.append(attachment)
 
     def move(self, *, to_consumer: bool, buffers: int = 16) -> None:
-        """One flush of one side of the link."""
-        consumer, producer = self.links[-1]
-        sender, receiver = (producer, consumer) if to_consumer else (consumer, producer)
-        chunks, pieces = sender.connection.data_to_send(buffers)
-        data = b"".join(chunks)
-        for piece in pieces:
+        """One flush of one side of the link, and all that is on its way there arrives."""
+        self.send(to_consumer=to_consumer, buffers=buffers)
+        self.let_go()
+        self.arrive(to_consumer=to_consumer)
+
+    def send(self, *, to_consumer: bool, buffers: int = 16) -> None:
+        """One flush of one side of the link, which is on its way then."""
+        chunks, pieces = self.links[-1][to_consumer].connection.data_to_send(buffers)
+        self.lines[to_consumer].put(b"".join(chunks))
+        self.held += pieces
+
+    def let_go(self) -> None:
+        """The transport has no memory of segments any more."""
+        for piece in self.held:
             piece.released()
-        if data:
-            receiver.connection.receive(data, 0.0)
-        events = receiver.connection.events()
+        self.held.clear()
+
+    def arrive(self, *, to_consumer: bool, size: int | None = None) -> None:
+        """So many of the bytes on their way to one side arrive, as in :meth:`Line.deliver`."""
+        line = self.lines[to_consumer]
+        line.deliver(size)
+        events = line.receiver.events()
         cancelled = {event.channel for event in events if isinstance(event, PartitionCancelled)}
         requests = [event.request for event in events if isinstance(event, PartitionRequested)]
         released = sum(isinstance(event, PartitionReleased) for event in events)
         assert len(cancelled) + len(requests) + released == len(events)
+        waiting = [each for each in (*self.unanswered, *requests) if each.channel not in cancelled]
+        self.unanswered = waiting
+        if self._answers:
+            self.answer()
+
+    def answer(self) -> None:
+        """The producers are there: all requests are granted."""
+        requests, self.unanswered = self.unanswered, []
         for request in requests:
-            if request.channel not in cancelled:
-                serve(producer, request, self.partitions[request.partition.producer].subpartitions[0])
+            partition = self.partitions[request.partition.producer]
+            serve(self.links[-1][1], request, partition.subpartitions[0])
 
     def settle(self) -> None:
         for _ in range(1000):
-            if not any(link.connection.wants_to_send for link in self.links[-1]):
+            self.answer()
+            sends = any(link.connection.wants_to_send for link in self.links[-1])
+            if not (sends or self.held or any(line.under_way for line in self.lines)):
                 return
             self.move(to_consumer=False)
             self.move(to_consumer=True)
@@ -174,6 +213,7 @@ class Exchange:
 
     def cut(self) -> None:
         """The link breaks, and there is a new one."""
+        self.let_go()
         for link in self.links[-1]:
             link.connection.lost(PeerLost("cut"))
         self.connect()
@@ -206,16 +246,20 @@ class Exchange:
             if isinstance(attachment, RemoteAttachment):
                 attachment.consumer.validate()
 
-    def ledgers(self) -> Iterator[tuple[ReceiveCredit[FreeBuffer], SendCredit]]:
-        """Both halves of each channel that both ends of the link in use have."""
-        consumer, producer = (link.connection for link in self.links[-1])
-        for channel, consuming in consumer._consumers.items():
-            if (producing := producer.producers.channels.get(channel)) is not None:
-                yield consuming.credit, producing.credit
+    def check_ledgers(self) -> None:
+        """Both ends of the link in use agree with what is on its way, for each channel that both have."""
+        to_producer, to_consumer = self.lines
+        for channel, consuming in to_consumer.receiver._consumers.items():
+            producing, credit = to_producer.receiver.producers.channels.get(channel), consuming.credit
+            if producing is not None:
+                assert credit.granted == producing.credit.granted + to_producer.credit(channel)
+                assert producing.credit.sent == credit.received + to_consumer.buffers(channel)
+                assert producing.credit.available >= 0 and credit.granted >= credit.received
 
     def close(self) -> None:
         """Everything ends; every segment comes home exactly once."""
         self.gate.close()
+        self.let_go()
         self.give_back(len(self.returned))
         for partition in self.partitions:
             partition.subpartitions[0].discard()
