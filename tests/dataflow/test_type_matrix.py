@@ -36,6 +36,8 @@ from minishuffle.errors import ShuffleError, UsageError
 from support.cutjobs import Cut, run
 from support.soak import SOAK, examples
 
+pytestmark = pytest.mark.slow
+
 CUTS = [Cut(1), *(Cut(parts, seed=seed, rows=2, merges=True) for parts in (2, 3) for seed in range(4))]
 HOUR = timedelta(hours=1)
 

@@ -18,7 +18,7 @@ from minishuffle.dataflow.operators.process import ProcessContext
 from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 
 HOUR = 3600.0
 RECORDS = 600

@@ -30,9 +30,11 @@ from support.simulated_runs import Run, Scenario
 from support.simulated_writes import WriteLog
 from support.soak import SOAK
 
+pytestmark = pytest.mark.slow
+
 BATCH: Final = 5
 Play: TypeAlias = "Callable[[range, Sequence[Scenario]], None]"
-FAST: Final = 2
+FEW: Final = 2
 MANY: Final = 10_000 if SOAK else 30
 FAULTLESS = Scenario(bounded_share=0.9)
 ENDING = Scenario(faults=True, bounded_share=0.8)
@@ -76,15 +78,12 @@ def name(batch: range) -> str:
 
 
 def batches(parts: int) -> list[Any]:
-    """The seeds of each test, so many of 15 parts, in batches; the first one is fast enough for all runs."""
-    first = [range(FAST), range(FAST, BATCH)]
+    """The seeds of each test, so many of 15 parts, in batches, of which the first is the smallest."""
+    first = [range(FEW), range(FEW, BATCH)]
     found = first + [range(each, each + BATCH) for each in range(BATCH, parts * MANY // 15, BATCH)]
     if (only := os.environ.get("MINISHUFFLE_SEED")) is not None:
         found = [range(int(only), int(only) + 1)]
-    slow = [pytest.mark.slow]
-    return [
-        pytest.param(each, id=name(each), marks=slow if number else ()) for number, each in enumerate(found)
-    ]
+    return [pytest.param(each, id=name(each)) for each in found]
 
 
 class Outcome(NamedTuple):
@@ -193,7 +192,6 @@ def test_a_seed_decides_everything(scenario: Scenario) -> None:
     assert first.steps == second.steps and first.trace == second.trace
 
 
-@pytest.mark.slow
 def test_the_seeds_reach_every_end() -> None:
     """Were one never reached, the runs above would prove less than they seem to."""
     missing = {"finished", "finished_with_loss", "canceled", "failed"}
