@@ -171,8 +171,13 @@ class Peers:
         self.held.clear()
 
     def deliver(self, line: Line, size: int | None = None) -> None:
-        """So many bytes arrive, as in :meth:`Line.deliver`, and what they ask for is answered."""
+        """So many bytes arrive, as in :meth:`Line.deliver`, and what they ask for is answered. A channel that
+        ends by them may have lent its buffer to another one, whose credit is announced as a gate does it."""
         line.deliver(size)
+        for way in self.ways:
+            if way.consumer is line.receiver:
+                for gate in way.gates:
+                    way.consumer.announce_credit(gate.channel)
         for event in line.receiver.events():
             if isinstance(event, PartitionCancelled | PartitionReleased):
                 continue
