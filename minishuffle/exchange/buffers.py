@@ -138,6 +138,7 @@ class BufferBuilder:
             return True
         ends = ends and length > self.sent_bytes
         self.sent_bytes, self.sent_rows = length, rows
+        self.flush_requested = False  # it was for what is left out; the writer notes what follows by itself
         return ends
 
     def leave_out(self) -> tuple[int, bool]:
