@@ -233,7 +233,7 @@ KINDS = {
     "pipelines": Kind(pipeline, lambda: PIPELINES, parts=("pipelines", "widened")),
     "types": Kind(cell, lambda: len(cells())),
     "counts": Kind(counted, lambda: 2 * JOBS, JOBS),
-    "deaths": Kind(death, lambda: 4 * DEATHS, DEATHS),
+    "deaths": Kind(death, lambda: 5 * DEATHS, DEATHS),
     "documents": Kind(program, lambda: len(programs())),
     "refusals": Kind(refusal, lambda: len(refusals_now())),
 }
