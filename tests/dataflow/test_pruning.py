@@ -62,6 +62,7 @@ def columns(*names: str) -> frozenset[str]:
     return frozenset(names)
 
 
+@pytest.mark.slow
 def test_of_200_columns_one_that_is_used_costs_what_it_costs_alone() -> None:
     wide = pa.table({f"c{number}": range(5_000) for number in range(200)})
     table = Table.from_arrow(wide)

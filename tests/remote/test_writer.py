@@ -28,6 +28,7 @@ def taken(handle: Any) -> list[int]:
     return sorted(row["n"] for row in handle.wait(SECONDS_MAX).rows)
 
 
+@pytest.mark.slow
 def test_partitions_written_at_the_same_time_arrive_once(field: Any, rows: Rows) -> None:
     handle = field.submit()
 

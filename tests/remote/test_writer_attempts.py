@@ -53,6 +53,7 @@ def test_a_partition_cut_off_in_the_middle_arrives_once(field: Any, rows: Rows, 
     assert taken(handle) == list(range(10_000))
 
 
+@pytest.mark.slow
 def test_an_element_that_was_cut_in_half_comes_whole_from_the_next_attempt(
     field: Any, rows: Rows, until: Any, cut: Any, buffers_sent: Any
 ) -> None:

@@ -322,6 +322,7 @@ def test_both_ends_count_the_same_bytes(run_site: RunSite) -> None:
 # --- turns ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_peer_that_floods_takes_one_read_in_a_turn_of_the_loop(run_site: RunSite) -> None:
     """Else heartbeats wait for it, and the worker is taken for lost."""
     flood = encode_frame(Pong(1)) * 500_000

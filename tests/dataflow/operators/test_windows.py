@@ -269,6 +269,7 @@ def test_panes_go_out_before_a_chained_function_has_the_values() -> None:
     assert seen == [(1, 0, (5, 1, 5, 5, 5.0), 0, True)]
 
 
+@pytest.mark.slow
 def test_the_state_of_windows_goes_when_the_last_of_their_panes_has() -> None:
     for make, convert in ((on_rows, keyed), (on_arrow, arrow)):
         run = Run(make(DROPPED, SIZE, Panes("panes", lateness=12)))  # type: ignore[operator]

@@ -172,6 +172,7 @@ async def test_the_task_of_a_hot_key_is_busier_than_its_producer(coordinator: Co
     await come_to(coordinator, running, consumers_are_busier)
 
 
+@pytest.mark.slow
 async def test_a_map_that_spins_is_busy(coordinator: Coordinator) -> None:
     running = await coordinator.worker()
     coordinator.deploy(Stream.source(Endless()).rebalance().map(spin).to_count(), {0: 1})
@@ -191,6 +192,7 @@ async def test_tasks_behind_a_source_without_rows_are_idle(coordinator: Coordina
     )
 
 
+@pytest.mark.slow
 async def test_processor_time_tells_a_task_that_works_from_one_that_is_held_up(
     coordinator: Coordinator,
 ) -> None:

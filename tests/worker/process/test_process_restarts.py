@@ -245,6 +245,7 @@ async def received_again(coordinator: Coordinator, workers: list[Running]) -> No
     )
 
 
+@pytest.mark.slow
 async def test_a_link_between_two_live_workers_that_breaks_is_repaired_and_its_loss_counted(
     coordinator: Coordinator, links: list[DataLink]
 ) -> None:
