@@ -99,7 +99,9 @@ class JsonLines:
     _LINE: Final = re.compile(rb"[^\r\n]*[^ \t\r\n][^\r\n]*")
 
     def end(self, data: bytes) -> int:
-        return data.rfind(b"\n") + 1 or data.rfind(b"\r") + 1
+        """Blanks at the beginning of a line are no part of its record: none of them is cut."""
+        ended = data.rfind(b"\n") + 1 or data.rfind(b"\r") + 1
+        return ended or (0 if data.strip(b" \t") else len(data))
 
     def spans(self, data: bytes) -> Iterator[tuple[int, int]]:
         return (match.span() for match in self._LINE.finditer(data))
