@@ -113,7 +113,7 @@ soak-drain: soak-setup ## Three workers restarted five times under a job, and cl
 soak-pause: soak-setup ## The join of ads at full rate, paused fifty times: how long that takes (2 minutes)
 	MINISHUFFLE_SOAK=1 $(WITHIN) 1200 $(BIN)/python -m pytest -q -s --timeout 1200 tests/e2e/test_pause.py
 
-soak-ledger: soak-setup ## All that was recorded of jobs, played again (20 minutes)
+soak-ledger: soak-setup ## All that was recorded of jobs, played again (6 minutes)
 	MINISHUFFLE_SOAK=1 $(WITHIN) 7200 $(BIN)/python -m pytest -q --timeout 3600 tests/dataflow/test_ledger.py
 
 clean: ## Remove .venv and everything that was built

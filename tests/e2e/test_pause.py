@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixture
 CYCLES = 50
 PAUSE_SECONDS_MAX = 1.0
 RESUME_SECONDS_MAX = 0.2
-ADS_RECORDS = 4_000_000
+ADS_RECORDS = 40_000_000
 PACE = threading.Event()
 """Never set."""
 
