@@ -59,6 +59,24 @@ def test_keyed_rows_go_where_the_hash_of_their_key_says(consumers: int, kind: An
     assert gathered(by_key(consumers).split(batch)) == expected(rows_of(batch), keys, consumers)
 
 
+@given(
+    st.lists(st.integers() | st.floats() | st.text() | st.none() | st.tuples(st.integers()), max_size=12),
+    st.booleans(),
+    st.integers(2, 9),
+)
+def test_few_rows_are_dealt_out_as_many_are(keys: list[Any], themselves: bool, consumers: int) -> None:
+    batch = KeyedRows(keys, keys if themselves else [f"row {n}" for n in range(len(keys))])
+    dealt = []
+    for few in (0, 100):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(partitioner_module, "FEW_ROWS", few)
+            pieces = list(by_key(consumers).split(batch))
+        assert all(isinstance(piece, KeyedRows) for _, piece in pieces)
+        assert all((piece.keys is piece.rows) is themselves for _, piece in pieces if len(piece))
+        dealt.append([(position, repr(rows_of(piece))) for position, piece in pieces])
+    assert dealt[0] == dealt[1]
+
+
 @pytest.mark.parametrize("own", [1, 8_192])
 @pytest.mark.parametrize("consumers", CONSUMERS)
 def test_record_batches_go_the_same_way(consumers: int, own: int, monkeypatch: pytest.MonkeyPatch) -> None:
