@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from random import Random
 
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import ShuffleError, Superseded, TaskCancelled
+from minishuffle.errors import LocalProtocolError, ShuffleError, Superseded, TaskCancelled
 from minishuffle.exchange.buffers import BufferBuilder, Flush
 from minishuffle.exchange.elements import Batch, KeyedRows, Part
 from minishuffle.exchange.handover import Handover
@@ -77,8 +77,11 @@ class PipelinedPartition:
         self._notify = notify
         self._dirty: deque[PipelinedSubpartition] = deque()
         """Those with something published since the last flush; each at most once."""
-        self._rows_skipped = 0
+        self._finished = False
+        """(Writer.) Nothing more will be written."""
         self._written_off = False
+        """(Loop.) The task was abandoned."""
+        self._rows_skipped = 0
         """(Writer.) Rows that were not written because their consumer had gone."""
         self._rows_suspected = 0
         """(Writer.) Rows that were not written because their consumer's worker answered no Ping."""
@@ -99,10 +102,12 @@ class PipelinedPartition:
 
         Raises:
             TaskCancelled: the task was abandoned, and what it had in hand is counted.
+            LocalProtocolError: the partition is finished.
         """
         subpartition = self.subpartitions[position]
         if subpartition.available:
             return False
+        self._require_open()
         if self._written_off:
             raise TaskCancelled("the task was abandoned")
         if subpartition.open is not None:  # its segment goes home
@@ -119,10 +124,15 @@ class PipelinedPartition:
 
     def hand_over(self, position: int, batch: Batch) -> bool:
         """Give subpartition number ``position`` the batch itself, if its consumer takes it; waits until that
-        has less than a queue full. False: it has to be written as an element."""
+        has less than a queue full. False: it has to be written as an element.
+
+        Raises:
+            LocalProtocolError: the partition is finished.
+        """
         subpartition, handover = self.subpartitions[position], self._handover
         if handover is None or not subpartition.whole or isinstance(batch, list | KeyedRows):
             return False
+        self._require_open()
         if not _has_room(subpartition):
             self._full()
             handover.wait(lambda: _has_room(subpartition))
@@ -135,7 +145,11 @@ class PipelinedPartition:
         return True
 
     def write(self, position: int, rows: int, parts: list[Part]) -> None:
-        """Write one element, whose bytes are ``parts`` joined, to subpartition number ``position``."""
+        """Write one element, whose bytes are ``parts`` joined, to subpartition number ``position``.
+
+        Raises:
+            LocalProtocolError: the partition is finished.
+        """
         subpartition = self.subpartitions[position]
         builder = subpartition.open or self._begin(subpartition)
         builder.begin(rows)
@@ -163,6 +177,9 @@ class PipelinedPartition:
 
         A segment has the same readers from its beginning to its end: when a consumer goes or comes back, the
         next element begins another. A partition that is broadcast to is not written to by :meth:`write`.
+
+        Raises:
+            LocalProtocolError: the partition is finished.
         """
         subpartitions = [self.subpartitions[position] for position in positions]
         if subpartitions != self._together:
@@ -186,6 +203,7 @@ class PipelinedPartition:
 
     def _begin_together(self) -> BufferBuilder:
         """A segment with a builder for each of those that read it; the first of them is written."""
+        self._require_open()
         segment = self._acquire()
         segment.readers = len(self._together)
         sizes = [each.buffer_size for each in self._together]
@@ -225,6 +243,7 @@ class PipelinedPartition:
             self._dirty.append(subpartition)
 
     def _begin(self, subpartition: PipelinedSubpartition) -> BufferBuilder:
+        self._require_open()
         if (
             subpartition.unsent_segments() + 1 >= OUTPUT_BUFFERS_PER_SUBPARTITION_MAX
         ):  # with the one that is begun
@@ -233,9 +252,15 @@ class PipelinedPartition:
         subpartition.open = builder
         return builder
 
+    def _require_open(self) -> None:
+        """Looked at where a segment is begun, not for each element: behind the end none is open."""
+        if self._finished:
+            raise LocalProtocolError(f"partition {self.id} is finished")
+
     def finish(self) -> None:
         self.broadcast_event(EventKind.END_OF_DATA)
         self.broadcast_event(EventKind.END_OF_PARTITION)
+        self._finished = True
 
     def broadcast_event(self, kind: EventKind) -> None:
         """Queue an event behind everything written to every subpartition."""

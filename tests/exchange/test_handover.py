@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import TaskCancelled
+from minishuffle.errors import LocalProtocolError, TaskCancelled
 from minishuffle.exchange import handover
 from minishuffle.exchange.elements import ByteBudget, decode, encode
 from minishuffle.exchange.handover import Handover
@@ -94,6 +94,16 @@ def test_a_batch_is_handed_over_as_it_is() -> None:
     assert writer.pool.in_use == 0
     piece.released()
     assert writer.budget.used == 0
+
+
+def test_a_batch_is_not_handed_over_behind_the_end() -> None:
+    """Case 246, ResultPartitionTest#testAddOnFinishedPipelinedPartition."""
+    writer = Writer()
+    writer.view(whole=True)
+    writer.partition.finish()
+    with pytest.raises(LocalProtocolError, match="^partition j1/edge0.0 is finished$"):
+        writer.write(numbers(3))
+    assert (writer.counters.records_out, writer.budget.used, writer.partition.backlog()) == (0, 0, 0)
 
 
 def test_a_batch_counts_for_as_many_buffers_as_its_bytes_would_fill_to_their_size() -> None:

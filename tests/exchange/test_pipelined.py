@@ -221,6 +221,36 @@ def test_ends_are_state_and_told_again_to_the_next_consumer() -> None:
     assert len(first) == 2
 
 
+@pytest.mark.parametrize("consumer", ["reads", "has gone"])
+@pytest.mark.parametrize("way", ["write", "broadcast"])
+def test_what_is_written_behind_the_end_is_refused(way: str, consumer: str) -> None:
+    """Cases 188 and 246: PipelinedSubpartitionTest#testNegativeBufferSizeAsSignOfAddingFail,
+    ResultPartitionTest#testAddOnFinishedPipelinedPartition."""
+    bench = Bench(count=2)
+    partition = bench.partition
+
+    def write() -> None:
+        if partition.skips(0, 1):
+            return
+        if way == "write":
+            partition.write(0, 1, [b"abc"])
+        else:
+            partition.broadcast([0, 1], 1, [b"abc"])
+
+    write()
+    partition.finish()
+    if consumer == "has gone":
+        bench.first.lose(CancelReason.ENDED)
+    before = (bench.counters.records_out, bench.counters.bytes_out, bench.local.in_use, partition.backlog())
+    with pytest.raises(LocalProtocolError, match="^partition j1/edge0.0 is finished$"):
+        write()
+    after = (bench.counters.records_out, bench.counters.bytes_out, bench.local.in_use, partition.backlog())
+    assert after == before
+    if consumer == "reads":
+        event = DataType.EVENT
+        assert [DataType(piece.data_type) for piece in bench.drain()] == [DataType.DATA, event, event]
+
+
 def test_queued_events_are_bounded() -> None:
     bench = Bench()
     for _ in range(EVENTS_QUEUED_PER_CHANNEL_MAX):
