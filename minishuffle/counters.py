@@ -429,6 +429,8 @@ class JobRecoveries:
     links_broken: int = 0
     """Pairs of workers between which its tasks need a connection that there has not been for
     ``link_timeout``, or for which a worker is excluded."""
+    paused: bool = False
+    """All of its tasks stand behind a barrier until it is resumed."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -246,7 +246,7 @@ class Job:
             slot_waits=self._slot_waits(),
             pause=self.pause.phase,
             pause_problem=self.pause.problem,
-            pause_left=self.pause.left(self.graph) if self.pause.phase == "paused" else [],
+            pause_left=self._left() if self.pause.phase == "paused" else [],
             links_broken=self.links.infos(),
             flow_control=self.graph.settings.flow_control,
         )
@@ -702,6 +702,7 @@ class Job:
             self._give_pause_up("it was resumed before it was paused", at)
             return
         self.positions.stand_still(at - self.pause.since)
+        self.recoveries.resumed()
         self.changed.update(self._tasks)
         self.pause.end()
         self._move("running", at, f"resumed after {at - self.pause.since:.3f} s")
@@ -723,9 +724,15 @@ class Job:
             self._move("pausing", at, "a client asks for it")
         may_be = self.state == "pausing" and not (self._drained or self._times)
         if may_be and self.pause.look(self.graph, self._tasks, at):
-            left = "; ".join(self.pause.left(self.graph))
+            left = "; ".join(self._left())
             text = f"after {at - self.pause.until + self.pause.seconds:.3f} s"
             self._move("paused", at, f"{text}; where it is stays {left}" if left else text)
+
+    def _left(self) -> list[str]:
+        """What stays where it is while it is paused."""
+        counts = (self._books.totals(task).counters.user_errors for task in self.tasks())
+        letters = sum(errors.get("dead_letter", 0) for errors in counts)
+        return self.pause.left(self.graph, self.tasks(), letters)
 
     def release(self) -> None:
         """ReleaseJob was sent: no task will start again."""

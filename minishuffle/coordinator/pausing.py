@@ -179,7 +179,7 @@ class JobPause:
             what, advice = "has not taken all that was on its way to it", "see 'minishuffle diagnose'"
         return f"{names_of(sources or first)} {what} {within}: {advice}, or raise pause_timeout"
 
-    def left(self, graph: JobGraph) -> list[str]:
+    def left(self, graph: JobGraph, tasks: Iterable[Subtask], dead_letters: int) -> list[str]:
         """What stays where it is while the job is paused, in words."""
         edges = sorted({edge for _, standing in self._stand.values() for edge in standing.unread})
         found = [
@@ -192,6 +192,12 @@ class JobPause:
         found += [
             f"what readers have yet to take of sink {each.sink}" for each in graph.vertices if each.sink
         ]
+        found += [
+            f"{unsent:,} bytes of rows or lines that {task} has yet to send to the coordinator"
+            for task in tasks
+            if (unsent := self._standing(task.key, task.attempt).outbox)
+        ]
+        found += [f"{dead_letters:,} dead letters, in its log"] if dead_letters else []
         return found
 
     # --- journal ---------------------------------------------------------------------------------

@@ -41,6 +41,8 @@ class _Recovery:
     missing: dict[str, int]
     """Channels that are not attached yet, or first records, by step."""
     expected: dict[str, int]
+    paused: bool = False
+    """It was to wait for the end of a pause: its first record says nothing of how long it took."""
 
 
 class Recoveries:
@@ -98,6 +100,11 @@ class Recoveries:
         recovery = self._last.get(key)
         return 0.0 if recovery is None else max(0.0, at - recovery.detected_at)
 
+    def resumed(self) -> None:
+        """The job was paused, and goes on."""
+        for recovery in self._last.values():
+            recovery.paused = recovery.paused or "first record" in recovery.missing
+
     def reached(self, key: TaskKey, step: RecoveryStep, at: float) -> Milestone | None:
         """A worker reports a step of the current attempt: the milestone, if that completes one."""
         recovery = self._last.get(key)
@@ -109,7 +116,8 @@ class Recoveries:
         del recovery.missing[step.step]
         count, at = recovery.expected[step.step], at - step.age
         if step.step == "first record":
-            self.seconds["first_record"].observe(self.since(key, at))
+            if not recovery.paused:
+                self.seconds["first_record"].observe(self.since(key, at))
         elif not recovery.missing.keys() - {"first record"}:
             self.seconds["reattach"].observe(self.since(key, at))
         match step.step:

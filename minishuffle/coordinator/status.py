@@ -171,4 +171,5 @@ def _recoveries(job: Job) -> JobRecoveries:
         seconds if shown else {},
         job.recoveries.unfinished,
         len(job.links.infos()),
+        job.pause.phase == "paused",
     )

@@ -116,6 +116,13 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "coordinator",
     ),
     MetricSpec(
+        "minishuffle_job_paused",
+        "gauge",
+        ("pipeline", "pipeline_id"),
+        "1 while a job is paused, else 0.",
+        "coordinator",
+    ),
+    MetricSpec(
         "minishuffle_tasks",
         "gauge",
         ("state",),

@@ -237,6 +237,7 @@ def _coordinator_scrape(snapshot: CoordinatorSnapshot, version: str) -> Scrape:
         scrape.value("minishuffle_state_rows_lost_total", job.state_rows_lost, labels)
         scrape.value("minishuffle_recoveries_unfinished_total", job.unfinished, labels)
         scrape.value("minishuffle_links_broken", job.links_broken, labels)
+        scrape.value("minishuffle_job_paused", float(job.paused), labels)
         for phase, histogram in job.seconds.items():
             where = f'{labels},phase="{phase}"'
             scrape.histogram("minishuffle_recovery_duration_seconds", histogram, where)

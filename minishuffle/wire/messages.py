@@ -112,6 +112,8 @@ class Standing(ControlMessage):
     """Edges that it reads later, once others have ended."""
     taken: bool = False
     """It stands since it is to move, and all that it has emitted was taken."""
+    outbox: int = 0
+    """Bytes of rows for the client, and of lines of the log, that it has yet to send to the coordinator."""
 
 
 class TaskReport(ControlMessage):

@@ -540,6 +540,7 @@ class Attempt:
             blocked=pause.blocked,
             unread=pause.unread if pause.at else [],
             taken=self.has_moved_on,
+            outbox=self.task.outbox.unsent_bytes,
         )
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import TaskFailed, UsageError
-from minishuffle.wire.messages import DeployTasks, PauseTasks, SourcePositions
+from minishuffle.wire.messages import DeployTasks, PauseTasks, SourcePositions, Standing, TaskReport
 from minishuffle.wire.packed import SplitPosition, pack_positions
 from minishuffle.wire.requests import CancelJob, GetEvents, PauseJob, ResumeJob, WaitPause
 
@@ -30,6 +31,12 @@ def pause(cluster: FakeCluster, job: str) -> None:
     assert cluster.show(job).state == "paused"
 
 
+def metric(cluster: FakeCluster) -> bool:
+    """What minishuffle_job_paused is made of."""
+    (job,) = cluster.state.snapshot(cluster.now, {}).recoveries
+    return job.paused
+
+
 def event_of(cluster: FakeCluster, kind: str) -> str:
     events = cluster.request(GetEvents(job="j1")).events
     return str([event.text for event in events if event.kind == kind][-1])
@@ -43,14 +50,16 @@ def test_a_job_is_paused_when_all_stand_and_runs_again_when_it_is_resumed(
     one, other = pair
     for worker, key in ((one, READ0), (other, READ1), (one, COUNT0)):
         assert cluster.show(job).state == "pausing" and cluster.reply(wait) is None
+        assert not metric(cluster)
         cluster.stand(worker, key)
     cluster.stand(other, COUNT1, barrier=0)
     assert cluster.show(job).state == "pausing"
     cluster.stand(other, COUNT1)
     assert (cluster.reply(wait).state, cluster.show(job).pause) == ("paused", "paused")
+    assert metric(cluster)
     cluster.request(PauseJob(job=job))
     cluster.request(ResumeJob(job=job))
-    assert cluster.show(job).state == "running"
+    assert cluster.show(job).state == "running" and not metric(cluster)
     assert [told(worker) for worker in pair] == [[(1, True), (1, False)]] * 2
     assert cluster.refusal(ResumeJob(job=job)) == (UsageError.code, "job j1 is running, not paused")
     pause(cluster, job)
@@ -278,6 +287,31 @@ def test_what_waits_for_an_input_that_is_read_later_counts_as_standing_and_is_li
     assert info.pause_left == ["rows before input 0 of join, which is read later"]
 
 
+def test_what_waits_for_external_clients_or_the_coordinator_and_dead_letters_are_listed(
+    cluster: FakeCluster, report_of: Callable[..., Any]
+) -> None:
+    worker = cluster.add(slots=4)
+    about = {"parallelism": 1, "bounded": False, "program": b""}
+    vertices = [
+        Vertex(name="in", operators=["in"], is_source=True, stream="orders", **about),
+        Vertex(name="out", operators=["out"], is_source=False, sink="results", **about),
+    ]
+    graph = JobGraph(vertices=vertices, edges=[Edge(source=0, target=1, partitioner="hash")])
+    job = cluster.submit(graph)
+    cluster.report_all(job, "running")
+    cluster.request(PauseJob(job=job))
+    errors = TaskCounters(user_errors={"skip": 5, "dead_letter": 3})
+    cluster.heartbeat(worker, [report_of(worker, (job, 0, 0), 1, counters=errors)])
+    cluster.stand(worker, (job, 1, 0), outbox=70_000)
+    kept = ["what is written to stream orders", "what readers have yet to take of sink results"]
+    unsent = ["70,000 bytes of rows or lines that out[0] has yet to send to the coordinator"]
+    letters = ["3 dead letters, in its log"]
+    assert cluster.show(job).pause_left == kept + unsent + letters
+    assert event_of(cluster, "paused").endswith("; ".join(kept + unsent + letters))
+    cluster.heartbeat(worker, [report_of(worker, (job, 1, 0), 1)])
+    assert cluster.show(job).pause_left == kept + letters, "it is sent by now"
+
+
 def test_one_that_waits_for_a_consumer_that_reads_is_waited_for(cluster: FakeCluster) -> None:
     worker = cluster.add(slots=4)
     job = cluster.submit(joining())
@@ -295,17 +329,17 @@ def test_one_that_waits_for_a_consumer_that_reads_is_waited_for(cluster: FakeClu
 @pytest.fixture
 def report_of() -> Callable[..., Any]:
     """The report of a task that stands, inside a heartbeat."""
-    from minishuffle.counters import TaskCounters
-    from minishuffle.wire.messages import Standing, TaskReport
 
-    def make(worker: FakeWorker, key: tuple[str, int, int], barrier: int) -> TaskReport:
+    def make(
+        worker: FakeWorker, key: tuple[str, int, int], barrier: int, counters: TaskCounters | None = None
+    ) -> TaskReport:
         job, operator, index = key
         return TaskReport(
             job=job,
             operator=operator,
             index=index,
             attempt=worker.tasks[key].attempt,
-            counters=TaskCounters(),
+            counters=counters or TaskCounters(),
             standing=Standing(barrier=barrier),
         )
 

@@ -77,6 +77,20 @@ def test_each_phase_is_timed_from_the_detection() -> None:
     assert taken == {"reschedule": (1, 0.5), "reattach": (1, 2.0), "first_record": (1, 3.0)}
 
 
+def test_a_recovery_that_waits_for_the_end_of_a_pause_is_not_timed_to_its_first_record() -> None:
+    recoveries = Recoveries()
+    for detected_at in (10.0, 80.0):
+        recoveries.moved(KEY, "lost", detected_at)
+        recoveries.deployed(KEY, detected_at + 0.5, inputs=1, outputs=0)
+        recoveries.reached(KEY, step("inputs"), detected_at + 1.0)
+        if detected_at == 10.0:
+            recoveries.resumed()
+        found = recoveries.reached(KEY, step("first record"), detected_at + 60.0)
+        assert found is not None and found.kind == "first record"
+    taken = {phase: (histogram.count, histogram.total) for phase, histogram in recoveries.seconds.items()}
+    assert taken == {"reschedule": (2, 1.0), "reattach": (2, 2.0), "first_record": (1, 60.0)}
+
+
 def test_a_recovery_that_is_recalled_goes_on_from_its_detection() -> None:
     before, after = Recoveries(), Recoveries()
     before.moved(KEY, "lost", 10.0)

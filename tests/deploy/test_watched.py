@@ -96,6 +96,10 @@ class Jobs:
 
         return Stream.generate(rate=1000).rebalance().map(stormy).to_count()
 
+    def paused(self) -> Stream[Any]:
+        """It does nothing that anybody could object to."""
+        return Stream.generate(rate=1000).rebalance().to_count()
+
     def failing(self) -> Stream[Any]:
         """It fails for good, once there is a file "begin"."""
         left = self._directory
@@ -127,6 +131,9 @@ class Seen:
                 self._found.add((name, labels.get("pipeline", "")))
         return self._found
 
+    def of(self, job: str) -> set[str]:
+        return {name for name, named in self._found if named == job}
+
     def names(self) -> set[str]:
         return {name for name, _ in self._found}
 
@@ -143,7 +150,7 @@ def sick(tmp_path_factory: pytest.TempPathFactory, prometheus_binaries: Path, de
     directory = tmp_path_factory.mktemp("sick")
     jobs = Jobs(directory)
     # Nobody is to suspect the greedy worker, nor to give one up that is stopped for a moment.
-    patient = {"suspect_after": 2.0, "heartbeat_timeout": 60.0}
+    patient = {"suspect_after": 2.0, "heartbeat_timeout": 60.0, "pause_timeout": 60.0}
     with LocalCluster(
         workers=3, slots=3, restart_workers=False, restart_coordinator=False, web_auth="token", **patient
     ) as cluster:
@@ -162,6 +169,7 @@ def sick(tmp_path_factory: pytest.TempPathFactory, prometheus_binaries: Path, de
             cluster.submit(
                 jobs.failing(), name="failing", parallelism=1, settings=JobSettings(restart_strategy="none")
             )
+            cluster.submit(jobs.paused(), name="paused", parallelism=1).pause()
             # Counters are to be seen at zero before they grow.
             watched = 'minishuffle_task_restarts_total{pipeline="stormy"}'
             until(lambda: query(ask, watched), "a scrape before the storm", FIRES_SECONDS_MAX)
@@ -195,6 +203,7 @@ def test_alerts_fire_on_jobs_that_are_sick(sick: Sick) -> None:
         ("InputPoolSaturated", "slow"),
         ("ChannelStalled", "stuck"),
         ("EventLoopLag", ""),
+        ("JobPaused", "paused"),
     )
 
 
@@ -231,3 +240,4 @@ def test_alerts_fire_on_processes_that_die(sick: Sick, deploy: Path) -> None:
     shipped = re.findall(r"alert: Minishuffle(\w+)", (deploy / "prometheus" / "alerts.yml").read_text())
     # Workers are cut from each other on hosts of their own, in tests/e2e/test_lost_hosts.py.
     assert alerts.names() == set(shipped) - {"LinkBroken"}
+    assert alerts.of("paused") == {"JobPaused"}

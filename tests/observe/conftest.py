@@ -106,6 +106,7 @@ def make_coordinator() -> Callable[..., CoordinatorSnapshot]:
                 JobRecoveries(
                     "j1", "words", {"lost": 2}, {"queue_discarded": 7}, 11, {"reattach": reattach}, 4
                 ),
+                JobRecoveries("j2", "clicks", {}, {}, paused=True),
             ),
             connections_refused={},
         )

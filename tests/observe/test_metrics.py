@@ -420,6 +420,8 @@ def test_a_coordinator_counts_by_state(make_coordinator: MakeCoordinator) -> Non
     assert value("minishuffle_records_dropped_total", {**job, "reason": "failed_batch"}) == 0
     assert value("minishuffle_state_rows_lost_total", job) == 11
     assert value("minishuffle_recoveries_unfinished_total", job) == 4
+    assert value("minishuffle_job_paused", job) == 0
+    assert value("minishuffle_job_paused", {"pipeline": "clicks", "pipeline_id": "j2"}) == 1
     reattach = {**job, "phase": "reattach"}
     assert value("minishuffle_recovery_duration_seconds_bucket", {**reattach, "le": "0.01"}) == 0
     assert value("minishuffle_recovery_duration_seconds_bucket", {**reattach, "le": "0.025"}) == 1

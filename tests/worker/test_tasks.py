@@ -23,6 +23,7 @@ from minishuffle.wire.messages import WorkerAddress
 from minishuffle.wire.packed import PeerRows, pack_placement, unpack_traffic
 from minishuffle.worker.client_gate import UPSTREAM_EDGE
 from minishuffle.worker.instructions import StartTask, state_change
+from minishuffle.worker.outbox import LINE_BYTES
 from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.task import Task
 from support.attempts import attempt
@@ -453,3 +454,11 @@ async def test_snapshots_and_reports_say_the_same(site: Site) -> None:
     sinks = [s for s in snapshots if s.gates]
     assert [(s.gates[0].channels, s.gates[0].queue_buffers) for s in sinks] == [(2, 0), (2, 0)]
     assert all(partition.pool.used == 0 for s in snapshots for partition in s.partitions)
+
+
+async def test_a_report_says_how_much_waits_in_the_outbox(site: Site) -> None:
+    task = start_consumer(site, worker=2)
+    task.outbox.log("a line")
+    assert [report.standing.outbox for report in site.deployment.reports()] == [len("a line") + LINE_BYTES]
+    await site.until(lambda: site.lines == ["a line"])
+    assert [report.standing.outbox for report in site.deployment.reports()] == [0]
