@@ -220,6 +220,14 @@ def show_job(job: JobInfo) -> None:
         out.print(
             f"{wait.text}; the job fails in {seconds_text(max(0.0, wait.until - job.at))} if none comes"
         )
+    if job.stages:
+        shown = [
+            f"{number} {stage.state}" + (f" (version {stage.version})" if stage.version > 1 else "")
+            for number, stage in enumerate(job.stages, 1)
+        ]
+        out.print(f"stages: {', '.join(shown)}")
+    for later in job.deploy_waits:
+        out.print(later.text)
     states = ("busy", "idle", "back-pressured")
     numbers = ("attempt", "worker", "records in", "records out", *states)
     table = new_table(["task", "state", *numbers], numbers)
@@ -228,8 +236,8 @@ def show_job(job: JobInfo) -> None:
         table.add_row(
             f"{task.name}[{task.index}]",
             task.state,
-            str(task.attempt),
-            str(task.worker),
+            str(task.attempt or "-"),
+            str(task.worker or "-"),
             f"{counters.records_in:,}",
             f"{counters.records_out:,}",
             *_state_texts(counters),

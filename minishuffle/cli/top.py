@@ -172,7 +172,14 @@ def _later(client: WatchedCluster, before: list[JobInfo]) -> list[JobInfo]:
 
 def _job_map(before: JobInfo, after: JobInfo) -> dict[str, object]:
     vertices = [asdict(load) for load in vertex_loads(before, after)]
-    return {"job": after.job, "name": after.name, "state": after.state, "vertices": vertices}
+    waits = [wait.text for wait in after.deploy_waits]
+    return {
+        "job": after.job,
+        "name": after.name,
+        "state": after.state,
+        "vertices": vertices,
+        "waits": waits,
+    }
 
 
 def _vertex_map(span: _Span) -> dict[str, object]:
@@ -184,8 +191,9 @@ def _vertex_map(span: _Span) -> dict[str, object]:
 
 
 def _shown(span: _Span) -> Group:
-    """The loads, and pools and channels of the chosen vertex."""
+    """The loads, what waits to be deployed, and pools and channels of the chosen vertex."""
     shown: list[Table | str] = [_table(span.before, span.after)]
+    shown += [f"{job.job} ({job.name}): {wait.text}" for job in span.after for wait in job.deploy_waits]
     if span.vertex is not None:
         name = next(task.name for task in span.after[0].tasks if task.operator == span.vertex)
         pools, channels = pool_maps(span.workers, span.vertex), channel_maps(span.workers, span.vertex)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from minishuffle.coordinator.holdings import Holdings
 from minishuffle.coordinator.isolation import Isolation
 from minishuffle.coordinator.jobs import Job
-from minishuffle.coordinator.lifecycle import Subtask
+from minishuffle.coordinator.lifecycle import WAITING, Subtask
 from minishuffle.coordinator.scheduling import (
     cancellations,
     consumer_ends,
@@ -21,6 +21,7 @@ from minishuffle.coordinator.scheduling import (
     move_slots,
     redeployments,
     releases,
+    take_slots,
     takers,
 )
 from minishuffle.coordinator.standby import Preparations
@@ -58,19 +59,22 @@ class Deployer:
     drain_timeout: float = 0.0
 
     def deploy(self, job: Job) -> None:
-        """Every task of a job that starts, and to standby workers what they need to take over from it."""
+        """Every task of a job that starts, unless they wait for their time, and to standby workers what they
+        need to take over from it."""
         held = job.slots.held()
         workers = self.workers.alive()
         addresses = [worker.address for worker in workers if worker.worker in held]
-        graph, term = job.graph, self.term
-        messages = deployments(graph, job.slots.placement, addresses, term=term, job=job.id, name=job.name)
+        graph, term, placement = job.graph, self.term, job.slots.placement
+        tasks = [task.key for task in job.tasks() if task.state != WAITING]
+        messages = deployments(graph, placement, addresses, term=term, job=job.id, name=job.name, tasks=tasks)
         for number, message in messages.items():
             self.send(number, message)
         for number, ahead in self.preparations.job_started(job, workers):
             self.send(number, ahead)
 
     def restart(self, job: Job, held: Holdings, at: float, called: set[int]) -> list[Subtask]:
-        """The next attempts of tasks whose time has come, as far as there are slots for them; gives these.
+        """The next attempts of tasks whose time has come, and the first ones of those that waited, as far as
+        there are slots for them; gives these.
 
         Args:
             held: by all jobs that have not ended.
@@ -80,24 +84,54 @@ class Deployer:
         self._tell_barrier(job)
         for number, message in [*releases(job, term=self.term), *cancellations(job, term=self.term)]:
             self.send(number, message)
+        ready = self._restarted(job, held, at, called)
+        ready += self._first(job, held, at)
+        if ready:
+            addresses = {worker.worker: worker.address for worker in self.workers.alive()}
+            for number, message in redeployments(job, ready, addresses, term=self.term, at=at):
+                self.send(number, self.preparations.shortened(number, message))
+        return ready
+
+    def _restarted(self, job: Job, held: Holdings, at: float, called: set[int]) -> list[Subtask]:
+        """Tasks whose next attempt is to be deployed now, in slots that they have got."""
         due = job.due(at)
         if not due:
             return []
-        workers = self.workers.alive()
-        lost = sorted({slot for task in due if (slot := job.slot_of(task.key)) in job.slots.lost})
+        lost = sorted({slot for task in due if (slot := job.slot_of(task.key)) in job.slots.vacant})
         waits, is_awaited = self._move(job, lost, held, at, called), bool(self.workers.awaited())
         for task in due:
-            if (slot := job.slot_of(task.key)) in job.slots.lost:
+            if (slot := job.slot_of(task.key)) in job.slots.vacant:
                 may_come = is_awaited or self.isolation.blocks(job, slot)
                 job.wait_for_slot(task, at + waits[slot], at, may_come=may_come)
         if job.stopping or job.terminal:
             return []
-        ready = [task for task in due if job.slot_of(task.key) not in job.slots.lost]
-        if ready:
-            addresses = {worker.worker: worker.address for worker in workers}
-            for number, message in redeployments(job, ready, addresses, term=self.term, at=at):
-                self.send(number, self.preparations.shortened(number, message))
-        return ready
+        return [task for task in due if job.slot_of(task.key) not in job.slots.vacant]
+
+    def _first(self, job: Job, held: Holdings, at: float) -> list[Subtask]:
+        """Tasks of stages whose time has come, in slots that they have got: all of a stage, or none. Standby
+        workers are not for them, and slots that move are there later."""
+        found: list[Subtask] = []
+        is_held_back = False
+        for due in job.stages_due():
+            wanted = sorted(due.slots & job.slots.vacant)
+            if due.slots & job.slots.moving.keys():
+                continue
+            if wanted and not is_held_back:
+                why = self._give_slots(job, wanted, held)
+                if why and not due.early:
+                    job.stage_short(due.stage, why, at)
+                    is_held_back = True
+            if not due.slots & job.slots.vacant:
+                job.stage_starts(due.stage, at)
+                found += job.tasks_of(due.stage)
+        return found
+
+    def _give_slots(self, job: Job, slots: list[int], held: Holdings) -> str:
+        """Have workers take all of these vacant slots, or none; gives why they do not."""
+        closed = self.isolation.closed(job, slots[0], list(self.workers), held)
+        why = take_slots(job, slots, self.workers.alive(), held, {**closed, **job.links.closed()})
+        held.note(job)
+        return why
 
     def _move(
         self, job: Job, lost: list[int], held: Holdings, at: float, called: set[int]
@@ -110,11 +144,13 @@ class Deployer:
             free = {each.worker: each.slots - held.slots[each.worker] for each in workers}
             closed = self.isolation.closed(job, slots[0], list(self.workers), held) if slots else {}
             shut = {**closed, **job.links.closed()}
-            move_slots(job, slots, workers, held, called, closed=shut)
+            # A stage of which nothing runs waits whole here too: two jobs would wait for each other's halves.
+            whole = bool(job.stages.order) and not job.open_workers()
+            move_slots(job, slots, workers, held, called, closed=shut, all_or_none=whole)
             held.note(job)
             for slot in slots:
                 waits[slot] = self.isolation.tried(job, slot, closed, free)
-                if slot not in job.slots.lost and closed and self.isolation.suspects(job, slot):
+                if slot not in job.slots.vacant and closed and self.isolation.suspects(job, slot):
                     worker = job.slots.placement[slot]
                     text = f"worker {worker} takes no slots of other jobs while slot {slot} is suspected"
                     job.history.note(at, "worker isolated", text, worker=worker)
@@ -123,10 +159,11 @@ class Deployer:
     def move(self, job: Job, leaving: Collection[int], held: Holdings, at: float, called: set[int]) -> bool:
         """Have the slots of workers that are to leave move, as far as others have free ones; False if none
         moves now. The arguments are those of :meth:`restart`."""
+        made_again = self._make_again(job, leaving, held, at)
         there = job.slots.on(leaving)
         free = any(each.slots > held.slots[each.worker] for each in takers(self.workers.alive()))
         if not there or not free or not job.can_move or job.pause.phase == "aligning" or job.move.is_aligning:
-            return False
+            return made_again
         one_by_one = self.isolation.suspects(job) and not job.moves_as_a_whole
         for slots in [[slot] for slot in there] if one_by_one else [there]:
             closed = {**self.isolation.closed(job, slots[0], list(self.workers), held), **job.links.closed()}
@@ -135,7 +172,21 @@ class Deployer:
             held.note(job)
         moving = [slot for slot in there if slot in job.slots.moving]
         job.slots_move(moving, at, self.drain_timeout)
-        return bool(moving)
+        return bool(moving) or made_again
+
+    def _make_again(self, job: Job, leaving: Collection[int], held: Holdings, at: float) -> bool:
+        """Have what stages have stored on workers that are to leave made anew elsewhere, as soon as there are
+        slots for that; False if there is nothing of it, or are none."""
+        can_run = job.stages.order and job.can_move and job.pause.phase != "aligning"
+        stored = job.stored_on(leaving) if can_run else []
+        if not stored:
+            return False
+        stages = {job.stages.stage_of(task.operator) for task in stored}
+        wanted = sorted(job.stages.slots(stages) & job.slots.vacant)
+        if wanted and self._give_slots(job, wanted, held):
+            return False
+        job.make_again(stored, at)
+        return True
 
     def _tell_ends(self, job: Job, at: float) -> None:
         """Consumers have read all, as attempts are to know that were deployed before that was heard of, but

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from minishuffle.coordinator.books import TaskKey
-from minishuffle.coordinator.lifecycle import PENDING, Subtask
+from minishuffle.coordinator.lifecycle import PENDING, WAITING, Subtask
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.ids import FIRST_ATTEMPT
 
@@ -276,9 +276,11 @@ def wanted_again(
 
 def is_stale(consumer: Subtask, producer: Subtask) -> bool:
     """Whether former attempts of a consumer may have taken rows since the base of a producer."""
+    if consumer.state == WAITING:
+        return False
     if consumer.state in PENDING or consumer.state not in ("created", "running", "finished"):
         return True
-    return consumer.round > producer.base_round
+    return consumer.attempt > FIRST_ATTEMPT and consumer.round > producer.base_round
 
 
 def done_with(graph: JobGraph, ends: Ends, tasks: Mapping[TaskKey, Subtask], key: TaskKey) -> Done:

@@ -43,7 +43,7 @@ class _Suspicion:
     @property
     def worker(self) -> int:
         """The one that has most of the slots; 0: none has."""
-        placement, lost = self.job.slots.placement, self.job.slots.lost
+        placement, lost = self.job.slots.placement, self.job.slots.vacant
         at = [placement[slot] for slot in self.slots if slot not in lost]
         return max(at, key=lambda worker: (at.count(worker), -worker), default=0)
 
@@ -139,7 +139,7 @@ class Isolation:
             free: slots of each worker.
         """
         key, is_suspect = (job.id, slot), self.suspects(job, slot)
-        if slot not in job.slots.lost:
+        if slot not in job.slots.vacant:
             self._blocked.discard(key)
             self._relented.discard(key)
         elif closed and (is_suspect or any(free.get(worker, 0) > 0 for worker in closed)):

@@ -6,7 +6,7 @@ The moves stand as tables in :mod:`~minishuffle.coordinator.lifecycle`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -21,8 +21,10 @@ from minishuffle.coordinator.lifecycle import (
     ENDED,
     JOB_MOVES,
     JOB_OVER,
+    NOT_DEPLOYED,
     PENDING,
     TASK_MOVES,
+    WAITING,
     Subtask,
     first_attempts,
     names_of,
@@ -36,8 +38,10 @@ from minishuffle.coordinator.pausing import JobPause
 from minishuffle.coordinator.positions import SourceProgress, WriteProgress
 from minishuffle.coordinator.recoveries import Recoveries
 from minishuffle.coordinator.slots import NOWHERE, Slots
+from minishuffle.coordinator.stageprogress import DueStage, StageProgress
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, Placement
+from minishuffle.dataflow.stages import deploys_later
 from minishuffle.errors import (
     PartitionLost,
     PeerLost,
@@ -47,6 +51,7 @@ from minishuffle.errors import (
     UsageError,
     error_from_code,
 )
+from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.messages import (
     ChannelEnds,
     Collected,
@@ -63,7 +68,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
 )
 from minishuffle.wire.outputs import FileCompleted
-from minishuffle.wire.requests import JobInfo, JobRows, SlotWait, UserCall
+from minishuffle.wire.requests import DeployWait, JobInfo, JobRows, SlotWait, StageInfo, UserCall
 
 __all__ = ["Job"]
 
@@ -87,8 +92,8 @@ class Job:
 
     Invariants: a terminal job has only tasks that have ended; a finished one only finished tasks; a
     failed or failing one has a cause, and no other job has; a task is pending if and only if there is a time
-    for it; no task of a job that stops is pending; a finished task whose worker is lost is needed by no
-    consumer.
+    for it; no task of a job that stops is pending, or waits to be deployed; a finished task whose worker is
+    lost is needed by no consumer.
 
     Args:
         segments: how many segments the job requires on each worker.
@@ -134,8 +139,10 @@ class Job:
         """The same of those that external clients write to."""
         self.manifest = Manifest()
         """The files that its sinks have completed."""
-        self._tasks = first_attempts(graph, placement)
-        self._states = Counter({"created": len(self._tasks)})
+        self._tasks = first_attempts(graph, placement, waiting=deploys_later(graph))
+        self._states = Counter(task.state for task in self._tasks.values())
+        self.stages, self._too_wide = StageProgress(graph), dict[int, str]()
+        """Why stages that may be deployed are not, when that was tried last."""
         self._times: dict[TaskKey, float] = {}
         """When a pending task is deployed, or gives the wait for a slot up."""
         self._failures: dict[TaskKey, Failures] = {}
@@ -152,8 +159,11 @@ class Job:
         self._result_bytes = 0
         self.recoveries, self.links = Recoveries(), JobLinks(self.history)
         self.pause, self.move = JobPause(), JobMove()
-        where = ", ".join(map(str, sorted(set(placement))))
-        self.history.note(at, "created", f"{name}: {len(self._tasks)} tasks on workers {where}")
+        self.history.note(at, "created", f"{name}: {len(self._tasks)} tasks {self._where(placement)}")
+
+    def _where(self, placement: Placement) -> str:
+        workers = ", ".join(map(str, sorted(set(placement))))
+        return f"in {len(self.stages.order)} stages" if self.stages.order else f"on workers {workers}"
 
     @property
     def terminal(self) -> bool:
@@ -199,12 +209,13 @@ class Job:
         return task.worker if task.stays else self.slots.placement[self.slot_of((operator, index))]
 
     def stayed(self) -> dict[TaskKey, int]:
-        """The workers of subtasks that have finished before their slot moved."""
-        tasks = (task for task in self._tasks.values() if task.stays)
+        """The workers of subtasks that have finished before their slot moved, or became vacant."""
+        slots = self.slots
         return {
             task.key: task.worker
-            for task in tasks
-            if task.worker != self.slots.placement[self.slot_of(task.key)]
+            for task in self._tasks.values()
+            if task.stays
+            and ((slot := self.slot_of(task.key)) in slots.vacant or task.worker != slots.placement[slot])
         }
 
     def is_done(self, operator: int, index: int) -> bool:
@@ -244,6 +255,8 @@ class Job:
             task_states=dict(+self._states),
             first_failure=self.history.first_failure,
             slot_waits=self._slot_waits(),
+            deploy_waits=self._deploy_waits(),
+            stages=self._stage_infos(),
             pause=self.pause.phase,
             pause_problem=self.pause.problem,
             pause_left=self._left() if self.pause.phase == "paused" else [],
@@ -267,6 +280,48 @@ class Job:
             )
             for worker, tasks in sorted(waiting.items())
         ]
+
+    def _deploy_waits(self) -> list[DeployWait]:
+        """One for each stage that waits to be deployed."""
+        if not self._states[WAITING]:
+            return []
+        waiting = [number for number in range(len(self.stages.order)) if self.stages.state(number) == WAITING]
+        return [
+            DeployWait(operators=list(self.stages.order[number].vertices), text=self._why_waiting(number))
+            for number in waiting
+        ]
+
+    def _why_waiting(self, stage: int) -> str:
+        inputs = []
+        for edge in self.stages.inputs_left(stage):
+            complete, count = self.stages.partitions(edge)
+            inputs.append(f"{self._exchange(edge)} ({complete} of {count} partitions are complete)")
+        if inputs:
+            why = ", ".join(inputs)
+        elif self.pause.phase != "none":
+            why = "the end of the pause"
+        else:
+            why = self._too_wide.get(stage, "slots, behind stages before it")
+        return f"{self._stage_name(stage)} waits for {why}"
+
+    def _stage_infos(self) -> list[StageInfo]:
+        return [
+            StageInfo(
+                operators=list(stage.vertices),
+                state=self.stages.state(number),
+                version=self.stages.version(number),
+            )
+            for number, stage in enumerate(self.stages.order)
+        ]
+
+    def _stage_name(self, stage: int) -> str:
+        vertices = self.stages.order[stage].vertices
+        names = "; ".join(self.graph.vertices[vertex].name for vertex in vertices)
+        return f"stage {stage + 1} of {len(self.stages.order)} ({names})"
+
+    def _exchange(self, edge: int) -> str:
+        ends = self.graph.edges[edge].source, self.graph.edges[edge].target
+        return " => ".join(self.graph.vertices[vertex].name for vertex in ends)
 
     def rows_after(self, number: int) -> JobRows:
         """Collected batches after the first ``number``.
@@ -333,8 +388,7 @@ class Job:
             edge = self.graph.edges[number]
             producers = [(task.operator, n) for n in range(self.graph.vertices[task.operator].parallelism)]
             if edge.kind == "blocking" and all(self._tasks[key].state == "finished" for key in producers):
-                target = self.graph.vertices[edge.target].name
-                text = f"{task.name} => {target}: all {len(producers)} partitions can be read"
+                text = f"{self._exchange(number)}: all {len(producers)} partitions can be read"
                 self.history.note(at, "exchange complete", text, operator=task.operator)
 
     def _partitions_lost(self, task: Subtask, error: ErrorInfo | None, at: float) -> bool:
@@ -504,7 +558,7 @@ class Job:
             task.on_worker = False
             self.changed.add(task.key)
         lost = [task for task in here if task.state in ("created", "running")]
-        if self._restarts and not self.stopping:
+        if (self._restarts or self._states[WAITING]) and not self.stopping:
             lost += wanted_again(self.graph, self.ends, self._tasks, lost, here)
         for task in lost:
             self.manifest.lost(*task.key, task.attempt)
@@ -874,7 +928,7 @@ class Job:
 
     def _after_the_move(self, task: Subtask) -> str:
         slot = self.slot_of(task.key)
-        worker = NOWHERE if slot in self.slots.lost else self.slots.placement[slot]
+        worker = NOWHERE if slot in self.slots.vacant else self.slots.placement[slot]
         worker = self.slots.moving.get(slot, worker)
         return f"on worker {worker}" if worker != NOWHERE else "where a slot comes free"
 
@@ -886,14 +940,40 @@ class Job:
         busy = {self.slot_of(task.key) for task in self._tasks.values() if task.runs}
         for slot in sorted(self.slots.moving.keys() - busy):
             here = [task for task in self._tasks.values() if self.slot_of(task.key) == slot]
+            left = self.slots.placement[slot]
             self.slots.arrive(slot)
-            kept = [task for task in here if self.ends.keeps(task.operator) and task.on_worker]
+            kept = [task for task in here if self.ends.keeps(task.operator) and self._is_on(task, left)]
             pending = [task for task in here if task.state in PENDING]
             again = wanted_again(self.graph, self.ends, self._tasks, pending, kept)
             for task in again:
                 text = f"attempt {task.attempt + 1} follows {self._after_the_move(task)}"
                 self._restart_at(task, at, at, text, reason="drained")
             self._cancel_beside(again)
+
+    @staticmethod
+    def _is_on(task: Subtask, worker: int) -> bool:
+        return task.on_worker and task.worker == worker
+
+    def stored_on(self, workers: Collection[int]) -> list[Subtask]:
+        """Subtasks whose slots are not on these workers, any more, which have what they stored for others."""
+        slots = self.slots
+        return [
+            task
+            for task in self._tasks.values()
+            if task.stays
+            and task.worker in workers
+            and self.ends.keeps(task.operator)
+            and ((slot := self.slot_of(task.key)) in slots.vacant or slots.placement[slot] not in workers)
+            and self.ends.needed(task.key, self._tasks)
+        ]
+
+    def make_again(self, tasks: list[Subtask], at: float) -> None:
+        """What these have stored is made anew elsewhere, since their workers are to leave."""
+        for task in tasks:
+            text = f"attempt {task.attempt + 1} follows {self._after_the_move(task)}"
+            self._restart_at(task, at, at, text, reason="drained")
+        self._cancel_beside(tasks)
+        self._advance(at)
 
     def _restart_together(self, keys: list[TaskKey], at: float) -> None:
         """A region has ended: it is deployed at the latest of its times. What has finished restarts too if a
@@ -950,6 +1030,11 @@ class Job:
         return moving or self._regions.is_ending(key) or self.replays.holds_back(key)
 
     @property
+    def _waits_whole(self) -> bool:
+        """Whether nothing of it was deployed so far."""
+        return self._states[WAITING] == len(self._tasks)
+
+    @property
     def waits_for_slot(self) -> bool:
         return self._states["waiting for a slot"] > 0
 
@@ -1000,6 +1085,9 @@ class Job:
 
     def deployed(self, task: Subtask, at: float) -> int | None:
         """The next attempt takes the place of the last; gives the worker that still has the last, if any."""
+        if task.state == WAITING:
+            self._deployed_first(task, at)
+            return None
         last = task.worker if task.on_worker else None
         if task.repeated:
             self.positions.begin_anew(*task.key, task.resumption.positions)
@@ -1030,6 +1118,13 @@ class Job:
         self._note(task, "task rescheduled", at, f"{task} to worker {worker}, {where}")
         self._set(task, "created", at, str(task), kind="task deployed")
         return last
+
+    def _deployed_first(self, task: Subtask, at: float) -> None:
+        """Its time has come."""
+        task.attempt = task.base = FIRST_ATTEMPT
+        task.round = task.base_round = self.ends.round
+        task.worker, task.on_worker = self.slots.placement[self.slot_of(task.key)], True
+        self._set(task, "created", at, str(task), kind="task deployed")
 
     def _rows_again(self, task: Subtask) -> int:
         """Rows of blocking inputs, or made of them, that others have of the attempt which ended and that the
@@ -1070,7 +1165,11 @@ class Job:
         self.changed.add(task.key)
         if task.state in ("created", "running", "finished") and state not in ("running", "finished"):
             self._leave_channels(task)
-        task.state = state
+        before, task.state = task.state, state
+        if self.stages.moved(task.key, before, state):
+            stage = self.stages.stage_of(task.operator)
+            text = f"{self._stage_name(stage)} runs again, version {self.stages.version(stage)}"
+            self.history.note(at, "stage restarting", text)
         if state in ENDED:
             self._drained.discard(task.key)
             self._regions.ended(task.key)
@@ -1134,9 +1233,11 @@ class Job:
         self._move(state, at, text)
         self.pause.end(f"the job is {state}" if self.pause.under_way else "")
         self.pause.unsent = False
-        for key in self._times:
-            self._set(self._tasks[key], "canceled", at, "the job ends")
+        for task in self._tasks.values():
+            if task.state in PENDING or task.state == WAITING:
+                self._set(task, "canceled", at, "the job ends")
         self._times.clear()
+        self._too_wide.clear()
         self._held.clear()
         self._drained.clear()
         self.move.give_up()
@@ -1153,10 +1254,13 @@ class Job:
             self._restart_together(keys, at)
         self._replay(at)
         states = self._states
-        if self.state == "created" and not states["created"] and not self._times:
-            self._move("running", at, "all tasks run")
+        if self.state == "created" and not (states["created"] or self._times or self._waits_whole):
+            self._move(
+                "running", at, "all tasks run" if not states[WAITING] else "all tasks that are deployed run"
+            )
         self._advance_pause(at)
         if sum(states[state] for state in ENDED) < len(self._tasks):
+            self._give_slots_back(at)
             return
         if self.stopping:
             causes = self.history.causes
@@ -1168,6 +1272,47 @@ class Job:
             self.pause.end("the job has ended" if self.pause.under_way else "")
             end = "finished_with_loss" if self.losses().certain else "finished"
             self._move(end, at, f"after {at - self.submitted_at:.3f} s")
+
+    # --- stages ----------------------------------------------------------------------------------
+
+    @property
+    def wants_slots(self) -> bool:
+        """Whether a stage waits for nothing but slots."""
+        return bool(self._too_wide)
+
+    def stages_due(self) -> list[DueStage]:
+        """Those that may be deployed now, if there are slots for them, in their order."""
+        is_pausing = self.pause.phase != "none" and self.state != "created"
+        return [] if self.stopping or self.terminal or is_pausing else self.stages.due()
+
+    def tasks_of(self, stage: int) -> list[Subtask]:
+        """The subtasks of a stage."""
+        vertices = self.stages.order[stage].vertices
+        return [task for task in self._tasks.values() if task.operator in vertices]
+
+    def stage_short(self, stage: int, why: str, at: float) -> None:
+        """It could be deployed, but for ``why``."""
+        if self._too_wide.get(stage) != why:
+            self._too_wide[stage] = why
+            self.history.note(at, "stage waiting", self._why_waiting(stage))
+
+    def stage_starts(self, stage: int, at: float) -> None:
+        """It has got its slots, and is about to be deployed."""
+        self._too_wide.pop(stage, None)
+        slots = {self.slot_of(task.key) for task in self.tasks_of(stage)}
+        workers = ", ".join(map(str, sorted({self.slots.placement[slot] for slot in slots})))
+        text = f"{self._stage_name(stage)} in {len(slots)} slots of workers {workers}"
+        self.history.note(at, "stage deployed", text)
+
+    def _give_slots_back(self, at: float) -> None:
+        """The job holds the slots of stages that run, and of those that these wait for."""
+        if self.stopping or self.terminal:
+            return
+        there = set(range(len(self.slots.placement))) - self.slots.vacant - self.slots.moving.keys()
+        idle = self.stages.take_idle(there) if self.stages.changed else []
+        if idle:
+            self.slots.give_back(idle)
+            self.history.note(at, "slots given back", f"{len(idle)}, in which nothing is to run for now")
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
@@ -1182,17 +1327,25 @@ class Job:
         assert bool(self.history.causes) == (self.state in ("failing", "failed"))
         assert sum(len(task.result) for task in self._tasks.values()) <= limits.RESULT_BYTES_MAX
         assert {key for key, task in self._tasks.items() if task.state in PENDING} == set(self._times)
-        assert not (self.stopping and self._times)
+        assert not (self.stopping and (self._times or states[WAITING]))
+        never = {key for key, task in self._tasks.items() if task.attempt == NOT_DEPLOYED}
+        assert {self._tasks[key].state for key in never} <= {WAITING, "canceled"}
+        assert len(never) == states[WAITING] or self.stopping or self.terminal
+        assert not self._too_wide or states[WAITING]
+        if self.stages.order and not (self.stopping or self.terminal):
+            idle = set(range(len(self.slots.placement))) - self.slots.vacant - self.stages.slots_wanted()
+            assert not idle, f"slots {sorted(idle)} are held for nothing"
         assert self._held.keys() <= self._times.keys()
         assert all(self._tasks[key].runs for key in self._drained)
         for task in self._tasks.values():
             if task.runs and not self.released:
-                assert task.on_worker and self.slot_of(task.key) not in self.slots.lost
+                assert task.on_worker and self.slot_of(task.key) not in self.slots.vacant
                 assert task.worker == self.slots.placement[self.slot_of(task.key)]
             if not task.on_worker and task.state == "finished" and not (self.stopping or self.terminal):
                 assert not self._restarts or not self.ends.needed(task.key, self._tasks)
         assert (self.state == "paused") == (self.pause.phase == "paused")
         assert self.pause.under_way or self.state != "pausing"
         self.slots.validate()
+        self.stages.validate()
         self.ends.validate()
         self.history.validate()

@@ -49,8 +49,8 @@ class JobTable(dict[str, Job]):
         return [job for job in self.values() if not job.terminal]
 
     def waiting(self) -> list[Job]:
-        """Those with tasks that wait for a slot."""
-        return [job for job in self.active() if job.waits_for_slot]
+        """Those with tasks, or a stage, that wait for a slot."""
+        return [job for job in self.active() if job.waits_for_slot or job.wants_slots]
 
     def suspected(self, by: int, message: PeerSuspicion, at: float) -> list[Job]:
         """A worker suspects another, or does so no more: gives the jobs whose events say so now."""

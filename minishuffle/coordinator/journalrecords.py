@@ -133,7 +133,7 @@ def _head(job: Job) -> dict[str, Any]:
         "ended_at": job.ended_at,
         "released": job.released,
         "placement": pack_placement(job.slots.placement),
-        "lost_slots": sorted(job.slots.lost),
+        "lost_slots": sorted(job.slots.vacant),
         "moving": job.slots.moving,
         "left": sorted(job.slots.left),
         "drained": sorted(job._drained),
@@ -148,6 +148,7 @@ def _head(job: Job) -> dict[str, Any]:
         "manifest": job.manifest.record(),
         "links": job.links.record(),
         "pause": job.pause.record(),
+        "stages": job.stages.record(),
     }
 
 
@@ -326,7 +327,7 @@ def _recall(
     """Have a new job become what the records say: ``tasks`` by subtask and kind, ``numbered`` by kind and
     number; ``handed_over`` is None if the coordinator that wrote them was lost."""
     job.state, job.ended_at, job.released = record["state"], record["ended_at"], record["released"]
-    job.slots.lost, job.slots.segments = set(record["lost_slots"]), dict(record["segments"])
+    job.slots.vacant, job.slots.segments = set(record["lost_slots"]), dict(record["segments"])
     job.slots.moving, job.slots.left = dict(record.get("moving", {})), set(record.get("left", ()))
     job.links.recall(record["links"])
     job.pause = JobPause(**record.get("pause", {}))
@@ -358,6 +359,7 @@ def _recall(
     job._drained = {(operator, index) for operator, index in record.get("drained", ())}
     replayed = job.replays.recall(record["replays"]) if "replays" in record else []
     job._to_cancel = [*job._regions.recall(record["regions"]), *replayed, *sorted(job._drained)]
+    job.stages.recall(record.get("stages", ()), job._tasks)
     job._states = Counter(task.state for task in job._tasks.values())
     job._result_bytes = sum(len(task.result) for task in job._tasks.values())
 

@@ -14,10 +14,13 @@ runs::
        ^                          |
        +--too late, or too often--+
 
-A task. Its attempt may end in five ways. If it did not finish, and the job goes on, the next attempt takes
-its place: in the same slot after the delay of :mod:`~minishuffle.coordinator.failover`, or in another slot if
-its worker is lost, which it may have to wait for::
+A task. On a schedule that does not deploy all tasks at once it begins as *waiting*: without an attempt, and
+part of nothing before it is deployed. An attempt may end in five ways. If it did not finish, and the job goes
+on, the next attempt takes its place: in the same slot after the delay of
+:mod:`~minishuffle.coordinator.failover`, or in another slot if its worker is lost, which it may have to wait
+for::
 
+    waiting --deployed--> created
     created --> running --> finished | failed | canceled | abandoned | lost
        ^                       |          |         |           |        |
        |                       +--lost---(its worker, while consumers need what it wrote)
@@ -57,8 +60,10 @@ __all__ = [
     "ENDED",
     "JOB_MOVES",
     "JOB_OVER",
+    "NOT_DEPLOYED",
     "PENDING",
     "TASK_MOVES",
+    "WAITING",
     "Subtask",
     "recalled_subtask",
     "results_too_large",
@@ -68,7 +73,12 @@ __all__ = [
 ENDED: Final = frozenset({"finished", "failed", "canceled", "abandoned", "lost"})
 PENDING: Final = frozenset({"restarting", "waiting for a slot"})
 """States of a task whose next attempt is not deployed yet."""
+WAITING: Final = "waiting"
+"""The state of a task of which no attempt was deployed so far, since its time has not come."""
+NOT_DEPLOYED: Final = FIRST_ATTEMPT - 1
+"""The attempt of such a task."""
 TASK_MOVES: Final[Mapping[str, frozenset[str]]] = {
+    WAITING: frozenset({"created", "canceled"}),
     "created": ENDED | {"running"},
     "running": ENDED,
     "finished": frozenset({"lost", "restarting"}),
@@ -176,12 +186,20 @@ def recalled_subtask(fields: Mapping[str, Any], counts: Mapping[str, Any] | None
     return task
 
 
-def first_attempts(graph: JobGraph, placement: Placement) -> dict[TaskKey, Subtask]:
-    """All subtasks of a job that is about to be deployed."""
+def first_attempts(graph: JobGraph, placement: Placement, *, waiting: bool = False) -> dict[TaskKey, Subtask]:
+    """All subtasks of a job that is about to be deployed, or whose subtasks wait for their time."""
     firsts = graph.first_slots()
+    attempt = NOT_DEPLOYED if waiting else FIRST_ATTEMPT
+    state = WAITING if waiting else "created"
     return {
         (operator, index): Subtask(
-            operator, index, placement[firsts[operator] + index], FIRST_ATTEMPT, name=vertex.name
+            operator,
+            index,
+            placement[firsts[operator] + index],
+            attempt,
+            name=vertex.name,
+            state=state,
+            on_worker=not waiting,
         )
         for operator, vertex in enumerate(graph.vertices)
         for index in range(vertex.parallelism)

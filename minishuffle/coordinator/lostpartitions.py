@@ -19,6 +19,8 @@ never mixes two attempts of a producer. If the same rows come again it hears of 
 good. If not, it starts again with its own region, whether it has finished or not, and what that has published
 counts as repeated. It does so too if it has given out nothing so far, since that is not known here in time.
 
+What waits to be deployed has read nothing, and is never among them: it will read what is there then.
+
 What clients write from outside cannot be read again: a job fails that stores it with a blocking edge and
 loses it. (Flink restarts the region and all that is behind it, ``RestartPipelinedRegionFailoverStrategy``,
 finished or not, since it has no plan to ask.)
@@ -32,7 +34,7 @@ from typing import Any
 
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.failover import pipelined_regions
-from minishuffle.coordinator.lifecycle import Subtask
+from minishuffle.coordinator.lifecycle import WAITING, Subtask
 from minishuffle.dataflow.graph import JobGraph
 
 __all__ = ["Again", "Replays"]
@@ -175,7 +177,7 @@ class _Closure:
 
     def _add(self, keys: Iterable[TaskKey], *, others: bool = False) -> None:
         known = self._others if others else self._found
-        fresh = [key for key in keys if key not in known]
+        fresh = [key for key in keys if key not in known and self._tasks[key].state != WAITING]
         self._found.update(fresh)
         self._todo += fresh
         if others:

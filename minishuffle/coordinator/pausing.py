@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from minishuffle.coordinator.books import TaskKey
-from minishuffle.coordinator.lifecycle import Subtask, names_of
+from minishuffle.coordinator.lifecycle import WAITING, Subtask, names_of
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.wire.messages import PauseTasks, Standing
 
@@ -83,13 +83,15 @@ class JobPause:
         return self.barrier
 
     def look(self, graph: JobGraph, tasks: Mapping[TaskKey, Subtask], at: float) -> bool:
-        """Send a barrier out if every task that has not finished runs; True, once, when all stand."""
-        live = [task for task in tasks.values() if task.state != "finished"]
+        """Send a barrier out if every task that was deployed and has not finished runs; True, once, when all
+        stand. What waits to be deployed waits on."""
+        live = _live(tasks.values())
+        is_between = not live and any(task.state == WAITING for task in tasks.values())
         if self.phase == "wanted" and all(task.state == "running" for task in live):
             self.phase, self.barrier, self.tries = "aligning", self.barrier + 1, self.tries + 1
             self.unsent = True
             self._stand.clear()
-        if self.phase != "aligning" or not live or self._moving(graph, live):
+        if self.phase != "aligning" or not (live or is_between) or self._moving(graph, live):
             return False
         self.phase, self.since = "paused", at
         return True
@@ -163,10 +165,11 @@ class JobPause:
 
     def overdue(self, graph: JobGraph, tasks: Iterable[Subtask]) -> str:
         """Why the pause fails after its time: the first tasks, on the way of the data, that do not stand."""
-        live = [task for task in tasks if task.state != "finished"]
+        live = _live(tasks)
         within = f"within {self.seconds:g} s (pause_timeout)"
         if self.phase == "wanted":
-            return f"{names_of([task for task in live if task.state != 'running'])} did not run {within}"
+            names = names_of([task for task in live if task.state != "running"]) or "what is to be deployed"
+            return f"{names} did not run {within}"
         moving = {task.key: task for task in self._moving(graph, live)}
         first = [task for key, task in moving.items() if not moving.keys() & {*graph.producers(*key)}]
         sources = [task for task in first if graph.vertices[task.operator].is_source]
@@ -213,3 +216,8 @@ class JobPause:
             "since": self.since,
             "problem": self.problem,
         }
+
+
+def _live(tasks: Iterable[Subtask]) -> list[Subtask]:
+    """Those that are to stand: all that were deployed and have not finished."""
+    return [task for task in tasks if task.state not in ("finished", WAITING)]

@@ -13,11 +13,14 @@ from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.ends import Done, EndsOfOne, repeating
 from minishuffle.coordinator.holdings import Holdings
 from minishuffle.coordinator.jobs import Job
-from minishuffle.coordinator.lifecycle import PENDING, Subtask
+from minishuffle.coordinator.lifecycle import PENDING, WAITING, Subtask
 from minishuffle.coordinator.positions import Resumption
+from minishuffle.coordinator.slots import NOWHERE
+from minishuffle.coordinator.stageprogress import stage_slots
 from minishuffle.coordinator.workers import Worker
 from minishuffle.dataflow.arguments import checked_job_name
 from minishuffle.dataflow.graph import JobGraph, Placement
+from minishuffle.dataflow.stages import is_staged, slots_needed
 from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.advertised import linkable_groups, unlinkable
@@ -52,6 +55,7 @@ __all__ = [
     "place",
     "redeployments",
     "releases",
+    "take_slots",
     "takers",
     "worker_need",
 ]
@@ -84,7 +88,7 @@ def place(free: Mapping[int, int], total: int, graph: JobGraph, lost: str = "") 
     Raises:
         ResourceExhausted: there are not enough slots; with the arithmetic.
     """
-    needed, available = graph.slots_needed, sum(free.values())
+    needed, available = slots_needed(graph), sum(free.values())
     if needed > available:
         raise ResourceExhausted(
             f"job needs {needed} slots ({_which(graph)}), {available} are free of {total}{lost}: "
@@ -106,11 +110,12 @@ def place(free: Mapping[int, int], total: int, graph: JobGraph, lost: str = "") 
 
 def _which(graph: JobGraph) -> str:
     groups = {vertex.slot_group for vertex in graph.vertices}
-    return (
+    text = (
         "greatest parallelism"
         if len(groups) == 1
         else f"greatest parallelism of each of {len(groups)} groups"
     )
+    return f"{text} in one stage" if is_staged(graph) else text
 
 
 @dataclass(slots=True)
@@ -220,10 +225,10 @@ def checked_graph(message: SubmitJob, python: str) -> JobGraph:
     graph = JobGraph.from_bytes(message.graph)
     if not graph.vertices:
         raise InvalidGraph("the job has no operators: give it a source and a sink")
-    if graph.settings.schedule != "eager":
+    if graph.settings.schedule == "first_output":
         raise InvalidGraph(
-            f"schedule is {graph.settings.schedule!r}, and clusters only run 'eager' so far: leave it out, "
-            "and a consumer of a blocking exchange waits in its slot until it is complete"
+            "schedule is 'first_output', and clusters run 'eager' and 'stages' alone so far: leave it out, "
+            "and all is deployed at once"
         )
     return graph
 
@@ -288,12 +293,20 @@ def _not_there(workers: Sequence[Worker], spare: str, apart: Sequence[Worker]) -
 def _admit_to(
     graph: JobGraph, workers: Sequence[Worker], held: Holdings, lost: str
 ) -> tuple[Placement, dict[int, int]]:
-    """The same among workers that can link with each other; ``lost`` is for the arithmetic."""
+    """The same among workers that can link with each other; ``lost`` is for the arithmetic. A job whose
+    stages are deployed one by one fits if its widest stage does, and takes nothing so far."""
     free = {worker.worker: max(0, worker.slots - held.slots[worker.worker]) for worker in workers}
     placement = place(free, sum(worker.slots for worker in workers), graph, lost)
-    needs = buffers_needed(graph, placement)
     total = {worker.worker: worker.about.segments for worker in workers}
-    check_buffers(needs, {worker: total[worker] - held.segments[worker] for worker in total}, total)
+    segments = {worker: total[worker] - held.segments[worker] for worker in total}
+    if is_staged(graph):
+        for slots in stage_slots(graph):
+            placed = dict(zip(sorted(slots), placement, strict=False))
+            on = {worker: [slot for slot in placed if placed[slot] == worker] for worker in total}
+            check_buffers({worker: worker_need(graph, on[worker]) for worker in total}, segments, total)
+        return (NOWHERE,) * graph.slots_needed, {}
+    needs = buffers_needed(graph, placement)
+    check_buffers(needs, segments, total)
     return placement, {worker: need.segments for worker, need in needs.items()}
 
 
@@ -312,7 +325,7 @@ def move_slots(
     closed: Mapping[int, str] = NONE_CLOSED,
     all_or_none: bool = False,
 ) -> None:
-    """Give slots of a job, which are lost or whose worker is to leave, to workers with a free slot and the
+    """Give slots of a job, which are vacant or whose worker is to leave, to workers with a free slot and the
     segments for it, if there are any (``all_or_none``: for all of them); ``closed`` are those that take none
     of them, and why, behind their name.
 
@@ -327,12 +340,12 @@ def move_slots(
         return number not in upon, _rank(worker, held_by_all.running), held[number], -free[number], number
 
     def links(worker: Worker) -> bool:
-        """It can link with the others that have slots of the job."""
-        beside = (each for each in workers if held[each.worker] and each is not worker)
+        """It can link with the others that have slots of the job, or had some and keep what was stored."""
+        beside = (each for each in workers if each.worker in {*held, *job.slots.left} and each is not worker)
         return not any(unlinkable(worker.about, each.about) for each in beside)
 
     used, required = held_by_all.slots.copy(), held_by_all.segments.copy()
-    held, segments = job.slots.held(), dict(job.slots.segments)
+    held, segments = +job.slots.held(), dict(job.slots.segments)
     there = {each.worker: [*job.slots.on([each.worker]), *job.slots.coming(each.worker)] for each in workers}
     able, upon = takers(workers), set(called)
     found: dict[int, Worker] = {}
@@ -355,7 +368,7 @@ def move_slots(
                 upon.add(number)
             break
         else:
-            if slot in job.slots.lost:
+            if slot in job.slots.vacant:
                 job.slots.shortage = _shortage(able, used, closed)
     for slot, worker in found.items() if len(found) == len(slots) or not all_or_none else ():
         job.slots.move(slot, worker.worker, segments[worker.worker])
@@ -364,13 +377,39 @@ def move_slots(
             called.add(worker.worker)
 
 
+def take_slots(
+    job: Job,
+    slots: Collection[int],
+    workers: Sequence[Worker],
+    held_by_all: Holdings,
+    closed: Mapping[int, str] = NONE_CLOSED,
+) -> str:
+    """Have regular workers that can link with each other take all of these vacant slots, which were not lost,
+    or none; gives why they do not. The arguments are those of :func:`move_slots`."""
+    regular = [each for each in takers(workers) if not each.standby]
+    free = {each.worker: max(0, each.slots - held_by_all.slots[each.worker]) for each in regular}
+    groups = [
+        {regular[n].worker for n in group} for group in linkable_groups([each.about for each in regular])
+    ]
+    for group in sorted(groups, key=lambda group: -sum(free[number] for number in group)):
+        apart = {number: "cannot reach the others" for number in free if number not in group}
+        shut = {**apart, **closed}
+        move_slots(job, slots, regular, held_by_all, set(), closed=shut, all_or_none=True)
+        if not job.slots.vacant.intersection(slots):
+            return ""
+    wanted = f"{len(slots)} free slot{'s' if len(slots) > 1 else ''}"
+    if sum(free.values()) < len(slots):
+        return f"{wanted}: {sum(free.values())} of {sum(each.slots for each in regular)} are free"
+    return f"{wanted}: {job.slots.shortage}"
+
+
 def _rank(worker: Worker, jobs: int) -> int:
     """Standby workers that have loaded so many jobs come first, those that still load last."""
     return 1 if not worker.standby else 0 if worker.report.jobs_loaded >= jobs else 2
 
 
 def _shortage(workers: Sequence[Worker], used: Mapping[int, int], closed: Mapping[int, str]) -> str:
-    """Why none of these, which are alive and stay, takes the lost slot of a job."""
+    """Why none of these, which are alive and stay, takes the vacant slot of a job."""
     if len(workers) == 0:
         return "no other worker is there"
     shut = [worker for worker in workers if worker.worker in closed and used[worker.worker] < worker.slots]
@@ -408,6 +447,7 @@ def deployments(
     resumptions: Mapping[TaskKey, Resumption] = MappingProxyType({}),
     done: Mapping[TaskKey, Done] = MappingProxyType({}),
     elsewhere: Mapping[TaskKey, int] = MappingProxyType({}),
+    waiting: Collection[TaskKey] = (),
 ) -> dict[int, DeployTasks]:
     """What to send to each worker that takes part; ``addresses`` are of all of these.
 
@@ -421,6 +461,7 @@ def deployments(
         resumptions: where tasks go on.
         done: what tasks need not exchange.
         elsewhere: the workers of tasks that are not where their slots are, since they have finished before.
+        waiting: subtasks that were not deployed so far, and are not now.
     """
     if tasks is None:
         tasks = [(o, index) for o, vertex in enumerate(graph.vertices) for index in range(vertex.parallelism)]
@@ -430,7 +471,7 @@ def deployments(
     for operator, index in tasks:
         key = (operator, index)
         now, ends = attempts.get(key), done.get(key, _NOTHING_DONE)
-        spec = _task(graph, key, now, ends, kept=kept, again=again, replayed=replayed)
+        spec = _task(graph, key, now, ends, kept=kept, again=again, replayed=replayed, waiting=waiting)
         spec = spec.model_copy(update={"slot": firsts[operator] + index})
         if (resumption := resumptions.get((operator, index))) is not None:
             update = {"files": dict(resumption.files), "writes": list(resumption.writes)}
@@ -512,9 +553,10 @@ def _task(
     kept: frozenset[int],
     again: frozenset[int],
     replayed: frozenset[int],
+    waiting: Collection[TaskKey],
 ) -> TaskSpec:
     """``again`` are sources that write their rows once more, ``replayed`` are operators that run again from
-    their beginning."""
+    their beginning, ``waiting`` are subtasks that were not deployed so far."""
     operator, index = key
     vertex = graph.vertices[operator]
     inputs, outputs = [], []
@@ -529,6 +571,7 @@ def _task(
                 count=len(producers),
                 kept=number in kept,
                 ended=done.ended.get(number, []),
+                later=[each for each in producers if (edge.source, each) in waiting] if waiting else [],
                 waits=edge.source in again,
                 strict=edge.source in replayed and number not in kept,
             )
@@ -565,7 +608,8 @@ def _task(
 def redeployments(
     job: Job, tasks: Sequence[Subtask], addresses: Mapping[int, WorkerAddress], *, term: int, at: float
 ) -> list[tuple[int, ControlMessage]]:
-    """Deploy the next attempts of pending tasks, whose slots have workers: what to send to whom, in order.
+    """Deploy the next attempts of pending tasks, or the first of those that waited, whose slots have workers:
+    what to send to whom, in order.
 
     A worker gets one message of each kind, however many tasks restart: ReleaseJob for the last attempts that
     it still has, DeployTasks, and TasksRestarted, which goes to whoever exchanges rows with one of the tasks
@@ -583,7 +627,7 @@ def redeployments(
         for worker, attempts in sorted(released.items())
     ]
     slots = job.slots
-    placement = tuple(0 if slot in slots.lost else worker for slot, worker in enumerate(slots.placement))
+    placement = tuple(0 if slot in slots.vacant else worker for slot, worker in enumerate(slots.placement))
     deployed = deployments(
         job.graph,
         placement,
@@ -594,6 +638,7 @@ def redeployments(
         resumptions={task.key: task.resumption for task in tasks},
         done={task.key: job.done_with(task.key) for task in tasks},
         elsewhere=job.stayed(),
+        waiting={task.key for task in job.tasks() if task.state == WAITING},
         term=term,
         job=job.id,
     )
@@ -615,7 +660,7 @@ def _named_attempts(job: Job) -> dict[TaskKey, TaskAttempt]:
     """The current attempt, or the next while it is pending, of each subtask that is not at its first."""
     found = {}
     for task in job.tasks():
-        attempt = task.attempt + (task.state in PENDING)
+        attempt = task.attempt + (task.state in PENDING or task.state == WAITING)
         if attempt != FIRST_ATTEMPT:
             base = task.base if task.repeated or task.base < task.attempt else 0
             found[task.key] = TaskAttempt(
@@ -636,9 +681,9 @@ def placed_attempt(task: Subtask) -> PlacedAttempt:
 
 
 def _workers_beside(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
-    """For each of these tasks, which are deployed together, its own worker and those of attempts that
-    exchange rows with it, or may be asked for some; those that have read all of its rows are not among them.
-    What is deployed with it knows of it by that."""
+    """For each of these tasks, which are deployed together, its own worker, unless it is the first attempt,
+    and those of attempts that exchange rows with it, or may be asked for some; those that have read all of
+    its rows are not among them. What is deployed with it knows of it by that."""
     together = {task.key for task in tasks}
     others: dict[int, list[Subtask]] = {}
     for task in job.tasks():
@@ -647,7 +692,7 @@ def _workers_beside(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
             others.setdefault(task.operator, []).append(task)
     found = []
     for task in tasks:
-        workers = {task.worker}
+        workers = {task.worker} if task.attempt > FIRST_ATTEMPT else set[int]()
         for operator, indices in job.graph.beside(*task.key):
             workers.update(
                 other.worker

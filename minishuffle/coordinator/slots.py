@@ -1,7 +1,8 @@
-"""The slots of one job: which workers have them, which move, and which were lost with theirs. Pure.
+"""The slots of one job: which workers have them, which move, and which are vacant. Pure.
 
 A slot *moves* while its tasks end on the worker that has it; then it is another one's, or nobody's if none
-has a free one.
+has a free one. A slot is *vacant* while no worker has it: it was lost with its worker or had to leave it; or,
+on a schedule that takes slots when they are needed, it was not taken so far or was given back.
 """
 
 from __future__ import annotations
@@ -20,32 +21,33 @@ NOWHERE = 0
 class Slots:
     """Subtask i of each operator runs in slot i.
 
-    Invariant: segments are required of exactly those workers that have a slot which is not lost, or to which
-    one moves.
+    Invariant: segments are required of exactly those workers that have a slot, or to which one moves.
 
     Args:
-        placement: the worker of each slot.
+        placement: the worker of each slot, or NOWHERE if none has been taken for it.
         segments: how many segments the job requires on each worker.
     """
 
     def __init__(self, placement: Placement, segments: Mapping[int, int]) -> None:
         self.placement = placement
-        """The worker of each slot, or the last one of a slot that was lost with it."""
+        """The worker of each slot, or of one that is vacant the last one that had it."""
         self.segments = dict(segments)
         """Number of segments required by worker, without workers that were lost."""
-        self.lost: set[int] = set()
+        self.vacant = {slot for slot, worker in enumerate(placement) if worker == NOWHERE}
         self.shortage = ""
-        """Why no worker could take one of the lost slots, when that was tried last."""
+        """Why no worker could take one of the vacant slots, when that was tried last."""
         self._loss_texts: dict[int, str] = {}
         """By worker that was lost."""
         self.moving: dict[int, int] = {}
         """By slot that moves, the worker that it moves to, or NOWHERE."""
         self.left: set[int] = set()
         """Workers that had slots, and may keep what tasks that have finished there wrote."""
+        self.gave_back = False
+        """Others may have what was given back; until somebody looks."""
 
     def held(self) -> Counter[int]:
-        """Number of slots by worker, without workers that were lost. One that moves is held on both."""
-        held = Counter(worker for slot, worker in enumerate(self.placement) if slot not in self.lost)
+        """Number of slots by worker, without those that are vacant. One that moves is held on both."""
+        held = Counter(worker for slot, worker in enumerate(self.placement) if slot not in self.vacant)
         held.update(worker for worker in self.moving.values() if worker != NOWHERE)
         return held
 
@@ -59,7 +61,7 @@ class Slots:
         return [
             slot
             for slot, worker in enumerate(self.placement)
-            if worker in there and slot not in self.lost and slot not in self.moving
+            if worker in there and slot not in self.vacant and slot not in self.moving
         ]
 
     def coming(self, worker: int) -> list[int]:
@@ -67,13 +69,13 @@ class Slots:
         return [slot for slot, target in self.moving.items() if target == worker]
 
     def worker_lost(self, worker: int, text: str) -> None:
-        """Its slots are lost with it, as the text says, but for those that move elsewhere: these are there
+        """Its slots are vacant, as the text says, but for those that move elsewhere: these are there
         already."""
         self._loss_texts[worker] = text
         for slot in self.coming(worker):
             del self.moving[slot]
         for slot, holder in enumerate(self.placement):
-            if holder == worker and slot not in self.lost:
+            if holder == worker and slot not in self.vacant:
                 self._leave(slot)
         self.segments.pop(worker, None)
         self.left.discard(worker)
@@ -84,10 +86,10 @@ class Slots:
         return f"{lost}; {self.shortage}" if self.shortage else lost
 
     def move(self, slot: int, worker: int, segments: int) -> None:
-        """That worker, which has to have ``segments`` for the job, gets a slot: at once if it is lost, else
-        when it :meth:`arrives <arrive>`."""
-        if slot in self.lost:
-            self.lost.remove(slot)
+        """That worker, which has to have ``segments`` for the job, gets a slot: at once if it is vacant,
+        else when it :meth:`arrives <arrive>`."""
+        if slot in self.vacant:
+            self.vacant.remove(slot)
             self._place(slot, worker)
         else:
             self.moving[slot] = worker
@@ -107,14 +109,31 @@ class Slots:
         before = self.placement[slot]
         self._loss_texts[before] = f"worker {before} is to leave"
         self._leave(slot)
-        if before not in self.held():
-            del self.segments[before]
-            self.left.add(before)
+        self._let_go(before)
+
+    def give_back(self, slots: Iterable[int]) -> None:
+        """Nothing runs in these, which do not move, nor is to for now: others may have what they took. What
+        tasks that have finished there wrote stays."""
+        for slot in slots:
+            self.vacant.add(slot)
+            self._let_go(self.placement[slot])
+            self.gave_back = True
+
+    def take_gave_back(self) -> bool:
+        """Whether slots were given back since the last call."""
+        gave_back, self.gave_back = self.gave_back, False
+        return gave_back
+
+    def _let_go(self, worker: int) -> None:
+        """A slot has left that worker: nothing is required of it any more if that was its last one."""
+        if worker not in self.held() and worker in self.segments:
+            del self.segments[worker]
+            self.left.add(worker)
 
     def _leave(self, slot: int) -> None:
         worker = self.moving.pop(slot, NOWHERE)
         if worker == NOWHERE:
-            self.lost.add(slot)
+            self.vacant.add(slot)
         else:
             self._place(slot, worker)
 
@@ -125,5 +144,5 @@ class Slots:
     def validate(self) -> None:
         """Check the invariant; for tests, after each step."""
         assert set(self.segments) == set(self.held())
-        assert not self.lost & self.moving.keys()
+        assert not self.vacant & self.moving.keys()
         assert all(self.placement[slot] != worker for slot, worker in self.moving.items())

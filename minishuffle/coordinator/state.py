@@ -419,7 +419,7 @@ class CoordinatorState:
             for awaited in self._workers.awaited():
                 if awaited.worker == message.requested_worker:
                     self._end_worker(awaited, "lost", "another process has its id", now)
-            is_awaited = bool(self._jobs.waiting())
+            is_awaited = any(job.waits_for_slot for job in self._jobs.active())
             worker = self._workers.register(link, message, now, is_awaited=is_awaited)
         except UsageError as error:
             self._out.append(refusal(link, 0, error))
@@ -1036,6 +1036,8 @@ class CoordinatorState:
             else:
                 self._restart(job, self._wall(now), called)
             self._jobs.held.note(job)
+            if job.slots.take_gave_back():
+                self._touch(*(each for each in self._jobs.waiting() if each is not job))
             touched.add(job.id)
             self._out += self._polls.changed(job, now)
         return touched

@@ -13,6 +13,7 @@ from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.lifecycle import Subtask
 from minishuffle.coordinator.scheduling import consumer_ends, current_attempts, placed_attempt
+from minishuffle.dataflow.stages import deploys_later
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.messages import (
     CancelTasks,
@@ -102,11 +103,13 @@ def _ends(worker: int, job: Job, term: int) -> list[ControlMessage]:
 def _restarted(
     worker: int, job: Job, addresses: Mapping[int, WorkerAddress], term: int
 ) -> TasksRestarted | None:
-    """The attempts at the other end of its channels, as far as they are not the first."""
+    """The attempts at the other end of its channels, as far as they are not the first, or were deployed later
+    than the tasks there may have been."""
+    later = deploys_later(job.graph)
     beside = [
         placed_attempt(task)
         for task in _tasks_beside(worker, job)
-        if task.attempt > FIRST_ATTEMPT and task.worker in addresses
+        if (later or task.attempt > FIRST_ATTEMPT) and task.worker in addresses
     ]
     if not beside:
         return None

@@ -12,12 +12,11 @@ What a schedule does with them:
 ``first_output``  slots as with ``eager``; a vertex is deployed when something stands in an input of it, or in
                   each
 ``stages``        a stage is deployed as a whole, when its blocking inputs are complete (``all``), or one is
-                  (``any``) and the slots that are left do for all that the others wait for; it gives its
-                  slots back when it has ended
+                  (``any``) and there are slots for all that the others wait for; it gives its slots back
+                  when it has ended
 ================  =========================================================================================
 
-A job without blocking edges is one stage for each of its parts that nothing joins; these wait for nothing:
-``stages`` is ``eager`` then, but for the slots that a part gives back.
+A job without blocking edges has nothing to wait for: ``stages`` is ``eager`` then.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from minishuffle.dataflow.graph import JobGraph
 
-__all__ = ["Stage", "slots_needed", "stages_of"]
+__all__ = ["Stage", "deploys_later", "is_staged", "slots_needed", "stages_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +88,26 @@ def _ordered(
     return tuple(found)
 
 
+def is_staged(graph: JobGraph) -> bool:
+    """Whether the job's stages are deployed one by one."""
+    return graph.settings.schedule == "stages" and any(edge.kind == "blocking" for edge in graph.edges)
+
+
+def deploys_later(graph: JobGraph) -> bool:
+    """Whether subtasks of the job wait for their time, instead of being deployed at once."""
+    return is_staged(graph) or graph.settings.schedule == "first_output"
+
+
 def slots_needed(graph: JobGraph) -> int:
-    """The least number of slots with which the job runs: those of all vertices; or, on the schedule
-    ``stages``, of the largest stage, or of all without an end together."""
-    if graph.settings.schedule != "stages":
+    """The least number of slots with which the job runs: those of all vertices; or if its stages are deployed
+    one by one, of the largest stage beside those without an end, which give no slots back."""
+    if not is_staged(graph):
         return graph.slots_needed
-    with_end, endless = [0], 0
-    for stage in stages_of(graph):
-        slots = graph.slots_of(stage.vertices)
-        if all(graph.vertices[vertex].bounded for vertex in stage.vertices):
-            with_end.append(slots)
-        else:
-            endless += slots
-    return max(*with_end, endless)
+    stages = [stage.vertices for stage in stages_of(graph)]
+    endless = [
+        vertex
+        for vertices in stages
+        if not all(graph.vertices[each].bounded for each in vertices)
+        for vertex in vertices
+    ]
+    return max(graph.slots_of([*vertices, *endless]) for vertices in stages)

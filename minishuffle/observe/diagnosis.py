@@ -8,8 +8,8 @@ busy, or always has something to read, is the bottleneck; if none is, what lies 
 Then the rules are tried in their order (:data:`RULES`): each is a condition, the numbers that show it, and
 what to do.
 
-If tasks wait for a slot, that is it (``waiting``): all others wait for them. A job that is paused is just
-that.
+If tasks wait for a slot, that is it (``waiting``): all others wait for them. So it is if nothing else of the
+job runs than what waits to be deployed. A job that is paused is just that.
 
 The rules on buffers are those of Flink's guide to back-pressure: output full and input full passes it on;
 output full and input empty is the network or its credit; one subtask full among many is skew. A job with
@@ -41,6 +41,8 @@ __all__ = [
     "seconds_between",
 ]
 
+_THERE: Final = frozenset({"created", "running", "restarting"})
+"""States of tasks that run, or are about to."""
 LATE_SECONDS_MAX: Final = 5.0
 """How much longer than asked for the second look is waited for, if subtasks report late."""
 
@@ -91,7 +93,8 @@ class Look:
 
 class Diagnosis(BaseModel):
     """``verdict`` is ``healthy``, with no ``task`` and ``none`` as the ``rule``; ``waiting``, with no
-    ``task``, if tasks have no slot or no connection; ``paused``, likewise; or ``throttled``."""
+    ``task``, if tasks have no slot or no connection, or nothing is deployed; ``paused``, likewise; or
+    ``throttled``."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -381,6 +384,8 @@ def diagnose_job(before: Look, after: Look, links: Iterable[Link]) -> Diagnosis:
         return _disconnected(after.job, "waiting for a connection")
     if after.job.slot_waits:
         return _without_slots(after.job)
+    if after.job.deploy_waits and not any(task.state in _THERE for task in after.job.tasks):
+        return _not_deployed(after.job)
     edges = list(links)
     spans = _spans(before.job, after.job)
     workers = _worker_spans(before.workers, after.workers)
@@ -513,6 +518,19 @@ def _without_slots(job: JobInfo) -> Diagnosis:
     )
 
 
+def _not_deployed(job: JobInfo) -> Diagnosis:
+    """Nothing of the job runs: what is to run next finds no slots, which others have."""
+    return Diagnosis(
+        job=job.job,
+        verdict="waiting",
+        task="",
+        rule="waiting to be deployed",
+        evidence={"why": [wait.text for wait in job.deploy_waits]},
+        advice="it goes on when other jobs give slots back; or start another worker ('minishuffle worker "
+        "start'), or cancel a job that holds slots",
+    )
+
+
 def _paused(job: JobInfo) -> Diagnosis:
     """Nothing runs, or did not all the time, because somebody wants it so."""
     return Diagnosis(
@@ -544,6 +562,8 @@ def _healthy(job: JobInfo, spans: list[Span]) -> Diagnosis:
     busiest = max(spans, key=lambda each: each.busy, default=None)
     sources = sum(each.records_out for each in spans if not each.records_in)
     evidence: dict[str, Any] = {"records_per_second": sources}
+    if job.deploy_waits:
+        evidence["not_deployed"] = [wait.text for wait in job.deploy_waits]
     if busiest is not None:
         evidence |= {
             "most_backpressured": max(each.backpressured for each in spans),

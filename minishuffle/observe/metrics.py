@@ -36,7 +36,17 @@ _SLOT_STATES = ("used", "free", "standby")
 _JOB_ENDS = ("finished_with_loss", "failing", "failed", "canceling", "canceled")
 _JOB_STATES = (*JOB_LIVE, "finished", *_JOB_ENDS)
 _PENDING = ("restarting", "waiting for a slot")
-_TASK_STATES = ("created", "running", "finished", "failed", "canceled", "abandoned", "lost", *_PENDING)
+_TASK_STATES = (
+    "waiting",
+    "created",
+    "running",
+    "finished",
+    "failed",
+    "canceled",
+    "abandoned",
+    "lost",
+    *_PENDING,
+)
 _RESTART_REASONS = ("failed", "canceled", "abandoned", "lost", "finished")
 _DROP_REASONS = (
     "upstream_unavailable",

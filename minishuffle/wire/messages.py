@@ -230,6 +230,8 @@ class InputSpec(ControlMessage):
     """The producers keep what they have written, and send all of it to each attempt."""
     ended: list[int] = Field(default_factory=list)
     """Producers that an earlier attempt has read to the end: nothing more comes of them."""
+    later: list[int] = Field(default_factory=list)
+    """Producers that were not deployed so far: they are asked once the coordinator says where they are."""
     waits: bool = False
     """Event time waits for the next attempt of a producer that is lost: it may write rows once more."""
     strict: bool = False

@@ -24,6 +24,7 @@ __all__ = [
     "CancelJob",
     "CancelSubmission",
     "ClusterStatus",
+    "DeployWait",
     "EdgeInfo",
     "Failure",
     "GetEvents",
@@ -43,6 +44,7 @@ __all__ = [
     "ShowGraph",
     "ShowJob",
     "SlotWait",
+    "StageInfo",
     "StopCluster",
     "SubmitJob",
     "TaskInfo",
@@ -320,6 +322,23 @@ class SlotWait(ControlMessage):
     """Which they are, how the worker was lost, and why no other one takes its slots."""
 
 
+class DeployWait(ControlMessage):
+    """Subtasks that were not deployed so far, and for what they wait: input or slots. They may do so for any
+    time."""
+
+    operators: list[int]
+    text: str
+
+
+class StageInfo(ControlMessage):
+    """A stage of a job whose stages are deployed one by one."""
+
+    operators: list[int]
+    state: Literal["waiting", "deployed", "complete"]
+    version: int = 1
+    """How often it has begun to run."""
+
+
 class BrokenLink(ControlMessage):
     """Two workers between which tasks of a job need a link that there has not been for ``link_timeout``."""
 
@@ -369,6 +388,9 @@ class JobInfo(ControlMessage):
     """At most so many rows were emitted twice: of sources that died, by ``source_lease`` 0 or while there was
     no coordinator; and by sinks that a blocking exchange feeds and that ran again."""
     slot_waits: list[SlotWait] = Field(default_factory=list)
+    deploy_waits: list[DeployWait] = Field(default_factory=list)
+    stages: list[StageInfo] = Field(default_factory=list)
+    """In their order; none of a job that is deployed at once."""
     pause: Literal["none", "wanted", "aligning", "paused"] = "none"
     pause_problem: str = ""
     """Why the last pause failed; empty: it did not."""

@@ -106,6 +106,8 @@ from minishuffle.worker.stuck import stuck_error
 
 __all__ = ["LEAVE_GRACE_SECONDS", "WorkerState"]
 
+NO_WORKER: Final = 0
+"""Where a producer is that was not deployed so far: a channel that wants it is asked for nothing."""
 GOOD_LINK_SECONDS_MIN: Final = 1.0
 """For so long a link is there at least before it is known to be good."""
 
@@ -279,16 +281,17 @@ class WorkerState:
         instructions: list[Instruction] = []
         repairs = message.settings.get("restart_strategy") != "none"
         for gate in spec.inputs:
-            bases = message.bases(gate.operator)
+            bases, later = message.bases(gate.operator), set(gate.later)
             for producer, attempt, worker in message.channels(gate):
                 partition = PartitionId(key.subtask.job, gate.edge, producer)
                 request = PartitionRequest(partition, spec.index, attempt, spec.attempt)
                 channel = ChannelKey(key, gate.edge, producer)
                 subtask = SubtaskId(key.subtask.job, OperatorId(gate.operator), producer)
-                entry = ChannelEntry(subtask, worker, request, repairs)
+                is_there = producer not in later
+                entry = ChannelEntry(subtask, worker if is_there else NO_WORKER, request, repairs)
                 entry.base = bases.get(producer, 0)
                 self.inputs.want(channel, entry)
-                instructions += self._request(channel, entry, now)
+                instructions += self._request(channel, entry, now) if is_there else []
         return instructions
 
     def _restarted(self, message: TasksRestarted, now: float) -> list[Instruction]:
@@ -779,7 +782,8 @@ class WorkerState:
             is_local = entry.worker == self.worker
             if entry.phase is ChannelPhase.WANTED:
                 assert not is_local
-                assert not self._peers.is_up(entry.worker) and not self._peers.is_lost(entry.worker)
+                there = self._peers.is_up(entry.worker) or self._peers.is_lost(entry.worker)
+                assert entry.worker == NO_WORKER or not there
             assert (key in local) == (is_local and entry.phase is ChannelPhase.REQUESTED)
             if entry.retry_at is not None:
                 assert entry.phase in (ChannelPhase.DRAINING, ChannelPhase.DOWN)

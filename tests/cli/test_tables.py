@@ -8,11 +8,13 @@ from minishuffle.counters import TaskCounters
 from minishuffle.wire.messages import ErrorInfo, PeerReport, WorkerReport
 from minishuffle.wire.requests import (
     ClusterStatus,
+    DeployWait,
     EdgeInfo,
     GraphInfo,
     JobEvent,
     JobInfo,
     SlotWait,
+    StageInfo,
     TaskInfo,
     VertexInfo,
     WorkerInfo,
@@ -173,6 +175,21 @@ def test_a_job_shows_for_which_slots_it_waits(capsys: pytest.CaptureFixture[str]
     wait = SlotWait(worker=2, until=0.0, text="count[1] wait for a slot: worker 2 was lost")
     tables.show_job(JOB.model_copy(update={"slot_waits": [wait]}))
     assert f"{wait.text}; the job fails in 0.0 s if none comes\n" in capsys.readouterr().out
+
+
+def test_a_job_shows_what_waits_to_be_deployed(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "stage 2 of 2 (count) waits for items => count (1 of 2 partitions are complete)"
+    stages = [
+        StageInfo(operators=[0], state="deployed", version=2),
+        StageInfo(operators=[1], state="waiting"),
+    ]
+    waiting = TASK.model_copy(update={"state": "waiting", "attempt": 0, "worker": 0})
+    waits = [DeployWait(operators=[1], text=text)]
+    tables.show_job(JOB.model_copy(update={"stages": stages, "deploy_waits": waits, "tasks": [waiting]}))
+    out = capsys.readouterr().out
+    assert f"stages: 1 deployed (version 2), 2 waiting\n{text}\n" in out
+    (row,) = [line.split() for line in out.splitlines() if line.startswith("count[0] ")]
+    assert row[:4] == ["count[0]", "waiting", "-", "-"]
 
 
 def test_a_job_shows_its_restarts_and_what_they_cost(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,10 +7,10 @@ from itertools import islice
 
 import pytest
 
-from minishuffle.cli.top import SPAN_SECONDS, looks
+from minishuffle.cli.top import SPAN_SECONDS, _job_map, looks
 from minishuffle.counters import TaskCounters
 from minishuffle.observe.loads import VertexLoad, level_of, vertex_loads
-from minishuffle.wire.requests import JobInfo, TaskInfo
+from minishuffle.wire.requests import DeployWait, JobInfo, TaskInfo
 
 
 def job(*counters: tuple[str, int, TaskCounters]) -> JobInfo:
@@ -99,3 +99,10 @@ def test_a_look_ends_one_span_and_begins_the_next(
     ]
     assert all(later[0][0] is earlier[1][0] for earlier, later in zip(spans, spans[1:], strict=False))
     assert len(client.requests) == 2 + 2 * 5 - 1, "the list and one look at each span, and one more to begin"
+
+
+def test_what_waits_to_be_deployed_is_there() -> None:
+    before = job(("lines", 0, TaskCounters()))
+    waits = [DeployWait(operators=[1], text="stage 2 of 2 (count) waits for lines => count")]
+    shown = _job_map(before, before.model_copy(update={"deploy_waits": waits}))
+    assert shown["waits"] == ["stage 2 of 2 (count) waits for lines => count"]

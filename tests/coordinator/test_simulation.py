@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.coordinator.lifecycle import JOB_OVER
-from minishuffle.dataflow.graph import JobGraph
+from minishuffle.dataflow.graph import JobGraph, JobSettings
 from minishuffle.errors import PeerLost, TaskFailed
 from minishuffle.wire.messages import (
     CancelTasks,
@@ -267,7 +267,10 @@ class Simulation:
         graph = self.make_graph(sources, sinks, partitioner, **settings)
         if self.random.random() < 0.3:
             stored = [edge.model_copy(update={"kind": "blocking"}) for edge in graph.edges]
-            graph = graph.model_copy(update={"edges": stored})
+            later = random.Random(f"{len(self.submitted)} {sources} {sinks}")  # draws of its own
+            values = graph.settings.model_dump() | {"schedule": later.choice(["eager", "stages"])}
+            chosen = {"edges": stored, "settings": JobSettings.model_validate(values)}
+            graph = graph.model_copy(update=chosen)
         reply = self.cluster.request(SubmitJob(name="s", python="3.11", graph=graph.to_bytes()))
         if isinstance(reply, Accepted):
             self.submitted.append(reply.job)
@@ -351,10 +354,14 @@ class Simulation:
                     self.restarted.add(job.job)
 
     def heal(self) -> None:
-        """No more faults: whoever lives answers, and time passes."""
-        for _ in range(80):
+        """No more faults: whoever lives answers, and time passes. What waits for more slots than there are is
+        cancelled in the end."""
+        for round in range(80):
             for job in self.submitted:
                 self.cluster.request(ResumeJob(job=job))
+            for each in self.jobs() if round == 60 else ():
+                if each.deploy_waits:
+                    self.cluster.request(CancelJob(job=each.job))
             for worker in self.living():
                 for key, task in list(worker.tasks.items()):
                     state = "canceled" if worker.is_canceled(key, task.attempt) else "finished"

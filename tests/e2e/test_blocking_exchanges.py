@@ -1,4 +1,5 @@
-"""Blocking exchanges under ``kill -9``: the rows are the same, and a killed consumer restarts no producer."""
+"""Blocking exchanges, and the stages that they make, under ``kill -9``: the rows are the same, and a killed
+consumer restarts no producer."""
 
 from __future__ import annotations
 
@@ -96,6 +97,11 @@ def test_what_is_stored_comes_whole_and_too_much_of_it_is_refused(tmp_path: Path
         assert dict(handle.wait(SECONDS_MAX).rows) == EXPECTED
         (complete,) = [event.text for event in handle.events() if event.kind == "exchange complete"]
         assert complete == "Numbers -> numbers => sums -> collect: all 2 partitions can be read"
+        in_stages = JobSettings(schedule="stages")
+        staged = cluster.submit(
+            sums(Passes(tmp_path, {}), Adds(tmp_path, {})), parallelism=4, settings=in_stages
+        )
+        assert dict(staged.wait(SECONDS_MAX).rows) == EXPECTED, "eight slots at once, four in each stage"
         large = Stream.items(["x" * 1_000] * 1_000).exchange("blocking").rebalance().collect()
         text = "finds no room: blocking partitions would take more than 200,000 bytes.*blocking_bytes_max"
         with pytest.raises(TaskFailed, match=text):
@@ -188,3 +194,37 @@ def test_a_partition_with_a_corrupt_block_is_made_again(tmp_path: Path) -> None:
     assert (info.state, info.restarts) == ("finished", {"lost": 1})
     named = r"block \d+ of partition .* at attempt .* on worker \d cannot be read, .* at offset .* checksum"
     assert re.search(named, cause)
+
+
+@pytest.mark.soak
+def test_between_two_stages_a_partition_and_the_coordinator_are_killed(tmp_path: Path) -> None:
+    """The second stage waits for slots that another job has, while what the first has stored is lost, made
+    again by a standby worker, and the coordinator is killed."""
+    go_on = tmp_path / "go on"
+    numbers = Stream.source(Numbers()).parallel(1).map(Passes(go_on, {})).name("numbers")
+    staged = numbers.exchange("blocking").key_by(last_digits).reduce(Adds(go_on, {})).name("sums").parallel(2)
+    holder = Stream.items([1]).map(Passes(go_on, {0: 0})).name("holder").collect()
+    with LocalCluster(workers=2, slots=1, standby=1) as cluster:
+        handle = cluster.submit(
+            staged.collect().parallel(2), parallelism=1, settings=JobSettings(schedule="stages")
+        )
+        other = cluster.submit(holder, parallelism=1)
+        until(lambda: task(handle, "numbers", 0).state == "finished", "the first stage is complete")
+        until(lambda: "free slots" in "".join(each.text for each in handle.info().deploy_waits), "it waits")
+        first = task(handle, "numbers", 0)
+        assert {each.state for each in handle.info().tasks} == {"finished", "waiting"}
+        cluster.kill_worker(first.worker)
+        until(
+            lambda: (task(handle, "numbers", 0).attempt, task(handle, "numbers", 0).state) == (2, "finished"),
+            "the partition is made again",
+        )
+        assert task(handle, "numbers", 0).worker != first.worker
+        assert [(each.state, each.version) for each in handle.info().stages][0] == ("complete", 2)
+        cluster.kill_coordinator()
+        until(lambda: bool(handle.info().deploy_waits), "the next coordinator knows what waits")
+        assert task(handle, "numbers", 0).attempt == 2
+        go_on.touch()
+        result, info = handle.wait(SECONDS_MAX), handle.info()
+        other.wait(SECONDS_MAX)
+    assert dict(result.rows) == EXPECTED and len(result.rows) == KEYS
+    assert (info.state, info.restarts, info.rows_in_flight) == ("finished", {"lost": 1}, 0)

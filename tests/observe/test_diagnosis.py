@@ -11,7 +11,7 @@ import pytest
 from minishuffle.counters import TaskCounters
 from minishuffle.observe.diagnosis import RULES, Diagnosis, Link, Look, diagnose_job
 from minishuffle.wire.messages import PeerReport, WorkerReport
-from minishuffle.wire.requests import BrokenLink, JobInfo, SlotWait, TaskInfo, WorkerInfo
+from minishuffle.wire.requests import BrokenLink, DeployWait, JobInfo, SlotWait, TaskInfo, WorkerInfo
 
 SECONDS = 3.0
 LOOKS = 30.0
@@ -139,6 +139,19 @@ def test_a_job_that_waits_for_a_slot_does_nothing_else() -> None:
     assert (found.verdict, found.task, found.rule) == ("waiting", "", "waiting for a slot")
     assert found.evidence == {"why": [wait.text]}
     assert "start another worker" in found.advice
+
+
+def test_a_job_of_which_nothing_runs_waits_for_what_is_to_be_deployed() -> None:
+    case = Case()
+    before, after = case.look(5.0), case.look(5.0 + SECONDS)
+    wait = DeployWait(operators=[SINK], text="stage 2 of 2 (to_files) waits for 4 free slots")
+    job = after.job.model_copy(update={"deploy_waits": [wait]})
+    found = diagnose_job(before, Look(job, after.workers), CHAIN)
+    assert (found.verdict, found.evidence["not_deployed"]) == ("healthy", [wait.text]), "the first stage runs"
+    ended = [task.model_copy(update={"state": "finished"}) for task in job.tasks]
+    found = diagnose_job(before, Look(job.model_copy(update={"tasks": ended}), after.workers), CHAIN)
+    assert (found.verdict, found.task, found.rule) == ("waiting", "", "waiting to be deployed")
+    assert found.evidence == {"why": [wait.text]} and "start another worker" in found.advice
 
 
 @pytest.mark.parametrize("states", [("paused", "paused"), ("running", "paused"), ("paused", "running")])

@@ -417,6 +417,8 @@ def make_plan(
             )
         )
     settings = _draw_settings(random, later, strategy)
+    if blocking:
+        settings = settings.model_copy(update={"schedule": later.choice(["eager", "stages"])})
     return Plan(JobGraph(vertices=vertices, edges=edges, settings=settings), bounded, numbers)
 
 

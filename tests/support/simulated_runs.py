@@ -11,6 +11,7 @@ from random import Random
 
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.scheduling import buffers_needed
+from minishuffle.dataflow.stages import slots_needed
 from minishuffle.wire.messages import ControlMessage
 from minishuffle.wire.requests import (
     JOB_LIVE,
@@ -35,6 +36,8 @@ __all__ = ["Run", "Scenario"]
 SEGMENT_BYTES = 512
 QUIET_SECONDS = 60.0
 """Within which a job has recovered or ended once no more faults come."""
+HELP_SECONDS = 5.0
+"""Between two workers that are started for a stage."""
 PROGRESS_SECONDS = 2.0
 """Within which a job that runs has more rows everywhere."""
 STEPS_MAX = 1_000_000
@@ -117,7 +120,7 @@ class Run:
             side=scenario.side,
             blocking=scenario.blocking,
         )
-        slots = self.plan.graph.slots_needed
+        slots = slots_needed(self.plan.graph)
         count = self.random.randint(1, min(4, slots))
         self.slots = [1] * count
         for _ in range(slots - count + self.random.choice([0, 1, 2, slots])):
@@ -174,6 +177,7 @@ class Play:
         self._canceled = False
         self._resumed = 0
         """How often the user wanted the job to go on."""
+        self._helped_at = 0.0
 
     def run(self) -> None:
         """From the first worker to the last check."""
@@ -267,6 +271,7 @@ class Play:
             info = self._show()
             if info.state not in JOB_LIVE:
                 return
+            self._help_out(info)
             there = all(task.state in ("running", "finished") for task in info.tasks)
             if info.state == "running" and there and self._has_progress() and not self._sides_missing(info):
                 break
@@ -274,6 +279,14 @@ class Play:
             self._pass(0.2)
         self._ask(CancelJob(job=self._job))
         self._canceled = True
+
+    def _help_out(self, info: JobInfo) -> None:
+        """Of a stage that waits for slots, which may have been lost, the user hears, and starts a worker."""
+        waits = any("free slot" in wait.text for wait in info.deploy_waits)
+        if waits and self._world.now > self._helped_at + HELP_SECONDS:
+            self._helped_at = self._world.now
+            self._world.note("the user starts a worker for a stage that waits")
+            self.cluster.add_worker(slots_needed(self._plan.graph), self._run.segments)
 
     def _has_progress(self) -> bool:
         """Whether every operator receives rows, or sends them if it is a source; a side ends."""
@@ -296,6 +309,8 @@ class Play:
                 rows, since = self.cluster.audit.rows, self._world.now
             if self._canceled and info.state in JOB_LIVE:
                 self._ask(CancelJob(job=self._job))
+            elif self._world.now > since + QUIET_SECONDS / 2:
+                self._help_out(info)
             assert self._world.now < since + QUIET_SECONDS, f"the job is stuck: {_states(info)}"
             self._pass(1.0)
         return info

@@ -13,10 +13,12 @@ from minishuffle.wire.messages import (
     DivideTasks,
     Leaving,
     PauseTasks,
+    PlacedAttempt,
     PrepareJob,
     ReleaseJob,
     Shutdown,
     TaskAttempt,
+    TasksRestarted,
     TaskStateChanged,
     WorkerLost,
 )
@@ -91,6 +93,22 @@ def test_partitions_are_requested_when_the_link_is_up_and_at_once_after_that() -
     )
     again = machine.tell(deploy(sink(attempt=2)))
     assert [i.worker for i in again if isinstance(i, RequestPartition)] == [3]
+
+
+@pytest.mark.parametrize("worker", [2, 3])
+def test_a_producer_that_is_deployed_later_is_asked_when_it_is_there(worker: int) -> None:
+    machine = Machine()
+    spec = sink()
+    gate = spec.inputs[0].model_copy(update={"later": [0, 1]})
+    kinds = map(type, machine.tell(deploy(spec.model_copy(update={"inputs": [gate]}))))
+    assert list(kinds) == [StartTask] and machine.up(3) == machine.tick(60.0) == []
+    placed = PlacedAttempt(operator=0, index=1, attempt=1, worker=worker)
+    restarted = TasksRestarted(term=1, job="j1", tasks=[placed], workers=[address(worker)])
+    requested = machine.tell(restarted, now=61.0)
+    assert machine.tell(restarted, now=61.0) == [], "it is asked once"
+    entry = machine.state.inputs[ChannelKey(attempt_of(1), 0, 1)]
+    assert (entry.worker, entry.request.producer_attempt) == (worker, 1)
+    assert [type(each) for each in requested] == ([RequestPartition] if worker == 3 else [])
 
 
 def test_tasks_are_to_stop_or_to_move_and_a_lower_term_says_nothing() -> None:

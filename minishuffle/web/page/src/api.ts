@@ -37,6 +37,7 @@ export interface Job {
   tasks: Task[];
   causes: Cause[];
   slot_waits: { worker: number; until: number; text: string }[];
+  deploy_waits: { operators: number[]; text: string }[];
   restarts: Record<string, number>;
   rows_dropped: Record<string, number>;
   rows_in_flight: number;

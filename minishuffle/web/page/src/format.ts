@@ -55,6 +55,7 @@ const TONES: Record<string, Tone> = {
   canceling: "warn",
   failing: "warn",
   finished_with_loss: "warn",
+  waiting: "idle",
   restarting: "warn",
   "waiting for a slot": "warn",
   lost: "bad",

@@ -78,6 +78,11 @@ export function JobView({ id, now, narrow }: { id: string; now: number; narrow: 
           {wait.text}; the job fails in {duration(Math.max(0, wait.until - now))} if none comes.
         </p>
       ))}
+      {last.deploy_waits.map((wait) => (
+        <p key={wait.text} class="note">
+          {wait.text}.
+        </p>
+      ))}
       <Section title="Job graph" note="A vertex is as back-pressured as the worst of its subtasks: OK up to 10 % of its time, LOW, HIGH above 50 %.">
         <JobGraph graph={graph} job={last} loads={vertices} chosen={chosen} choose={pick} narrow={narrow} />
       </Section>

@@ -71,8 +71,8 @@ export function Vertex(props: { graph: Graph; job: Job; number: number; load: Ve
                 <td>
                   <State state={task.state} />
                 </td>
-                <td class="number">{task.worker}</td>
-                <td class="number">{task.attempt}</td>
+                <td class="number">{task.worker || "–"}</td>
+                <td class="number">{task.attempt || "–"}</td>
                 <td>{now === undefined ? "–" : <Share value={now.backpressured} kind="pressure" />}</td>
                 <td>{now === undefined ? "–" : <Share value={now.busy} kind="busy" />}</td>
                 <td class="number">{now === undefined ? "–" : rate(now.records_in)}</td>
