@@ -113,3 +113,15 @@ def test_series_are_summed_by_label() -> None:
     text = 'a_total{path="local"} 3\na_total{path="remote"} 4.0\nb 7\n'
     assert siblings._sum(text, "a_total", 'path="local"') == 3
     assert siblings._sum(text, "a_total", "") == 7 and siblings._sum(text, "b", "") == 7
+
+
+@pytest.mark.parametrize("reading, stopped", [(1, 0), (0, 1)])
+def test_a_connection_that_has_stopped_for_want_of_a_buffer_is_one_that_is_read(
+    reading: int, stopped: int
+) -> None:
+    text = f"""minishuffle_connections 3.0
+minishuffle_one_way_connections{{state="reading"}} {reading}.0
+minishuffle_one_way_connections{{state="stopped"}} {stopped}.0
+minishuffle_one_way_connections{{state="sending"}} 1.0
+"""
+    assert siblings._connections(text) == (3.0, 1.0)
