@@ -160,7 +160,7 @@ class Deployer:
         """Have the slots of workers that are to leave move, as far as others have free ones; False if none
         moves now. The arguments are those of :meth:`restart`."""
         made_again = self._make_again(job, leaving, held, at)
-        there = job.slots.on(leaving)
+        there = job.movable(job.slots.on(leaving))
         free = any(each.slots > held.slots[each.worker] for each in takers(self.workers.alive()))
         if not there or not free or not job.can_move or job.pause.phase == "aligning" or job.move.is_aligning:
             return made_again

@@ -879,6 +879,21 @@ class Job:
         """Whether others restart with a task whose slot moves: the fewer moves the better."""
         return self._regions.joint
 
+    def movable(self, slots: Iterable[int]) -> list[int]:
+        """Those of these slots that can leave their worker: all but those with what cannot be made again, and
+        will be read there. If others restart with a task whose slot moves, none can as long as there is any
+        such."""
+        tasks = [self._tasks[key] for key in self.replays.cannot(self._tasks)]
+        tasks = [task for task in tasks if task.runs or self._is_stored_for_others(task)]
+        fixed = {(self.slot_of(task.key), task.worker) for task in tasks}
+        if fixed and self.moves_as_a_whole:
+            return []
+        return [slot for slot in slots if (slot, self.slots.placement[slot]) not in fixed]
+
+    def _is_stored_for_others(self, task: Subtask) -> bool:
+        """Whether it has finished, and its worker has what others have yet to read, or may read again."""
+        return task.stays and not self.stopping and self.ends.needed(task.key, self._tasks)
+
     def slots_move(self, slots: Iterable[int], at: float, seconds: float = 0.0) -> None:
         """These slots are to move: what runs in them ends in order, where its sources then are is known, and
         the next attempts follow in the place that each slot has got. None of that is a failure.
@@ -908,7 +923,9 @@ class Job:
     def evict(self, worker: int, at: float) -> None:
         """The slots that a worker has are to leave it, wherever they go."""
         self._to_cancel += self.move.give_up()
-        self.slots_move(self.slots.evict(worker), at)
+        slots = self.movable(self.slots.on([worker]))
+        self.slots.evict(worker, slots)
+        self.slots_move(slots, at)
 
     def needs(self, worker: int) -> bool:
         """Whether a worker runs a task, or is to run the next attempt of one, or keeps what one that has
@@ -922,7 +939,7 @@ class Job:
                 return self.slot_of(task.key) in here
             if task.worker != worker or not task.on_worker:
                 return False
-            return task.runs or (task.stays and not self.stopping and self.ends.needed(task.key, self._tasks))
+            return task.runs or self._is_stored_for_others(task)
 
         return worker in self.slots.workers() and any(map(is_needed, self._tasks.values()))
 
@@ -955,7 +972,8 @@ class Job:
         return task.on_worker and task.worker == worker
 
     def stored_on(self, workers: Collection[int]) -> list[Subtask]:
-        """Subtasks whose slots are not on these workers, any more, which have what they stored for others."""
+        """Subtasks whose slots are not on these workers, any more, which have what they stored for others, as
+        far as it can be made again."""
         slots = self.slots
         return [
             task
@@ -965,6 +983,7 @@ class Job:
             and self.ends.keeps(task.operator)
             and ((slot := self.slot_of(task.key)) in slots.vacant or slots.placement[slot] not in workers)
             and self.ends.needed(task.key, self._tasks)
+            and not self.replays.cannot([task.key])
         ]
 
     def make_again(self, tasks: list[Subtask], at: float) -> None:

@@ -8,7 +8,7 @@ on a schedule that takes slots when they are needed, it was not taken so far or 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from minishuffle.dataflow.graph import Placement
 
@@ -95,14 +95,12 @@ class Slots:
             self.moving[slot] = worker
         self.segments[worker] = segments
 
-    def evict(self, worker: int) -> list[int]:
-        """Its slots are to leave it, wherever they go, which are given; and none comes any more."""
-        slots = self.on([worker])
+    def evict(self, worker: int, slots: Collection[int]) -> None:
+        """These slots of it are to leave it, wherever they go, and none comes any more."""
         coming = self.coming(worker)
         self.moving.update(dict.fromkeys([*slots, *coming], NOWHERE))
         if coming and worker not in self.held():
             del self.segments[worker]
-        return slots
 
     def arrive(self, slot: int) -> None:
         """Nothing runs any more where a slot was that moves."""

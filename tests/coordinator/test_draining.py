@@ -408,6 +408,119 @@ def test_a_side_that_is_kept_is_made_anew_elsewhere(cluster: FakeCluster) -> Non
     assert one.got(Shutdown) and cluster.show(job).restarts == {"drained": 3}
 
 
+def storing(*, external: bool = False, partitioner: str = "hash", **settings: Any) -> JobGraph:
+    """A source 0 whose rows a blocking exchange stores for 1, each of two subtasks in a slot of its own."""
+    vertices = [
+        Vertex(
+            name=name,
+            parallelism=2,
+            operators=[name],
+            is_source=name == "read",
+            program=b"p",
+            slot_group=name,
+            stream="rows" if external and name == "read" else "",
+        )
+        for name in ("read", "count")
+    ]
+    edge = {"source": 0, "target": 1, "partitioner": partitioner, "kind": "blocking"}
+    return JobGraph(vertices=vertices, edges=[Edge(**edge)], settings=JobSettings(**settings))
+
+
+def stored(cluster: FakeCluster, graph: JobGraph, *complete: int) -> tuple[list[FakeWorker], str]:
+    """Slots of the producers on workers 1 and 2, of the consumers on 3 and 4; these producers have finished,
+    all else runs."""
+    workers = [cluster.add(slots=1) for _ in range(4)]
+    job = cluster.submit(graph)
+    cluster.report_all(job, "running")
+    for index in complete:
+        cluster.report(workers[index], (job, READ, index), "finished")
+    return workers, job
+
+
+@pytest.mark.parametrize("complete", [(), (0,), (0, 1)], ids=["half written", "waited for", "complete"])
+def test_what_is_stored_is_made_anew_elsewhere_and_who_reads_it_does_not_restart(
+    complete: tuple[int, ...], cluster: FakeCluster
+) -> None:
+    """If its rows and their division are the same, consumers read the next attempt, where they had not all of
+    this one."""
+    workers, job = stored(cluster, storing(), *complete)
+    drain(cluster, workers[0])
+    assert not workers[0].got(Shutdown), "no other worker has a slot"
+    five = cluster.add(slots=1)
+    end(cluster, workers[0], job)
+    assert where(cluster, job)[READ, 0] == (5, 2, "created")
+    assert workers[0].got(Shutdown)
+    told = [each for worker in workers[2:] for each in worker.got(TasksRestarted)]
+    assert [(each.tasks[0].worker, each.tasks[0].attempt) for each in told] == [(5, 2)] * 2
+    leave(cluster, workers[0])
+    run(cluster, five)
+    cluster.report(five, (job, READ, 0), "finished", attempt=2)
+    cluster.report(workers[1], (job, READ, 1), "finished")
+    for index in (0, 1):
+        assert where(cluster, job)[COUNT, index] == (3 + index, 1, "running")
+        cluster.report(workers[2 + index], (job, COUNT, index), "finished")
+    info = cluster.show(job)
+    assert (info.state, info.restarts, info.rows_again) == ("finished", {"drained": 1}, 0)
+
+
+def test_if_rows_would_be_divided_in_another_way_all_who_read_them_start_again(cluster: FakeCluster) -> None:
+    workers, job = stored(cluster, storing(partitioner="rebalance"), 0, 1)
+    five = cluster.add(slots=1)
+    drain(cluster, workers[0])
+    for worker in workers:
+        end(cluster, worker, job)
+    assert {key: place[:2] for key, place in where(cluster, job).items()} == {
+        (READ, 0): (5, 2),
+        (READ, 1): (2, 1),
+        (COUNT, 0): (3, 2),
+        (COUNT, 1): (4, 2),
+    }
+    assert five.got(DeployTasks) and workers[0].got(Shutdown)
+    assert cluster.show(job).first_failure is None
+
+
+@pytest.mark.parametrize("strategy", ["individual", "full"])
+@pytest.mark.parametrize("complete", [(), (0, 1)], ids=["half written", "complete"])
+def test_what_cannot_be_made_again_stays_until_all_have_read_it(
+    complete: tuple[int, ...], strategy: str, cluster: FakeCluster
+) -> None:
+    """External clients have written it, once: the job would fail, or lack these rows."""
+    workers, job = stored(cluster, storing(external=True, restart_strategy=strategy), *complete)
+    cluster.add(slots=2)
+    before = where(cluster, job)
+    drain(cluster, workers[0])
+    drain(cluster, workers[2])
+    if strategy == "individual":
+        end(cluster, workers[2], job)
+        assert where(cluster, job)[COUNT, 0][:2] == (5, 2), "what reads it may move"
+        before = where(cluster, job)
+    for index in {0, 1}.difference(complete):
+        cluster.report(workers[index], (job, READ, index), "finished")
+        before[READ, index] = (1 + index, 1, "finished")
+    assert where(cluster, job) == before
+    assert not workers[0].got(Shutdown) and not workers[0].got(CancelTasks)
+    consumers = [(worker, key) for worker in cluster.workers.values() for key in worker.tasks]
+    for worker, key in consumers:
+        if key[1] == COUNT:
+            cluster.report(worker, key, "finished", attempt=worker.tasks[key].attempt)
+    assert cluster.show(job).state == "finished" and workers[0].got(Shutdown)
+
+
+def test_when_its_time_is_up_what_cannot_be_made_again_is_lost_in_words(cluster: FakeCluster) -> None:
+    workers, job = stored(cluster, storing(external=True), 0, 1)
+    drain(cluster, workers[0], seconds=5.0)
+    cluster.advance(5.1)
+    assert not workers[0].got(Shutdown) and cluster.show(job).state == "running"
+    cluster.advance(EVICTION_SECONDS_MAX)
+    assert workers[0].got(Shutdown)
+    leave(cluster, workers[0])
+    info = cluster.show(job)
+    assert info.state == "failing"
+    assert "read[0] cannot run again: a blocking exchange stores what an external client wrote" in (
+        info.causes[0].text
+    )
+
+
 @pytest.mark.parametrize("strategy", ["region", "full"])
 def test_tasks_that_restart_together_move_together(
     strategy: str, cluster: FakeCluster, make_graph: Callable[..., JobGraph]

@@ -361,6 +361,21 @@ def test_partitions_of_a_stage_are_made_again_where_its_consumers_run(cluster: F
     assert len(one.got(Shutdown)) == 1
 
 
+def test_what_an_external_client_wrote_is_not_made_again_and_keeps_its_worker(cluster: FakeCluster) -> None:
+    one = cluster.add(slots=1)
+    graph = staged(1, 1)
+    source = graph.vertices[READ].model_copy(update={"stream": "rows"})
+    cluster.submit(graph.model_copy(update={"vertices": [source, graph.vertices[COUNT]]}))
+    cluster.add(slots=2)
+    end(cluster, READ)
+    end(cluster, COUNT, "running")
+    cluster.request(DrainWorker(worker=one.worker))
+    assert where(cluster.show("j1")) == {(READ, 0): ("finished", 1, 1), (COUNT, 0): ("running", 1, 2)}
+    assert not one.got(Shutdown)
+    end(cluster, COUNT)
+    assert cluster.show("j1").state == "finished" and len(one.got(Shutdown)) == 1
+
+
 def test_a_slot_that_moves_takes_a_stage_when_it_is_there(cluster: FakeCluster) -> None:
     one = cluster.add(slots=1)
     cluster.submit(staged(1, 1, 1, edges=("0=1",)))

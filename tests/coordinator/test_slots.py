@@ -78,7 +78,7 @@ def test_a_slot_stays_if_the_worker_that_it_moves_to_is_lost() -> None:
 def test_slots_that_are_evicted_are_nobodys() -> None:
     slots = Slots((1, 2, 3), {1: 10, 2: 5, 3: 4})
     slots.move(1, 1, 12)
-    assert slots.evict(1) == [0]
+    slots.evict(1, [0])
     slots.validate()
     slots.arrive(0)
     slots.validate()
@@ -92,6 +92,6 @@ def test_slots_that_are_evicted_are_nobodys() -> None:
 def test_no_slot_comes_to_a_worker_that_is_evicted() -> None:
     slots = Slots((1,), {1: 10})
     slots.move(0, 2, 5)
-    assert slots.evict(2) == []
+    slots.evict(2, [])
     slots.validate()
     assert (slots.moving, slots.segments) == ({0: NOWHERE}, {1: 10})

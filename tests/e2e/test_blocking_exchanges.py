@@ -18,7 +18,7 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import TaskFailed
 from minishuffle.local import LocalCluster
-from minishuffle.wire.requests import TaskInfo
+from minishuffle.wire.requests import JOB_LIVE, TaskInfo
 from support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -129,6 +129,36 @@ def test_whoever_is_killed_the_sums_are_right(victim: str, moment: str, tmp_path
     assert (info.state, info.rows_again, info.rows_in_flight) == ("finished", 0, 0)
     restarted = [(each.name, each.index) for each in info.tasks if each.attempt > 1]
     assert len(restarted) == 1, "a killed consumer restarts no producer, and nobody his neighbours"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("moment", ["written", "unread", "half read"])
+def test_a_worker_that_leaves_has_what_it_stores_made_again_and_costs_no_row(
+    moment: str, tmp_path: Path
+) -> None:
+    go_on = tmp_path / "go on"
+    before = Passes(go_on, {0: ROWS // 2} if moment == "written" else {})
+    behind = Adds(go_on, {} if moment == "written" else {0: 0 if moment == "unread" else ROWS // 2})
+    with LocalCluster(workers=5, slots=1) as cluster:
+        handle = cluster.submit(sums(before, behind), parallelism=2)
+        until(Path(f"{go_on}.0").exists, "the moment")
+        if moment != "written":
+            until(lambda: task(handle, "numbers", 0).state == "finished", "what is stored is complete")
+        leaving = task(handle, "numbers", 0).worker
+        cluster.client.drain(leaving)
+        if moment == "written":
+            go_on.touch()
+        until(lambda: task(handle, "numbers", 0).attempt == 2, "it runs again")
+        until(
+            lambda: "gone" in [each.state for each in cluster.status().workers if each.worker == leaving],
+            "the worker has left",
+        )
+        assert moment == "written" or handle.info().state in JOB_LIVE
+        go_on.touch()
+        result, info = handle.wait(SECONDS_MAX), handle.info()
+    assert Counter(key for key, _ in result.rows) == Counter(EXPECTED.keys())
+    assert dict(result.rows) == EXPECTED
+    assert (info.state, info.rows_again, info.restarts) == ("finished", 0, {"drained": 1})
 
 
 @pytest.mark.soak
