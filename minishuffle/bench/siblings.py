@@ -276,7 +276,7 @@ class IsolationRun:
         for worker in workers:
             text = self._metrics(worker)
             found = _connections(text)
-            # Of those that go one way, there is one each way.
+            # One that goes one way is there each way.
             if found != ((3.0, 1.0) if one_way else (1.0, 0.0)):
                 what = f"{found[0]:g} connections and reads {found[1]:g} that go one way"
                 raise ShuffleError(f"worker {worker.worker} has {what}")
