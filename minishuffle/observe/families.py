@@ -126,7 +126,7 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "minishuffle_tasks",
         "gauge",
         ("state",),
-        "Subtasks of jobs that are not terminal, by the state of their current attempt.",
+        "Subtasks of jobs that are not terminal, by the state of their attempt, or waiting for the first.",
         "coordinator",
     ),
     MetricSpec(

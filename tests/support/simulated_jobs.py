@@ -417,8 +417,7 @@ def make_plan(
             )
         )
     settings = _draw_settings(random, later, strategy)
-    if blocking:
-        settings = settings.model_copy(update={"schedule": later.choice(["eager", "stages"])})
+    settings = _draw_schedule(later, settings) if blocking else settings
     return Plan(JobGraph(vertices=vertices, edges=edges, settings=settings), bounded, numbers)
 
 
@@ -433,6 +432,11 @@ def _draw_settings(random: Random, later: Random, strategy: Strategy) -> JobSett
         debloat_target=later.choice([0.0, 0.0, 0.001, 1.0]),
         flow_control=later.choice(["credit", "credit", "tcp"]),
     )
+
+
+def _draw_schedule(random: Random, settings: JobSettings) -> JobSettings:
+    drawn: tuple[str, str | None] = random.choice([("eager", None), ("stages", "all"), ("stages", "any")])
+    return settings.model_copy(update={"schedule": drawn[0], "start_when": drawn[1]})
 
 
 def _store(random: Random, edges: list[Edge], ending: list[int]) -> None:
