@@ -544,7 +544,8 @@ class Client:
             if info.pause == "paused":
                 return info
             if info.pause == "none":
-                raise UsageError(f"job {info.job} ({info.name}) is not paused: {info.pause_problem}")
+                why = info.pause_problem or "it was paused, and somebody has resumed it"
+                raise UsageError(f"job {info.job} ({info.name}) is not paused: {why}")
 
     def resume(self, job: str) -> None:
         """See :meth:`JobHandle.resume`."""

@@ -344,21 +344,30 @@ def test_what_may_be_forgotten_is_logged(link: type[ScriptedLink], caplog: pytes
     ]
 
 
-@pytest.mark.parametrize("end", ["paused", "none"])
-def test_a_pause_is_waited_for_and_its_failure_raises(link: type[ScriptedLink], end: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "problem", "why"),
+    [
+        ("paused", "", ""),
+        ("none", "read[0] is slow", "read[0] is slow"),
+        ("none", "", "it was paused, and somebody has resumed it"),
+    ],
+)
+def test_a_pause_is_waited_for_and_its_failure_raises(
+    link: type[ScriptedLink], end: str, problem: str, why: str
+) -> None:
     phases = iter(["wanted", "aligning", end])
 
     def answer(message: ControlMessage) -> ControlMessage:
         if isinstance(message, PauseJob):
             return Accepted(job="j1")
         assert isinstance(message, WaitPause)
-        return job("running").model_copy(update={"pause": next(phases), "pause_problem": "read[0] is slow"})
+        return job("running").model_copy(update={"pause": next(phases), "pause_problem": problem})
 
     link.answer = staticmethod(answer)  # type: ignore[assignment]
     if end == "paused":
         assert connect().pause("j1").pause == "paused"
     else:
-        with pytest.raises(UsageError, match=r"is not paused: read\[0\] is slow"):
+        with pytest.raises(UsageError, match=rf"is not paused: {re.escape(why)}$"):
             connect().pause("j1")
     assert next(phases, None) is None
 

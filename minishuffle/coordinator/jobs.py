@@ -771,7 +771,7 @@ class Job:
     def end_overdue_pause(self, at: float) -> None:
         """Give the pause up if its time has ended."""
         if self.pause.under_way and at >= self.pause.until:
-            self._give_pause_up(self.pause.overdue(self.graph, self._tasks.values()), at)
+            self._give_pause_up(self.pause.overdue(self.graph, self._tasks.values(), self._drained), at)
 
     def _advance_pause(self, at: float) -> None:
         if self.state == "running" and self.pause.under_way:
@@ -907,7 +907,7 @@ class Job:
         if self._regions.joint:
             keys = self._regions.restart(keys, runs.__contains__)
         self._drained.update(keys)
-        if keys and seconds and self.state == "running" and not self.pause.under_way:
+        if keys and seconds and self.state in ("running", "pausing") and not self.pause.is_out:
             tasks = [self._tasks[key] for key in keys]
             self.move.begin(self.pause.next_barrier(), tasks, at + seconds)
         else:

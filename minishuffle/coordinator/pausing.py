@@ -163,13 +163,18 @@ class JobPause:
             key in blocked or edge in self._stand.get(key, (0, _RUNS))[1].unread for edge, key in consumers
         )
 
-    def overdue(self, graph: JobGraph, tasks: Iterable[Subtask]) -> str:
-        """Why the pause fails after its time: the first tasks, on the way of the data, that do not stand."""
+    def overdue(self, graph: JobGraph, tasks: Iterable[Subtask], leaving: Collection[TaskKey]) -> str:
+        """Why the pause fails after its time: the first tasks, on the way of the data, that do not stand.
+        Those that are ``leaving`` run, and move to another worker before it begins."""
         live = _live(tasks)
         within = f"within {self.seconds:g} s (pause_timeout)"
         if self.phase == "wanted":
-            names = names_of([task for task in live if task.state != "running"]) or "what is to be deployed"
-            return f"{names} did not run {within}"
+            if late := [task for task in live if task.state != "running"]:
+                return f"{names_of(late)} did not run {within}"
+            if late := [task for task in live if task.key in leaving]:
+                what = "did not move from a worker that is to leave"
+                return f"{names_of(late)} {what} {within}: pause again once it has left"
+            return f"what is to be deployed did not run {within}"
         moving = {task.key: task for task in self._moving(graph, live)}
         first = [task for key, task in moving.items() if not moving.keys() & {*graph.producers(*key)}]
         sources = [task for task in first if graph.vertices[task.operator].is_source]

@@ -111,3 +111,31 @@ def test_a_job_that_moves_is_paused_afterwards_and_one_that_is_being_paused_move
     cluster.stand_all("j1")
     assert cluster.show("j1").state == "paused"
     assert third.got(CancelTasks), "nothing is on its way: they move at once"
+
+
+def test_a_pause_that_a_move_does_not_leave_time_for_names_what_moves(
+    cluster: FakeCluster, leaving: FakeWorker
+) -> None:
+    """They were cancelled after 8 s, and have yet to end after 10."""
+    cluster.request(PauseJob(job="j1"))
+    cluster.advance(10.1)
+    info = cluster.show("j1")
+    problem = "read[1], count[1] did not move from a worker that is to leave within 10 s (pause_timeout)"
+    assert info.state == "running" and info.pause_problem.startswith(problem)
+
+
+def test_a_job_that_is_to_be_paused_and_waits_for_a_task_loses_nothing_to_a_move(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
+) -> None:
+    cluster.takes = False
+    cluster.add()
+    cluster.fail(pair[0], READ0, TaskFailed.code, "boom")
+    cluster.request(PauseJob(job=job))
+    assert cluster.show(job).pause == "wanted"
+    cluster.request(DrainWorker(worker=pair[1].worker))
+    assert not pair[1].got(CancelTasks)
+    assert [each.barrier for each in pair[1].got(DivideTasks)] == [1]
+    cluster.report(pair[0], READ0, "running", attempt=2)
+    assert not pair[1].got(PauseTasks)
+    take(cluster, pair[1], READ1, COUNT1)
+    assert len(pair[1].got(CancelTasks)) == 1
