@@ -164,8 +164,9 @@ class JobPause:
         )
 
     def overdue(self, graph: JobGraph, tasks: Iterable[Subtask], leaving: Collection[TaskKey]) -> str:
-        """Why the pause fails after its time: the first tasks, on the way of the data, that do not stand.
-        Those that are ``leaving`` run, and move to another worker before it begins."""
+        """Why the pause fails after its time: the first tasks, on the way of the data, that do not stand,
+        and do not wait for others that do not. Those that are ``leaving`` run, and move to another worker
+        before it begins."""
         live = _live(tasks)
         within = f"within {self.seconds:g} s (pause_timeout)"
         if self.phase == "wanted":
@@ -176,7 +177,10 @@ class JobPause:
                 return f"{names_of(late)} {what} {within}: pause again once it has left"
             return f"what is to be deployed did not run {within}"
         moving = {task.key: task for task in self._moving(graph, live)}
-        first = [task for key, task in moving.items() if not moving.keys() & {*graph.producers(*key)}]
+        # One that waits for its consumers is not to blame, but they are.
+        free = [task for task in moving.values() if not self._standing(task.key, task.attempt).blocked]
+        blamed = {task.key: task for task in free} or moving
+        first = [task for key, task in blamed.items() if not blamed.keys() & {*graph.producers(*key)}]
         sources = [task for task in first if graph.vertices[task.operator].is_source]
         if sources:
             what, advice = (

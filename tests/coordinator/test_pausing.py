@@ -138,6 +138,19 @@ def test_a_pause_that_takes_too_long_is_undone_and_names_the_source(
     assert event_of(cluster, "pause failed") == info.pause_problem
 
 
+def test_one_that_takes_too_long_names_who_holds_the_sources_up(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
+) -> None:
+    one, other = pair
+    cluster.request(PauseJob(job=job))
+    cluster.stand(one, READ0, barrier=0, blocked=True)
+    cluster.stand(other, READ1)
+    cluster.stand(one, COUNT0)
+    cluster.advance(10.1)
+    text = "count[1] has not taken all that was on its way to it within 10 s (pause_timeout): see"
+    assert cluster.show(job).pause_problem.startswith(text)
+
+
 def test_one_that_cannot_begin_in_time_names_what_does_not_run(
     cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
 ) -> None:
