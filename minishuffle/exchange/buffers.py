@@ -291,7 +291,7 @@ class Event:
         barrier: the number of a barrier; ``blocking``: its channel gives nothing more until it is resumed.
     """
 
-    __slots__ = ("barrier", "blocking", "idle", "kind", "marker", "taken", "time")
+    __slots__ = ("barrier", "blocking", "given", "idle", "kind", "marker", "taken", "time")
     next_type = NextType.EVENT
 
     def __init__(
@@ -307,6 +307,8 @@ class Event:
         self.kind = kind
         self.barrier = barrier
         self.blocking = blocking
+        self.given = 0
+        """(Reader.) The number of the barrier as it went out last: the writer may change that meanwhile."""
         self.marker = marker
         self.time = time
         self.idle = idle
@@ -328,7 +330,8 @@ class Event:
         if self.kind is EventKind.WATERMARK:
             payload = WATERMARK_EVENT.pack(self.kind, self.idle, self.time)
         elif self.kind is EventKind.BARRIER:
-            payload = BARRIER_EVENT.pack(self.kind, self.blocking, self.barrier)
+            self.given = self.barrier
+            payload = BARRIER_EVENT.pack(self.kind, self.blocking, self.given)
         elif self.marker is not None:
             payload = self.marker.pack()
         else:

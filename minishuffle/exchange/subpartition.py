@@ -612,7 +612,7 @@ class PipelinedView:
             self._take_event(head)
             piece = head.slice()
             if head.blocking:
-                self._barrier = head.barrier
+                self._barrier = head.given
         elif not data:
             return None
         else:

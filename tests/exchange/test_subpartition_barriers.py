@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from minishuffle.exchange.subpartition import PipelinedView
 from minishuffle.protocol.channel import NextType
 from minishuffle.wire.frames import BARRIER_EVENT, CancelReason, EventKind
+from support.interleave import nested
 from support.producers import Producer, read
 
 pytestmark = pytest.mark.usefixtures("one_processor")
@@ -163,3 +166,27 @@ def test_a_barrier_for_some_consumers_holds_back_what_follows_for_them_alone() -
     views[1].release(FAILED)
     producer.write(4, 16, position=1)
     assert sum(producer.dropped) == 1
+
+
+def test_whatever_barrier_a_view_gives_is_the_one_that_it_waits_for() -> None:
+    """Also if the writer puts the next one while it is polled."""
+    made: list[tuple[Producer, PipelinedView, list[bytes]]] = []
+
+    def make() -> tuple[Callable[[], object], Callable[[], object]]:
+        producer, given = Producer(), []
+        view = producer.attach()
+        producer.partition.broadcast_barrier(1)
+        made.append((producer, view, given))
+        return lambda: given.extend(read(view)), lambda: producer.partition.broadcast_barrier(2)
+
+    seen = set()
+    for _ in nested(make):
+        producer, view, given = made[-1]
+        seen.add(tuple(given))
+        producer.write(1, 16)
+        for _ in range(3):
+            if BARRIER_EVENT.size == len(given[-1]):
+                view.resume(BARRIER_EVENT.unpack(given[-1])[-1])
+                given += read(view)
+        assert given[-2:] == [barrier(2), b"\1" * 16]
+    assert seen == {(barrier(1),), (barrier(2),)}
