@@ -18,8 +18,16 @@ _OF_KEYS: Final = frozenset(
     | {"session_window", "top_n", "window"}
 )
 _OF_SINKS: Final = frozenset({"collect", "print", "to", "to_count", "to_files"})
-_OF_ALL: Final = _OF_SINKS | {"explode", "filter", "flat_map", "map", "map_async", "map_batches", "select"}
-"""What streams and tables have and keyed ones do not."""
+_OF_ALL: Final = (
+    _OF_SINKS
+    | {"broadcast", "drop", "explode", "filter", "flat_map", "forward", "key_by", "map", "map_async"}
+    | {"map_batches", "partition", "rebalance", "rename", "rescale", "select", "to_rows", "with_columns"}
+)
+"""What streams and tables have and keyed ones do not: what takes the values of keys."""
+_BEFORE_KEYS: Final = frozenset({"broadcast_join", "event_time", "exchange", "to_table", "union"})
+"""What they lack too, and is for the records that are to be keyed."""
+_OF_OPERATORS: Final = frozenset({"name", "parallel", "slot_group"})
+"""What they lack too, and is about one operator."""
 
 
 def refuse_row_method(owner: object, name: str) -> NoReturn:
@@ -57,6 +65,13 @@ def _refuse(owner: object, name: str) -> NoReturn:
             hint = f": call key_by(...) first, then {name}()"
     elif name in _OF_ALL:
         hint = f": say what to compute for each key, such as count(), and then {name}()"
+    elif name in _BEFORE_KEYS:
+        hint = f": call {name}() before key_by()"
+    elif name in _OF_OPERATORS:
+        hint = (
+            f": it is about an operator: call {name}() right after that, before key_by(), or after what to "
+            "compute for each key, such as count()"
+        )
     raise AttributeError(f"{kind!r} object has no attribute {name!r}{hint}", name=name, obj=owner)
 
 

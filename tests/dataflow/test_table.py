@@ -319,6 +319,17 @@ def test_a_step_that_needs_keys_or_comes_before_them_says_so() -> None:
     for keyed, name in ((orders().key_by("n"), "select"), (orders().to_rows().key_by("n"), "map")):
         with pytest.raises(AttributeError, match=rf"'{name}': say what to compute .*, and then {name}\(\)"):
             getattr(keyed, name)
+    for keyed in (orders().key_by("n"), orders().to_rows().key_by("n")):
+        for name in ("exchange", "event_time", "union"):
+            with pytest.raises(AttributeError, match=rf"'{name}': call {name}\(\) before key_by\(\)$"):
+                getattr(keyed, name)
+        for name in ("slot_group", "parallel", "name"):
+            with pytest.raises(
+                AttributeError, match=rf"'{name}': .* call {name}\(\) right after that, before k"
+            ):
+                getattr(keyed, name)
+        with pytest.raises(AttributeError, match=r"'rebalance': say what to compute .*, and then rebalance"):
+            keyed.rebalance  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_a_table_can_be_named_and_given_subtasks() -> None:
