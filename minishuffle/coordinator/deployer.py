@@ -85,7 +85,7 @@ class Deployer:
         for number, message in [*releases(job, term=self.term), *cancellations(job, term=self.term)]:
             self.send(number, message)
         ready = self._restarted(job, held, at, called)
-        ready += self._first(job, held, at)
+        ready += self._first(job, held, at) + self._first_readers(job, held, at, called)
         if ready:
             addresses = {worker.worker: worker.address for worker in self.workers.alive()}
             for number, message in redeployments(job, ready, addresses, term=self.term, at=at):
@@ -126,6 +126,16 @@ class Deployer:
                 found += job.tasks_of(due.stage)
         return found
 
+    def _first_readers(self, job: Job, held: Holdings, at: float, called: set[int]) -> list[Subtask]:
+        """Tasks that have something to read now, as far as their slots are there: of those that were lost,
+        others take the place if there are some."""
+        due = job.first_due()
+        slots = {task.key: job.slot_of(task.key) for task in due}
+        if lost := sorted(job.slots.vacant.intersection(slots.values())):
+            self._move(job, lost, held, at, called)
+        gone = job.slots.vacant | job.slots.moving.keys()
+        return [task for task in due if slots[task.key] not in gone]
+
     def _give_slots(self, job: Job, slots: list[int], held: Holdings) -> str:
         """Have workers take all of these vacant slots, or none; gives why they do not."""
         closed = self.isolation.closed(job, slots[0], list(self.workers), held)
@@ -160,6 +170,8 @@ class Deployer:
         """Have the slots of workers that are to leave move, as far as others have free ones; False if none
         moves now. The arguments are those of :meth:`restart`."""
         made_again = self._make_again(job, leaving, held, at)
+        if job.can_move and job.deploys_ahead(leaving):
+            return True
         there = job.movable(job.slots.on(leaving))
         free = any(each.slots > held.slots[each.worker] for each in takers(self.workers.alive()))
         if not there or not free or not job.can_move or job.pause.phase == "aligning" or job.move.is_aligning:

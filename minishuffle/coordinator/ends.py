@@ -23,7 +23,7 @@ more: nobody sends them their rows again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from minishuffle.coordinator.books import TaskKey
@@ -160,13 +160,19 @@ class Ends:
         there = task.on_worker and task.state in ("created", "running", "finished")
         return there and task.attempt > FIRST_ATTEMPT and reader.round < task.round
 
-    def needed(self, producer: TaskKey, tasks: Mapping[TaskKey, Subtask]) -> bool:
-        """Whether some consumer has to read what a producer that has finished wrote."""
+    def needed(
+        self,
+        producer: TaskKey,
+        tasks: Mapping[TaskKey, Subtask],
+        but: Collection[str] = frozenset({"finished"}),
+    ) -> bool:
+        """Whether some consumer, ``but`` those in these states, has to read what a producer that has finished
+        wrote."""
         operator, index = producer
         if self.all_read(producer) and not self._kept:
             return False
         return any(
-            tasks[self._graph.edges[edge].target, consumer].state != "finished"
+            tasks[self._graph.edges[edge].target, consumer].state not in but
             and (edge in self._kept or not self.is_read(edge, index, consumer))
             for edge in self._graph.outputs_of(operator)
             for consumer in self._graph.consumers_of(edge, index)

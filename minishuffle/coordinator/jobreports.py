@@ -9,6 +9,7 @@ from minishuffle.wire.messages import (
     Collected,
     EndsRead,
     LogLines,
+    PartitionReadable,
     RecoverySteps,
     SourcePositions,
     TaskReleased,
@@ -20,7 +21,13 @@ from minishuffle.wire.outputs import FileCompleted
 __all__ = ["JobReport", "RepeatedReport", "heard", "is_refused"]
 
 RepeatedReport: TypeAlias = (
-    TaskStateChanged | TaskReleased | Collected | SourcePositions | FileCompleted | EndsRead
+    TaskStateChanged
+    | TaskReleased
+    | Collected
+    | SourcePositions
+    | FileCompleted
+    | EndsRead
+    | PartitionReadable
 )
 """They are repeated until they are acknowledged."""
 JobReport: TypeAlias = RepeatedReport | LogLines | RecoverySteps | TaskStands
@@ -41,6 +48,8 @@ def heard(job: Job, worker: int, message: JobReport, at: float) -> bool:
             return job.file_completed(worker, message)
         case EndsRead():
             return job.ends_read(worker, message)
+        case PartitionReadable():
+            return job.partition_readable(worker, message, at)
         case TaskStands():
             return job.task_stands(worker, message, at)
         case RecoverySteps():

@@ -15,6 +15,7 @@ from minishuffle.coordinator.books import Books, Losses, TaskKey, rows_received
 from minishuffle.coordinator.deaths import STRATEGIES, Deaths
 from minishuffle.coordinator.ends import Done, Ends, EndsOfOne, done_with, is_stale, wanted_again
 from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures, Regions
+from minishuffle.coordinator.firstoutput import FirstOutputs
 from minishuffle.coordinator.history import History
 from minishuffle.coordinator.joblinks import Exclusion, JobLinks
 from minishuffle.coordinator.lifecycle import (
@@ -58,6 +59,7 @@ from minishuffle.wire.messages import (
     DeployTasks,
     EndsRead,
     ErrorInfo,
+    PartitionReadable,
     RecoverySteps,
     SourcePositions,
     Standing,
@@ -81,6 +83,7 @@ _FromTask: TypeAlias = (
     | SourcePositions
     | FileCompleted
     | ChannelEnds
+    | PartitionReadable
 )
 _HEARD: Final = (TaskReport, TaskStands)
 """Said so often that the journal is not written for it."""
@@ -116,7 +119,7 @@ class Job:
         self.submission = submission
         """The id that the client gave its submission; may be empty."""
         self.slots, self._first_slots = Slots(placement, segments), graph.first_slots()
-        self.state = "created"
+        self.state, self._result_bytes = "created", 0
         self.submitted_at, self.ended_at = at, 0.0
         self.stop_sent = False
         """Whether CancelTasks was sent."""
@@ -141,7 +144,8 @@ class Job:
         """The files that its sinks have completed."""
         self._tasks = first_attempts(graph, placement, waiting=deploys_later(graph))
         self._states = Counter(task.state for task in self._tasks.values())
-        self.stages, self._too_wide = StageProgress(graph), dict[int, str]()
+        self.stages, self.first_outputs = StageProgress(graph), FirstOutputs(graph)
+        self._too_wide: dict[int, str] = {}
         """Why stages that may be deployed are not, when that was tried last."""
         self._times: dict[TaskKey, float] = {}
         """When a pending task is deployed, or gives the wait for a slot up."""
@@ -156,7 +160,6 @@ class Job:
         """Those that have to end because a slot moves, and have not so far."""
         self._abandoned: set[tuple[int, int]] = set()
         """Worker and slot of attempts that were abandoned."""
-        self._result_bytes = 0
         self.recoveries, self.links = Recoveries(), JobLinks(self.history)
         self.pause, self.move = JobPause(), JobMove()
         self.history.note(at, "created", f"{name}: {len(self._tasks)} tasks {self._where(placement)}")
@@ -285,11 +288,33 @@ class Job:
         """One for each stage that waits to be deployed."""
         if not self._states[WAITING]:
             return []
+        if self.first_outputs.is_used:
+            return self._vertex_waits()
         waiting = [number for number in range(len(self.stages.order)) if self.stages.state(number) == WAITING]
         return [
             DeployWait(operators=list(self.stages.order[number].vertices), text=self._why_waiting(number))
             for number in waiting
         ]
+
+    def _vertex_waits(self) -> list[DeployWait]:
+        """One for each vertex of which subtasks wait for the first rows of its inputs."""
+
+        def wanted(edge: int) -> str:
+            source = self.graph.vertices[self.graph.edges[edge].source].name
+            return f"{'all' if self.ends.is_kept(edge) else 'rows'} of {source}"
+
+        found = []
+        for number, vertex in enumerate(self.graph.vertices):
+            if not self._waits(number):
+                continue
+            if missing := self.first_outputs.missing(number, self._has_something):
+                why = " and ".join(" or ".join(map(wanted, edges)) for edges in missing)
+            elif self.pause.phase != "none":
+                why = "the end of the pause"
+            else:
+                why = f"slots: {self.slots.shortage}" if self.slots.shortage else "its slots, which move"
+            found.append(DeployWait(operators=[number], text=f"{vertex.name} waits for {why}"))
+        return found
 
     def _why_waiting(self, stage: int) -> str:
         inputs = []
@@ -413,6 +438,24 @@ class Job:
                 known = True
                 self._read_to_the_end(self.ends.read(task.key, each.edge, each.producers))
         return known
+
+    def partition_readable(self, worker: int, message: PartitionReadable, at: float) -> bool:
+        """A partition has its first buffer; False if it is of no current attempt."""
+        task, edge = self._named(worker, message), message.edge
+        if task is None or not (task.runs or task.stays):
+            return False
+        if edge not in self.graph.outputs_of(task.operator):
+            return False
+        if self._waits(self.graph.edges[edge].target) and not self._has_something(edge):
+            text = f"{self._exchange(edge)}: partition {task.index} can be read, on worker {worker}"
+            self.history.note(at, "partition readable", text, operator=task.operator, index=task.index)
+        task.readable = sorted({edge, *task.readable})
+        return True
+
+    def _waits(self, vertex: int) -> bool:
+        """Whether subtasks of a vertex were not deployed so far."""
+        indices = range(self.graph.vertices[vertex].parallelism)
+        return any(self._tasks[vertex, index].state == WAITING for index in indices)
 
     def _read_to_the_end(self, producers: Iterable[TaskKey]) -> None:
         """The partitions of these are released if they have finished and nobody needs them."""
@@ -786,7 +829,7 @@ class Job:
         """What stays where it is while it is paused."""
         counts = (self._books.totals(task).counters.user_errors for task in self.tasks())
         letters = sum(errors.get("dead_letter", 0) for errors in counts)
-        return self.pause.left(self.graph, self.tasks(), letters)
+        return self.pause.left(self.graph, self._tasks.values(), letters)
 
     def release(self) -> None:
         """ReleaseJob was sent: no task will start again."""
@@ -935,7 +978,7 @@ class Job:
         here = set(self.slots.on([worker]))
 
         def is_needed(task: Subtask) -> bool:
-            if task.state in PENDING:
+            if task.state in PENDING or task.state == WAITING:
                 return self.slot_of(task.key) in here
             if task.worker != worker or not task.on_worker:
                 return False
@@ -998,7 +1041,8 @@ class Job:
         """A region has ended: it is deployed at the latest of its times. What has finished restarts too if a
         consumer does which has yet to read its end, or reads it again."""
         finished = [key for key in keys if self._tasks[key].state == "finished"]
-        while found := [self._tasks[key] for key in finished if self.ends.needed(key, self._tasks)]:
+        but = {"finished", WAITING}  # Who was not deployed so far will read what is there.
+        while found := [self._tasks[key] for key in finished if self.ends.needed(key, self._tasks, but)]:
             finished = [key for key in finished if self._tasks[key] not in found]
             for task in found:
                 self._restart_at(task, at, at, f"attempt {task.attempt + 1} follows with those that it feeds")
@@ -1128,7 +1172,7 @@ class Job:
         self._result_bytes -= len(task.result)
         task.counters, task.traffic, task.result, task.rows_made = TaskCounters(), b"", b"", 0
         task.rows_listed, task.rows_leased, task.passed_on_max, task.repeated = 0, 0, None, ""
-        task.rows_collected = 0
+        task.rows_collected, task.readable = 0, []
         del self._times[task.key]
         self._held.pop(task.key, None)
         self.replays.deployed(task.key)
@@ -1296,8 +1340,42 @@ class Job:
 
     @property
     def wants_slots(self) -> bool:
-        """Whether a stage waits for nothing but slots."""
-        return bool(self._too_wide)
+        """Whether a stage, or a subtask that was not deployed so far, waits for nothing but slots."""
+        vacant = self.slots.vacant
+        return bool(self._too_wide) or any(self.slot_of(task.key) in vacant for task in self.first_due())
+
+    def first_due(self) -> list[Subtask]:
+        """Subtasks of vertices which something stands before that they wait for, and which may be deployed
+        now if their slots are there."""
+        if not self.first_outputs.is_used or not self._states[WAITING] or self.pause.phase != "none":
+            return []
+        waiting = [task for task in self._tasks.values() if task.state == WAITING]
+        vertices = sorted({task.operator for task in waiting})
+        due = self.first_outputs.due(vertices, self._has_something)
+        return [task for task in waiting if task.operator in due]
+
+    def _has_something(self, edge: int) -> bool:
+        """Whether something can be read of an edge: its first buffer, or all of it if it is stored, or has no
+        rows."""
+        source = self.graph.edges[edge].source
+        tasks = [self._tasks[source, n] for n in range(self.graph.vertices[source].parallelism)]
+        if all(task.state == "finished" for task in tasks):
+            return True
+        there = not self.ends.is_kept(edge)
+        return there and any(edge in task.readable and (task.runs or task.stays) for task in tasks)
+
+    def deploys_ahead(self, leaving: Collection[int]) -> bool:
+        """Have those deployed that wait, and for whom there may be rows on workers which are to leave: so
+        nothing is lost when what has written them moves. False: there are none."""
+        found = {
+            self.graph.edges[edge].target
+            for task in (self._tasks.values() if self.first_outputs.is_used else ())
+            if task.worker in leaving and (task.runs or task.stays)
+            for edge in self.graph.outputs_of(task.operator)
+            if not self.ends.is_kept(edge) and self._waits(self.graph.edges[edge].target)
+        }
+        self.first_outputs.ahead |= found
+        return bool(found)
 
     def stages_due(self) -> list[DueStage]:
         """Those that may be deployed now, if there are slots for them, in their order."""

@@ -41,7 +41,7 @@ A job with the restart strategy ``none`` fails with its first task. A job on its
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from pydantic import TypeAdapter
@@ -123,6 +123,8 @@ class Subtask(AttemptRecord):
     """That of its base."""
     rows_collected: int = 0
     """Rows that the client has of the attempt."""
+    readable: list[int] = field(default_factory=list)
+    """Edges for which the attempt has begun a buffer, as far as their consumers waited for that."""
 
     def __str__(self) -> str:
         return f"{self.name}[{self.index}]"

@@ -91,7 +91,7 @@ class JobPause:
             self.phase, self.barrier, self.tries = "aligning", self.barrier + 1, self.tries + 1
             self.unsent = True
             self._stand.clear()
-        if self.phase != "aligning" or not (live or is_between) or self._moving(graph, live):
+        if self.phase != "aligning" or not (live or is_between) or self._moving(graph, tasks.values()):
             return False
         self.phase, self.since = "paused", at
         return True
@@ -136,13 +136,13 @@ class JobPause:
         of, standing = self._stand.get(key, (0, _RUNS))
         return standing if of == attempt else _RUNS
 
-    def _moving(self, graph: JobGraph, live: Iterable[Subtask]) -> list[Subtask]:
+    def _moving(self, graph: JobGraph, tasks: Collection[Subtask]) -> list[Subtask]:
         """Those that have yet to stand."""
-        moving = {each.key: each for each in live}
+        moving = {each.key: each for each in _live(tasks)}
         for key, task in list(moving.items()):
             if self._standing(key, task.attempt).barrier >= self.barrier:
                 del moving[key]
-        blocked: set[TaskKey] = set()
+        blocked = {each.key for each in tasks if each.state == WAITING}
         while found := {key for key, task in moving.items() if self._is_blocked(graph, task, blocked)}:
             blocked |= found
             for key in found:
@@ -151,7 +151,7 @@ class JobPause:
 
     def _is_blocked(self, graph: JobGraph, task: Subtask, blocked: Collection[TaskKey]) -> bool:
         """Whether it waits for consumers of which none reads from it before the pause has ended: each is
-        ``blocked`` itself, or reads that input later."""
+        ``blocked`` itself, reads that input later, or is not deployed so far."""
         if not self._standing(task.key, task.attempt).blocked:
             return False
         consumers = [
@@ -163,7 +163,7 @@ class JobPause:
             key in blocked or edge in self._stand.get(key, (0, _RUNS))[1].unread for edge, key in consumers
         )
 
-    def overdue(self, graph: JobGraph, tasks: Iterable[Subtask], leaving: Collection[TaskKey]) -> str:
+    def overdue(self, graph: JobGraph, tasks: Collection[Subtask], leaving: Collection[TaskKey]) -> str:
         """Why the pause fails after its time: the first tasks, on the way of the data, that do not stand,
         and do not wait for others that do not. Those that are ``leaving`` run, and move to another worker
         before it begins."""
@@ -176,7 +176,7 @@ class JobPause:
                 what = "did not move from a worker that is to leave"
                 return f"{names_of(late)} {what} {within}: pause again once it has left"
             return f"what is to be deployed did not run {within}"
-        moving = {task.key: task for task in self._moving(graph, live)}
+        moving = {task.key: task for task in self._moving(graph, tasks)}
         # One that waits for its consumers is not to blame, but they are.
         free = [task for task in moving.values() if not self._standing(task.key, task.attempt).blocked]
         blamed = {task.key: task for task in free} or moving
@@ -191,12 +191,22 @@ class JobPause:
             what, advice = "has not taken all that was on its way to it", "see 'minishuffle diagnose'"
         return f"{names_of(sources or first)} {what} {within}: {advice}, or raise pause_timeout"
 
-    def left(self, graph: JobGraph, tasks: Iterable[Subtask], dead_letters: int) -> list[str]:
+    def left(self, graph: JobGraph, tasks: Collection[Subtask], dead_letters: int) -> list[str]:
         """What stays where it is while the job is paused, in words."""
         edges = sorted({edge for _, standing in self._stand.values() for edge in standing.unread})
         found = [
             f"rows before input {edge.input} of {graph.vertices[edge.target].name}, which is read later"
             for edge in (graph.edges[number] for number in edges)
+        ]
+        waiting = {task.operator for task in tasks if task.state == WAITING}
+        written = {
+            edge.target
+            for number, edge in enumerate(graph.edges)
+            if edge.source not in waiting and number not in graph.kept_edges()
+        }
+        found += [
+            f"rows before {graph.vertices[vertex].name}, which is not deployed so far"
+            for vertex in sorted(waiting & written)
         ]
         kept = {graph.vertices[graph.edges[edge].source].name for edge in graph.kept_edges()}
         found += [f"what {name} stores for its consumers" for name in sorted(kept)]

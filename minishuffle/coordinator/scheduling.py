@@ -225,11 +225,6 @@ def checked_graph(message: SubmitJob, python: str) -> JobGraph:
     graph = JobGraph.from_bytes(message.graph)
     if not graph.vertices:
         raise InvalidGraph("the job has no operators: give it a source and a sink")
-    if graph.settings.schedule == "first_output":
-        raise InvalidGraph(
-            "schedule is 'first_output', and clusters run 'eager' and 'stages' alone so far: leave it out, "
-            "and all is deployed at once"
-        )
     return graph
 
 
@@ -588,6 +583,7 @@ def _task(
                 bounded=graph.edges[number].kind != "pipelined",
                 shared=graph.edges[number].partitioner == "broadcast",
                 closed=done.closed.get(number, []),
+                announced=graph.settings.schedule == "first_output" and number not in kept,
             )
         )
     return TaskSpec(

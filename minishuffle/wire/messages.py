@@ -253,6 +253,8 @@ class OutputSpec(ControlMessage):
     """All consumers get the same."""
     closed: list[int] = Field(default_factory=list)
     """Consumers that get no rows, since they have read them from an earlier attempt, but the end."""
+    announced: bool = False
+    """Its consumers may wait to be deployed: the coordinator is to hear of its first buffer."""
 
 
 class WritePosition(ControlMessage):
@@ -449,6 +451,20 @@ class EndsRead(ControlMessage):
     number: int = 0
     job: str
     ends: list[ChannelEnds]
+
+
+class PartitionReadable(ControlMessage):
+    """A pipelined partition, of an edge whose consumers may wait for that to be deployed, has its first
+    buffer. One that is empty says so by the end of its task."""
+
+    type: Literal["partition_readable"] = "partition_readable"
+    term: int
+    number: int = 0
+    job: str
+    operator: int
+    index: int
+    attempt: int
+    edge: int
 
 
 class Collected(ControlMessage):

@@ -18,6 +18,7 @@ from minishuffle.wire.messages import (
     Collected,
     EndsRead,
     LogLines,
+    PartitionReadable,
     SourcePositions,
     TaskReleased,
     TaskStateChanged,
@@ -29,7 +30,13 @@ from minishuffle.worker.handoff import TaskPaths
 __all__ = ["ACKNOWLEDGE_LOOKS", "NumberedReport", "Outbox", "OutboxSender", "ReportLog"]
 
 NumberedReport: TypeAlias = (
-    Collected | EndsRead | FileCompleted | SourcePositions | TaskStateChanged | TaskReleased
+    Collected
+    | EndsRead
+    | FileCompleted
+    | PartitionReadable
+    | SourcePositions
+    | TaskStateChanged
+    | TaskReleased
 )
 
 LINE_BYTES: Final = 64
@@ -224,7 +231,7 @@ class ReportLog:
                 size = len(payload)
             case TaskStateChanged(result=result):
                 size = len(result)
-            case EndsRead() | FileCompleted() | SourcePositions() | TaskReleased():
+            case EndsRead() | FileCompleted() | PartitionReadable() | SourcePositions() | TaskReleased():
                 size = 0
         self._kept.append((report, size))
         self._bytes += size

@@ -51,6 +51,7 @@ from minishuffle.wire.messages import (
     Heartbeat,
     HostLook,
     HostLooked,
+    PartitionReadable,
     Probed,
     Register,
     Registered,
@@ -297,6 +298,7 @@ class Worker:
             first_record=self._on_first_record,
             stands=self._on_stands,
             filed=self._on_filed,
+            readable=self._on_readable,
             partition_lost=self._on_partition_lost,
             clock=self._loop.time,
             wall=self._wall,
@@ -750,6 +752,20 @@ class Worker:
     def _on_partition_lost(self, key: AttemptId, error: PartitionLost) -> None:
         _log.warning("%s", error)
         self._carry_out(self._state.partition_lost(key, error))
+
+    def _on_readable(self, key: AttemptId, edge: int) -> None:
+        """A partition has its first buffer, for which its consumers may wait."""
+        subtask = key.subtask
+        self._send(
+            PartitionReadable(
+                term=self._state.term,
+                job=subtask.job,
+                operator=subtask.operator,
+                index=subtask.index,
+                attempt=key.attempt,
+                edge=edge,
+            )
+        )
 
     def _on_stands(self, key: AttemptId) -> None:
         """A task has stopped behind a barrier, or waits and cannot; heartbeats repeat it."""

@@ -32,7 +32,7 @@ from minishuffle.exchange.handover import Handover
 from minishuffle.exchange.partition import PartitionView, ResultPartition
 from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.repeats import Rendition
-from minishuffle.exchange.segments import LocalPool, NetworkBufferPool
+from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import AttemptId, PartitionId
 from minishuffle.protocol.channel import Outgoing
@@ -111,6 +111,8 @@ class WorkerServices:
     """What sinks that keep records may write, see :class:`Spool`."""
     stored: ByteBudget
     """For blocking partitions, and what gates have read of some."""
+    readable: Callable[[AttemptId, int], None]
+    """Called on the loop with the edge when a partition has its first buffer, if that is to be announced."""
     partition_lost: Callable[[AttemptId, PartitionLost], None]
     """Called on the loop when a blocking partition of an attempt cannot be read."""
     channel_event: Callable[[ChannelKey, int, ChannelEvent], object]
@@ -217,18 +219,22 @@ class Attempt:
         if not output.bounded:
             most = max(most, self._services.pool.total)
         pool = self._services.pool.create_pool(f"output {partition_id}", least, most)
-        paths, hit = self.paths, self.note_limit
+        paths = self.paths
+        acquire: Callable[[], Segment] = partial(paths.acquire, pool, self.note_limit)
+        if output.announced:
+            announce = partial(self._services.readable, self.id, output.edge)
+            acquire = partial(_acquire_first, acquire, partial(paths.post, announce), [])
         pool.on_available(paths.bell.ring)
         self.pools[output.edge] = pool
         self.partitions[output.edge] = PipelinedPartition(
             partition_id,
             range(output.first, output.first + output.count),
-            lambda: paths.acquire(pool, hit),
+            acquire,
             paths.notify,
             self.counters,
             flushing=flushing(self.settings.buffer_timeout),
             drops=self.settings.on_unavailable == "drop",
-            full=partial(hit, "queue"),
+            full=partial(self.note_limit, "queue"),
             repeats=bool(self.spec.base),
             closed=output.closed,
             handover=Handover(
@@ -569,6 +575,7 @@ class Deployment:
         first_record: Callable[[AttemptId], None],
         stands: Callable[[AttemptId], None],
         filed: Callable[[AttemptId, CompleteFile], None],
+        readable: Callable[[AttemptId, int], None] = lambda attempt, edge: None,
         partition_lost: Callable[[AttemptId, PartitionLost], None] = lambda attempt, error: None,
         clock: Callable[[], float],
         wall: WallClock,
@@ -603,6 +610,7 @@ class Deployment:
             self.disk,
             spool_bytes_max,
             ByteBudget(blocking_bytes_max),
+            readable,
             partition_lost,
             channel_event,
             clock,
@@ -793,6 +801,17 @@ def flushing(buffer_timeout: float | Literal["adaptive"]) -> Flush:
     if buffer_timeout == "adaptive":
         return Flush.ADAPTIVE
     return Flush.AT_ONCE if buffer_timeout == 0 else Flush.ON_REQUEST
+
+
+def _acquire_first(
+    acquire: Callable[[], Segment], announce: Callable[[], None], taken: list[bool]
+) -> Segment:
+    """(Task.) A segment for writing; the first one is announced, and ``taken`` has an item from then on."""
+    segment = acquire()
+    if not taken:
+        taken.append(True)
+        announce()
+    return segment
 
 
 def _note_limit(counters: TaskCounters, wall: Callable[[], float], limit: str) -> None:

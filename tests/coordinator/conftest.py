@@ -39,6 +39,7 @@ from minishuffle.wire.messages import (
     HeldAttempt,
     HostLook,
     LogLines,
+    PartitionReadable,
     PauseTasks,
     PrepareJob,
     Register,
@@ -303,6 +304,21 @@ class FakeCluster:
         values = {"term": self.term, "attempt": 1, **fields}
         message = TaskStateChanged(job=job, operator=operator, index=index, state=state, **values)  # type: ignore[arg-type]
         self.send(worker, message)
+
+    def readable(self, worker: FakeWorker, key: tuple[str, int, int], edge: int) -> None:
+        """A task has begun the first buffer of an edge, if that is to be announced."""
+        job, operator, index = key
+        spec = worker.tasks[key]
+        if any(output.edge == edge and output.announced for output in spec.outputs):
+            message = PartitionReadable(
+                term=self.term,
+                job=job,
+                operator=operator,
+                index=index,
+                attempt=spec.attempt,
+                edge=edge,
+            )
+            self.send(worker, message)
 
     def stand(self, worker: FakeWorker, key: tuple[str, int, int], **standing: Any) -> None:
         """A task stands behind the barrier of its job, or as it is given."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
-from minishuffle.errors import InvalidGraph, PeerLost, ResourceExhausted
+from minishuffle.errors import PeerLost, ResourceExhausted
 from minishuffle.wire.messages import DeployTasks, ReleaseJob, Shutdown, TasksRestarted
 from minishuffle.wire.requests import (
     CancelJob,
@@ -412,13 +412,6 @@ def test_without_a_blocking_exchange_all_is_deployed_at_once(cluster: FakeCluste
     cluster.submit(staged(2, 2, edges=("0-1",)))
     info = cluster.show("j1")
     assert info.task_states == {"created": 4} and info.stages == [] == info.deploy_waits
-
-
-def test_a_schedule_that_is_not_built_is_refused(cluster: FakeCluster) -> None:
-    cluster.add()
-    graph = staged(1, 1).model_copy(update={"settings": JobSettings(schedule="first_output")})
-    code, text = cluster.refusal(SubmitJob(name="x", python="3.11", graph=graph.to_bytes()))
-    assert code == InvalidGraph.code and "leave it out" in text
 
 
 # --- stages that start when one of their inputs is there ---------------------------------------------

@@ -265,12 +265,14 @@ class Simulation:
         strategy = self.random.choice(["individual", "individual", "region", "full", "none"])
         settings = {"restart_strategy": strategy, "restart_failures_max": self.random.choice([2, 10])}
         graph = self.make_graph(sources, sinks, partitioner, **settings)
+        later = random.Random(f"{len(self.submitted)} {sources} {sinks}")  # draws of its own
+        schedules = ["eager", "eager", "first_output"]
         if self.random.random() < 0.3:
             stored = [edge.model_copy(update={"kind": "blocking"}) for edge in graph.edges]
-            later = random.Random(f"{len(self.submitted)} {sources} {sinks}")  # draws of its own
-            values = graph.settings.model_dump() | {"schedule": later.choice(["eager", "stages"])}
-            chosen = {"edges": stored, "settings": JobSettings.model_validate(values)}
-            graph = graph.model_copy(update=chosen)
+            graph = graph.model_copy(update={"edges": stored})
+            schedules = ["eager", "stages", "first_output"]
+        values = graph.settings.model_dump() | {"schedule": later.choice(schedules)}
+        graph = graph.model_copy(update={"settings": JobSettings.model_validate(values)})
         reply = self.cluster.request(SubmitJob(name="s", python="3.11", graph=graph.to_bytes()))
         if isinstance(reply, Accepted):
             self.submitted.append(reply.job)
@@ -321,6 +323,8 @@ class Simulation:
         )[0]
         attempt = worker.tasks[key].attempt
         if event == "rows":
+            for output in worker.tasks[key].outputs:
+                self.cluster.readable(worker, key, output.edge)
             self.cluster.collect(worker, key, b"rows", attempt=attempt)
         elif event == "log":
             self.cluster.log(worker, key[0], "line")

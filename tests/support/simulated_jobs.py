@@ -416,8 +416,7 @@ def make_plan(
                 program=cloudpickle.dumps(Program(source, [stage], outputs)),
             )
         )
-    settings = _draw_settings(random, later, strategy)
-    settings = _draw_schedule(later, settings) if blocking else settings
+    settings = _draw_schedule(later, _draw_settings(random, later, strategy), blocking=blocking)
     return Plan(JobGraph(vertices=vertices, edges=edges, settings=settings), bounded, numbers)
 
 
@@ -434,9 +433,11 @@ def _draw_settings(random: Random, later: Random, strategy: Strategy) -> JobSett
     )
 
 
-def _draw_schedule(random: Random, settings: JobSettings) -> JobSettings:
-    drawn: tuple[str, str | None] = random.choice([("eager", None), ("stages", "all"), ("stages", "any")])
-    return settings.model_copy(update={"schedule": drawn[0], "start_when": drawn[1]})
+def _draw_schedule(random: Random, settings: JobSettings, *, blocking: bool) -> JobSettings:
+    chosen = ["eager", "stages", "stages"] if blocking else ["eager", "eager"]
+    schedule = random.choice([*chosen, "first_output"])
+    start_when = None if schedule == "eager" else random.choice(["any", "all"])
+    return settings.model_copy(update={"schedule": schedule, "start_when": start_when})
 
 
 def _store(random: Random, edges: list[Edge], ending: list[int]) -> None:

@@ -39,8 +39,10 @@ class Site:
     def __init__(self, segments: int = 256, segment_bytes: int = 1024) -> None:
         self.inbox = LoopInbox(asyncio.get_running_loop())
         self.recovered: list[AttemptId] = []
-        self.stood: list[Any] = []
         """Restarted attempts that have passed their first batch on."""
+        self.stood: list[Any] = []
+        self.readable: list[tuple[AttemptId, int]] = []
+        """Attempts that have announced their first buffer, with its edge."""
         self.pool = NetworkBufferPool(segments, segment_bytes)
         self.deployment = Deployment(
             WORKER,
@@ -52,6 +54,7 @@ class Site:
             moved=self._on_moved,
             first_record=self.recovered.append,
             stands=self.stood.append,
+            readable=lambda *found: self.readable.append(found),
             filed=self._on_filed,
             clock=asyncio.get_running_loop().time,
             wall=WallClock(),

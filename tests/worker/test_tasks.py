@@ -462,3 +462,33 @@ async def test_a_report_says_how_much_waits_in_the_outbox(site: Site) -> None:
     assert [report.standing.outbox for report in site.deployment.reports()] == [len("a line") + LINE_BYTES]
     await site.until(lambda: site.lines == ["a line"])
     assert [report.standing.outbox for report in site.deployment.reports()] == [0]
+
+
+# --- consumers that are deployed later ------------------------------------------------------------------
+
+
+async def test_the_first_buffer_of_a_partition_is_announced_and_rows_wait_for_who_never_ran(
+    site: Site,
+) -> None:
+    """Whatever is done with rows for one that is restarting."""
+    settings = JobSettings(schedule="first_output", on_unavailable="drop")
+    numbers = list(range(20_000))
+    source, sink = site.deploy(Stream.items(numbers).rebalance().collect(), settings=settings, connect=False)
+    await site.until(lambda: source.paths.clock.present()[0] == "backpressured")
+    await site.until(lambda: site.readable == [(source.attempt_id, 0)])
+    site.deployment.connect_local(ChannelKey(sink.attempt_id, 0, 0), source.attempt_id, 1)
+    await site.finish()
+    assert sorted(site.rows) == numbers
+    assert not sum(source.read_counters().rows_dropped.values())
+    assert site.readable == [(source.attempt_id, 0)], "once"
+
+
+async def test_nothing_is_announced_of_a_partition_without_rows_nor_to_consumers_that_are_there(
+    site: Site,
+) -> None:
+    """The end of the task says that there are none."""
+    settings = JobSettings(schedule="first_output")
+    await site.run(Stream.items(list[int]()).rebalance().to_count(), settings=settings)
+    site.release()
+    await site.run(Stream.items([1, 2]).rebalance().to_count(), "j2")
+    assert site.readable == []

@@ -1,0 +1,90 @@
+"""Real jobs whose consumers are deployed when there is something for them to read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from minishuffle.client import JobHandle
+from minishuffle.dataflow.graph import JobSettings
+from minishuffle.dataflow.stream import Stream
+from minishuffle.local import LocalCluster
+from minishuffle.wire.requests import TaskInfo
+from support.waiting import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
+
+ROWS = 40_000
+KEYS = 10
+SECONDS_MAX = 60.0
+
+
+class Numbers:
+    """Those below ROWS; none before there is a file, if one is given."""
+
+    def __init__(self, go_on: Path | None = None) -> None:
+        self.go_on = go_on
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[list[str]]:
+        while self.go_on is not None and not self.go_on.exists():
+            threading.Event().wait(0.01)
+            yield []
+        for first in range(offset, ROWS, 100):
+            yield [f"{number % KEYS}" * 200 for number in range(first, first + 100)]
+
+
+def counts(go_on: Path) -> Stream[Any]:
+    late = Stream.source(Numbers(go_on)).name("late")
+    return Stream.source(Numbers()).name("early").union(late).key_by(str).count(emit="end").collect()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(workers=3, slots=1) as cluster:
+        yield cluster
+
+
+def states(handle: JobHandle, operator: str) -> set[str]:
+    return {task.state for task in tasks(handle, operator)}
+
+
+def tasks(handle: JobHandle, operator: str) -> list[TaskInfo]:
+    return [task for task in handle.info().tasks if operator in task.name]
+
+
+@pytest.mark.parametrize("start_when", ["any", "all"])
+def test_a_consumer_is_deployed_when_any_of_its_inputs_has_rows_or_all_have(
+    start_when: Literal["any", "all"], cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """Rows wait for one that never ran, whatever becomes of those for one that is restarting."""
+    go_on = tmp_path / "go on"
+    settings = JobSettings(
+        schedule="first_output", start_when=start_when, on_unavailable="drop", floating_buffers_per_gate=1
+    )
+    handle = cluster.submit(counts(go_on), parallelism=2, settings=settings)
+    if start_when == "any":
+        until(lambda: states(handle, "count") == {"running"}, "the consumers run")
+    else:
+        until(
+            lambda: sum(each.counters.backpressured_seconds for each in tasks(handle, "early")) > 0.2,
+            "the source of the rows waits for consumers",
+        )
+        assert states(handle, "count") == {"waiting"}
+        (why,) = [wait.text for wait in handle.info().deploy_waits]
+        assert "waits for rows" in why and "late" in why
+    assert sum(each.counters.records_out for each in tasks(handle, "late")) == 0
+    go_on.touch()
+    result = handle.wait(SECONDS_MAX)
+    assert dict(result.rows) == {f"{key}" * 200: 2 * ROWS // KEYS for key in range(KEYS)}
+    info = handle.info()
+    assert (info.state, info.rows_dropped) == ("finished", {})
+    assert {task.attempt for task in info.tasks} == {1}
+    readable = [event.text for event in handle.events() if event.kind == "partition readable"]
+    assert any("early" in text for text in readable)
