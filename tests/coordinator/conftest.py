@@ -105,6 +105,7 @@ class FakeWorker:
             case ReleaseJob(job=job, attempts=attempts):
                 if not attempts:
                     self.prepared.pop(job, None)
+                    self.barriers.pop(job, None)
                 named = {(job, each.operator, each.index, each.attempt) for each in attempts}
                 self.tasks = {
                     key: task

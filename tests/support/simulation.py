@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -277,9 +277,12 @@ class Cluster:
             self.world.note(f"{host.name} ends: {error}")
             self.world.at(self.world.now, host.kill)
 
-    async def hand_over(self) -> None:
-        """What ``run_coordinator`` does when it is to leave."""
-        coordinator, host = self.coordinator, self.coordinator_host
+    def hand_over(self) -> Coroutine[Any, Any, None]:
+        """What ``run_coordinator`` does when it is to leave: one that is stopped does so when it goes on,
+        whatever coordinator there is by then."""
+        return self._hand_over(self.coordinator, self.coordinator_host)
+
+    async def _hand_over(self, coordinator: Coordinator, host: Host) -> None:
         with contextlib.suppress(ShuffleError):  # It cannot, or another one is there already.
             await coordinator.hand_over()
         await coordinator.close()
