@@ -135,9 +135,13 @@ def _parted(job: Job, given: tuple[str, ...]) -> tuple[tuple[str, ...], JobSetti
     try:
         return tuple(parameters), JobSettings.model_validate(values)
     except ValidationError as error:
-        name = str(error.errors()[0]["loc"][0])
-        problem = ", or ".join(each["msg"] for each in error.errors() if each["loc"][0] == name)
-        raise UsageError(f"--set {name}={values[name]}: {problem}") from None
+        place = error.errors()[0]["loc"][:1]
+        problem = ", or ".join(each["msg"] for each in error.errors() if each["loc"][:1] == place)
+        # What is said of no place is about several settings.
+        settings = " ".join(
+            f"--set {name}={value}" for name, value in values.items() if place in ((), (name,))
+        )
+        raise UsageError(f"{settings}: {problem}") from None
 
 
 def _tell_submitted(session: Session, handle: JobHandle) -> None:

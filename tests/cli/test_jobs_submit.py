@@ -67,6 +67,11 @@ def test_describe_needs_no_cluster_and_checks_settings(run: Run) -> None:
             "--set buffer_timeout=soon: Input should be 'adaptive', or Input should be a valid number",
         ),
         (["keyby", "--set", "buffer_timeout=-0.5"], "Input should be seconds from 0 on, or -1"),
+        (
+            ["keyby", "--set", "schedule=eager", "--set", "start_when=any"],
+            "--set schedule=eager --set start_when=any: start_when is about schedules that wait for inputs: "
+            "set schedule to first_output or stages",
+        ),
         (["keyby", "--set", "floating_buffers_per_gate=0"], "Input should be greater than or equal to 1"),
         (["keyby", "--set", f"buffers_per_channel={10**20}"], "Input should be less than or equal to"),
         (["wordcount", "--set", "files=/absent/file.txt"], "/absent/file.txt"),
