@@ -316,7 +316,7 @@ def loss_text(info: JobInfo, events: Iterable[JobEvent]) -> str:
         counts.append(f"up to {info.rows_in_flight:,} in flight through what died")
     if info.state_rows_lost:
         counts.append(f"{info.state_rows_lost:,} of the state of tasks")
-    lost = ", ".join(counts) or "what a task held when it failed"
+    lost = ", ".join(counts) or "what a task may have held when it ended"
     text = (
         f"job {info.job} ({info.name}) finished, but rows were lost ({lost}) in "
         f"{sum(info.restarts.values()):,} restarts, {_first_failure(events)}; see "
