@@ -33,6 +33,7 @@ for each one that comes, and a producer's has credit that never ends.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -310,9 +311,10 @@ class OneWaySender:
 
     Args:
         pair: the ordinary connection to the same worker.
+        wake: called when what came over that one gives it something to send.
     """
 
-    def __init__(self, pair: Connection, counters: ConnectionCounters) -> None:
+    def __init__(self, pair: Connection, counters: ConnectionCounters, wake: Callable[[], None]) -> None:
         self.channels: dict[int, ProducerChannel] = {}
         self.ready: deque[ProducerChannel] = deque()
         self._partial: dict[int, ProducerChannel] = {}
@@ -320,6 +322,7 @@ class OneWaySender:
         self._control: deque[Frame] = deque()
         self._pair = pair
         self._counters = counters
+        self._wake = wake
         self._closed = False
 
     reading = True
@@ -384,6 +387,8 @@ class OneWaySender:
         if producer is not None and producer.generation == generation:
             producer.on_resume(barrier)
             self.available(channel)
+            if producer.enqueued:
+                self._wake()
 
     # --- sending ----------------------------------------------------------------------------------
 

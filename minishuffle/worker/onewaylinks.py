@@ -121,7 +121,7 @@ class Outlet:
     ) -> None:
         self.purpose = purpose
         self.pair = pair
-        self.connection = OneWaySender(pair.connection, counters)
+        self.connection = OneWaySender(pair.connection, counters, self.flush_soon)
         self.used = False
         """A request for it was granted; its connection may be there before that."""
         self.link: DataLink | None = None

@@ -54,7 +54,11 @@ class OneWayPeers(Peers):
         self.pool = self.receive_pool.create_pool("input", 1, buffers)
         self.line: deque[ConsumerChannel] = deque()
         self.receiver = OneWayReceiver(self.consumer, 3, self.counters[1])
-        self.sender = OneWaySender(self.producer, self.counters[0])
+        self.wakes: list[int] = []
+        """How many channels had something to send each time the sender asked to be looked at."""
+        self.sender = OneWaySender(
+            self.producer, self.counters[0], lambda: self.wakes.append(len(self.sender.ready))
+        )
         self.wire = bytearray()
         for subpartition in self.partition.subpartitions:
             subpartition.flushing = flushing
@@ -281,9 +285,10 @@ def test_behind_a_barrier_nothing_comes_before_it_is_resumed_by_the_ordinary_con
     for generation, barrier in ((2, 3), (1, 2)):
         peers.receiver.resume_consumption(consumer, generation, barrier)
     peers.say()
-    assert peers.flush() == 0
+    assert peers.flush() == 0 and not peers.wakes
     peers.receiver.resume_consumption(consumer, 1, 3)
     peers.say()
+    assert peers.wakes == [1], "nobody else may look at it: its writer waits for room"
     assert peers.flush() == 1
     peers.read_wire()
     assert [bytes(each.payload)[:1] for each in peers.gates[0].queue] == [bytes([EventKind.BARRIER]), b"\x01"]

@@ -15,6 +15,7 @@ from minishuffle.transport.tcp import DataLink, Measured
 from minishuffle.wire.frames import OneWay, PartitionRequest, Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.worker.onewaylinks import LOOK_SECONDS, RETRANSMITS_MAX, Inlet, OneWayLinks, SenderStages
+from support.producers import Producer
 from support.reader import Reader
 
 
@@ -190,6 +191,22 @@ def test_a_connection_may_come_before_the_request_that_it_is_for() -> None:
     outlet = worker.links.outlet(worker.pair, requested(worker, 7))
     assert outlet.link is not None
     assert "there already" in str(worker.links.refusal(worker.pair.peer, purpose))
+
+
+def test_what_a_consumer_resumes_is_sent_though_its_writer_waits() -> None:
+    """The word comes over the ordinary link."""
+    worker, producer = Worker(3), Producer()
+    outlet = worker.links.outlet(worker.pair, requested(worker, 7))
+    link = worker.connect(OneWay("j1", 2, False, 7), dialer=False)
+    view = producer.attach()
+    producer.partition.broadcast_barrier(1)
+    producer.write(1, 16)
+    outlet.connection.attach(1, view)
+    outlet.connection.data_to_send(16)
+    flushes = link.flushes
+    assert not outlet.connection.wants_to_send
+    worker.pair.connection.producers.on_resume(1, view.generation, 1)
+    assert outlet.connection.wants_to_send and link.flushes == flushes + 1
 
 
 def test_what_nobody_asked_for_is_refused() -> None:
