@@ -1,10 +1,10 @@
 """Types of columns that nobody declares, by the literals of all files that are read.
 
 A number whose literal has digits only is an integer. A column of integers is int64, uint64 or
-decimal128(38, 0), whichever is the first to hold all of them; one with fractions is float64, if that holds
-its integers too. Texts that are all times with an offset from UTC are timestamp[us, UTC], those that are
-all times without one timestamp[us], and those that are all dates timestamp[s]. The same goes for fields of
-structs and for items of lists.
+decimal128(38, 0), whichever is the first to hold all of them; where one has a plus, float64 or
+decimal128(38, 0). A column with fractions is float64, if that holds its integers too. Texts that are all
+times with an offset from UTC are timestamp[us, UTC], those that are all times without one timestamp[us],
+and those that are all dates timestamp[s]. The same goes for fields of structs and for items of lists.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ class _Numbers:
     has_fraction: bool = False
     is_signed: bool = False
     """An integer has a sign, which unsigned types do not take."""
+    has_plus: bool = False
+    """An integer begins with a plus, which pyarrow reads for floats and decimals alone."""
     least: int = 0
     most: int = 0
     rounded: Place | None = None
@@ -86,6 +88,7 @@ class _Numbers:
             return
         digits = literal.lstrip("+-").lstrip("0") or "0"
         self.is_signed = self.is_signed or not literal[0].isdigit()
+        self.has_plus = self.has_plus or literal[0] == "+"
         if self.rounded is None and len(digits) >= len(str(_HELD_MAX)):
             self.rounded = place if Decimal(float(digits)) != Decimal(digits) else None
         if len(digits) > DIGITS_MAX:
@@ -112,6 +115,8 @@ class _Numbers:
             return pa.float64()
         if self.too_long is not None:
             raise UnfitNumber(self.too_long, f"an integer of more than {DIGITS_MAX} digits")
+        if self.has_plus:
+            return pa.float64() if self.rounded is None else pa.decimal128(DIGITS_MAX, 0)
         if self.least in _INT64 and self.most in _INT64:
             return pa.int64()
         if self.most <= _UINT64_MAX and not self.is_signed:

@@ -275,6 +275,21 @@ def test_windows_of_json_times_are_those_of_their_moments(tmp_path: Path) -> Non
     assert {row["window_start"] for row in rows} == {datetime(2025, 12, 31, 23, tzinfo=UTC)}
 
 
+@pytest.mark.parametrize("files", [1, 2])
+@pytest.mark.parametrize("other", ["1", "-1", str(2**63)])
+@pytest.mark.parametrize(
+    ("literal", "value"),
+    [("+5", 5.0), ("+9007199254740993", 2**53 + 1), (" +009223372036854775807", 2**63 - 1)],
+)
+def test_an_integer_of_csv_may_have_a_plus(
+    tmp_path: Path, literal: str, value: float, other: str, files: int
+) -> None:
+    numbers = [[literal, other]] if files == 1 else [[literal], [other]]
+    kind, values = read(written(tmp_path, "csv", *numbers), "csv")
+    assert values == [value, int(other)]
+    assert kind == (pa.float64() if isinstance(value, float) else pa.decimal128(38, 0))
+
+
 @pytest.mark.parametrize("literal", ["009007199254740993", " 9007199254740993", "-09007199254740993 "])
 def test_such_an_integer_of_another_file_is_found_however_it_is_written(tmp_path: Path, literal: str) -> None:
     (tmp_path / "0.csv").write_text("n\n1.5\n")
