@@ -109,8 +109,11 @@ class Deployer:
 
     def _first(self, job: Job, held: Holdings, at: float) -> list[Subtask]:
         """Tasks of stages whose time has come, in slots that they have got: all of a stage, or none. Standby
-        workers are not for them, and slots that move are there later."""
+        workers are not for them, and slots that move are there later. Slots that are kept for others and were
+        lost are taken again."""
         found: list[Subtask] = []
+        if lost := job.kept_slots_lost():
+            self._give_slots(job, lost, held)
         is_held_back = False
         for due in job.stages_due():
             wanted = sorted(due.slots & job.slots.vacant)

@@ -1340,9 +1340,15 @@ class Job:
 
     @property
     def wants_slots(self) -> bool:
-        """Whether a stage, or a subtask that was not deployed so far, waits for nothing but slots."""
-        vacant = self.slots.vacant
-        return bool(self._too_wide) or any(self.slot_of(task.key) in vacant for task in self.first_due())
+        """Whether a stage, or a subtask that was not deployed so far, waits for nothing but slots; or slots
+        were lost that are kept for a stage."""
+        if self._too_wide or self.kept_slots_lost():
+            return True
+        return any(self.slot_of(task.key) in self.slots.vacant for task in self.first_due())
+
+    def kept_slots_lost(self) -> list[int]:
+        """Slots that stages which run keep for those that they wait for, and that were lost."""
+        return sorted(self.stages.slots_kept() & self.slots.vacant)
 
     def first_due(self) -> list[Subtask]:
         """Subtasks of vertices which something stands before that they wait for, and which may be deployed
@@ -1398,7 +1404,8 @@ class Job:
         self._too_wide.pop(stage, None)
         slots = {self.slot_of(task.key) for task in self.tasks_of(stage)}
         workers = ", ".join(map(str, sorted({self.slots.placement[slot] for slot in slots})))
-        text = f"{self._stage_name(stage)} in {len(slots)} slots of workers {workers}"
+        noun = "slot" if len(slots) == 1 else "slots"
+        text = f"{self._stage_name(stage)} in {len(slots)} {noun} of workers {workers}"
         self.history.note(at, "stage deployed", text)
 
     def _give_slots_back(self, at: float) -> None:

@@ -145,18 +145,28 @@ class StageProgress:
 
     def slots_wanted(self) -> set[int]:
         """The slots of stages that are deployed, and of those that these wait for."""
-        deployed = [number for number in range(len(self.order)) if self.state(number) == "deployed"]
-        return set[int]().union(*map(self._with_awaited, deployed))
+        return set[int]().union(*map(self._with_awaited, self._deployed()))
+
+    def slots_kept(self) -> frozenset[int]:
+        """The slots of stages that wait, and that others wait for which are deployed."""
+        awaited = set[int]().union(*map(self._awaited, self._deployed()))
+        return self.slots(stage for stage in awaited if self.state(stage) == "waiting")
+
+    def _deployed(self) -> list[int]:
+        return [number for number in range(len(self.order)) if self.state(number) == "deployed"]
 
     def _with_awaited(self, stage: int) -> frozenset[int]:
-        """The slots of a stage and of all that have to be complete before it can end, directly or not."""
+        return self.slots(self._awaited(stage))
+
+    def _awaited(self, stage: int) -> set[int]:
+        """A stage and all that have to be complete before it can end, directly or not."""
         found, fresh = {stage}, [stage]
         while fresh:
             edges = self.inputs_left(fresh.pop())
             more = {self._of[self._graph.edges[edge].source] for edge in edges} - found
             found |= more
             fresh += more
-        return self.slots(found)
+        return found
 
     # --- the journal ----------------------------------------------------------------------------
 

@@ -454,6 +454,20 @@ def test_slots_are_kept_for_what_an_early_stage_waits_for(cluster: FakeCluster) 
     assert cluster.free_slots() == [2], "its inputs are complete"
 
 
+def test_slots_that_are_kept_and_lost_are_taken_again(cluster: FakeCluster) -> None:
+    cluster.add(slots=2)
+    two = cluster.add(slots=1)
+    cluster.submit(staged(1, 1, 3, 1, edges=EARLY, start_when="any"))
+    end(cluster, 1, "running")
+    end(cluster, 0)
+    assert where(cluster.show("j1"))[3, 0] == ("created", 1, 1) and cluster.free_slots() == [0, 0]
+    cluster.lose(two)
+    cluster.add(slots=1)
+    assert cluster.free_slots()[-1] == 0, "no other job gets it"
+    end(cluster, 1)
+    assert where(cluster.show("j1"))[2, 1] == ("created", 1, 3)
+
+
 def test_without_slots_for_what_it_waits_for_a_stage_waits_as_with_all(cluster: FakeCluster) -> None:
     cluster.add(slots=3)
     cluster.submit(staged(1, 1, 3, 2, edges=EARLY, start_when="any"))
