@@ -13,12 +13,13 @@ the ends of all that a *replayed* consumer reads (:mod:`~minishuffle.coordinator
 feeds it runs again with it.
 
 A source that had finished, in a job that waits, *writes its rows once more*: from where the lost attempt had
-begun, its *base*. Of these rows each consumer leaves out as many as it has taken since the base, so that what
-was in the lost worker's queues is all that is new. That is exact because the same rows come in the same order
-over each channel: a bounded source is read split by split, and its chain has to make the same of it, as that
-of a side which is kept (:meth:`JobGraph.kept_edges`). A consumer that has itself restarted since the base
-cannot know what its former attempts took: it gets the end alone. Tasks that have inputs write nothing once
-more: nobody sends them their rows again.
+begun, its *base*. So does one that is lost before any of its consumers was deployed. Of these rows each
+consumer leaves out as many as it has taken since the base, so that what was in the lost worker's queues is
+all that is new. That is exact because the same rows come in the same order over each channel: a bounded
+source is read split by split, and its chain has to make the same of it, as that of a side which is kept
+(:meth:`JobGraph.kept_edges`). A consumer that has itself restarted since the base cannot know what its former
+attempts took: it gets the end alone. Tasks that have inputs write nothing once more: nobody sends them their
+rows again.
 """
 
 from __future__ import annotations

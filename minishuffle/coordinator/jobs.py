@@ -1227,7 +1227,7 @@ class Job:
         self._states[state] += 1
         self.changed.add(task.key)
         if task.state in ("created", "running", "finished") and state not in ("running", "finished"):
-            self._leave_channels(task)
+            self._leave_channels(task, lost=state == "lost")
         before, task.state = task.state, state
         if self.stages.moved(task.key, before, state):
             stage = self.stages.stage_of(task.operator)
@@ -1257,11 +1257,13 @@ class Job:
         """Whether all that a subtask writes comes once more when it restarts."""
         return operator in self.replays.vertices or self.ends.keeps(operator)
 
-    def _leave_channels(self, task: Subtask) -> None:
+    def _leave_channels(self, task: Subtask, *, lost: bool) -> None:
         """An attempt ends early, or one that had finished is lost."""
         self.ends.begins_anew(task.key)
-        if task.operator in self.ends.repeating and (task.state == "finished" or task.base < task.attempt):
-            consumers = [self._tasks[key] for key in self.graph.consumers(*task.key)]
+        consumers = [self._tasks[key] for key in self.graph.consumers(*task.key)]
+        unread = lost and bool(consumers) and all(each.state == WAITING for each in consumers)
+        comes_again = task.state == "finished" or task.base < task.attempt or unread
+        if task.operator in self.ends.repeating and comes_again:
             left = [each for each in consumers if not self.ends.read_between(task.key, each.key)]
             task.repeated = "part" if any(is_stale(each, task) for each in left) else "all"
         for key in self.graph.producers(*task.key):

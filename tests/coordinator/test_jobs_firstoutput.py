@@ -15,8 +15,10 @@ from minishuffle.wire.messages import (
     PauseTasks,
     ReleaseJob,
     Shutdown,
+    SourcePositions,
     TasksRestarted,
 )
+from minishuffle.wire.packed import SplitPosition, pack_positions
 from minishuffle.wire.requests import CancelJob, DrainWorker, GetEvents, PauseJob, ResumeJob
 
 if TYPE_CHECKING:
@@ -199,6 +201,25 @@ def test_a_producer_that_has_finished_runs_again_only_if_its_worker_is_lost(
     cluster.lose(workers[EARLY])
     end_canceled(cluster, workers)
     assert where(cluster)["early"] == ("created", 2, spare.worker)
+
+
+@pytest.mark.parametrize("deployed", [False, True], ids=["before", "after"])
+def test_a_source_that_is_lost_before_anybody_has_read_of_it_begins_anew(
+    deployed: bool, cluster: FakeCluster
+) -> None:
+    """Else it goes on where it was, and what was on its way is lost."""
+    workers = start(cluster, "all")
+    spare = cluster.add(slots=1)
+    table = pack_positions([SplitPosition(0, 100, 10)])
+    about = {"term": cluster.term, "job": "j1", "operator": EARLY, "index": 0, "attempt": 1}
+    cluster.send(workers[EARLY], SourcePositions(**about, positions=table))
+    readable(cluster, workers, EARLY, FROM_EARLY)
+    if deployed:
+        readable(cluster, workers, LATE, FROM_LATE)
+    cluster.lose(workers[EARLY])
+    spec = spare.tasks["j1", EARLY, 0]
+    assert (spec.attempt, spec.base, bool(spec.positions)) == (2, 1 - deployed, deployed)
+    assert cluster.show("j1").rows_in_flight == (110 if deployed else 0)
 
 
 def test_a_slot_that_is_lost_meanwhile_is_another_ones_when_it_is_needed(cluster: FakeCluster) -> None:

@@ -59,6 +59,32 @@ def tasks(handle: JobHandle, operator: str) -> list[TaskInfo]:
     return [task for task in handle.info().tasks if operator in task.name]
 
 
+@pytest.mark.soak
+def test_a_source_and_a_coordinator_that_are_killed_before_there_are_consumers_cost_no_row(
+    tmp_path: Path,
+) -> None:
+    go_on = tmp_path / "go on"
+    settings = JobSettings(schedule="first_output", start_when="all")
+    with LocalCluster(workers=2, slots=1, standby=1) as cluster:
+        handle = cluster.submit(counts(go_on), parallelism=2, settings=settings)
+
+        def waits_in(attempt: int) -> bool:
+            """The attempt with the rows waits for consumers."""
+            source = max(tasks(handle, "early"), key=lambda task: task.counters.records_out)
+            return source.attempt == attempt and source.counters.backpressured_seconds > 0.2
+
+        until(lambda: waits_in(1), "the source of the rows waits for consumers")
+        source = max(tasks(handle, "early"), key=lambda task: task.counters.records_out)
+        cluster.kill_worker(source.worker)
+        until(lambda: waits_in(2), "so does its next attempt")
+        cluster.kill_coordinator()
+        until(lambda: states(handle, "count") == {"waiting"}, "the next coordinator")
+        go_on.touch()
+        result, info = handle.wait(SECONDS_MAX), handle.info()
+    assert dict(result.rows) == {f"{key}" * 200: 2 * ROWS // KEYS for key in range(KEYS)}
+    assert (info.state, info.rows_in_flight, info.rows_dropped) == ("finished", 0, {})
+
+
 @pytest.mark.parametrize("start_when", ["any", "all"])
 def test_a_consumer_is_deployed_when_any_of_its_inputs_has_rows_or_all_have(
     start_when: Literal["any", "all"], cluster: LocalCluster, tmp_path: Path
