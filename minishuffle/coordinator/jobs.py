@@ -727,10 +727,9 @@ class Job:
             self._go_on_without(lost, ErrorInfo(code=PeerLost.code, text=text), "on the same worker", at)
 
     def _go_on_without(self, lost: list[Subtask], cause: ErrorInfo, where: str, at: float) -> None:
-        unreadable = [self._tasks[key] for key in self.replays.cannot(task.key for task in lost)]
         if self.stopping or not self._restarts:
             self._fail_of_loss(lost, cause, at)
-        elif unreadable:
+        elif unreadable := self._unreadable(lost):
             self._fail_of_unreadable(unreadable, cause, at)
         else:
             for task in lost:
@@ -746,6 +745,12 @@ class Job:
             return
         text = f"{cause.text}; {names_of(lost)} ran there" if lost else cause.text
         self.fail(cause.model_copy(update={"text": text}), at, verdict=True)
+
+    def _unreadable(self, gone: Sequence[Subtask]) -> list[Subtask]:
+        """Those of these, and of what restarts with them, that have stored what cannot be made again."""
+        keys = {task.key for task in gone}
+        beside = [self._tasks[key] for key in self.replays.cannot(self._regions.of(keys))]
+        return [task for task in beside if task.key in keys or task.runs or self._is_stored_for_others(task)]
 
     def _fail_of_unreadable(self, lost: Sequence[Subtask], cause: ErrorInfo, at: float) -> None:
         text = (
@@ -846,8 +851,8 @@ class Job:
     def _retry(self, task: Subtask, error: ErrorInfo, at: float) -> None:
         """Restart a task that failed in its slot, unless it has failed too often."""
         settings = self.graph.settings
-        if self.replays.cannot([task.key]):
-            self._fail_of_unreadable([task], error, at)
+        if unreadable := self._unreadable([task]):
+            self._fail_of_unreadable(unreadable, error, at)
             return
         counted = self.replays.counts_for(task.key)
         self.changed.add(counted)

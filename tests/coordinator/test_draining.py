@@ -9,7 +9,7 @@ import pytest
 
 from minishuffle.coordinator.draining import EVICTION_SECONDS_MAX, Drain
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
-from minishuffle.errors import ResourceExhausted, UnknownName
+from minishuffle.errors import ResourceExhausted, TaskFailed, UnknownName
 from minishuffle.wire.messages import (
     CancelTasks,
     ChannelEnds,
@@ -504,6 +504,18 @@ def test_what_cannot_be_made_again_stays_until_all_have_read_it(
         if key[1] == COUNT:
             cluster.report(worker, key, "finished", attempt=worker.tasks[key].attempt)
     assert cluster.show(job).state == "finished" and workers[0].got(Shutdown)
+
+
+@pytest.mark.parametrize("complete", [(), (0, 1)], ids=["half written", "complete"])
+def test_a_failure_that_would_restart_what_cannot_be_made_again_fails_the_job(
+    complete: tuple[int, ...], cluster: FakeCluster
+) -> None:
+    """With ``full``, a consumer's does: what was stored would be missing, and not counted."""
+    workers, job = stored(cluster, storing(external=True, restart_strategy="full"), *complete)
+    cluster.fail(workers[2], (job, COUNT, 0), TaskFailed.code, "boom")
+    info = cluster.show(job)
+    assert info.state == "failing"
+    assert "read[0], read[1] cannot run again" in info.causes[0].text
 
 
 def test_when_its_time_is_up_what_cannot_be_made_again_is_lost_in_words(cluster: FakeCluster) -> None:
