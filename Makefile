@@ -98,8 +98,8 @@ soak-tcp: soak-setup ## TCP flow control beside credit: results, recovery, the s
 soak-spinning: soak-setup ## Ten minutes of threads that compute, without a suspicion or a verdict
 	MINISHUFFLE_SOAK=1 $(WITHIN) 1200 $(BIN)/python -m pytest -q -s --timeout 1200 -m alone tests/e2e/test_suspicion.py
 
-soak-blocking: soak-setup ## kill -9 of both sides of a blocking exchange at each moment (1 minute)
-	MINISHUFFLE_SOAK=1 $(WITHIN) 600 $(BIN)/python -m pytest -q --timeout 300 tests/e2e/test_blocking_exchanges.py
+soak-blocking: soak-setup ## kill -9 of both sides of a blocking exchange at each moment, and before consumers are deployed (2 minutes)
+	MINISHUFFLE_SOAK=1 $(WITHIN) 600 $(BIN)/python -m pytest -q --timeout 300 tests/e2e/test_blocking_exchanges.py tests/e2e/test_first_output.py
 
 soak-seeds: soak-setup ## Ten thousand simulated clusters
 	MINISHUFFLE_SOAK=1 $(WITHIN) 14400 $(BIN)/python -m pytest -q -n 2 --dist load --timeout 3600 $(SIMULATED)
