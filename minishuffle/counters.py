@@ -391,6 +391,8 @@ class WorkerSnapshot:
     one_way: OneWayCounts = OneWayCounts()
     local_batch_bytes: int = 0
     """Bytes of the batches that wait as objects for consumers on this worker."""
+    blocking_bytes: int = 0
+    """Bytes that blocking partitions, and gates that read some, store on this worker."""
     wall: float = 0.0
     """The worker's wall clock, seconds since 1970."""
 

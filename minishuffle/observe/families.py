@@ -298,6 +298,13 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "worker",
     ),
     MetricSpec(
+        "minishuffle_blocking_bytes",
+        "gauge",
+        (),
+        "Bytes stored for blocking exchanges and kept sides, in memory and on disk, of blocking_bytes_max.",
+        "worker",
+    ),
+    MetricSpec(
         "minishuffle_event_loop_lag_seconds",
         "histogram",
         (),

@@ -588,6 +588,7 @@ class Deployment:
         """Also of jobs that have ended: see :meth:`drop_spools`."""
         self.budget = AssemblyBudget(limits.ASSEMBLY_BYTES_MAX)
         self.local = ByteBudget(limits.LOCAL_BATCH_BYTES_MAX)
+        self.stored = ByteBudget(blocking_bytes_max)
         self.local_bytes = 0
         self.local_buffers = 0
         self.local_rows = 0
@@ -609,7 +610,7 @@ class Deployment:
             StorePlace(spool_directory, self.disk.close_file),
             self.disk,
             spool_bytes_max,
-            ByteBudget(blocking_bytes_max),
+            self.stored,
             readable,
             partition_lost,
             channel_event,

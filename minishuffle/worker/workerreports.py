@@ -141,6 +141,7 @@ def worker_snapshot(
         tasks=tasks,
         suspicions=suspicions,
         local_batch_bytes=deployment.local.used if deployment is not None else 0,
+        blocking_bytes=deployment.stored.used if deployment is not None else 0,
         gc_seconds=gc_seconds,
         wall=wall,
         one_way=one_way,

@@ -200,7 +200,11 @@ def test_traffic_is_split_by_direction_and_path(make_worker: MakeWorker) -> None
 
 def test_memory_and_slots_of_a_worker(make_worker: MakeWorker) -> None:
     worker = make_worker(
-        connections_refused={"secret": 2}, abandoned_tasks=1, assembly_bytes=77, local_batch_bytes=78
+        connections_refused={"secret": 2},
+        abandoned_tasks=1,
+        assembly_bytes=77,
+        local_batch_bytes=78,
+        blocking_bytes=79,
     )
     value = Scraper(worker_exposition(lambda: worker, "1.2.3")).value
     assert value("minishuffle_network_segments", {"state": "used"}) == 4
@@ -210,6 +214,7 @@ def test_memory_and_slots_of_a_worker(make_worker: MakeWorker) -> None:
     assert value("minishuffle_network_memory_bytes") == 64 * 32768
     assert value("minishuffle_assembly_bytes") == 77
     assert value("minishuffle_local_batch_bytes") == 78
+    assert value("minishuffle_blocking_bytes") == 79
     assert value("minishuffle_worker_slots", {"state": "used"}) == 1
     assert value("minishuffle_worker_slots", {"state": "free"}) == 3
     assert value("minishuffle_abandoned_tasks_total") == 1
