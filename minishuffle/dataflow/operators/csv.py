@@ -55,8 +55,6 @@ class CsvSource(RecordFiles):
         WrongInput: (also from ``read``) with "fail", a record cannot be read; named with file and line.
     """
 
-    advice = "correct the file or the schema, name what stands for null, as in nulls=('NA',)"
-
     def __init__(
         self,
         paths: Paths,
@@ -219,6 +217,11 @@ class CsvSource(RecordFiles):
         batch = self.parse(record, names, pa.schema([(name, pa.binary())]))
         found = batch.column(0)[0].as_py()
         return "null" if found is None else shown(found)
+
+    def advice(self, value: str) -> str:
+        if any(value == shown(each.encode()) for each in self.nulls):
+            return "correct the file or the schema: what stands in quotation marks is no null"
+        return "correct the file or the schema, name what stands for null, as in nulls=('NA',)"
 
 
 def _check(batch: pa.RecordBatch, schema: pa.Schema) -> None:

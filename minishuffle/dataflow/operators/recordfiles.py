@@ -95,8 +95,6 @@ class RecordFiles:
     format: Literal["arrow"] = "arrow"
     finds_times: ClassVar[bool] = False
     """What :meth:`whole` has as texts may be times."""
-    advice: ClassVar[str] = "correct the file or the schema"
-    """What helps if a value does not fit."""
 
     def __init__(
         self, paths: Paths, schema: pa.Schema | None, splitter: Splitter, on_error: OnFault, *, header: bool
@@ -147,6 +145,10 @@ class RecordFiles:
     def value(self, record: bytes, names: Sequence[str], name: str) -> str:
         """What the record has in a column, as it stands there."""
         raise NotImplementedError
+
+    def advice(self, value: str) -> str:
+        """What helps if a value, as :meth:`value` shows it, does not fit."""
+        return "correct the file or the schema"
 
     def mixture(self, path: str, data: bytes, known: Kinds) -> tuple[int, str] | None:
         """The line of the first value in a file that goes with none before it, and what is wrong; ``known``
@@ -316,7 +318,7 @@ class RecordFiles:
                 nullable = "" if kind.nullable else ", not null"
                 return (
                     f"column {kind.name!r} has {value}, which does not fit {kind.type}{nullable}",
-                    f"{self.advice}, {_LEAVE_OUT}",
+                    f"{self.advice(value)}, {_LEAVE_OUT}",
                 )
         return "it cannot be read", CORRECT
 

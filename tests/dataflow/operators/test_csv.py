@@ -122,6 +122,7 @@ def test_a_header_alone_needs_no_line_end(tmp_path: Path) -> None:
             "NA,1,y,",
             r"column 'n' has 'NA', .* schema, name what stands for null, as in nulls=\('NA',\), or l",
         ),
+        ('"",1,y,', r"column 'n' has '', .* schema: what stands in quotation marks is no null, or leave"),
         ("1,1", "it has 2 values for 4 columns: '1,1': correct the file, or leave such records out: "),
     ],
     ids=str,
