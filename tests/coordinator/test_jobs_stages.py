@@ -407,6 +407,23 @@ def test_the_widest_stage_has_to_fit(cluster: FakeCluster) -> None:
     assert code == ResourceExhausted.code and "network buffers on worker 2" in text
 
 
+def test_stages_go_where_workers_reach_each_other(cluster: FakeCluster) -> None:
+    """Also those that have nothing any more but what was stored."""
+    cluster.add(slots=1, host="127.0.0.1", identity="apart")
+    others = [cluster.add(slots=1, host=f"10.0.0.{n}", identity=f"host {n}") for n in (2, 3)]
+    cluster.submit(staged(1, 2))
+    assert where(cluster.show("j1"))[READ, 0] == ("created", 1, 2)
+    for _ in range(2):
+        cluster.submit(staged(1))
+    end(cluster, READ)
+    end(cluster, 0, job="j2")
+    assert cluster.free_slots() == [1, 1, 0] and stages(cluster.show("j1"))[1] == ("waiting", 1)
+    assert "worker 1 cannot reach the others" in waits(cluster.show("j1"))[0]
+    end(cluster, 0, job="j3")
+    assert {key[1] for worker in others for key in worker.tasks if key[0] == "j1"} == {READ, COUNT}
+    assert stages(cluster.show("j1"))[1] == ("deployed", 1)
+
+
 def test_without_a_blocking_exchange_all_is_deployed_at_once(cluster: FakeCluster) -> None:
     cluster.add()
     cluster.submit(staged(2, 2, edges=("0-1",)))
