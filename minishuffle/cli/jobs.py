@@ -258,7 +258,7 @@ def _describe(
             }
             for parameter in job.parameters
         ]
-        plan = {"operators": None} if graph is None else plan_map(graph)
+        plan = {"operators": None, "problem": problem} if graph is None else plan_map(graph)
         print_json({"job": job.name, "doc": job.doc, "parameters": parameters, **plan})
         return
     echo(f"{job.name}\n{job.doc}" if job.doc else job.name)

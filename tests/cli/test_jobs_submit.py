@@ -46,6 +46,14 @@ def test_describe_as_json_is_one_object(run: Run) -> None:
     assert len(found["operators"]) >= 2
 
 
+def test_describe_as_json_says_why_the_operators_are_not_known(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "one.py"
+    file.write_text("from minishuffle import Stream\n\njob = Stream.items([1]).map(str)\n")
+    found = json.loads(run("submit", f"{file}:job", "--describe", "--json").stdout)
+    assert found["operators"] is None
+    assert found["problem"].startswith("the stream ends with 'map' and goes nowhere: end it with collect()")
+
+
 def test_describe_needs_no_cluster_and_checks_settings(run: Run) -> None:
     result = run("submit", "keyby", "--describe", "--set", "rate=fast")
     assert result.exit_code == 2
