@@ -305,8 +305,10 @@ class Play:
         journal does not have is none: the user, who was told so, cancels the job again."""
         rows, since = -1, self._world.now
         while (info := self._show()).state not in ENDED or self.cluster.forgetful:
-            if self.cluster.audit.rows != rows or self.cluster.forgetful:
-                rows, since = self.cluster.audit.rows, self._world.now
+            # What is stored for a blocking exchange comes to nobody before it is complete.
+            now = self.cluster.audit.rows + sum(task.counters.records_out for task in info.tasks)
+            if now != rows or self.cluster.forgetful:
+                rows, since = now, self._world.now
             if self._canceled and info.state in JOB_LIVE:
                 self._ask(CancelJob(job=self._job))
             elif self._world.now > since + QUIET_SECONDS / 2:
