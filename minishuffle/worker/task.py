@@ -33,7 +33,6 @@ from minishuffle.dataflow.operators.base import (
     TaskContext,
     Watermark,
 )
-from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.operators.usermetrics import UserMetrics
 from minishuffle.errors import (
     ResourceExhausted,
@@ -67,6 +66,7 @@ from minishuffle.worker.jobimports import import_from
 from minishuffle.worker.latencymarkers import LatencyMarkers
 from minishuffle.worker.leases import SourceLeases
 from minishuffle.worker.outbox import Outbox
+from minishuffle.worker.reader import SourceReader
 from minishuffle.worker.wallclock import WallClock
 
 __all__ = ["Task", "TaskOutcome"]

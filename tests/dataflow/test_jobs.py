@@ -18,12 +18,12 @@ import pytest
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.dataflow.operators.base import Batch, Emit, Operator, Output, Program, TaskContext
-from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
 from minishuffle.exchange.elements import decode, encode, read_header
 from minishuffle.exchange.partitioner import Partitioner
+from minishuffle.worker.reader import SourceReader
 from support.listing import Listing
 
 WORDS = ["to be or not to be", "that is the question", "", "to die to sleep"]

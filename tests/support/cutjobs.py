@@ -20,7 +20,6 @@ from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.dataflow.operators.base import Batch, Emit, Mark, Program, TaskContext, Watermark
-from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.exchange.elements import WHOLE, KeyedRows, read_header, unpinned
 from minishuffle.exchange.hotkeys import HotKeys
@@ -28,6 +27,7 @@ from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.watermarks import END_OF_TIME, WatermarkValve
 from minishuffle.worker.chain import Chain
 from minishuffle.worker.inputs import Inputs
+from minishuffle.worker.reader import SourceReader
 from support.listing import Listing
 
 __all__ = ["Cut", "Outcome", "run"]

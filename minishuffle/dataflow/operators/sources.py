@@ -1,4 +1,4 @@
-"""Sources, and the reader that a source task polls.
+"""Sources.
 
 A source's files, slices or number blocks are fixed when it is made, in the client: every subtask sees
 the same splits, and a file that is missing is reported before anything is submitted.
@@ -19,7 +19,6 @@ from minishuffle.dataflow.operators.base import Batch
 from minishuffle.dataflow.operators.copies import set_apart
 from minishuffle.dataflow.operators.files import Paths, compression_of, decompressed, files_of, is_uri, opened
 from minishuffle.dataflow.operators.pandasindex import unnamed_index
-from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.operators.widertype import common_schema, in_schema
 from minishuffle.errors import UnknownName, UsageError, WrongInput
 from minishuffle.limits import BATCH_ROWS_MAX, MIB, RATE_MAX
@@ -29,7 +28,6 @@ __all__ = [
     "GeneratorSource",
     "ItemsSource",
     "ParquetSource",
-    "SourceReader",
     "TextSource",
     "number_batch",
     "number_rows",

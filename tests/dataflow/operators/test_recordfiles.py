@@ -18,11 +18,11 @@ from minishuffle.dataflow.operators import recordfiles
 from minishuffle.dataflow.operators.base import Portion
 from minishuffle.dataflow.operators.csv import CsvSource
 from minishuffle.dataflow.operators.json import JsonSource
-from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.operators.sources import TextSource
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError, WrongInput
 from minishuffle.wire.packed import SplitPosition
+from minishuffle.worker.reader import SourceReader
 from support.cutjobs import Cut, run
 
 Format = Literal["csv", "json"]

@@ -19,12 +19,12 @@ from minishuffle.dataflow.operators.sources import (
     GeneratorSource,
     ItemsSource,
     ParquetSource,
-    SourceReader,
     TextSource,
 )
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.wire.packed import SplitPosition
+from minishuffle.worker.reader import SourceReader
 
 
 def records_of(batches: Any) -> list[Any]:

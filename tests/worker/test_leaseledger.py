@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from minishuffle.coordinator.positions import SourceProgress
-from minishuffle.dataflow.operators import leaseledger
-from minishuffle.dataflow.operators.leaseledger import AHEAD, FIRST_ROWS, TOGETHER_SECONDS, LeaseLedger
 from minishuffle.limits import LEASE_SECONDS
 from minishuffle.wire.packed import SplitPosition, unpack_positions
+from minishuffle.worker import leaseledger
+from minishuffle.worker.leaseledger import AHEAD, FIRST_ROWS, TOGETHER_SECONDS, LeaseLedger
 from support.soak import examples
 
 SPLITS = 4

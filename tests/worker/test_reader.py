@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators import reader as reader_module
-from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.operators.sources import TURNS_PER_SECOND, GeneratorSource
 from minishuffle.errors import UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.wire.packed import SplitPosition
+from minishuffle.worker import reader as reader_module
+from minishuffle.worker.reader import SourceReader
 
 
 def numbered(start: int, count: int) -> list[int]:
