@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from minishuffle.client import Client as Client
     from minishuffle.client import JobHandle as JobHandle
     from minishuffle.client import JobResult as JobResult
+    from minishuffle.connectors.sinks import Sink as Sink
     from minishuffle.dataflow.graph import JobSettings as JobSettings
     from minishuffle.dataflow.keyed import KeyedStream as KeyedStream
     from minishuffle.dataflow.keyed_table import KeyedTable as KeyedTable
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.operators.base import Source as Source
     from minishuffle.dataflow.operators.base import TaskContext as TaskContext
     from minishuffle.dataflow.operators.process import ProcessContext as ProcessContext
-    from minishuffle.dataflow.operators.sinks import Sink as Sink
     from minishuffle.dataflow.operators.times import EVENT_TIME as EVENT_TIME
     from minishuffle.dataflow.stream import Stream as Stream
     from minishuffle.dataflow.table import Table as Table
@@ -73,7 +73,7 @@ _MODULE_OF: Final = {
     "Source": "minishuffle.dataflow.operators.base",
     "TaskContext": "minishuffle.dataflow.operators.base",
     "ProcessContext": "minishuffle.dataflow.operators.process",
-    "Sink": "minishuffle.dataflow.operators.sinks",
+    "Sink": "minishuffle.connectors.sinks",
     "EVENT_TIME": "minishuffle.dataflow.operators.times",
     "Stream": "minishuffle.dataflow.stream",
     "Table": "minishuffle.dataflow.table",

@@ -167,6 +167,10 @@ TRAFFIC_ENTRIES_MAX: Final = 2 * PARALLELISM_MAX
 SLOTS_MAX: Final = 1_024
 """Slots of one worker."""
 BATCH_ROWS_MAX: Final = 65_536
+LIST_ROWS: Final = 4_096
+"""Rows in a batch of Python objects that a source gives."""
+SOURCE_SLICES_MAX: Final = 64
+"""Slices of a collection in memory, and number sequences of a generator: their splits."""
 BATCH_BYTES_MAX: Final = 8 * MIB
 """A batch with more is cut before it is sent; a single row may be longer."""
 DURATION_MAX: Final = timedelta(days=36_500)

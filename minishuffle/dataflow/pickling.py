@@ -124,7 +124,7 @@ def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
     if inspect.isfunction(value):
         yield from _variables(value)
         return
-    is_ours = type(value).__module__.startswith("minishuffle.dataflow.")
+    is_ours = type(value).__module__.startswith(("minishuffle.dataflow.", "minishuffle.connectors."))
     for name, held in getattr(value, "__dict__", {}).items():
         yield "" if is_ours else f"attribute {name!r} of a {type(value).__name__}", held
 

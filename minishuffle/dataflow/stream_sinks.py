@@ -11,7 +11,7 @@ from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.errors import UsageError
 
 if TYPE_CHECKING:
-    from minishuffle.dataflow.operators.sinks import Sink
+    from minishuffle.connectors.sinks import Sink
 
 __all__ = ["StreamSinks"]
 
@@ -43,8 +43,8 @@ class StreamSinks(StreamBase):
         Raises:
             UsageError: the directory holds some, is a file or in an object store, or a limit is not above 0.
         """
-        from minishuffle.dataflow.operators.files import is_uri
-        from minishuffle.dataflow.operators.filesink import FileSink, Roll
+        from minishuffle.connectors.files import is_uri
+        from minishuffle.connectors.filesink import FileSink, Roll
 
         for name, limit in (("seconds", seconds), ("rows", rows), ("bytes", bytes)):
             if not limit > 0:
@@ -65,26 +65,26 @@ class StreamSinks(StreamBase):
         Raises:
             UsageError: it is no name; or the columns are known, and two have one name.
         """
-        from minishuffle.dataflow.operators.sinks import CollectSink
+        from minishuffle.connectors.sinks import CollectSink
 
         check_distinct(self._columns, "collect")
         return self._sink(checked_name(name, "collect"), CollectSink(), collects=name)
 
     def to_count(self) -> Self:
         """Count the records; each subtask's result is its number."""
-        from minishuffle.dataflow.operators.sinks import CountSink
+        from minishuffle.connectors.sinks import CountSink
 
         return self._sink("to_count", CountSink())
 
     def print(self) -> Self:
         """Write each row into the job's log."""
-        from minishuffle.dataflow.operators.sinks import PrintSink
+        from minishuffle.connectors.sinks import PrintSink
 
         return self._sink("print", PrintSink())
 
     def to(self, sink: Sink) -> Self:
-        """Give the batches to the user's own :class:`~minishuffle.dataflow.operators.sinks.Sink`."""
-        from minishuffle.dataflow.operators.sinks import UserSink
+        """Give the batches to the user's own :class:`~minishuffle.connectors.sinks.Sink`."""
+        from minishuffle.connectors.sinks import UserSink
 
         if isinstance(sink, type):
             raise UsageError(f"to takes a sink, not the class {sink.__name__}: write {sink.__name__}(...)")

@@ -36,7 +36,7 @@ class StreamSources(StreamBase):
         Raises:
             UnknownName: there is no such file.
         """
-        from minishuffle.dataflow.operators.sources import TextSource
+        from minishuffle.connectors.text import TextSource
 
         stream: Stream[str] = cls._made("text", TextSource(checked_paths(paths, "Stream.text")))
         return stream if parallelism is None else stream.parallel(parallelism)
@@ -48,7 +48,7 @@ class StreamSources(StreamBase):
         Raises:
             ResourceExhausted: it does not fit into a job; no more of it is taken than shows that.
         """
-        from minishuffle.dataflow.operators.sources import ItemsSource
+        from minishuffle.connectors.items import ItemsSource
         from minishuffle.dataflow.pickling import items_that_fit
 
         if hasattr(items, "__arrow_c_stream__"):
@@ -75,7 +75,7 @@ class StreamSources(StreamBase):
         ``fn`` returns a list, and the same for the same numbers. Without it a record is its number. ``rate``
         is in records/s over all subtasks (None: as fast as they are taken); ``records`` None: without end.
         """
-        from minishuffle.dataflow.operators.sources import GeneratorSource, number_rows
+        from minishuffle.connectors.generator import GeneratorSource, number_rows
 
         check_callable(number_rows if fn is None else fn, "Stream.generate")
         return cls._made("generate", GeneratorSource(fn or number_rows, rate=rate, records=records))

@@ -422,7 +422,7 @@ class Table(TableSources, StreamSinks):
                 "to_spark needs to know the columns and their types: declare them where they come from, as "
                 "in map_batches(fn, schema={'name': 'int64', ...}) or to_table(schema)"
             )
-        from minishuffle.dataflow.operators.spool import SpoolSink
+        from minishuffle.connectors.spool import SpoolSink
 
         schema = spark_schema(self._schema)
         boundary = Boundary(name, schema_message(schema))

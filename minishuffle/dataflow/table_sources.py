@@ -78,7 +78,7 @@ class TableSources(StreamBase):
         if partitioning is None:
             source = read(files, declared)
         elif partitioning == "hive":
-            from minishuffle.dataflow.operators.hive import HiveSource, hive_files
+            from minishuffle.connectors.hive import HiveSource, hive_files
 
             found = hive_files(files)
             inside = None if declared is None else _without(declared, next(iter(found.values())))
@@ -96,8 +96,8 @@ class TableSources(StreamBase):
         """
         import pyarrow as pa
 
+        from minishuffle.connectors.items import ArrowItemsSource
         from minishuffle.dataflow.operators.pandasindex import with_named_range, without_unnamed_index
-        from minishuffle.dataflow.operators.sources import ArrowItemsSource
 
         if not hasattr(data, "__arrow_c_stream__"):
             raise UsageError(
@@ -135,7 +135,7 @@ class TableSources(StreamBase):
         ``rate`` is in rows/s over all subtasks (None: as fast as they are taken); ``records`` None: without
         end.
         """
-        from minishuffle.dataflow.operators.sources import GeneratorSource, number_batch
+        from minishuffle.connectors.generator import GeneratorSource, number_batch
 
         check_callable(number_batch if fn is None else fn, "Table.generate")
         source = GeneratorSource(fn or number_batch, rate=rate, records=records, format="arrow")
@@ -195,7 +195,7 @@ def _source_of_files(
 ) -> Any:
     """The source for files of that format; ``csv`` are the spellings of null, header and delimiter."""
     if format == "parquet":
-        from minishuffle.dataflow.operators.sources import ParquetSource
+        from minishuffle.connectors.parquet import ParquetSource
 
         if on_error != "fail":
             raise UsageError(
@@ -204,11 +204,11 @@ def _source_of_files(
             )
         return ParquetSource(files, schema=declared)
     if format == "csv":
-        from minishuffle.dataflow.operators.csv import CsvSource
+        from minishuffle.connectors.csv import CsvSource
 
         return CsvSource(files, declared, *csv, on_error=on_error)
     if format == "json":
-        from minishuffle.dataflow.operators.json import JsonSource
+        from minishuffle.connectors.json import JsonSource
 
         return JsonSource(files, declared, on_error=on_error)
     raise UsageError(f"format is {format!r}: write 'parquet', 'csv' or 'json'")

@@ -147,13 +147,13 @@ def test_what_a_file_cannot_be_read_for_is_said(tmp_path: Path, monkeypatch: pyt
     declared = Table.from_files(tmp_path / "mixed.json", format="json", schema={"a": int})
     with pytest.raises(UsageError, match=r"mixed.json, line 2: .*correct the file or the schema"):
         rows(declared)
-    monkeypatch.setattr("minishuffle.dataflow.operators.recordfiles.INFERRED_FILE_BYTES_MAX", 3)
+    monkeypatch.setattr("minishuffle.connectors.recordfiles.INFERRED_FILE_BYTES_MAX", 3)
     with pytest.raises(UsageError, match="plain.csv has more than .* declare them with schema="):
         Table.from_files(tmp_path / "plain.csv", format="csv")
 
 
 def test_a_json_split_goes_on_behind_an_offset(tmp_path: Path) -> None:
-    from minishuffle.dataflow.operators.json import JsonSource
+    from minishuffle.connectors.json import JsonSource
 
     path = tmp_path / "a.json"
     path.write_text("".join(f'{{"n": {number}}}\n' for number in range(9)))

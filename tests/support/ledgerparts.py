@@ -41,6 +41,8 @@ KEYED_STEP = {
 }
 PROGRAM_SECONDS_MAX = 120
 REFUSALS_SECONDS_MAX = 3_000
+TESTED = ("tests/dataflow", "tests/connectors")
+"""Folders of the quick tests whose refusals are recorded."""
 
 
 def failure(error: BaseException) -> list[str]:
@@ -255,7 +257,7 @@ def refusals_now() -> frozenset[tuple[str, str]]:
     """Class and text of each refusal that quick tests of the dataflow half expect, in a run of them."""
     environment = {name: value for name, value in os.environ.items() if name != "MINISHUFFLE_SOAK"}
     with tempfile.NamedTemporaryFile("r", suffix=".txt") as file:
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow and not alone", "tests/dataflow"]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow and not alone", *TESTED]
         command += [
             "-p",
             "support.refusals",

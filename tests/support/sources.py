@@ -9,13 +9,19 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-__all__ = ["PACKAGE", "ROOT", "TESTS", "FunctionNode", "Module", "modules", "none_of"]
+__all__ = ["PACKAGE", "ROOT", "TESTS", "FunctionNode", "Module", "modules", "none_of", "part_of"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "minishuffle"
 TESTS = ROOT / "tests"
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def part_of(path: str) -> str:
+    """The part of the package that a path below it belongs to: its first name. The operators that are below
+    ``dataflow`` are a part of their own, under the streams and tables that are built from them."""
+    return "operators" if path.startswith("dataflow/operators/") else path.partition("/")[0]
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Module:
     @property
     def part(self) -> str:
         """The folder, or the module at the top, that the file belongs to."""
-        return self.name.partition("/")[0].removesuffix(".py")
+        return part_of(self.name.removesuffix(".py"))
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:

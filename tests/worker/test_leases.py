@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minishuffle.connectors.generator import TURNS_PER_SECOND
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.operators.sources import TURNS_PER_SECOND
 from minishuffle.dataflow.stream import Stream
 from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
 from minishuffle.worker.state import StartTask

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.sources import TURNS_PER_SECOND, GeneratorSource
+from minishuffle.connectors.generator import TURNS_PER_SECOND, GeneratorSource
 from minishuffle.errors import UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.wire.packed import SplitPosition

@@ -73,7 +73,7 @@ JOBS: dict[str, Callable[[], StreamBase]] = {
 
 def is_ours(value: Any) -> bool:
     """Whether an operator made that for itself: its state, and not what it was given."""
-    return type(value).__module__.startswith("minishuffle.dataflow")
+    return type(value).__module__.startswith(("minishuffle.dataflow", "minishuffle.connectors"))
 
 
 @pytest.fixture

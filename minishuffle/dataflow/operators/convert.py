@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from minishuffle.dataflow.nulls import misplaced
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows, Used
 from minishuffle.dataflow.operators.chained import ChainedOperator, preview
 from minishuffle.dataflow.operators.hiddentime import gives_time, with_time
 from minishuffle.dataflow.operators.moments import event_times, without_times
+from minishuffle.dataflow.operators.nulls import misplaced
 from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of, type_of
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.operators.widertype import wider

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minishuffle.dataflow.nulls import misplaced_null
+from minishuffle.dataflow.operators.nulls import misplaced_null
 from minishuffle.errors import UsageError
 from minishuffle.exchange.keys import BOOL8
 from minishuffle.exchange.schemas import converted, decoded, without_dictionary

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from minishuffle.dataflow.operators.sources import ParquetSource
+from minishuffle.connectors.parquet import ParquetSource
 from minishuffle.dataflow.operators.widertype import common_schema, in_schema, wider, wider_schema
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError

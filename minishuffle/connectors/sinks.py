@@ -1,6 +1,6 @@
 """Sinks: the last operator of a chain. What ``close`` returns is the subtask's result.
 
-The one that writes files is in :mod:`~minishuffle.dataflow.operators.filesink`.
+The one that writes files is in :mod:`~minishuffle.connectors.filesink`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from minishuffle.connectors.files import files_below
 from minishuffle.dataflow.operators.base import Portion
-from minishuffle.dataflow.operators.files import files_below
 from minishuffle.errors import UnknownName, UsageError
 
 __all__ = ["HiveSource", "hive_files"]

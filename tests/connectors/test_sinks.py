@@ -8,9 +8,9 @@ import cloudpickle
 import pyarrow as pa
 import pytest
 
+from minishuffle.connectors.sinks import CollectSink, CountSink, PrintSink, UserSink
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.operators.base import Batch, KeyedRows, TaskContext
-from minishuffle.dataflow.operators.sinks import CollectSink, CountSink, PrintSink, UserSink
 from minishuffle.errors import UsageError
 
 

@@ -16,10 +16,10 @@ from typing import ClassVar, Final, Literal, TypeAlias
 
 import pyarrow as pa
 
+from minishuffle.connectors.filerecords import Block, Splitter, line_at, record_blocks
+from minishuffle.connectors.files import Paths, decompressed, files_of
+from minishuffle.connectors.inferred import InferredTypes, Part, UnfitNumber
 from minishuffle.dataflow.operators.base import Portion
-from minishuffle.dataflow.operators.filerecords import Block, Splitter, line_at, record_blocks
-from minishuffle.dataflow.operators.files import Paths, decompressed, files_of
-from minishuffle.dataflow.operators.inferred import InferredTypes, Part, UnfitNumber
 from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import UsageError, WrongInput
 from minishuffle.exchange.rows import preview

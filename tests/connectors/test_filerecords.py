@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators.filerecords import CsvRecords, JsonLines, Splitter, line_at, record_blocks
+from minishuffle.connectors.filerecords import CsvRecords, JsonLines, Splitter, line_at, record_blocks
 
 CSV_BYTES = st.text(alphabet='a,"\n\r', max_size=24).map(str.encode)
 JSON_BYTES = st.text(alphabet="{} \n\r", max_size=24).map(str.encode)

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from minishuffle.dataflow.operators.csv import CsvSource
-from minishuffle.dataflow.operators.inferred import InferredTypes
-from minishuffle.dataflow.operators.json import JsonSource
+from minishuffle.connectors.csv import CsvSource
+from minishuffle.connectors.inferred import InferredTypes
+from minishuffle.connectors.json import JsonSource
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
 from support.cutjobs import Cut, run

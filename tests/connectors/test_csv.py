@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.csv import CsvSource
+from minishuffle.connectors.csv import CsvSource
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import UnknownName, UsageError, WrongInput
 from minishuffle.limits import BATCH_ROWS_MAX, CSV_BLOCK_BYTES

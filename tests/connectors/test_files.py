@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from minishuffle.dataflow.operators import files, recordfiles, sources
-from minishuffle.dataflow.operators.csv import CsvSource
-from minishuffle.dataflow.operators.json import JsonSource
-from minishuffle.dataflow.operators.sources import TextSource
+from minishuffle.connectors import files, recordfiles, text
+from minishuffle.connectors.csv import CsvSource
+from minishuffle.connectors.json import JsonSource
+from minishuffle.connectors.text import TextSource
 from minishuffle.errors import UnknownName, UsageError
 from support.objectstore import object_store
 
@@ -60,13 +60,13 @@ def values(source: Any, column: str, offset: int = 0) -> list[Any]:
 def test_a_compressed_file_is_what_it_was(
     end: str, compress: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "TEXT_SPLIT_BYTES", 100)
+    monkeypatch.setattr(text, "TEXT_SPLIT_BYTES", 100)
     (tmp_path / f"a.csv{end}").write_bytes(compress(CSV))
     path = str(tmp_path / f"a.csv{end}")
-    text = TextSource(path)
-    (split,) = text.splits()
-    assert [line for lines in text.read(split, 0) for line in lines] == ["n,text", *LINES]
-    assert [line for lines in text.read(split, 900) for line in lines] == LINES[899:]
+    lines = TextSource(path)
+    (split,) = lines.splits()
+    assert [line for batch in lines.read(split, 0) for line in batch] == ["n,text", *LINES]
+    assert [line for batch in lines.read(split, 900) for line in batch] == LINES[899:]
     assert CsvSource(path).schema == SCHEMA
     assert values(CsvSource(path, SCHEMA), "n") == list(range(1000))
     assert values(CsvSource(path, SCHEMA), "n", 990) == list(range(990, 1000))
@@ -130,8 +130,9 @@ def test_a_uri_of_nothing_is_refused(uri: str, error: type[Exception], says: str
 READING = """
 import sys
 import cloudpickle
-from minishuffle.dataflow.operators import files, hive, sources
-from minishuffle.dataflow.operators.csv import CsvSource
+from minishuffle.connectors import files, hive, parquet
+from minishuffle.connectors.csv import CsvSource
+from minishuffle.connectors.text import TextSource
 from minishuffle.errors import UnknownName
 
 options = sys.argv[1]
@@ -142,9 +143,9 @@ source = CsvSource(found)
 source = cloudpickle.loads(cloudpickle.dumps(source))
 print(sum(batch.num_rows for split in source.splits() for batch in source.read(split, 0)))
 days = hive.hive_files([f"s3://key:secret@bucket/days?{options}"])
-table = hive.HiveSource(sources.ParquetSource(list(days)), days, None)
+table = hive.HiveSource(parquet.ParquetSource(list(days)), days, None)
 print([row for split in table.splits() for batch in table.read(split, 0) for row in batch.to_pylist()])
-text = sources.TextSource(f"s3://key:secret@bucket/logs/c.csv?{options}")
+text = TextSource(f"s3://key:secret@bucket/logs/c.csv?{options}")
 print([line for split in text.splits() for lines in text.read(split, 998) for line in lines])
 try:
     files.files_of(f"s3://key:secret@bucket/nothing?{options}")

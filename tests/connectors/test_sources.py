@@ -9,34 +9,17 @@ import cloudpickle
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators import sources
+from minishuffle.connectors import items, text
+from minishuffle.connectors.generator import GeneratorSource
+from minishuffle.connectors.items import ArrowItemsSource, ItemsSource
+from minishuffle.connectors.parquet import ParquetSource
+from minishuffle.connectors.text import TextSource
 from minishuffle.dataflow.operators.base import Source
-from minishuffle.dataflow.operators.sources import (
-    ArrowItemsSource,
-    GeneratorSource,
-    ItemsSource,
-    ParquetSource,
-    TextSource,
-)
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.wire.packed import SplitPosition
 from minishuffle.worker.reader import SourceReader
-
-
-def records_of(batches: Any) -> list[Any]:
-    out: list[Any] = []
-    for batch in batches:
-        assert 0 < len(batch) <= BATCH_ROWS_MAX
-        out.extend(batch if isinstance(batch, list) else batch.to_pylist())
-    return out
-
-
-def read_all(source: Source) -> list[Any]:
-    return [record for split in source.splits() for record in records_of(source.read(split, 0))]
+from support.sourcereading import read_all, records_of
 
 
 def numbered(start: int, count: int) -> list[int]:
@@ -49,8 +32,9 @@ def arrow_numbered(start: int, count: int) -> pa.RecordBatch:
 
 @pytest.fixture
 def small_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "TEXT_SPLIT_BYTES", 10)
-    monkeypatch.setattr(sources, "LIST_ROWS", 3)
+    monkeypatch.setattr(text, "TEXT_SPLIT_BYTES", 10)
+    monkeypatch.setattr(text, "LIST_ROWS", 3)
+    monkeypatch.setattr(items, "LIST_ROWS", 3)
 
 
 def bounded_source(kind: str, directory: Path) -> tuple[Source, list[Any]]:
@@ -140,50 +124,6 @@ def test_subtasks_share_the_splits(kind: str, parallelism: int, tmp_path: Path) 
     assert sorted(found, key=str) == sorted(expected, key=str)
 
 
-@given(
-    lines=st.lists(
-        st.text(st.characters(exclude_characters="\n\r", codec="utf-8"), max_size=12), max_size=30
-    ),
-    crlf=st.booleans(),
-    end=st.booleans(),
-    split_bytes=st.integers(1, 40),
-)
-def test_text_lines(
-    lines: list[str], crlf: bool, end: bool, split_bytes: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    ending = "\r\n" if crlf else "\n"
-    text = ending.join(lines) + (ending if end and lines else "")
-    path = tmp_path_factory.getbasetemp() / "lines.txt"
-    path.write_bytes(text.encode())
-    expected = text.replace("\r\n", "\n").split("\n")
-    if not expected[-1]:
-        expected.pop()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "TEXT_SPLIT_BYTES", split_bytes)
-        source = TextSource(path)
-        starts = [start for _, start, _ in source.splits()]
-    assert read_all(source) == [
-        line.removeprefix("\ufeff") if i == 0 else line for i, line in enumerate(expected)
-    ]
-    data = text.encode()
-    assert all(start == 0 or data[start - 1 : start] == b"\n" for start in starts)
-
-
-def test_text_that_is_not_utf8(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"good\nb\xffd\n")
-    with pytest.raises(UsageError, match=r"a\.txt is not UTF-8 at byte 6: convert it"):
-        read_all(TextSource(tmp_path / "a.txt"))
-
-
-def test_directories_and_patterns_mean_their_files_in_order(tmp_path: Path) -> None:
-    for name in ("b.txt", "a.txt", "c.log", ".hidden", "_SUCCESS"):
-        (tmp_path / name).write_text(name)
-    (tmp_path / "sub").mkdir()
-    assert read_all(TextSource(tmp_path)) == ["a.txt", "b.txt", "c.log"]
-    assert read_all(TextSource(str(tmp_path / "*.txt"))) == ["a.txt", "b.txt"]
-    assert read_all(TextSource([tmp_path / "c.log", str(tmp_path / "a*")])) == ["c.log", "a.txt"]
-
-
 @pytest.mark.parametrize("kind", [TextSource, ParquetSource])
 def test_missing_files(kind: Any, tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match=r"no file .*nothing"):
@@ -194,66 +134,3 @@ def test_missing_files(kind: Any, tmp_path: Path) -> None:
         kind(tmp_path)
     with pytest.raises(UsageError, match="at least one file"):
         kind([])
-
-
-def test_parquet_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "a.parquet").write_text("not at all")
-    with pytest.raises(UsageError, match=r"a\.parquet is not a Parquet file"):
-        ParquetSource(tmp_path / "a.parquet")
-    pq.write_table(pa.table({"a": [1], "b": [2]}), tmp_path / "a.parquet")
-    with pytest.raises(UnknownName, match=r"no column 'c' in .*: there are a, b"):
-        ParquetSource(tmp_path / "a.parquet", pa.schema({"a": pa.int64(), "c": pa.int64()}))
-    assert read_all(ParquetSource(tmp_path / "a.parquet", pa.schema({"b": pa.int64()}))) == [{"b": 2}]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rate": 0}, "rate is 0"),
-        ({"rate": 10**26}, "rate is 1"),
-        ({"rate": float("nan")}, "rate is nan"),
-        ({"records": -1}, "records is -1"),
-        ({"splits": 0}, "splits is 0"),
-    ],
-)
-def test_generator_options_out_of_range(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        GeneratorSource(numbered, **options)
-
-
-def test_generator_refuses_another_number_of_records() -> None:
-    with pytest.raises(UsageError, match="asked for 4 records from number 4 on and gave 1"):
-        list(
-            GeneratorSource(
-                lambda start, count: [start] * (4 if start == 0 else 1), records=8, splits=2
-            ).read(1, 0)
-        )
-
-
-@pytest.mark.parametrize(
-    ("format", "given", "told"),
-    [
-        ("rows", None, "gave a NoneType: return a list, or say format='arrow'"),
-        ("rows", pa.record_batch({"n": [0]}), "gave a RecordBatch: return a list"),
-        ("arrow", [0], "gave a list: return a RecordBatch"),
-    ],
-)
-def test_generator_refuses_another_kind_of_batch(format: Any, given: Any, told: str) -> None:
-    source = GeneratorSource(lambda start, count: given, records=1, splits=1, format=format)
-    with pytest.raises(UsageError, match=told):
-        list(source.read(0, 0))
-
-
-@given(st.integers(0, 300), st.integers(1, 9), st.none() | st.floats(1, 1e6))
-def test_generator_gives_each_number_once(records: int, splits: int, rate: float | None) -> None:
-    assert sorted(read_all(GeneratorSource(numbered, rate, records, splits))) == list(range(records))
-
-
-def test_generator_without_end_goes_on_where_it_was() -> None:
-    source = GeneratorSource(numbered, rate=1000, splits=2)
-    assert source.bounded is False
-    batches = source.read(1, 0)
-    first, second = next(batches), next(batches)
-    resumed = source.read(1, len(first) + 3)
-    assert next(resumed) == second[3:]
-    assert next(resumed) == next(batches)

@@ -6,9 +6,9 @@ from typing import Final
 
 import pyarrow as pa
 
-from minishuffle.dataflow.nulls import misplaced_null
 from minishuffle.dataflow.operators.base import Batch, Emit, TaskContext
 from minishuffle.dataflow.operators.chained import ChainedOperator
+from minishuffle.dataflow.operators.nulls import misplaced_null
 from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import LocalProtocolError, UsageError
 from minishuffle.exchange.sizes import pieces

@@ -13,8 +13,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from minishuffle.connectors.filesink import FileSink, Roll
 from minishuffle.dataflow.operators.base import Batch, TaskContext
-from minishuffle.dataflow.operators.filesink import FileSink, Roll
 from minishuffle.errors import CannotWrite, LocalProtocolError, ResourceExhausted, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX, MIB
 from support.listing import Listing

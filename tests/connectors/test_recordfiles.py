@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from minishuffle.dataflow.operators import recordfiles
+from minishuffle.connectors import recordfiles
+from minishuffle.connectors.csv import CsvSource
+from minishuffle.connectors.json import JsonSource
+from minishuffle.connectors.text import TextSource
 from minishuffle.dataflow.operators.base import Portion
-from minishuffle.dataflow.operators.csv import CsvSource
-from minishuffle.dataflow.operators.json import JsonSource
-from minishuffle.dataflow.operators.sources import TextSource
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError, WrongInput
 from minishuffle.wire.packed import SplitPosition

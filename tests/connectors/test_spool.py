@@ -8,8 +8,8 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
+from minishuffle.connectors.spool import SpoolSink
 from minishuffle.dataflow.operators.base import Batch, Mark, TaskContext
-from minishuffle.dataflow.operators.spool import SpoolSink
 from minishuffle.errors import LocalProtocolError, TaskCancelled, UsageError
 from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
 from minishuffle.exchange.elementstore import ElementStore, StorePlace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.nulls import misplaced_null
+from minishuffle.dataflow.operators.nulls import misplaced_null
 
 STRICT = pa.field("y", pa.int64(), nullable=False)
 

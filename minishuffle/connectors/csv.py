@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from minishuffle.dataflow.operators.filerecords import CsvRecords
-from minishuffle.dataflow.operators.files import Paths, decompressed
-from minishuffle.dataflow.operators.inferred import Part
-from minishuffle.dataflow.operators.recordfiles import (
+from minishuffle.connectors.filerecords import CsvRecords
+from minishuffle.connectors.files import Paths, decompressed
+from minishuffle.connectors.inferred import Part
+from minishuffle.connectors.recordfiles import (
     CORRECT,
     OnFault,
     RecordFiles,

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
-from minishuffle.dataflow.operators.filerecords import JsonLines
-from minishuffle.dataflow.operators.files import Paths, opened
-from minishuffle.dataflow.operators.inferred import Part, parts_of
-from minishuffle.dataflow.operators.recordfiles import (
+from minishuffle.connectors.filerecords import JsonLines
+from minishuffle.connectors.files import Paths, opened
+from minishuffle.connectors.inferred import Part, parts_of
+from minishuffle.connectors.recordfiles import (
     CORRECT,
     Kinds,
     OnFault,
