@@ -443,9 +443,9 @@ class Client:
             if self._find is not None:
                 self.address = self._find()
 
-    def _read(self, message: ControlMessage, expected: type[Reply]) -> Reply:
-        """A request that changes nothing: who has been connected waits until a coordinator is back, and who
-        has not hears at once that there is none."""
+    def _repeated(self, message: ControlMessage, expected: type[Reply]) -> Reply:
+        """A request that does no more when it is sent again: who has been connected waits until a coordinator
+        is back, and who has not hears at once that there is none."""
         return self.request(message, expected) if self._link is None else self.poll(message, expected, 0.0)
 
     def _connected(self) -> BlockingControlClient:
@@ -509,7 +509,7 @@ class Client:
     def jobs(self, *, tasks: bool = True) -> list[JobInfo]:
         """Every job that the coordinator knows, oldest first; without ``tasks``, with the number of them by
         state alone."""
-        return self._read(ListJobs(tasks=tasks), JobList).jobs
+        return self._repeated(ListJobs(tasks=tasks), JobList).jobs
 
     def job(self, job: str) -> JobInfo:
         """State, tasks and causes of one job.
@@ -517,7 +517,7 @@ class Client:
         Raises:
             UnknownName: there is no such job.
         """
-        return self._read(ShowJob(job=job), JobInfo)
+        return self._repeated(ShowJob(job=job), JobInfo)
 
     def graph(self, job: str) -> GraphInfo:
         """Vertices and edges of one job.
@@ -525,7 +525,7 @@ class Client:
         Raises:
             UnknownName: there is no such job.
         """
-        return self._read(ShowGraph(job=job), GraphInfo)
+        return self._repeated(ShowGraph(job=job), GraphInfo)
 
     def handle(self, job: str) -> JobHandle:
         """The handle of a job that was submitted before."""
@@ -534,11 +534,11 @@ class Client:
 
     def cancel(self, job: str, *, give_up_results: bool = False) -> None:
         """See :meth:`JobHandle.cancel`."""
-        self.request(CancelJob(job=job, give_up_results=give_up_results), Accepted)
+        self._repeated(CancelJob(job=job, give_up_results=give_up_results), Accepted)
 
     def pause(self, job: str) -> JobInfo:
         """See :meth:`JobHandle.pause`."""
-        self.request(PauseJob(job=job), Accepted)
+        self._repeated(PauseJob(job=job), Accepted)
         while True:
             info = self.poll(WaitPause(job=job, wait_seconds=LONG_POLL_SECONDS), JobInfo, LONG_POLL_SECONDS)
             if info.pause == "paused":
@@ -549,7 +549,15 @@ class Client:
 
     def resume(self, job: str) -> None:
         """See :meth:`JobHandle.resume`."""
-        self.request(ResumeJob(job=job), Accepted)
+        was_connected = self._link is not None
+        try:
+            self.request(ResumeJob(job=job), Accepted)
+        except PeerLost:
+            if not was_connected:
+                raise
+            # The coordinator may have ended before it had the job go on, or after that.
+            if self.poll(ShowJob(job=job), JobInfo, 0.0).pause != "none":
+                self.poll(ResumeJob(job=job), Accepted, 0.0)
 
     def end_stream(self, job: str, name: str) -> None:
         """See :meth:`JobHandle.end_stream`."""
@@ -565,11 +573,11 @@ class Client:
 
     def status(self) -> ClusterStatus:
         """Workers with their connections, and jobs."""
-        return self._read(GetStatus(), ClusterStatus)
+        return self._repeated(GetStatus(), ClusterStatus)
 
     def workers(self) -> list[WorkerInfo]:
         """The workers with their connections alone."""
-        return self._read(GetStatus(jobs=False), ClusterStatus).workers
+        return self._repeated(GetStatus(jobs=False), ClusterStatus).workers
 
     def ask_workers(self, question: AskWorkers) -> WorkersAnswered:
         """What workers hold and wait for: within a second, whatever their tasks do.
@@ -577,7 +585,7 @@ class Client:
         Raises:
             UnknownName: a worker that is named is not alive.
         """
-        return self._read(question, WorkersAnswered)
+        return self._repeated(question, WorkersAnswered)
 
     @property
     def read_token(self) -> str:
@@ -633,7 +641,7 @@ class Client:
         """Files that the sinks of a job have completed, oldest first."""
         after = 0
         while True:
-            reply = self._read(GetFiles(job=job, after=after), JobFiles)
+            reply = self._repeated(GetFiles(job=job, after=after), JobFiles)
             yield from reply.files
             if not reply.files:
                 return

@@ -601,6 +601,44 @@ def test_who_was_connected_asks_again_and_who_was_not_hears_at_once(
         Client("127.0.0.1:1", b"s" * 32, reconnect_timeout=60.0).job("j1")
 
 
+def test_pause_resume_and_cancel_outlast_a_coordinator_that_restarts(
+    link: type[ScriptedLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minishuffle.client.time.sleep", lambda seconds: None)
+    asked: list[str] = []
+    lost: dict[str, int] = {}
+    pause = "none"
+
+    def answer(message: ControlMessage) -> ControlMessage:
+        nonlocal pause
+        name = type(message).__name__
+        asked.append(name)
+        if name == "PauseJob":
+            pause = "paused"
+        if name == "ResumeJob" and lost.get(name) != 2:
+            pause = "none"
+        if lost.get(name):
+            lost[name] -= 1
+            raise PeerLost("the coordinator closed the connection")
+        state: Any = {"pause": pause}
+        return Accepted(job="j1") if name.endswith("Job") and name != "ShowJob" else job("running", **state)
+
+    link.answer = staticmethod(answer)
+    client = Client("127.0.0.1:1", b"s" * 32, reconnect_timeout=60.0)
+    client.job("j1")
+    lost = {"PauseJob": 2, "CancelJob": 1, "ResumeJob": 2}
+    assert client.pause("j1").pause == "paused"
+    asked.clear()
+    client.resume("j1")
+    assert asked == ["ResumeJob", "ShowJob", "ResumeJob", "ResumeJob"], "the first was lost before it did it"
+    pause, lost["ResumeJob"] = "paused", 1
+    asked.clear()
+    client.resume("j1")
+    assert asked == ["ResumeJob", "ShowJob"], "the coordinator did it, and was gone before it said so"
+    client.cancel("j1")
+    assert not any(lost.values())
+
+
 def test_a_secret_that_can_be_guessed_is_refused() -> None:
     with pytest.raises(UsageError, match=r"the secret has 31 characters, .*openssl rand -hex 32 > FILE"):
         Client("127.0.0.1:1", b"s" * 31)

@@ -228,6 +228,10 @@ def show_job(job: JobInfo) -> None:
         out.print(f"stages: {', '.join(shown)}")
     for later in job.deploy_waits:
         out.print(later.text)
+    if job.pause_problem:
+        out.print(f"the last pause failed: {job.pause_problem}")
+    for left in job.pause_left:
+        out.print(f"where it is stays {left}")
     states = ("busy", "idle", "back-pressured")
     numbers = ("attempt", "worker", "records in", "records out", *states)
     table = new_table(["task", "state", *numbers], numbers)

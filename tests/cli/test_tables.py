@@ -192,6 +192,16 @@ def test_a_job_shows_what_waits_to_be_deployed(capsys: pytest.CaptureFixture[str
     assert row[:4] == ["count[0]", "waiting", "-", "-"]
 
 
+def test_a_job_shows_what_stays_while_it_is_paused_and_why_a_pause_failed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tables.show_job(JOB.model_copy(update={"state": "paused", "pause_left": ["3 rows of map_async[0]"]}))
+    tables.show_job(JOB.model_copy(update={"pause_problem": "map[1] did not stop within 10.0 s"}))
+    lines = capsys.readouterr().out.splitlines()
+    assert "where it is stays 3 rows of map_async[0]" in lines
+    assert "the last pause failed: map[1] did not stop within 10.0 s" in lines
+
+
 def test_a_job_shows_its_restarts_and_what_they_cost(capsys: pytest.CaptureFixture[str]) -> None:
     tables.show_job(JOB)
     assert "restarts" not in capsys.readouterr().out
