@@ -216,22 +216,7 @@ def show_job(job: JobInfo) -> None:
     end = job.ended_at or job.at
     mode = ", TCP flow control" if job.flow_control == "tcp" else ""
     out.print(f"job {job.job} ({job.name}): {job.state}, {seconds_text(end - job.submitted_at)}{mode}")
-    for wait in job.slot_waits:
-        out.print(
-            f"{wait.text}; the job fails in {seconds_text(max(0.0, wait.until - job.at))} if none comes"
-        )
-    if job.stages:
-        shown = [
-            f"{number} {stage.state}" + (f" (version {stage.version})" if stage.version > 1 else "")
-            for number, stage in enumerate(job.stages, 1)
-        ]
-        out.print(f"stages: {', '.join(shown)}")
-    for later in job.deploy_waits:
-        out.print(later.text)
-    if job.pause_problem:
-        out.print(f"the last pause failed: {job.pause_problem}")
-    for left in job.pause_left:
-        out.print(f"where it is stays {left}")
+    _show_what_stands(job)
     states = ("busy", "idle", "back-pressured")
     numbers = ("attempt", "worker", "records in", "records out", *states)
     table = new_table(["task", "state", *numbers], numbers)
@@ -274,6 +259,27 @@ def show_job(job: JobInfo) -> None:
             out.print(cause.traceback.rstrip())
     if job.first_failure is not None and not job.causes:
         out.print(f"first failure: {failure_lines(job.first_failure)}")
+
+
+def _show_what_stands(job: JobInfo) -> None:
+    """What of the job waits, for what, and what a pause leaves."""
+    out = console()
+    for wait in job.slot_waits:
+        out.print(
+            f"{wait.text}; the job fails in {seconds_text(max(0.0, wait.until - job.at))} if none comes"
+        )
+    if job.stages:
+        shown = [
+            f"{number} {stage.state}" + (f" (version {stage.version})" if stage.version > 1 else "")
+            for number, stage in enumerate(job.stages, 1)
+        ]
+        out.print(f"stages: {', '.join(shown)}")
+    for later in job.deploy_waits:
+        out.print(later.text)
+    if job.pause_problem:
+        out.print(f"the last pause failed: {job.pause_problem}")
+    for left in job.pause_left:
+        out.print(f"where it is stays {left}")
 
 
 def limits_hit(job: JobInfo) -> list[dict[str, Any]]:

@@ -619,7 +619,7 @@ class PipelinedView:
             piece = self._slice(head) if isinstance(head, BufferBuilder) else self._take_whole(head)
         self._next = self._head()
         piece.next_type = self._type(self._next)
-        piece.backlog = self.backlog()
+        piece.backlog = 0 if self._barrier else self._subpartition.backlog()
         return piece
 
     def _take_event(self, event: Event) -> None:

@@ -198,7 +198,8 @@ class DataLink(asyncio.BufferedProtocol):
             if not self.established:
                 self._receive_handshake(data)
             else:
-                frames = self.machine.receive(data, self._loop.time())
+                assert self._machine is not None
+                frames = self._machine.receive(data, self._loop.time())
         except RemoteProtocolError as error:
             self._endpoint.handler.refused("malformed", str(error), self.remote)
             self.abort(error.with_traceback(None))
@@ -214,11 +215,11 @@ class DataLink(asyncio.BufferedProtocol):
         if self._reading and not self._lost and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _read_as_wanted(self) -> None:
-        """Stop reading, or go on, as the machine says."""
-        if self.machine.reading != self._reading and not self._transport.is_closing():
-            self._reading = self.machine.reading
-            if self._reading:
+    def _read_as_wanted(self, reads: bool) -> None:
+        """Go on reading, or stop."""
+        if not self._transport.is_closing():
+            self._reading = reads
+            if reads:
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
@@ -376,7 +377,9 @@ class DataLink(asyncio.BufferedProtocol):
         self._flush_scheduled = False
         if self.paused or self._lost:
             return
-        chunks, pieces = self.machine.data_to_send(limits.FLUSH_SEGMENTS_MAX)
+        machine = self._machine
+        assert machine is not None
+        chunks, pieces = machine.data_to_send(limits.FLUSH_SEGMENTS_MAX)
         if not chunks:
             return
         if self._gathers:
@@ -390,7 +393,7 @@ class DataLink(asyncio.BufferedProtocol):
         for piece in pieces:
             piece.released()
         self.on_written()
-        if self.machine.wants_to_send:
+        if machine.wants_to_send:
             self.flush_soon()
 
     def stepped(self) -> None:
@@ -399,7 +402,8 @@ class DataLink(asyncio.BufferedProtocol):
             self._after_step()
 
     def _after_step(self) -> None:
-        machine = self.machine
+        machine = self._machine
+        assert machine is not None
         events = machine.events()
         if events:
             for event in events:
@@ -408,24 +412,23 @@ class DataLink(asyncio.BufferedProtocol):
                     self._transport.close()
             self._endpoint.handler.link_events(self, events)
         if not self._lost:
-            self._read_as_wanted()
-            self._arm_timer()
+            if machine.reading != self._reading:
+                self._read_as_wanted(machine.reading)
+            deadline = machine.next_deadline()
+            if deadline is not None and (self._timer is None or deadline < self._timer_at):
+                self._arm_timer(deadline)
             if machine.wants_to_send:
                 self.flush_soon()
 
-    def _arm_timer(self) -> None:
+    def _arm_timer(self, deadline: float) -> None:
         """Have one timer, due no later than the connection's next deadline.
 
         What arrives moves the deadline on, and the timer that fires early is set anew: cheaper than to set
         it at every read.
         """
-        deadline = self.machine.next_deadline()
-        if deadline is None:
-            return
-        if self._timer is None or deadline < self._timer_at:
-            self._cancel_timer()
-            self._timer_at = deadline
-            self._timer = self._loop.call_at(deadline, self._on_timer)
+        self._cancel_timer()
+        self._timer_at = deadline
+        self._timer = self._loop.call_at(deadline, self._on_timer)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

@@ -37,7 +37,7 @@ class _Input:
     """How far the producer of the last batch was, as the operator has received it."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Gate:
     gate: InputGate
     input: _Input
@@ -63,7 +63,8 @@ class Inputs:
             valve = WatermarkValve()
             each = inputs.setdefault(gate.input, _Input(gate.input, valve, (valve.watermark, valve.idle)))
             self._gates.append(_Gate(gate, each, each.valve.add()))
-        self._first_input = first_input
+        self._turns = [each for each in self._gates if each.input.number == first_input] or [*self._gates]
+        """Gates that are read now, and have not ended; the next one is first."""
         self._by_channel = by_channel
         self.repeated = {gate.input for gate in gates if gate.kept}
         """Numbers of inputs that the next attempt gets all of again."""
@@ -74,7 +75,7 @@ class Inputs:
     @property
     def finished(self) -> bool:
         """Every gate has ended, and everything was taken."""
-        return not self._ready and all(gate.ended for gate in self._gates)
+        return not self._ready and not self._turns
 
     def poll(self) -> tuple[int, Item] | None:
         """The next batch or mark and the number of its input; None if there is nothing now.
@@ -87,18 +88,12 @@ class Inputs:
         return self._ready.popleft() if self._ready else None
 
     def is_aligned(self, barrier: int) -> bool:
-        """Whether all that was written before that barrier, for the inputs that are read now, was taken; 0 is
-        no barrier."""
-        return (
-            bool(barrier)
-            and not self._ready
-            and all(each.gate.is_aligned(barrier) for each in self._readable())
-        )
+        """Whether all that was written before that barrier, for the inputs that are read now, was taken."""
+        return not self._ready and all(each.gate.is_aligned(barrier) for each in self._turns)
 
     def unread(self) -> list[int]:
         """Edges of inputs that are read later, once others have ended."""
-        readable = self._readable()
-        return [each.gate.edge for each in self._gates if not (each.ended or each in readable)]
+        return [each.gate.edge for each in self._gates if not (each.ended or each in self._turns)]
 
     def rows_left(self) -> int:
         """Rows of batches that were read from a gate and not taken from here, and nobody gets again."""
@@ -110,16 +105,13 @@ class Inputs:
 
     def _read(self) -> None:
         """Give each gate its turn until one has something: that one is last from now on."""
-        for each in self._readable():
+        for each in [*self._turns]:
             self._read_gate(each)
             if self._ready:
-                self._gates.remove(each)
-                self._gates.append(each)
+                if len(self._turns) > 1 and not each.ended:
+                    self._turns.remove(each)
+                    self._turns.append(each)
                 break
-
-    def _readable(self) -> list[_Gate]:
-        first = [gate for gate in self._gates if gate.input.number == self._first_input and not gate.ended]
-        return first or [gate for gate in self._gates if not gate.ended]
 
     def _read_gate(self, each: _Gate) -> None:
         gate, number = each.gate, each.input.number
@@ -153,6 +145,9 @@ class Inputs:
             self._ready.append((number, batch))
         if gate.finished:
             each.ended = True
+            self._turns.remove(each)
+            if not self._turns:
+                self._turns = [other for other in self._gates if not other.ended]
             each.input.valve.end(each.position)
             self._emit_marks(each.input)
 

@@ -24,6 +24,8 @@ class TaskPause:
 
     def __init__(self, clock: Callable[[], float], barrier: int = 0, paused: bool = False) -> None:
         self.starts_paused = paused
+        self.due = barrier if paused else 0
+        """(Any thread.) The barrier that the task is to stop behind; 0: there is none."""
         self.at = 0
         """(Task.) The barrier that it stands behind; 0: none."""
         self.blocked = False
@@ -46,7 +48,10 @@ class TaskPause:
     def want(self, barrier: int, *, paused: bool) -> None:
         """The task is to stop behind that barrier, or go on if it stands there."""
         self._wanted = max(barrier, self._wanted)
-        self._over = max(barrier - 1 if paused else barrier, self._over)
+        over = max(barrier - 1 if paused else barrier, self._over)
+        # Before the task hears that it may go on: it would stop behind the same barrier again.
+        self.due = self._wanted if self._wanted > over else 0
+        self._over = over
 
     @property
     def ended(self) -> int:
@@ -54,12 +59,6 @@ class TaskPause:
         return self._over
 
     # --- task ------------------------------------------------------------------------------------
-
-    @property
-    def due(self) -> int:
-        """The barrier that the task is to stop behind; 0: there is none."""
-        wanted = self._wanted  # before the look at what has ended, which is set last
-        return wanted if wanted > self._over else 0
 
     def stop(self, barrier: int) -> None:
         """The task stands behind that barrier from now on."""

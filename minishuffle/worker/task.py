@@ -409,7 +409,7 @@ class Task:
             paths.bell.clear()
             if pause.dividers:
                 self._divide()
-            if inputs.is_aligned(barrier := pause.due):
+            if (barrier := pause.due) and inputs.is_aligned(barrier):
                 pause.unread = inputs.unread()
                 self._stand(chain, barrier)
                 continue
@@ -417,7 +417,7 @@ class Task:
             due = self._look_at_clock(chain, now)
             found = inputs.poll()
             if found is None:
-                if not (inputs.finished or inputs.is_aligned(pause.due)):
+                if not (inputs.finished or (pause.due and inputs.is_aligned(pause.due))):
                     paths.wait(min(GATES_WAIT_SECONDS, due - now))
                 continue
             number, item = found
