@@ -115,8 +115,12 @@ CALLED_BY_OTHERS = re.compile(
     r"|getDefaultReadLimit|prepareForTriggerAvailableNow|streamWriter|_(int|event)_(arrow|rows)|test_\w+|get_(source|filename))$"
 )
 """What asyncio, click, importlib and Spark call by name, and what is looked up by a name put together."""
-PUBLIC_API = frozenset({"kill_worker", "divided"})
-"""What only users call; and how state is divided among subtasks, which snapshots will call."""
+PUBLIC_API = frozenset({"kill_worker"})
+"""What only users call."""
+SNAPSHOTS = frozenset({"divided"})
+"""What only snapshots will call: how state is divided among subtasks. (They also write and read it.)"""
+WINDOWS = frozenset({"take_each", "pop_columns"})
+"""What windows will call, which are not on keyed state yet."""
 PRIVATES = re.compile(r"\._(?!_)\w+\._(?!_)\w+")
 ARGUMENTS_MAX = 5
 MANY_ARGUMENTS = {
@@ -257,7 +261,7 @@ def dead(package: tuple[Module, ...], elsewhere: str) -> Iterator[str]:
             named = node.name
             if counted[named] > 1 or named.startswith("__") or node.decorator_list:
                 continue
-            if named not in PUBLIC_API and not CALLED_BY_OTHERS.match(named):
+            if named not in PUBLIC_API | SNAPSHOTS | WINDOWS and not CALLED_BY_OTHERS.match(named):
                 yield f"{module.name}:{node.lineno} {named} is used by nothing in the package"
 
 

@@ -21,7 +21,7 @@ __all__ = ["bench"]
 @click.group()
 @late_global_options
 def bench() -> None:
-    """Measure: transport, exchange, latency, debloating, recovery, scale, keyed sums, operators, Spark."""
+    """Measure: transport, exchange, latency, debloating, recovery, scale, keyed state, operators, Spark."""
 
 
 def _wire_options(command: Any) -> Any:
@@ -368,21 +368,25 @@ def scale(as_json: bool) -> None:
         echo(f"  {strategy}: {formula}")
 
 
-@bench.command()
-@click.option("--operator", "names", multiple=True, help="Only this one; may be given several times.")
-@click.option(
+_batch_option: Final = click.option(
     "--batch",
     "batches",
     multiple=True,
     type=click.IntRange(1, 65_536),
     help="Rows of a batch; may be given several times.  [default: 1, 16, 128, 512, 4096, 65536]",
 )
-@click.option(
+_keys_option: Final = click.option(
     "--keys",
     multiple=True,
     type=click.IntRange(1, 1_000_000),
     help="Different keys; may be given several times.  [default: 1000, 50000]",
 )
+
+
+@bench.command()
+@click.option("--operator", "names", multiple=True, help="Only this one; may be given several times.")
+@_batch_option
+@_keys_option
 @click.option(
     "--minutes", default=12.0, show_default=True, type=FiniteRange(0.0), help="For all together, about."
 )
@@ -455,6 +459,38 @@ def _show_operators(measured: dict[str, Any]) -> None:
         echo(
             f"{cell['operator']} of {cell['form']} {timed}, {cell['batch']:,} rows a batch, {cell['keys']:,} "
             f"keys: {cell['ratio']:.2f}"
+        )
+
+
+@bench.command()
+@_batch_option
+@_keys_option
+@click.option(
+    "--minutes", default=1.0, show_default=True, type=FiniteRange(0.0), help="For all together, about."
+)
+@json_option
+@late_global_options
+def state(batches: tuple[int, ...], keys: tuple[int, ...], minutes: float, as_json: bool) -> None:
+    """Each store of keyed state beside a plain dict: nanoseconds a row, and what writing and reading cost."""
+    from minishuffle.bench.stores import STATE_BATCHES, STATE_KEYS, measure_state
+
+    measured = measure_state(batches or STATE_BATCHES, keys or STATE_KEYS, seconds=60 * minutes)
+    if as_json:
+        print_json(measured)
+        return
+    names = list(measured["cells"][0]["ns_per_row"])
+    table = new_table(
+        ["keys", "batch", *(f"{name.replace('_', ' ')}, ns a row" for name in names)], right=["keys", "batch"]
+    )
+    for cell in measured["cells"]:
+        spent = [f"{cell['ns_per_row'][name]} ({cell['of_dict'][name]:.2f})" for name in names]
+        table.add_row(str(cell["keys"]), str(cell["batch"]), *spent)
+    console().print(table)
+    echo("in brackets: how fast, as a share of a dict")
+    for part in measured["parts"]:
+        echo(
+            f"{part['keys']:,} keys in {part['store']}: {part['write_ns_per_key']} ns a key to write, "
+            f"{part['read_ns_per_key']} to read, {part['bytes_per_key']} bytes"
         )
 
 

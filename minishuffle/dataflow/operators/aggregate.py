@@ -22,13 +22,13 @@ from minishuffle.dataflow.operators.columns import (
     states_of,
 )
 from minishuffle.dataflow.operators.convert import column_of
-from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns, key_columns_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
 from minishuffle.exchange.gather import take
 from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.state_parts import StatePart, by_columns, key_columns_of
 
 __all__ = ["AggregateArrow", "CountArrow", "pieces_of"]
 

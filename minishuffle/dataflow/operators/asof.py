@@ -17,7 +17,6 @@ from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.joinarrow import JoinArrow
 from minishuffle.dataflow.operators.joincolumns import JoinColumns, Outbox, null_marks
 from minishuffle.dataflow.operators.joins import DROPPED, LEFT, RIGHT, SIDES, Bounds
-from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, Vector
@@ -26,6 +25,7 @@ from minishuffle.dataflow.operators.timedrows import TimedRows, WaitingRows, joi
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.state_parts import StatePart, by_columns
 
 __all__ = ["AsOfArrow"]
 

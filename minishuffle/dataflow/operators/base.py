@@ -33,7 +33,7 @@ from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from minishuffle.dataflow.operators.keyedstate import StatePart
+    from minishuffle.operators.state_parts import StatePart
 
 __all__ = [
     "BEGINNING_OF_TIME",

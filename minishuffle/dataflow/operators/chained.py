@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from minishuffle.dataflow.operators.base import Aside, Batch, Emit, Mark, Operator, Side, TaskContext
-from minishuffle.dataflow.operators.keyedstate import StatePart
 from minishuffle.errors import UnserializableRecord, UsageError, WrongResult, described
 from minishuffle.exchange.rows import pack_rows, preview
 from minishuffle.exchange.sizes import RowsOut
 from minishuffle.limits import DEAD_LETTER_CHARS
+from minishuffle.operators.state_parts import StatePart
 
 __all__ = [
     "ChainedOperator",

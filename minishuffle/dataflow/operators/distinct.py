@@ -14,10 +14,10 @@ from minishuffle.dataflow.operators.base import Batch, Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.columns import SUM, Aggregate, folded, grown, result_type, valid_marks
 from minishuffle.dataflow.operators.convert import column_of
-from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns, key_columns_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.exchange.gather import take, taken
 from minishuffle.exchange.keys import BOOL8, UUIDS
+from minishuffle.operators.state_parts import StatePart, by_columns, key_columns_of
 
 __all__ = ["Distinct", "DistinctCount"]
 

@@ -23,13 +23,13 @@ from minishuffle.dataflow.operators.base import (
 )
 from minishuffle.dataflow.operators.chained import ForgivingOperator, OnError
 from minishuffle.dataflow.operators.convert import rows_of
-from minishuffle.dataflow.operators.keyedstate import StatePart
 from minishuffle.dataflow.operators.moments import Vector, event_times
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
 from minishuffle.exchange.elements import slice_of
 from minishuffle.exchange.gather import chosen
 from minishuffle.limits import WATERMARK_SECONDS_MIN
+from minishuffle.operators.state_parts import StatePart
 
 __all__ = ["AssignEventTime", "Watermarks"]
 

@@ -22,11 +22,11 @@ from minishuffle.dataflow.operators.joincolumns import (
     with_columns,
 )
 from minishuffle.dataflow.operators.joins import DROPPED, LEFT, SIDES, Bounds, IntervalJoin
-from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns, key_columns_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import Vector
 from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.operators.state_parts import StatePart, by_columns, key_columns_of
 
 __all__ = ["JoinArrow"]
 

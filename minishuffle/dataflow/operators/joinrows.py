@@ -11,7 +11,6 @@ import numpy as np
 
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
 from minishuffle.dataflow.operators.joins import DROPPED, LEFT, RIGHT, Bounds, How, IntervalJoin
-from minishuffle.dataflow.operators.keyedstate import StatePart, by_rows, keys_of, packed, unpacked
 from minishuffle.dataflow.operators.keykinds import RowKinds
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import Vector, microseconds, without_times
@@ -19,6 +18,7 @@ from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.exchange.sizes import RowsOut
+from minishuffle.operators.state_parts import StatePart, by_rows, keys_of, packed, unpacked
 
 __all__ = ["JoinRows", "JoinedTime", "gives_pairs", "is_null"]
 

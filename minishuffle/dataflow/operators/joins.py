@@ -27,12 +27,12 @@ from minishuffle.dataflow.operators.base import (
 )
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.joinheld import Held, Mask
-from minishuffle.dataflow.operators.keyedstate import StatePart, greatest
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, Vector, event_times
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.exchange.gather import chosen, picked
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.state_parts import StatePart, greatest
 
 __all__ = ["Bounds", "How", "IntervalJoin", "JoinProgress"]
 

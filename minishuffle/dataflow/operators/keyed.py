@@ -24,7 +24,11 @@ from minishuffle.dataflow.operators.chained import (
 )
 from minishuffle.dataflow.operators.copies import copied
 from minishuffle.dataflow.operators.functions import COLUMN_KEYS_MIN
-from minishuffle.dataflow.operators.keyedstate import (
+from minishuffle.exchange.keys import canonical_rows, key_array
+from minishuffle.exchange.rows import SCALARS
+from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.row_store import ABSENT, RowStore
+from minishuffle.operators.state_parts import (
     StatePart,
     by_rows,
     chunks,
@@ -32,10 +36,6 @@ from minishuffle.dataflow.operators.keyedstate import (
     packed,
     unpacked,
 )
-from minishuffle.dataflow.operators.rowstate import NOTHING, KeyedValues
-from minishuffle.exchange.keys import canonical_rows, key_array
-from minishuffle.exchange.rows import SCALARS
-from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = ["AggregateArrow", "CountArrow", "CountRows", "FoldRows", "ReduceRows"]
 
@@ -187,7 +187,7 @@ class _FoldedRows(RecordOperator):
     def __init__(self, fn: Callable[[Any, Any], Any], emit: Emission, on_error: OnError) -> None:
         super().__init__(fn, on_error)
         self.emission = emit
-        self._state = KeyedValues()
+        self._state = RowStore()
         self._shown = _Shown()
         self._shows_copies = False
         """A value of the batch that is emitted is not the very one of the state."""
@@ -200,7 +200,7 @@ class _FoldedRows(RecordOperator):
         return copied(value)
 
     def advance(self, records: Iterator[tuple[Any, Any]], held: Any, values: list[Any]) -> None:
-        """Take (place, row) after (place, row): bring ``held[place]`` forward, which is NOTHING for a
+        """Take (place, row) after (place, row): bring ``held[place]`` forward, which is ABSENT for a
         new key, and append it to ``values``, as :meth:`shown` if it is more than a scalar."""
         raise NotImplementedError
 
@@ -224,7 +224,7 @@ class _FoldedRows(RecordOperator):
                     self.note_failure(error, culprit)
                     raise
                 self.drop(error, culprit)
-                values.append(NOTHING)
+                values.append(ABSENT)
                 dropped = True
         self._state.put(None if dropped or self._shows_copies else values)
         self._shows_copies = False
@@ -235,7 +235,7 @@ class _FoldedRows(RecordOperator):
         self, given: list[Any], keys: list[Any], values: list[Any], dropped: bool, emit: Emit
     ) -> None:
         if dropped:
-            kept = [value is not NOTHING for value in values]
+            kept = [value is not ABSENT for value in values]
             given, keys, values = (list(compress(column, kept)) for column in (given, keys, values))
         if not values:
             return
@@ -274,10 +274,10 @@ class ReduceRows(_FoldedRows):
         super().__init__(fn, emit, on_error)
 
     def advance(self, records: Iterator[tuple[Any, Any]], held: Any, values: list[Any]) -> None:
-        fn, nothing, append = self.fn, NOTHING, values.append
+        fn, absent, append = self.fn, ABSENT, values.append
         for place, row in records:
             value = held[place]
-            held[place] = value = row if value is nothing else fn(value, row)
+            held[place] = value = row if value is absent else fn(value, row)
             append(value if type(value) in SCALARS else self.shown(value))
 
 
@@ -299,8 +299,8 @@ class FoldRows(_FoldedRows):
         self._create = create
 
     def advance(self, records: Iterator[tuple[Any, Any]], held: Any, values: list[Any]) -> None:
-        add, create, nothing, append = self.fn, self._create, NOTHING, values.append
+        add, create, absent, append = self.fn, self._create, ABSENT, values.append
         for place, row in records:
             value = held[place]
-            held[place] = value = add(create() if value is nothing else value, row)
+            held[place] = value = add(create() if value is absent else value, row)
             append(value if type(value) in SCALARS else self.shown(value))

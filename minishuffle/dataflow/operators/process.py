@@ -24,15 +24,6 @@ from minishuffle.dataflow.operators.base import (
 )
 from minishuffle.dataflow.operators.chained import OnError, RecordOperator
 from minishuffle.dataflow.operators.copies import copied
-from minishuffle.dataflow.operators.keyedstate import (
-    StatePart,
-    by_rows,
-    chunks,
-    greatest,
-    keys_of,
-    packed,
-    unpacked,
-)
 from minishuffle.dataflow.operators.moments import (
     TIME_MAX,
     TIME_MIN,
@@ -48,6 +39,15 @@ from minishuffle.errors import UsageError
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.exchange.rows import SCALARS
 from minishuffle.exchange.sizes import RowsOut
+from minishuffle.operators.state_parts import (
+    StatePart,
+    by_rows,
+    chunks,
+    greatest,
+    keys_of,
+    packed,
+    unpacked,
+)
 
 __all__ = ["ProcessContext", "ProcessRows"]
 

@@ -30,17 +30,6 @@ from minishuffle.dataflow.operators.base import (
 from minishuffle.dataflow.operators.chained import ChainedOperator, OnError, RecordOperator, emit_rows
 from minishuffle.dataflow.operators.columns import Outputs, grown, merge_states, states_of
 from minishuffle.dataflow.operators.convert import column_of
-from minishuffle.dataflow.operators.keyedstate import (
-    StatePart,
-    by_columns,
-    by_rows,
-    chunks,
-    greatest,
-    key_columns_of,
-    keys_of,
-    packed,
-    unpacked,
-)
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import (
@@ -59,6 +48,17 @@ from minishuffle.exchange.gather import chosen
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.state_parts import (
+    StatePart,
+    by_columns,
+    by_rows,
+    chunks,
+    greatest,
+    key_columns_of,
+    keys_of,
+    packed,
+    unpacked,
+)
 
 __all__ = ["Closing", "SessionArrow", "SessionRows", "last_of_session"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from minishuffle.dataflow.operators.timeheap import TimeHeap
@@ -15,9 +15,13 @@ class Timers:
     due: at their time, or as said when they are set.
 
     Those that are due at one time come in the order in which they were set.
+
+    Args:
+        due: when a timer is due for which that is not said.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, due: Callable[[int], int] = int) -> None:
+        self._due = due
         self._set: dict[tuple[Any, int], list[Any]] = {}
         """What stands for each timer in the heap: key, time, and when it is due."""
         self._heap: TimeHeap[list[Any]] = TimeHeap()
@@ -37,7 +41,7 @@ class Timers:
         """False if there is that one already."""
         if (form, time) in self._set:
             return False
-        due = time if due is None else due
+        due = self._due(time) if due is None else due
         self._set[form, time] = entry = [form, time, due]
         self._heap.push(due, entry)
         return True

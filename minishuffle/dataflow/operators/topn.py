@@ -12,12 +12,12 @@ from minishuffle.dataflow.operators.base import Batch, Emit
 from minishuffle.dataflow.operators.categories import refuse_order
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.convert import column_of
-from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.order import check_order, row_order
 from minishuffle.dataflow.operators.widertype import in_schema, wider_schema
 from minishuffle.exchange.schemas import with_innermost, without_view
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.state_parts import StatePart, by_columns
 
 __all__ = ["TopN"]
 

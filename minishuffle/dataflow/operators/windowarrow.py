@@ -13,10 +13,10 @@ from minishuffle.dataflow.operators.aggregates import input_of
 from minishuffle.dataflow.operators.base import Batch, Emit, Side
 from minishuffle.dataflow.operators.columns import Outputs, check_result, merge_states, states_of
 from minishuffle.dataflow.operators.convert import column_of
-from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns, key_columns_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.windows import OpenWindows, Starts, WindowOperator
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.state_parts import StatePart, by_columns, key_columns_of
 
 __all__ = ["MOMENT", "PANE_NAMES", "SPARE_SLOTS", "WindowArrow", "window_columns", "with_panes"]
 

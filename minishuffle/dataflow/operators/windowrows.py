@@ -9,7 +9,10 @@ from typing import Any
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows, Side
 from minishuffle.dataflow.operators.chained import OnError, RecordOperator, emit_rows
 from minishuffle.dataflow.operators.copies import set_apart
-from minishuffle.dataflow.operators.keyedstate import (
+from minishuffle.dataflow.operators.moments import datetime_of, without_times
+from minishuffle.dataflow.operators.windows import OpenWindows, Starts, WindowOperator
+from minishuffle.exchange.keys import canonical_rows
+from minishuffle.operators.state_parts import (
     StatePart,
     by_rows,
     chunks,
@@ -17,9 +20,6 @@ from minishuffle.dataflow.operators.keyedstate import (
     packed,
     unpacked,
 )
-from minishuffle.dataflow.operators.moments import datetime_of, without_times
-from minishuffle.dataflow.operators.windows import OpenWindows, Starts, WindowOperator
-from minishuffle.exchange.keys import canonical_rows
 
 __all__ = ["WindowRows", "one_more"]
 

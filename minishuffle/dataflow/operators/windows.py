@@ -23,7 +23,6 @@ from minishuffle.dataflow.operators.base import (
     Watermark,
 )
 from minishuffle.dataflow.operators.chained import ChainedOperator
-from minishuffle.dataflow.operators.keyedstate import StatePart, greatest
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import Vector, event_times
 from minishuffle.dataflow.operators.timeheap import TimeHeap
@@ -32,6 +31,7 @@ from minishuffle.dataflow.operators.windowassigner import Mask, WindowAssigner
 from minishuffle.exchange.elements import slice_of
 from minishuffle.exchange.gather import chosen, picked
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.state_parts import StatePart, greatest
 
 __all__ = ["OpenWindows", "Panes", "Starts", "WindowOperator"]
 

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators import functions, rowstate
+from minishuffle.dataflow.operators import functions
 from minishuffle.dataflow.operators import keyed as keyed_rows
 from minishuffle.dataflow.operators.base import Batch, KeyedRows, TaskContext
 from minishuffle.dataflow.operators.chained import Emission
 from minishuffle.dataflow.operators.keyed import CountRows, FoldRows, ReduceRows
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators import row_store
 
 EMISSIONS: tuple[Emission, ...] = get_args(Emission)
 
@@ -25,8 +26,8 @@ EMISSIONS: tuple[Emission, ...] = get_args(Emission)
 @pytest.fixture(autouse=True, scope="module", params=[1, 100_000], ids="packed from {} keys".format)
 def packed_from(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rowstate, "PACKED_KEYS_MIN", request.param)
-        patch.setattr(rowstate, "PACKED_ROWS_MIN", 1)
+        patch.setattr(row_store, "PACKED_KEYS_MIN", request.param)
+        patch.setattr(row_store, "PACKED_ROWS_MIN", 1)
         yield
 
 

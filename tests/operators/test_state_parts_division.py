@@ -39,7 +39,6 @@ from minishuffle.dataflow.operators.joincolumns import JoinColumns
 from minishuffle.dataflow.operators.joinrows import JoinRows
 from minishuffle.dataflow.operators.joins import Bounds
 from minishuffle.dataflow.operators.keyed import CountRows, FoldRows, ReduceRows
-from minishuffle.dataflow.operators.keyedstate import StatePart, divided
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.process import ProcessRows
 from minishuffle.dataflow.operators.sessions import Closing, SessionArrow, SessionRows
@@ -50,6 +49,7 @@ from minishuffle.dataflow.operators.windowassigner import SlidingWindows, tumbli
 from minishuffle.dataflow.operators.windowrows import WindowRows, one_more
 from minishuffle.dataflow.operators.windows import OpenWindows, Panes
 from minishuffle.exchange.partitioner import Partitioner
+from minishuffle.operators.state_parts import StatePart, divided
 
 T = EventTime(column="t")
 KEYS = [0, 1, True, 2.0, 2.5, "a", None, (1, "b"), b"x", datetime(2026, 1, 1, tzinfo=UTC)]

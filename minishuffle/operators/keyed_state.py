@@ -1,0 +1,396 @@
+"""Keyed state: one value for each key, or for each key in each namespace. (Flink: ``KeyedStateBackend``.)
+
+A namespace is the start of a window, in microseconds, or None. Keys are compared in their canonical form
+(``exchange.keys``) and shown as the first record with them brought them. Iteration is in the order in which
+namespaces, and keys in them, first came.
+
+:class:`KeyedState` has three stores, and no operator knows which one holds what:
+
+* objects: a dict by canonical key, while there are few keys or batches are short (``row_store``);
+* packed: keys in an index, values in a vector of floats, integers or objects, for many keys of one type in
+  long batches (``row_store``);
+* slots: vectors of aggregates, for keys that are columns (``column_store``).
+
+What is no value of a key is in a ``TaskState``, which is written and read in the same way.
+
+=======================  =======  ====================  ======================================================
+operator                 payload  store                 what it writes
+=======================  =======  ====================  ======================================================
+count, reduce, fold      rows     objects, packed       values: numbers, or packed objects
+count, aggregate         columns  slots                 columns of the aggregates
+distinct                 columns  slots                 keys alone
+top_n                    columns  slots; TaskState      its rows, by key
+process                  rows     objects; timers, age  values: dicts; when touched; timers: when due
+window fold, reduce,     rows     objects, packed       values by start of window; how many panes were shown,
+count                                                   and which values were not
+window aggregate, count  columns  slots                 columns by start of window; the same of panes
+session, count_window    rows     objects; TaskState    first, last, row count, value; rows that wait
+session, count_window    columns  slots; TaskState      first, last, row count, aggregates; rows that wait
+interval join            both     slots; TaskState      both sides' rows by key, with time, and which matched
+as-of join               columns  slots; TaskState      both sides' rows by key, with time
+broadcast join           both     TaskState             the small side, whole, once for all subtasks
+event_time               both     TaskState             the greatest time of each split, for all subtasks
+map_async                rows     TaskState             rows whose call has not ended: none behind a barrier
+sinks                    both     TaskState             the open file, numbers of results, for one subtask
+all others               both     none                  nothing
+=======================  =======  ====================  ======================================================
+
+How far event time is at each operator is written by the run loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby, islice, repeat
+from operator import itemgetter
+from types import NoneType
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from minishuffle.dataflow.operators.columns import Outputs
+from minishuffle.dataflow.operators.timers import Timers
+from minishuffle.exchange.keys import canonical_rows
+from minishuffle.operators.change_log import ChangeLog, Namespace
+from minishuffle.operators.column_store import Columns, ColumnStore, Vector
+from minishuffle.operators.row_store import RowStore
+from minishuffle.operators.state_parts import (
+    ORDER,
+    StatePart,
+    by_rows,
+    chunks,
+    in_order,
+    keys_of,
+    packed,
+    unpacked,
+)
+
+__all__ = ["Changes", "KeyedState"]
+
+_PLAIN: Final = frozenset({int, str, bytes, bool, NoneType})
+"""Keys of these types are canonical to a dict as they are; their types are cheaper to ask for than forms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What has changed since a mark: first whole namespaces have gone, then keys were touched. One of these
+    that has no value has gone too."""
+
+    gone: list[Namespace]
+    keys: list[tuple[Namespace, Any]]
+    """Canonical keys of rows."""
+    columns: list[Columns]
+    """Keys that are columns, and their aggregates."""
+
+
+class KeyedState:
+    """Values by namespace and key, brought forward a batch at a time.
+
+    For rows: :meth:`take` the values of a batch's keys, set each record's new one, :meth:`put` them. For
+    columns: :meth:`take_columns`, and bring the aggregates forward by slot.
+
+    Args:
+        outputs: (name, input column, aggregate) of keys that are columns.
+        timers: of keys (canonical, without a namespace), by the name of their clock. A key with a timer has
+            a value.
+        ages: whether it is known when each key was last touched, see :meth:`touch`.
+        name: of its parts, among those of an operator that has several states.
+    """
+
+    def __init__(
+        self,
+        outputs: Outputs | None = None,
+        *,
+        timers: Mapping[str, Timers] | None = None,
+        ages: bool = False,
+        name: str = "values",
+    ) -> None:
+        self.timers = timers or {}
+        self._name = name
+        self._columns = ColumnStore(outputs or [])
+        self._stores: dict[Namespace, RowStore] = {}
+        self._last: Sequence[tuple[RowStore, list[int] | None]] = ()
+        """The packed stores of the last batch, and which of its records are of each; None: all."""
+        self._counted: dict[Namespace, int] = {}
+        """How many keys of each namespace are in ``_total``."""
+        self._total = 0
+        self._moved: set[Namespace] = set()
+        """Namespaces that may have other keys than were counted."""
+        self._touched: dict[Any, float] | None = {} if ages else None
+        """When each canonical key was touched, those that were not for longest first."""
+        self._log: ChangeLog | None = None
+        """None: nobody has asked for a mark."""
+
+    def __len__(self) -> int:
+        """How many values there are, in all namespaces; keys that were only dropped may be among them."""
+        for namespace in self._moved:
+            count = len(self._stores[namespace])
+            self._total += count - self._counted.get(namespace, 0)
+            self._counted[namespace] = count
+        self._moved.clear()
+        return self._total + len(self._columns)
+
+    def __contains__(self, namespace: Namespace) -> bool:
+        return namespace in self._stores or namespace in self._columns.namespaces
+
+    def __iter__(self) -> Iterator[Namespace]:
+        """The namespaces, in the order in which they first came."""
+        return chain(self._stores, self._columns.namespaces)
+
+    # --- a batch of rows -------------------------------------------------------------------------------
+
+    def take(self, keys: list[Any], namespace: Namespace = None) -> tuple[Any, Any, list[Any]]:
+        """The values of a batch's keys, at least one: ``held``, ``places`` and the canonical ``forms``.
+
+        ``held[place]`` is the value of the key at the same position of ``keys``, ``ABSENT`` if it has none,
+        and is to be set to the new one, record after record; then :meth:`put` is called. All of the keys
+        count as touched.
+
+        Raises:
+            UsageError: see ``exchange.keys.canonical``.
+        """
+        forms = keys if _PLAIN.issuperset(map(type, keys)) else canonical_rows(keys)
+        store = self._store(namespace)
+        if forms is not keys:
+            store.remember(keys, forms)
+        if self._log is not None:
+            self._log.touch(namespace, forms)
+        held, places = store.take(forms)
+        self._last = ((store, None),)
+        return held, places, forms
+
+    def take_each(
+        self, keys: list[Any], namespaces: list[int]
+    ) -> tuple[Iterable[Any], Iterable[Any], list[Any]]:
+        """As :meth:`take` where each record has a namespace of its own: there is one ``held`` for each."""
+        first = namespaces[0]
+        if namespaces.count(first) == len(namespaces):
+            held, places, forms = self.take(keys, first)
+            return repeat(held), places, forms
+        forms = canonical_rows(keys)
+        stores = {namespace: self._store(namespace) for namespace in dict.fromkeys(namespaces)}
+        if forms is keys and self._log is None:
+            tables = {namespace: store.table for namespace, store in stores.items()}
+            if None not in tables.values():
+                self._last = ()
+                return map(tables.__getitem__, namespaces), forms, forms
+        return *self._taken_apart(keys, forms, namespaces, stores), forms
+
+    def _taken_apart(
+        self, keys: list[Any], forms: list[Any], namespaces: list[int], stores: dict[int, RowStore]
+    ) -> tuple[list[Any], list[Any]]:
+        rows: dict[int, list[int]] = {namespace: [] for namespace in stores}
+        for row, namespace in enumerate(namespaces):
+            rows[namespace].append(row)
+        tables, places = [None] * len(keys), [None] * len(keys)
+        last: list[tuple[RowStore, list[int] | None]] = []
+        for namespace, mine in rows.items():
+            store, own = stores[namespace], [forms[row] for row in mine]
+            if forms is not keys:
+                store.remember([keys[row] for row in mine], own)
+            if self._log is not None:
+                self._log.touch(namespace, own)
+            held, found = store.take(own)
+            for row, place in zip(mine, found, strict=True):
+                tables[row], places[row] = held, place
+            last.append((store, mine))
+        self._last = last
+        return tables, places
+
+    def put(self, values: list[Any] | None) -> None:
+        """The values after each record of the last batch; None if some record had none, or nobody knows."""
+        for store, rows in self._last:
+            store.put(values if values is None or rows is None else [values[row] for row in rows])
+
+    def _store(self, namespace: Namespace) -> RowStore:
+        store = self._stores.get(namespace)
+        if store is None:
+            store = self._stores[namespace] = RowStore()
+        self._moved.add(namespace)
+        return store
+
+    # --- what there is of rows -------------------------------------------------------------------------
+
+    def items(self, namespace: Namespace = None) -> Iterator[tuple[Any, Any]]:
+        """Keys, as they are shown, and values of a namespace, in the order in which they first came."""
+        store = self._stores.get(namespace)
+        return iter(()) if store is None else store.items()
+
+    def shown(self, forms: Iterable[Any], namespace: Namespace = None) -> Iterable[Any]:
+        """Canonical keys of a namespace, as a batch brought them, as they are shown."""
+        store = self._stores.get(namespace)
+        return forms if store is None else store.shown(forms)
+
+    def pop(self, namespace: Namespace = None) -> Iterator[tuple[Any, Any]]:
+        """Let go of a namespace, and give what :meth:`items` gives of it."""
+        store = self._stores.pop(namespace, None)
+        if store is None:
+            return iter(())
+        self._moved.discard(namespace)
+        self._total -= self._counted.pop(namespace, 0)
+        if self._log is not None:
+            self._log.leave(namespace)
+        return store.items()
+
+    def discard(self, form: Any, namespace: Namespace = None) -> None:
+        """Let go of a canonical key's value, if it has one. Its timers are not deleted."""
+        if namespace in self._stores:
+            self._store(namespace).discard(form)
+        if self._touched is not None:
+            self._touched.pop(form, None)
+        if self._log is not None:
+            self._log.touch(namespace, [form])
+
+    # --- a batch of columns ----------------------------------------------------------------------------
+
+    def take_columns(self, keys: Sequence[pa.Array], namespaces: Vector | None = None) -> Vector:
+        """The slot of each record's key (and namespace), by which the aggregates are brought forward; they
+        have room for it. All of these keys count as touched.
+
+        Raises: as ``KeyIndex.lookup``.
+        """
+        slots = self._columns.take(keys, namespaces)
+        if self._log is not None:
+            self._columns.touch(slots, self._log.latest)
+        return slots
+
+    def columns(self) -> Iterator[Columns]:
+        """Namespaces (None: there are none), keys and aggregates, as many at a time as make a batch, in the
+        order in which namespaces, and keys in them, first came."""
+        return self._columns.columns()
+
+    def pop_columns(self, namespaces: Sequence[int]) -> Iterator[Columns]:
+        """Let go of these namespaces, and give what :meth:`columns` gives of them, before the next batch is
+        taken. A namespace that comes again is a new one."""
+        if self._log is not None:
+            for namespace in namespaces:
+                self._log.leave(namespace)
+        return self._columns.pop(namespaces)
+
+    # --- ages, and changes -----------------------------------------------------------------------------
+
+    def touch(self, form: Any, now: float) -> None:
+        """A canonical key without a namespace is in use at ``now``, which is not before any given earlier."""
+        assert self._touched is not None
+        self._touched.pop(form, None)
+        self._touched[form] = now
+
+    def oldest(self, most: int) -> list[tuple[Any, float]]:
+        """Canonical keys that were not touched for longest, and when they were; at most so many."""
+        assert self._touched is not None
+        return list(islice(self._touched.items(), most))
+
+    def mark(self) -> int:
+        """A mark for :meth:`changed_since`, after all that were given before. From the first one on it is
+        written down which keys are touched."""
+        if self._log is None:
+            self._log = ChangeLog()
+        return self._log.mark()
+
+    def changed_since(self, mark: int) -> Changes:
+        """What may have changed since :meth:`mark` gave this one; what is before it is forgotten."""
+        assert self._log is not None
+        self._log.forget_before(mark)
+        gone, keys = self._log.gone_since(mark), self._log.touched_since(mark)
+        return Changes(gone, keys, list(self._columns.touched_since(mark)))
+
+    # --- parts -----------------------------------------------------------------------------------------
+
+    def write(self, stood: float = 0.0) -> Iterator[StatePart]:
+        """All of it, as parts in which each row has the hash of its key and its number in the order of
+        iteration.
+
+        Args:
+            stood: seconds to add to the times at which keys were touched.
+
+        Raises:
+            UnserializableRecord: an exchange would not take a value.
+        """
+        number = 0
+        for entries in chunks(self._entries()):
+            namespaces, keys, values = map(list, zip(*entries, strict=True))
+            columns = {"namespace": pa.array(namespaces, pa.int64()), "value": _as_column(values)}
+            if self._touched is not None:
+                columns["touched"] = pa.array([self._touched[form] + stood for form in canonical_rows(keys)])
+            yield by_rows(self._name, keys, **_numbers(number, keys), **columns)
+            number += len(keys)
+        for clock, timers in self.timers.items():
+            for set_ones in chunks(timers):
+                keys = list(self.shown(form for form, _ in set_ones))
+                times = pa.array([time for _, time in set_ones])
+                yield by_rows(self._timers_name(clock), keys, **_numbers(number, keys), at=times)
+                number += len(keys)
+        yield from self._columns.write(self._columns_name, number)
+
+    def read(self, parts: Iterable[StatePart], stood: float = 0.0) -> None:
+        """Go on with the parts of its name that :meth:`write` gave, in an empty state. What one subtask has
+        written is iterated in the order that it had there.
+
+        Args:
+            stood: seconds to take off the times at which keys were touched.
+
+        Raises:
+            UsageError: the parts are of another version.
+        """
+        clocks = {self._timers_name(clock): timers for clock, timers in self.timers.items()}
+        names = {self._name, self._columns_name, *clocks}
+        for part in in_order(part for part in parts if part.name in names):
+            if part.name == self._columns_name:
+                self._columns.read(part)
+            elif part.name == self._name:
+                self._read_rows(part, stood)
+            else:
+                for form, time in zip(
+                    canonical_rows(keys_of(part)), part.batch["at"].to_pylist(), strict=True
+                ):
+                    clocks[part.name].set(form, time)
+        if self._touched is not None:
+            self._touched = dict(sorted(self._touched.items(), key=itemgetter(1)))
+
+    @property
+    def _columns_name(self) -> str:
+        return f"{self._name} of columns"
+
+    def _timers_name(self, clock: str) -> str:
+        return f"{self._name} due by {clock}"
+
+    def _entries(self) -> Iterator[tuple[Namespace, Any, Any]]:
+        for namespace, store in self._stores.items():
+            for key, value in store.items():
+                yield namespace, key, value
+
+    def _read_rows(self, part: StatePart, stood: float) -> None:
+        keys = keys_of(part)
+        forms, values = canonical_rows(keys), _from_column(part.batch["value"])
+        at = 0
+        for namespace, same in groupby(part.batch["namespace"].to_pylist()):
+            some = slice(at, at := at + len(list(same)))
+            own = forms[some]
+            self._store(namespace).restore(own if forms is keys else keys[some], own, values[some])
+        if self._touched is not None:
+            times = part.batch["touched"].to_numpy() - stood
+            self._touched.update(zip(forms, times.tolist(), strict=True))
+
+
+def _numbers(first: int, keys: list[Any]) -> dict[str, Vector]:
+    return {ORDER: np.arange(first, first + len(keys))}
+
+
+def _as_column(values: list[Any]) -> pa.Array:
+    """Numbers of one kind as they are, anything else packed."""
+    kinds = set(map(type, values))
+    if kinds == {float}:
+        return pa.array(values, pa.float64())
+    if kinds == {int}:
+        try:
+            return pa.array(values, pa.int64())
+        except OverflowError:
+            pass
+    return packed(values)
+
+
+def _from_column(column: pa.Array) -> list[Any]:
+    values: list[Any] = unpacked(column) if pa.types.is_large_binary(column.type) else column.to_pylist()
+    return values

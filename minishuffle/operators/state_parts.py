@@ -1,0 +1,173 @@
+"""State as Arrow batches of keys and values, divisible by key: another number of subtasks can go on with it.
+
+(Flink: key groups; here any subtask's part is cut out by the hash that its records are partitioned by.)
+
+========================  ========  ======================================================================
+column                    type      holds
+========================  ========  ======================================================================
+``hash``                  uint64    the hash of the row's key; without it the part is no key's
+``subtask``               int64     which subtask wrote it, where that one goes on with it
+``key``                   binary    a key of Python, as it crosses an exchange; or
+``key0``, ``key1``, …     any       the columns of the key
+``order``                 int64     the row's number in the order in which its subtask had it
+all others                any       what the operator says of it
+========================  ========  ======================================================================
+
+The version of this format stands in the metadata of the batch's schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from minishuffle.errors import UsageError
+from minishuffle.exchange.gather import taken
+from minishuffle.exchange.keys import destination, fixed_values, hash_columns, hash_rows
+from minishuffle.exchange.rows import pack_rows, unpack_rows
+from minishuffle.limits import BATCH_ROWS_MAX
+
+__all__ = [
+    "HASH",
+    "KEY",
+    "ORDER",
+    "SUBTASK",
+    "StatePart",
+    "by_columns",
+    "by_rows",
+    "chunks",
+    "divided",
+    "greatest",
+    "in_order",
+    "key_columns_of",
+    "keys_of",
+    "packed",
+    "unpacked",
+    "versioned",
+]
+
+Item = TypeVar("Item")
+
+HASH: Final = "hash"
+KEY: Final = "key"
+SUBTASK: Final = "subtask"
+ORDER: Final = "order"
+_FORMAT: Final = b"minishuffle.state"
+_VERSION: Final = b"1"
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """Rows of one kind of an operator's state, at most ``BATCH_ROWS_MAX``.
+
+    Each has the hash of its key; what has none belongs to all subtasks (how far event time is).
+    """
+
+    name: str
+    batch: pa.RecordBatch
+
+
+def divided(parts: Iterable[StatePart], index: int, parallelism: int) -> Iterator[StatePart]:
+    """The parts of subtask ``index`` of ``parallelism``, cut out of what all subtasks before have written."""
+    for part in parts:
+        names = part.batch.schema.names
+        if HASH in names:
+            owners = destination(fixed_values(part.batch[HASH], np.uint64), parallelism)
+        elif SUBTASK in names:
+            owners = part.batch[SUBTASK].to_numpy() % parallelism
+        else:
+            yield part
+            continue
+        mine = np.flatnonzero(owners == index)
+        if len(mine) == len(owners):
+            yield part
+        elif len(mine):
+            yield StatePart(part.name, taken(part.batch, mine))
+
+
+def chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """As many at a time as fit into one part."""
+    iterator = iter(items)
+    while some := list(islice(iterator, BATCH_ROWS_MAX)):
+        yield some
+
+
+def versioned(name: str, columns: dict[str, Any]) -> StatePart:
+    """A part with these columns, and the version of the format."""
+    batch = pa.RecordBatch.from_pydict(columns)
+    return StatePart(name, batch.replace_schema_metadata({_FORMAT: _VERSION}))
+
+
+def in_order(parts: Iterable[StatePart]) -> list[StatePart]:
+    """The parts that have rows, by the number of their first. What one subtask wrote is in the order in which
+    it was there, whichever order the parts come in.
+
+    Raises:
+        UsageError: they are of another version.
+    """
+    kept = []
+    for part in parts:
+        version = (part.batch.schema.metadata or {}).get(_FORMAT, b"0")
+        if version != _VERSION:
+            raise UsageError(
+                f"state {part.name!r} of format {version.decode()} cannot be read here, where it is "
+                f"{_VERSION.decode()}: go on with the release that wrote it"
+            )
+        if part.batch.num_rows:
+            kept.append(part)
+    return sorted(kept, key=_first)
+
+
+def _first(part: StatePart) -> int:
+    number: int = part.batch[ORDER][0].as_py()
+    return number
+
+
+# --- keys and values that are Python's ------------------------------------------------------------------
+
+
+def packed(values: Iterable[Any]) -> pa.Array:
+    """Values as the bytes in which they cross an exchange. Raises UnserializableRecord as that does."""
+    return pa.array([pack_rows([value]) for value in values], pa.large_binary())
+
+
+def unpacked(column: pa.Array) -> list[Any]:
+    return [unpack_rows(value)[0] for value in column.to_pylist()]
+
+
+def by_rows(name: str, keys: Sequence[Any], **columns: Any) -> StatePart:
+    """A part with these keys, as records brought them, and columns (arrays or lists)."""
+    return versioned(name, {HASH: pa.array(hash_rows(keys)), KEY: packed(keys), **columns})
+
+
+def keys_of(part: StatePart) -> list[Any]:
+    return unpacked(part.batch.column(KEY))
+
+
+# --- keys that are columns ------------------------------------------------------------------------------
+
+
+def by_columns(name: str, keys: Sequence[pa.Array], columns: dict[str, pa.Array]) -> Iterator[StatePart]:
+    """Parts with these columns of keys, and others; as many as it takes."""
+    numbered = {f"{KEY}{number}": column for number, column in enumerate(keys)}
+    whole = versioned(name, {HASH: pa.array(hash_columns(keys)), **numbered, **columns})
+    for start in range(0, whole.batch.num_rows, BATCH_ROWS_MAX):
+        yield StatePart(name, whole.batch.slice(start, BATCH_ROWS_MAX))
+
+
+def key_columns_of(part: StatePart) -> list[pa.Array]:
+    names = [name for name in part.batch.schema.names if name.removeprefix(KEY).isdigit()]
+    return [part.batch.column(name) for name in names]
+
+
+# --- event time -----------------------------------------------------------------------------------------
+
+
+def greatest(part: StatePart, times: list[int], column: str) -> list[int]:
+    """The greater ones of these times and those of a part that all subtasks get."""
+    return [max(pair) for pair in zip(times, part.batch.column(column).to_pylist(), strict=True)]

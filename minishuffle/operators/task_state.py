@@ -1,0 +1,157 @@
+"""State of a task that is no value of a key, in parts as keyed state. (Flink: ``OperatorStateStore``.)
+
+=========  =============================================================  ====================================
+scope      who goes on with it                                            such as
+=========  =============================================================  ====================================
+key        the subtask to which the key of each record belongs            both sides of a join; rows that wait
+subtask    the subtask of the same number, modulo how many there are now  an open file, numbers of results
+all        every subtask, with what all have written                      the greatest time of each split
+copy       every subtask, with what subtask 0 has written                 the small side of a broadcast join
+=========  =============================================================  ====================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.state_parts import (
+    HASH,
+    KEY,
+    ORDER,
+    SUBTASK,
+    StatePart,
+    by_columns,
+    by_rows,
+    in_order,
+    key_columns_of,
+    keys_of,
+    packed,
+    unpacked,
+    versioned,
+)
+
+__all__ = ["Holding", "Records", "Scope", "TaskState"]
+
+Scope: TypeAlias = Literal["key", "subtask", "all", "copy"]
+
+_ROW: Final = "row"
+_COLUMN: Final = "row."
+"""In front of the names of the records' own columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Records that are written together.
+
+    ``payload`` are rows, or columns (at least one); ``keys`` of rows are objects, of columns columns; with a
+    scope other than "key" there are none. ``marks`` are columns beside the payload, such as which of its
+    records have matched; their names are not "row", "key", "hash", "order" or "subtask".
+    """
+
+    payload: list[Any] | pa.RecordBatch
+    keys: list[Any] | Sequence[pa.Array] | None = None
+    marks: Mapping[str, pa.Array] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.payload)
+
+    def slice(self, begin: int, end: int) -> Records:
+        """The records from number ``begin`` up to ``end``."""
+        marks = {name: mark.slice(begin, end - begin) for name, mark in self.marks.items()}
+        keys = self.keys
+        if isinstance(self.payload, list):
+            return Records(self.payload[begin:end], None if keys is None else keys[begin:end], marks)
+        payload = self.payload.slice(begin, end - begin)
+        return Records(
+            payload, None if keys is None else [key.slice(begin, end - begin) for key in keys], marks
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What an operator holds under one name: who goes on with it, and how the operator gives and takes it."""
+
+    scope: Scope
+    write: Callable[[], Iterable[Records]]
+    read: Callable[[Records], None]
+
+
+class TaskState:
+    """What one subtask of an operator holds, by name. Names differ from those of its keyed states."""
+
+    def __init__(self, holdings: Mapping[str, Holding]) -> None:
+        self._holdings = holdings
+
+    def write(self, index: int) -> Iterator[StatePart]:
+        """All of it, as parts of at most ``BATCH_ROWS_MAX`` records, numbered in the order in which they are
+        given.
+
+        Args:
+            index: the subtask's number.
+
+        Raises:
+            UnserializableRecord: an exchange would not take a row.
+        """
+        for name, holding in self._holdings.items():
+            if holding.scope == "copy" and index > 0:
+                continue
+            number = 0
+            for records in holding.write():
+                for begin in range(0, len(records), BATCH_ROWS_MAX):
+                    some = records.slice(begin, begin + BATCH_ROWS_MAX)
+                    owner = index if holding.scope == "subtask" else None
+                    yield from _parts(name, some, number, owner)
+                    number += len(some)
+
+    def read(self, parts: Iterable[StatePart]) -> None:
+        """Go on with the parts of its names that :meth:`write` gave, those of one subtask in the order in
+        which it gave them.
+
+        Raises:
+            UsageError: the parts are of another version.
+        """
+        for part in in_order(part for part in parts if part.name in self._holdings):
+            self._holdings[part.name].read(_records(part))
+
+
+def _parts(name: str, records: Records, number: int, owner: int | None) -> Iterator[StatePart]:
+    columns: dict[str, Any] = {ORDER: pa.array(np.arange(number, number + len(records))), **records.marks}
+    if owner is not None:
+        columns[SUBTASK] = pa.repeat(pa.scalar(owner, pa.int64()), len(records))
+    if isinstance(records.payload, list):
+        columns[_ROW] = packed(records.payload)
+    else:
+        names, arrays = records.payload.schema.names, records.payload.columns
+        columns |= {f"{_COLUMN}{each}": array for each, array in zip(names, arrays, strict=True)}
+    if records.keys is None:
+        yield versioned(name, columns)
+    elif isinstance(records.payload, list):
+        yield by_rows(name, records.keys, **columns)
+    else:
+        yield from by_columns(name, records.keys, columns)
+
+
+def _records(part: StatePart) -> Records:
+    payload: list[Any] | pa.RecordBatch
+    keys: list[Any] | None
+    names = part.batch.schema.names
+    own = [name for name in names if name.startswith(_COLUMN)]
+    if own:
+        arrays = [part.batch[name] for name in own]
+        payload = pa.RecordBatch.from_arrays(arrays, [name.removeprefix(_COLUMN) for name in own])
+        key_columns = key_columns_of(part)
+        keys = key_columns or None
+    else:
+        payload = unpacked(part.batch[_ROW])
+        keys = keys_of(part) if KEY in names else None
+    taken = {HASH, KEY, ORDER, SUBTASK, _ROW, *own}
+    marks = {
+        name: part.batch[name] for name in names if name not in taken and not name.removeprefix(KEY).isdigit()
+    }
+    return Records(payload, keys, marks)

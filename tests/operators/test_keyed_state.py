@@ -1,0 +1,403 @@
+"""Keyed state against a plain dict, in each store and from one to another; written, divided and read."""
+
+from __future__ import annotations
+
+import math
+from datetime import date
+from decimal import Decimal
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from minishuffle.dataflow.operators.aggregates import outputs_of
+from minishuffle.dataflow.operators.timers import Timers
+from minishuffle.exchange.keys import canonical, destination, stable_hash
+from minishuffle.operators import change_log, column_store, row_store
+from minishuffle.operators.change_log import Namespace
+from minishuffle.operators.keyed_state import KeyedState
+from minishuffle.operators.row_store import ABSENT
+from minishuffle.operators.state_parts import StatePart, divided
+from support.soak import examples
+
+PACKABLE = [
+    st.sampled_from(["a", "b", "", "é", "c\0", "a rather long key, of more than one word"]),
+    st.integers(-4, 4),
+    st.sampled_from([b"", b"a", b"\xff"]),
+    st.sampled_from([date(2026, 1, 1), date(2026, 1, 2)]),
+    st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 3)),
+]
+MIXED = st.sampled_from(
+    [True, 1, 1.0, Decimal(1), Decimal(2), 2, 2**63, "1", None, 0.5, math.nan, Decimal("NaN")]
+    + [(), (1, "a"), (1, None)]
+)
+VALUES = [st.integers(-3, 3) | st.just(2**63), st.floats(allow_nan=False)]
+VALUES += [st.sampled_from([0, 0.0, False, None, "x", [1]])]
+STARTS = [0, 10, 20]
+FAR = 10**9
+
+
+def as_form(key: Any) -> Any:
+    """The canonical key, NaN as one that a dict knows again."""
+    form = canonical(key)
+    return "NaN" if form != form else form
+
+
+def same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and (one is other or repr(one) == repr(other))
+
+
+def listed(state: KeyedState) -> list[Any]:
+    return [
+        (namespace, repr(key), repr(value)) for namespace in state for key, value in state.items(namespace)
+    ]
+
+
+def summed(found: Any) -> list[Any]:
+    """(namespace, key, sum) of columns."""
+    return [
+        each
+        for namespaces, (keys,), (totals,) in found
+        for each in zip(
+            [None] * len(keys) if namespaces is None else namespaces.tolist(),
+            keys.to_pylist(),
+            totals.to_pylist(),
+            strict=True,
+        )
+    ]
+
+
+class Machine(RuleBasedStateMachine):
+    """What rows and columns have in common: they are written, and it is known what has changed."""
+
+    state: KeyedState
+    mark: int | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(change_log, "_RECENT_ROWS_MIN", 4)
+        self.patch.setattr(column_store, "_SPARE_SLOTS", 2)
+        self.copy: dict[Any, Any] = {}
+        """What one has who only hears of the changes."""
+
+    def teardown(self) -> None:
+        self.patch.undo()
+
+    def made(self) -> KeyedState:
+        raise NotImplementedError
+
+    def current(self, state: KeyedState) -> dict[Any, Any]:
+        """By namespace and canonical key, the key as it is shown and its value, in order."""
+        raise NotImplementedError
+
+    @rule()
+    def snapshot(self) -> None:
+        if self.mark is None:
+            self.copy = self.current(self.state)
+            self.mark = self.state.mark()
+            return
+        self.mark, changes = self.state.mark(), self.state.changed_since(self.mark)
+        self.copy = {each: value for each, value in self.copy.items() if each[0] not in changes.gone}
+        there = self.current(self.state)
+        changed = [(namespace, as_form(key)) for namespace, key in changes.keys]
+        changed += [each[:2] for each in summed(changes.columns)]
+        for each in changed:
+            self.copy.pop(each, None)
+            if each in there:
+                self.copy[each] = there[each]
+        assert self.copy == there
+
+    @rule(dice=st.randoms(use_true_random=False), stood=st.sampled_from([0.0, 5.0]))
+    def go_on_elsewhere(self, dice: Any, stood: float) -> None:
+        """What is written is read by one subtask, and by three."""
+        parts = list(self.state.write(stood))
+        dice.shuffle(parts)
+        shares = []
+        for index in range(3):
+            share = self.made()
+            share.read(divided(parts, index, 3))
+            for _, key in self.current(share):
+                wanted = "NaN" if key == "NaN" else destination(stable_hash(key), 3)
+                assert wanted in ("NaN", index)
+            shares.append(self.current(share))
+        whole = self.current(self.state)
+        assert sum(map(len, shares)) == len(whole)
+        assert {each: value for share in shares for each, value in share.items()} == whole
+        self.state, self.mark = self.made(), None
+        self.state.read(divided(parts, 0, 1), stood)
+        assert list(self.current(self.state).items()) == list(whole.items())
+
+
+class Rows(Machine):
+    """Values of Python by namespace and key; or without namespaces, with timers and ages."""
+
+    @initialize(
+        keys_min=st.sampled_from([1, 3, FAR]),
+        rows_min=st.sampled_from([1, 2]),
+        keys=st.sampled_from(PACKABLE),
+        values=st.sampled_from(VALUES),
+        processes=st.booleans(),
+        drops=st.booleans(),
+    )
+    def begin(
+        self, keys_min: int, rows_min: int, keys: Any, values: Any, processes: bool, drops: bool
+    ) -> None:
+        self.patch.setattr(row_store, "PACKED_KEYS_MIN", keys_min)
+        self.patch.setattr(row_store, "PACKED_ROWS_MIN", rows_min)
+        self.keys, self.values, self.processes, self.drops = keys, values, processes, drops and not processes
+        self.expected: dict[Namespace, dict[Any, list[Any]]] = {}
+        self.ages: dict[Any, float] = {}
+        self.timers: list[tuple[Any, int]] = []
+        self.now = 0.0
+        self.state = self.made()
+
+    def made(self) -> KeyedState:
+        return KeyedState(timers={"event": Timers()} if self.processes else None, ages=self.processes)
+
+    def current(self, state: KeyedState) -> dict[Any, Any]:
+        return {
+            (namespace, as_form(key)): (repr(key), repr(value))
+            for namespace in state
+            for key, value in state.items(namespace)
+        }
+
+    @rule(data=st.data())
+    def batch(self, data: st.DataObject) -> None:
+        """Keys and values are most often of the same types."""
+        kind = self.keys if data.draw(st.integers(0, 4)) else MIXED
+        keys = data.draw(st.lists(kind, min_size=1, max_size=8))
+        value = self.values if data.draw(st.integers(0, 4)) else st.one_of(VALUES)
+        news = [data.draw(st.just(ABSENT) | value if self.drops else value) for _ in keys]
+        one = None if self.processes else data.draw(st.sampled_from([None, *STARTS]))
+        namespaces: list[Any] = [one] * len(keys)
+        if one is not None and data.draw(st.booleans()):
+            namespaces = [data.draw(st.sampled_from(STARTS)) for _ in keys]
+        self.bring_forward(keys, news, namespaces)
+
+    def bring_forward(self, keys: list[Any], news: list[Any], namespaces: list[Any]) -> None:
+        if namespaces[0] is None:
+            table, places, forms = self.state.take(keys)
+            held = [table] * len(keys)
+        else:
+            held, places, forms = self.state.take_each(keys, namespaces)  # type: ignore[assignment]
+        for key, form, namespace, values, place, new in zip(
+            keys, forms, namespaces, held, places, news, strict=False
+        ):
+            assert same(canonical(key), canonical(form))
+            known = self.expected.setdefault(namespace, {})
+            entry = known.get(as_form(key))
+            assert same(values[place], ABSENT if entry is None else entry[1])
+            if new is not ABSENT:
+                values[place] = new
+                known.setdefault(as_form(key), [key, None])[1] = new
+            if self.processes:
+                self.touch(form)
+        self.state.put(None if ABSENT in news else list(news))
+
+    def touch(self, form: Any) -> None:
+        self.now += 1
+        self.state.touch(form, self.now)
+        self.ages.pop(as_form(form), None)
+        self.ages[as_form(form)] = self.now
+
+    @precondition(lambda self: self.processes and self.expected.get(None))
+    @rule(data=st.data(), time=st.integers(0, 9), is_set=st.booleans())
+    def timer(self, data: st.DataObject, time: int, is_set: bool) -> None:
+        key = data.draw(st.sampled_from(list(self.expected[None].values())))[0]
+        timer = (canonical(key), time)
+        if timer[0] != timer[0]:
+            return
+        change = self.state.timers["event"].set if is_set else self.state.timers["event"].delete
+        assert change(*timer) == ((timer in self.timers) != is_set)
+        self.timers = [each for each in self.timers if is_set or each != timer]
+        self.timers += [timer] if is_set and timer not in self.timers else []
+
+    @rule(start=st.sampled_from(STARTS))
+    def fire(self, start: int) -> None:
+        found = list(self.state.pop(start))
+        known = self.expected.pop(start, {})
+        assert self.is_like(found, list(known.values()))
+        assert start not in self.state and list(self.state.items(start)) == []
+
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        namespace = None if self.processes else data.draw(st.sampled_from([None, *STARTS]))
+        form = canonical(data.draw(self.keys))
+        if any(each == form for each, _ in self.timers):
+            return
+        self.state.discard(form, namespace)
+        self.expected.setdefault(namespace, {}).pop(as_form(form), None)
+        self.ages.pop(as_form(form), None)
+
+    def is_like(self, found: list[Any], wanted: list[Any]) -> bool:
+        if self.drops:  # A key whose first record was dropped may have its place, and be shown, from then on.
+            found = sorted(([as_form(key), value] for key, value in found), key=repr)
+            wanted = sorted(([as_form(key), value] for key, value in wanted), key=repr)
+        one, other = chain.from_iterable(found), chain.from_iterable(wanted)
+        return len(found) == len(wanted) and all(map(same, one, other))
+
+    @invariant()
+    def values_are_those_of_the_dict(self) -> None:
+        for namespace, known in self.expected.items():
+            assert self.is_like(list(self.state.items(namespace)), list(known.values()))
+        count = sum(map(len, self.expected.values()))
+        assert len(self.state) == count or (self.drops and len(self.state) > count)
+        if self.processes:
+            assert list(self.state.timers["event"]) == self.timers
+            oldest = [(as_form(form), at) for form, at in self.state.oldest(FAR)]
+            assert [form for form, _ in oldest] == list(self.ages)
+
+
+class Sums(Machine):
+    """Aggregates of columns, with namespaces or without."""
+
+    @initialize(namespaced=st.booleans())
+    def begin(self, namespaced: bool) -> None:
+        self.namespaced = namespaced
+        self.state = self.made()
+        self.expected: dict[Any, int] = {}
+
+    def made(self) -> KeyedState:
+        self.outputs = outputs_of({"total": ("v", "sum")}, None)
+        return KeyedState(self.outputs)
+
+    def current(self, state: KeyedState) -> dict[Any, Any]:
+        return {(namespace, key): total for namespace, key, total in summed(state.columns())}
+
+    @rule(
+        records=st.lists(
+            st.tuples(
+                st.sampled_from(STARTS),
+                st.sampled_from([None, "", "a", "b", "a long key"]),
+                st.integers(-9, 9),
+            ),
+            min_size=1,
+            max_size=12,
+        )
+    )
+    def add(self, records: list[tuple[int, Any, int]]) -> None:
+        starts = np.array([start for start, _, _ in records], np.int64) if self.namespaced else None
+        slots = self.state.take_columns([pa.array([key for _, key, _ in records], pa.string())], starts)
+        for _, _, aggregate in self.outputs:
+            aggregate.update(slots, pa.array([value for _, _, value in records], pa.int64()))
+        for start, key, value in records:
+            each = (start if self.namespaced else None, key)
+            self.expected[each] = self.expected.get(each, 0) + value
+
+    @precondition(lambda self: self.namespaced)
+    @rule(starts=st.sets(st.sampled_from(STARTS)))
+    def fire(self, starts: set[int]) -> None:
+        wanted = self.listed(list(starts))
+        assert summed(self.state.pop_columns(list(starts))) == wanted
+        self.expected = {each: total for each, total in self.expected.items() if each[0] not in starts}
+
+    def listed(self, starts: list[Any]) -> list[Any]:
+        return [
+            (*each, total) for start in starts for each, total in self.expected.items() if each[0] == start
+        ]
+
+    @invariant()
+    def sums_are_those_of_the_dict(self) -> None:
+        starts = list(dict.fromkeys(start for start, _ in self.expected))
+        assert list(self.state) == starts
+        assert summed(self.state.columns()) == self.listed(starts)
+        assert len(self.state) == len(self.expected)
+
+
+TestRows = Rows.TestCase
+TestRows.settings = settings(max_examples=examples(25), stateful_step_count=15, deadline=None)
+TestSums = Sums.TestCase
+TestSums.settings = settings(max_examples=examples(15), stateful_step_count=15, deadline=None)
+
+
+@settings(max_examples=examples(15), deadline=None)
+@given(
+    st.lists(st.tuples(MIXED, st.sampled_from([None, *STARTS]), st.integers(0, 3)), max_size=30),
+    st.integers(2, 3),
+    st.integers(1, 4),
+    st.randoms(use_true_random=False),
+)
+def test_as_many_subtasks_as_before_go_on_in_the_order_in_which_they_were(
+    records: list[Any], before: int, after: int, dice: Any
+) -> None:
+    states = [KeyedState() for _ in range(before)]
+    for key, namespace, value in records:
+        state = states[destination(stable_hash(key), before)]
+        held, (place,), _ = state.take([key], namespace)
+        held[place] = value
+        state.put([value])
+    parts = list(chain.from_iterable(state.write() for state in states))
+    dice.shuffle(parts)
+    for index, state in enumerate(states):
+        assert listed(again(parts, index, before)) == listed(state)
+    shares = [listed(again(parts, index, after)) for index in range(after)]
+    assert sorted(chain(*shares), key=repr) == sorted(chain(*map(listed, states)), key=repr)
+
+
+def again(parts: list[StatePart], index: int = 0, parallelism: int = 1) -> KeyedState:
+    state = KeyedState()
+    state.read(divided(parts, index, parallelism))
+    return state
+
+
+def with_values(keys: list[Any], values: list[Any]) -> KeyedState:
+    state = KeyedState()
+    held, places, _ = state.take(keys)
+    for place, value in zip(places, values, strict=True):
+        held[place] = value
+    state.put(values)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, 2, 3], pa.int64()),
+        ([1.0, 2.5, math.inf], pa.float64()),
+        ([1, 2.0, 3], pa.large_binary()),
+        ([2**70, 1, 2], pa.large_binary()),
+        ([True, False, True], pa.large_binary()),
+        ([["list"], None, ("tuple", 1)], pa.large_binary()),
+    ],
+)
+def test_numbers_are_written_as_numbers_and_come_back_as_what_they_are(
+    values: list[Any], kind: pa.DataType
+) -> None:
+    state = with_values(["a", "b", "c"], values)
+    (part,) = state.write()
+    assert part.batch.schema.field("value").type == kind
+    assert part.batch.schema.names == ["hash", "key", "order", "namespace", "value"]
+    assert listed(again([part])) == listed(state)
+
+
+def test_several_states_of_an_operator_read_their_own_parts() -> None:
+    one, other = KeyedState(name="one"), KeyedState(name="other")
+    for state, key in ((one, "a"), (other, "b")):
+        held, places, _ = state.take([key])
+        held[places[0]] = 1
+        state.put([1])
+    parts = [*one.write(), *other.write()]
+    found = KeyedState(name="other")
+    found.read(parts)
+    assert listed(found) == [(None, "'b'", "1")]
+
+
+def test_a_timer_that_is_read_is_due_as_its_clock_says() -> None:
+    state = KeyedState(timers={"wall": Timers()})
+    state.timers["wall"].set("a", 100)
+    found = KeyedState(timers={"wall": Timers(lambda time: time - 7)})
+    found.read(state.write())
+    assert (list(found.timers["wall"]), found.timers["wall"].earliest) == ([("a", 100)], 93)
+
+
+def test_nothing_is_written_down_before_the_first_mark() -> None:
+    state = with_values(["a"], [1])
+    assert state._log is None
+    mark = state.mark()
+    assert (state.changed_since(mark).keys, state.changed_since(mark).gone) == ([], [])

@@ -1,0 +1,81 @@
+"""What is no value of a key: written by some subtasks, read by as many or by others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.exchange.keys import destination, stable_hash
+from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.state_parts import StatePart, divided
+from minishuffle.operators.task_state import Holding, Records, Scope, TaskState
+
+
+def written(scope: Scope, subtasks: Iterable[list[Records]]) -> list[StatePart]:
+    parts: list[StatePart] = []
+    for index, held in enumerate(subtasks):
+        holding = Holding(scope, lambda held=held: held, lambda records: None)  # type: ignore[misc]
+        parts += TaskState({"held": holding}).write(index)
+    return parts
+
+
+def read(scope: Scope, parts: list[StatePart], index: int, parallelism: int) -> list[Records]:
+    found: list[Records] = []
+    state = TaskState({"held": Holding(scope, list, found.append)})
+    state.read(divided([*parts, StatePart("another's", pa.RecordBatch.from_pydict({}))], index, parallelism))
+    return found
+
+
+def rows(found: list[Records]) -> list[Any]:
+    return [row for records in found for row in records.payload]
+
+
+@pytest.mark.parametrize(
+    ("scope", "same", "fewer"),
+    [
+        ("subtask", [["a", 1], ["b"], []], [["a", 1], ["b"]]),
+        ("all", [["a", "b", 1]] * 3, [["a", "b", 1]] * 2),
+        ("copy", [["a", 1]] * 3, [["a", 1]] * 2),
+    ],
+)
+def test_who_goes_on_with_what_has_no_key(scope: Scope, same: list[Any], fewer: list[Any]) -> None:
+    parts = written(scope, [[Records(["a"]), Records([1])], [Records(["b"])], []])
+    for parallelism, expected in ((3, same), (2, fewer)):
+        assert [rows(read(scope, parts, index, parallelism)) for index in range(parallelism)] == expected
+
+
+@pytest.mark.parametrize("payload", ["rows", "columns"])
+def test_records_go_where_their_keys_do_in_their_order(payload: str) -> None:
+    numbers = [[3, 1, 4, 1, 5], [9, 2, 6]]
+
+    def records(some: list[int]) -> Records:
+        marks = {"matched": pa.array([number % 2 == 0 for number in some])}
+        if payload == "rows":
+            return Records([{"n": number} for number in some], some, marks)
+        batch = pa.RecordBatch.from_pydict({"n": pa.array(some, pa.int32()), "row": list(map(str, some))})
+        return Records(batch, [pa.array(some)], marks)
+
+    parts = written("key", [list(map(records, numbers))])[::-1]
+    for parallelism in (1, 2):
+        for index in range(parallelism):
+            got = read("key", parts, index, parallelism)
+            mine = [
+                [n for n in some if destination(stable_hash(n), parallelism) == index] for some in numbers
+            ]
+            assert got == [records(some) for some in mine if some]
+
+
+def test_many_records_are_cut_into_parts() -> None:
+    count = BATCH_ROWS_MAX + 1
+    held = Records(pa.RecordBatch.from_pydict({"n": range(count)}), None, {"m": pa.array(range(count))})
+    parts = written(
+        "subtask",
+        [[held, Records(pa.RecordBatch.from_pydict({"n": [-1]}), None, {"m": held.marks["m"][:1]})]],
+    )
+    assert [part.batch.num_rows for part in parts] == [BATCH_ROWS_MAX, 1, 1]
+    found = read("subtask", parts[::-1], 0, 1)
+    assert [records.payload["n"][0].as_py() for records in found] == [0, BATCH_ROWS_MAX, -1]
+    assert [records.marks["m"][0].as_py() for records in found] == [0, BATCH_ROWS_MAX, 0]
