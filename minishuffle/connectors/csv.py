@@ -52,7 +52,8 @@ class CsvSource(RecordFiles):
         UsageError: the delimiter cannot be one; a file or its header cannot be read; without a schema, there
             is no header, a file is larger than INFERRED_FILE_BYTES_MAX, or a column has types with none in
             common.
-        WrongInput: (also from ``read``) with "fail", a record cannot be read; named with file and line.
+        WrongInput: (also from ``read``) with "fail", a record cannot be read; named with file and line. (From
+            ``read``) a file has changed since it was listed.
     """
 
     def __init__(

@@ -4,14 +4,20 @@ A path with ``://`` is a URI of a file system that pyarrow knows (``s3://bucket/
 options stand in the URI, as in ``s3://bucket/folder?region=eu-west-1``, and its credentials are found in the
 environment of whoever reads: the client and every worker. Texts, CSV and JSON may be compressed, which the
 end of the name says: ``.gz``, ``.bz2``, ``.zst`` or ``.lz4``.
+
+Files are listed once, in the program that builds the plan, and travel in it as :class:`PlannedFile`. Workers
+list nothing: each split is of a file that was there then, and is read only if that is still the same.
 """
 
 from __future__ import annotations
 
 import glob
 import io
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final, TypeAlias, cast
 from urllib.parse import quote, urlsplit
@@ -22,6 +28,7 @@ from minishuffle.errors import UnknownName, UsageError, WrongInput
 from minishuffle.limits import MIB
 
 __all__ = [
+    "PlannedFile",
     "Paths",
     "compression_of",
     "files_below",
@@ -127,8 +134,68 @@ def _reported(path: str, damaged: type[UsageError] = UsageError) -> Iterator[Non
 # --- which files ------------------------------------------------------------------------------------
 
 
-def files_of(paths: Paths) -> list[str]:
-    """All files meant, absolute or as URIs; a directory's and a pattern's sorted, hidden ones left out.
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A file as it was listed for a plan. ``size`` is in bytes, ``modified`` in nanoseconds since 1970; None:
+    the file system does not say."""
+
+    path: str
+    """Absolute, or a URI."""
+    size: int | None
+    modified: int | None
+
+    def check_unchanged(self) -> None:
+        """Look at the file again, before it is read.
+
+        Raises:
+            WrongInput: it is gone, or has another size or time of change.
+            UsageError: its file system does not answer.
+        """
+        found = _looked_up(self.path)
+        if found is None:
+            raise WrongInput(
+                f"{self.path} is gone since the job was made, or is not on this worker's machine: put it "
+                "where each worker finds it, or make the job again"
+            )
+        if found != self:
+            raise WrongInput(
+                f"{self.path} has changed since the job was made: it had {self._state()}, and now has "
+                f"{found._state()}: make the job again"
+            )
+
+    def _state(self) -> str:
+        size = "an unknown size" if self.size is None else f"{self.size:,} byte{'s' * (self.size != 1)}"
+        if self.modified is None:
+            return size
+        seconds, rest = divmod(self.modified, 10**9)
+        return f"{size} of {datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:09} UTC"
+
+
+def _looked_up(path: str) -> PlannedFile | None:
+    """The file as it is now; None: there is none."""
+    with _reported(path):
+        if is_uri(path):
+            from pyarrow.fs import FileType
+
+            system, inside = _file_system(path)
+            info = system.get_file_info(inside)
+            return None if info.type == FileType.NotFound else _listed_as(path, info)
+        try:
+            found = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+    return PlannedFile(path, found.st_size, found.st_mtime_ns)
+
+
+def _listed_as(path: str, info: Any) -> PlannedFile:
+    """What a file system of pyarrow says of a file. Whole seconds: object stores may give fractions in lists,
+    and none for one object."""
+    modified = None if info.mtime_ns is None else info.mtime_ns // 10**9 * 10**9
+    return PlannedFile(path, info.size, modified)
+
+
+def files_of(paths: Paths) -> list[PlannedFile]:
+    """All files meant, by absolute paths or URIs; a directory's and a pattern's sorted, hidden ones left out.
 
     Raises:
         UnknownName: there is no such file.
@@ -137,14 +204,14 @@ def files_of(paths: Paths) -> list[str]:
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     if not given:
         raise UsageError("a source needs at least one file")
-    found: list[str] = []
+    found: list[PlannedFile] = []
     for item in given:
         if is_uri(item):
             found.extend(_files_of_uri(str(item)))
             continue
         path = Path(item).expanduser().absolute()
         if path.is_file():
-            found.append(str(path))
+            found.extend(_of_this_machine([str(path)]))
             continue
         matches = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))
         files = sorted(str(match) for match in matches if match.is_file() and match.name[0] not in "._")
@@ -154,8 +221,19 @@ def files_of(paths: Paths) -> list[str]:
                 if path.is_dir()
                 else f"no file {path}: check the path, seen from the directory {Path.cwd()}"
             )
-        found.extend(files)
+        found.extend(_of_this_machine(files))
     return found
+
+
+def _of_this_machine(paths: Sequence[str]) -> list[PlannedFile]:
+    """Raises UnknownName: one of them is gone already."""
+    listed = []
+    for path in paths:
+        file = _looked_up(path)
+        if file is None:
+            raise UnknownName(f"no file {path}: it was there a moment ago")
+        listed.append(file)
+    return listed
 
 
 def files_below(root: str | Path) -> list[tuple[str, tuple[str, ...]]]:
@@ -173,30 +251,34 @@ def files_below(root: str | Path) -> list[tuple[str, tuple[str, ...]]]:
     system, inside = _file_system(str(root))
     base = PurePosixPath(inside)
     return [
-        (_as_uri(str(root), path), PurePosixPath(path).relative_to(base).parts)
-        for path in _listed(str(root), system, inside, recursive=True)
+        (_as_uri(str(root), info.path), PurePosixPath(info.path).relative_to(base).parts)
+        for info in _infos(str(root), system, inside, recursive=True)
     ]
 
 
-def _files_of_uri(uri: str) -> list[str]:
+def _files_of_uri(uri: str) -> list[PlannedFile]:
     from pyarrow.fs import FileType
 
     system, inside = _file_system(uri)
     with _reported(uri):
-        kind = system.get_file_info(inside).type
-    if kind == FileType.File:
-        return [_as_uri(uri, inside)]
-    files = [
-        path
-        for path in _listed(uri, system, inside, recursive=False)
-        if PurePosixPath(path).name[0] not in "._"
-    ]
-    if not files:
+        only = system.get_file_info(inside)
+    if only.type == FileType.File:
+        infos = [only]
+    else:
+        infos = [
+            info
+            for info in _infos(uri, system, inside, recursive=False)
+            if PurePosixPath(info.path).name[0] not in "._"
+        ]
+    if not infos:
         raise UnknownName(f"directory {uri} has no files")
-    return [_as_uri(uri, path) for path in files]
+    if urlsplit(uri).scheme == "file":
+        return _of_this_machine([_as_uri(uri, info.path) for info in infos])
+    return [_listed_as(_as_uri(uri, info.path), info) for info in infos]
 
 
-def _listed(uri: str, system: Any, inside: str, *, recursive: bool) -> list[str]:
+def _infos(uri: str, system: Any, inside: str, *, recursive: bool) -> list[Any]:
+    """What a file system of pyarrow says of each file in a directory, by their paths."""
     from pyarrow.fs import FileSelector, FileType
 
     try:
@@ -207,7 +289,7 @@ def _listed(uri: str, system: Any, inside: str, *, recursive: bool) -> list[str]
             patterns = " (patterns are for files of this machine)" if "*" in inside else ""
             raise UnknownName(f"there is no file or directory {uri}{patterns}: check the path") from None
         raise
-    return sorted(info.path for info in infos if info.type == FileType.File)
+    return sorted((info for info in infos if info.type == FileType.File), key=lambda info: info.path)
 
 
 def _file_system(uri: str) -> tuple[Any, str]:

@@ -56,7 +56,8 @@ class JsonSource(RecordFiles):
         UnknownName: no such file.
         UsageError: a file is larger than INFERRED_FILE_BYTES_MAX and the schema is not declared; a field has
             types with none in common.
-        WrongInput: (also from ``read``) with "fail", a line cannot be read; named with file and line.
+        WrongInput: (also from ``read``) with "fail", a line cannot be read; named with file and line. (From
+            ``read``) a file has changed since it was listed.
     """
 
     finds_times = True

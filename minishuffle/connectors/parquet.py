@@ -28,7 +28,8 @@ class ParquetSource:
     Raises:
         UnknownName: no such file, or each lacks a column of ``schema``.
         UsageError: a file cannot be read or is not Parquet; two files have types with none in common.
-        WrongInput: (from ``read``) a value does not fit the common type.
+        WrongInput: (from ``read``) a value does not fit the common type, or a file has changed since it was
+            listed.
     """
 
     bounded = True
@@ -37,7 +38,9 @@ class ParquetSource:
     def __init__(self, paths: Paths, schema: pa.Schema | None = None) -> None:
         self._splits: list[tuple[str, int]] = []
         schemas: dict[str, pa.Schema] = {}
-        for path in files_of(paths):
+        listed = files_of(paths)
+        self._listed = {file.path: file for file in listed}
+        for path in (file.path for file in listed):
             schemas[path], groups = _schema_and_groups(path)
             self._splits.extend((path, group) for group in range(groups))
         known = dict.fromkeys(name for its in schemas.values() for name in its.names)
@@ -62,6 +65,7 @@ class ParquetSource:
 
     def read(self, split: tuple[str, int], offset: int) -> Iterator[pa.RecordBatch]:
         path, group = split
+        self._listed[path].check_unchanged()
         remote = is_uri(path)
         with (
             opened(path) if remote else nullcontext(path) as where,

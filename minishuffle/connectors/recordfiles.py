@@ -88,7 +88,8 @@ class RecordFiles:
     Raises:
         UsageError: without ``schema``, a file is larger than INFERRED_FILE_BYTES_MAX, cannot be read, or is
             not UTF-8; a column has types with none in common, or numbers that no type holds.
-        WrongInput: (also from ``read``) with "fail", a record cannot be read; named with file and line.
+        WrongInput: (also from ``read``) with "fail", a record cannot be read; named with file and line. (From
+            ``read``) a file has changed since it was listed.
     """
 
     bounded = True
@@ -101,7 +102,9 @@ class RecordFiles:
     ) -> None:
         if on_error not in ("fail", "skip", "dead_letter"):
             raise UsageError(f"on_error is {on_error!r}: write 'fail', 'skip' or 'dead_letter'")
-        self._splits = files_of(paths)
+        listed = files_of(paths)
+        self._splits = [file.path for file in listed]
+        self._listed = {file.path: file for file in listed}
         self._splitter = splitter
         self._on_error = on_error
         self.header = header
@@ -177,6 +180,7 @@ class RecordFiles:
         return self._splits
 
     def read(self, split: str, offset: int) -> Iterator[pa.RecordBatch | Portion]:
+        self._listed[split].check_unchanged()
         shape = _Shape(split, self.names_of(split), self._own.get(split, self.schema))
         number = 0
         """Records before the block."""

@@ -25,20 +25,23 @@ class TextSource:
     Raises:
         UnknownName: no such file.
         UsageError: a file cannot be read.
-        WrongInput: (from ``read``) a file is not UTF-8.
+        WrongInput: (from ``read``) a file is not UTF-8, or has changed since it was listed.
     """
 
     bounded = True
     format: Literal["rows"] = "rows"
 
     def __init__(self, paths: Paths) -> None:
-        self._splits = [split for path in files_of(paths) for split in _text_splits(path)]
+        listed = files_of(paths)
+        self._splits = [split for file in listed for split in _text_splits(file.path)]
+        self._listed = {file.path: file for file in listed}
 
     def splits(self) -> list[TextSplit]:
         return self._splits
 
     def read(self, split: TextSplit, offset: int) -> Iterator[list[str]]:
         path = split[0]
+        self._listed[path].check_unchanged()
         for start, data in _text_of(split):
             try:
                 text = data.decode("utf-8-sig" if start == 0 else "utf-8")

@@ -32,6 +32,7 @@ class StreamSources(StreamBase):
     def text(cls, *paths: str | Path, parallelism: int | None = None) -> Stream[str]:
         """Lines of UTF-8 files, without their line ends. A path may be a directory, a glob pattern or a URI
         such as ``s3://bucket/folder``; the files may be compressed (``.gz``, ``.bz2``, ``.zst``, ``.lz4``).
+        They are listed now; one that has changed since, or is gone, ends the job.
 
         Raises:
             UnknownName: there is no such file.

@@ -47,11 +47,12 @@ class TableSources(StreamBase):
         """The rows of files; a path may be a directory, a glob pattern or a URI such as ``s3://bucket/folder``,
         and CSV and JSON files may be compressed (``.gz``, ``.bz2``, ``.zst``, ``.lz4``).
 
-        All files are looked at before the job starts. Where they differ, a column gets a type that holds the
-        values of all, and is null where a file lacks it. Of CSV and JSON without ``schema`` that means to
-        read all of them once. Integers, literals of digits only, are int64, uint64 or decimal128(38, 0),
-        whichever is the first to hold all of a column; one that no float64 holds, in a column with
-        fractions, is refused. Texts in JSON are times if all of a column are, in one form.
+        All files are looked at now. Workers read these and list none: one that has changed since, or is gone,
+        ends the job. Where they differ, a column gets a type that holds the values of all, and is null where
+        a file lacks it. Of CSV and JSON without ``schema`` that means to read all of them once. Integers,
+        literals of digits only, are int64, uint64 or decimal128(38, 0), whichever is the first to hold all of
+        a column; one that no float64 holds, in a column with fractions, is refused. Texts in JSON are times
+        if all of a column are, in one form.
 
         Args:
             format: CSV files are UTF-8; JSON files have one object a line.

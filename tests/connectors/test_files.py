@@ -6,12 +6,15 @@ import bz2
 import gzip
 import io
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,8 +22,9 @@ import pytest
 from minishuffle.connectors import files, recordfiles, text
 from minishuffle.connectors.csv import CsvSource
 from minishuffle.connectors.json import JsonSource
+from minishuffle.connectors.parquet import ParquetSource
 from minishuffle.connectors.text import TextSource
-from minishuffle.errors import UnknownName, UsageError
+from minishuffle.errors import UnknownName, UsageError, WrongInput
 from support.objectstore import object_store
 
 LINES = [f"{number},{'x' * (number % 7)}" for number in range(1000)]
@@ -105,12 +109,52 @@ def test_what_a_compressed_file_grows_to_is_bounded_where_all_of_it_is_read(
         CsvSource(path)
 
 
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "text": TextSource,
+    "csv": lambda path: CsvSource(path, header=False, schema=pa.schema({"n": pa.int64()})),
+    "json": JsonSource,
+    "parquet": ParquetSource,
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_file_that_has_changed_since_it_was_listed_is_not_read(kind: str, tmp_path: Path) -> None:
+    """What was listed travels with the job: neither a reader on another day nor one on another machine lists
+    anything, takes a file that came later, or reads what the plan was not built for."""
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path in paths:
+        if kind == "parquet":
+            pq.write_table(pa.table({"n": [1, 2]}), path)
+        else:
+            path.write_text('{"n": 1}\n' if kind == "json" else "1\n")
+    source = cloudpickle.loads(cloudpickle.dumps(SOURCES[kind](tmp_path)))
+    (tmp_path / "c").write_text("3\n")
+    one, other = source.splits()
+    assert len(list(source.read(one, 0))) == len(list(source.read(other, 0))) == 1
+    before = paths[0].stat()
+    os.utime(paths[0], ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    paths[1].unlink()
+    with pytest.raises(WrongInput, match=f"{paths[0]} has changed since the job was made"):
+        next(source.read(one, 0))
+    with pytest.raises(WrongInput, match=f"{paths[1]} is gone since the job was made"):
+        next(source.read(other, 0))
+    os.utime(paths[0], ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert len(list(source.read(one, 0))) == 1
+    with open(paths[0], "ab") as file:
+        file.write(b"\n")
+    os.utime(paths[0], ns=(before.st_atime_ns, before.st_mtime_ns))
+    size = before.st_size
+    with pytest.raises(WrongInput, match=f"it had {size:,} bytes? of 2.* and now has {size + 1:,} bytes"):
+        next(source.read(one, 0))
+
+
 def test_a_uri_of_this_machine_is_its_path(tmp_path: Path) -> None:
     (tmp_path / "with a blank").mkdir()
     path = tmp_path / "with a blank" / "a.txt"
     path.write_text("one\n")
     assert files.files_of(path.as_uri()) == files.files_of((tmp_path / "with a blank").as_uri())
-    assert files.files_of(path.as_uri()) == [str(path)]
+    assert files.files_of(path.as_uri()) == files.files_of(path)
+    assert [file.path for file in files.files_of(path)] == [str(path)]
     assert files.files_below(tmp_path.as_uri()) == files.files_below(tmp_path)
 
 
@@ -129,15 +173,18 @@ def test_a_uri_of_nothing_is_refused(uri: str, error: type[Exception], says: str
 
 READING = """
 import sys
+from dataclasses import replace
+
 import cloudpickle
 from minishuffle.connectors import files, hive, parquet
 from minishuffle.connectors.csv import CsvSource
 from minishuffle.connectors.text import TextSource
-from minishuffle.errors import UnknownName
+from minishuffle.errors import UnknownName, WrongInput
 
 options = sys.argv[1]
 logs = f"s3://key:secret@bucket/logs?{options}"
-found = files.files_of(logs)
+listed = files.files_of(logs)
+found = [file.path for file in listed]
 assert found == [f"s3://key:secret@bucket/logs/{name}?{options}" for name in ("a%20b.csv.gz", "c.csv")], found
 source = CsvSource(found)
 source = cloudpickle.loads(cloudpickle.dumps(source))
@@ -151,6 +198,13 @@ try:
     files.files_of(f"s3://key:secret@bucket/nothing?{options}")
 except UnknownName as error:
     print(error)
+for file in (*listed, *files.files_of(listed[0].path)):
+    file.check_unchanged()
+for file in (replace(listed[0], size=1), replace(listed[0], path=listed[0].path.replace("csv", "tsv"))):
+    try:
+        file.check_unchanged()
+    except WrongInput as error:
+        print(error)
 """
 
 
@@ -174,11 +228,15 @@ def test_an_object_store_is_read_like_a_directory() -> None:
             env={"AWS_EC2_METADATA_DISABLED": "true"},
         )
     assert ran.returncode == 0, ran.stderr
-    count, days, last, missing = ran.stdout.splitlines()
+    count, days, last, missing, changed, gone = ran.stdout.splitlines()
     assert count == "2000"
     assert days == "[{'n': 1, 'day': '1'}, {'n': 2, 'day': '1'}]"
     assert last == str(LINES[997:])
     assert missing.startswith("there is no file or directory s3://key:")
+    assert re.match(
+        r"s3://.*b\.csv\.gz\?.* has changed since the job was made: it had 1 byte of 2026-", changed
+    )
+    assert re.match(r"s3://.*b\.tsv\.gz\?.* is gone since the job was made", gone)
 
 
 def test_a_column_that_is_not_utf8_is_no_bytes_unless_declared_so(tmp_path: Path) -> None:
