@@ -1,0 +1,98 @@
+"""Steps whose columns nobody knows when the plan is built: the error for one, and what stands in its place
+while ``minishuffle schema`` loads the plan to find them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+from minishuffle.dataflow.operators.base import Batch, Emit
+from minishuffle.dataflow.operators.chained import ChainedOperator
+from minishuffle.errors import InvalidGraph
+
+__all__ = ["Place", "UnknownColumns", "drafting", "unknown_columns"]
+
+_ROOMS = tuple(f"minishuffle.{room}." for room in ("api", "connectors", "dataflow", "operators", "plan"))
+"""Modules whose frames lie between the user's call and the step that it adds."""
+_DRAFTING: ContextVar[bool] = ContextVar("drafting", default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a program."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def place_of_call() -> Place:
+    """Where the program called the method that is adding a step; the file relative to the working directory
+    if it is below."""
+    frame = sys._getframe()
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(_ROOMS):
+        frame = frame.f_back
+    path = Path(frame.f_code.co_filename)
+    try:
+        file = str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        file = str(path)
+    return Place(file, frame.f_lineno)
+
+
+@contextmanager
+def drafting() -> Iterator[None]:
+    """Steps of unknown columns are accepted meanwhile, and so are all steps behind them."""
+    token = _DRAFTING.set(True)
+    try:
+        yield
+    finally:
+        _DRAFTING.reset(token)
+
+
+class UnknownColumns(ChainedOperator):
+    """Stands in a plan, which cannot run, behind a step whose schema is not known.
+
+    Args:
+        step: the method that added it.
+        place: where that was called.
+        form: how a schema is given to it, with ``{}`` in its place: ``to_table({})``, ``schema={}``.
+    """
+
+    name = "unknown columns"
+
+    def __init__(self, step: str, place: Place, form: str) -> None:
+        self.step = step
+        self.place = place
+        self.form = form
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        raise InvalidGraph(f"{self.step} at {self.place} has no schema yet: this plan is a draft")
+
+
+def unknown_columns(step: str, why: str, write: str, form: str) -> UnknownColumns:
+    """What stands behind a step of unknown columns in a draft.
+
+    Args:
+        step: the method, such as ``"map_batches"``.
+        why: nobody knows its columns: what is missing, as half a sentence.
+        write: what to write instead.
+        form: how a schema is given to it, with ``{}`` in its place.
+
+    Raises:
+        InvalidGraph: unless a draft is made (:func:`drafting`): names the step, its place in the program, what
+            to write and the command that shows the schema.
+    """
+    place = place_of_call()
+    if not _DRAFTING.get():
+        raise InvalidGraph(
+            f"{step} at {place}: {why}: {write}; "
+            f"`minishuffle schema {place.file}:JOB` shows one for the job (or function) JOB of that file"
+        )
+    return UnknownColumns(step, place, form)
