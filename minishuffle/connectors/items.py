@@ -22,15 +22,15 @@ class ItemsSource:
     """They were set apart, and each is given once."""
 
     def __init__(self, items: Sequence[Any]) -> None:
-        self._items = set_apart(items)
+        self.items = set_apart(items)
 
     def splits(self) -> list[tuple[int, int]]:
-        return _slices(len(self._items))
+        return _slices(len(self.items))
 
     def read(self, split: tuple[int, int], offset: int) -> Iterator[list[Any]]:
         start, stop = split
         for first in range(start + offset, stop, LIST_ROWS):
-            yield self._items[first : min(first + LIST_ROWS, stop)]
+            yield self.items[first : min(first + LIST_ROWS, stop)]
 
 
 class ArrowItemsSource:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minishuffle.dataflow.rowtypes import column_type, fields_of, no_type
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange.schemas import long_types, require_plain, with_types, without_dictionary
 from minishuffle.limits import ASYNC_CALLS_MAX, DURATION_MAX, NAME_BYTES_MAX, PARALLELISM_MAX
@@ -224,10 +225,11 @@ def checked_paths(given: tuple[Any, ...], method: str) -> list[str | Path]:
 
 
 def arrow_schema(given: Any) -> pa.Schema:
-    """A ``pyarrow.Schema`` from itself or from a map of column name to type.
+    """A ``pyarrow.Schema`` from itself, from a map of column name to type, or from a class with fields: a
+    TypedDict, NamedTuple, dataclass or pydantic model.
 
     Raises:
-        UsageError: it is neither, or a type is unknown.
+        UsageError: it is none of them, or a type is unknown or one of several.
     """
     import pyarrow as pa
 
@@ -236,19 +238,22 @@ def arrow_schema(given: Any) -> pa.Schema:
         if twice is not None:
             raise UsageError(f"schema: there are two columns {twice!r}: give each its own name")
         return checked_types(given)
-    if not isinstance(given, Mapping) or not given:
-        raise UsageError(f"schema takes a pyarrow.Schema or a dict of name to type, not {_shown(given)}")
-    python = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_(), bytes: pa.binary()}
-    fields = []
-    for name, kind in given.items():
-        try:
-            fields.append(pa.field(name, python.get(kind, kind)))
-        except (TypeError, ValueError, pa.ArrowException) as error:
-            raise UsageError(
-                f"schema: {kind!r:.80} is no type for the column {name!r}: write a pyarrow type, its name "
-                "such as 'int64', or int, float, str, bool, bytes"
-            ) from error
-    return checked_types(pa.schema(fields))
+    types = given if isinstance(given, Mapping) else fields_of(given)
+    if not types:
+        raise UsageError(
+            "schema takes a pyarrow.Schema, a dict of name to type, or a TypedDict, NamedTuple, dataclass or "
+            f"pydantic model, not {_shown(given)}"
+        )
+    return checked_types(pa.schema([_field(name, kind) for name, kind in types.items()]))
+
+
+def _field(name: Any, kind: Any) -> pa.Field:
+    import pyarrow as pa
+
+    try:
+        return pa.field(name, kind if isinstance(kind, pa.DataType | str) else column_type(str(name), kind))
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise no_type(name, kind) from error
 
 
 def checked_types(schema: pa.Schema) -> pa.Schema:

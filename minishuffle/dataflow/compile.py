@@ -108,8 +108,8 @@ def _check_claims(nodes: list[Node]) -> None:
 def _check_errors_are_read(operator: ForgivingOperator, read: Collection[str | None]) -> None:
     if not operator.errors_tag:
         raise UsageError(
-            f"{operator.name} has no side output of errors, only map, map_async, filter, flat_map and "
-            "process have: write on_error='dead_letter'"
+            f"{operator.name} has no side output of errors, only map, map_async, filter, flat_map, process "
+            "and to_table have: write on_error='dead_letter'"
         )
     if operator.errors_tag not in read:
         raise UsageError(

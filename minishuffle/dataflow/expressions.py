@@ -39,11 +39,14 @@ def expression_type(schema: pa.Schema, expression: pc.Expression, where: str) ->
     import pyarrow as pa
 
     from minishuffle.dataflow.operators.categories import refuse_order_in
-    from minishuffle.dataflow.operators.relational import missing_column
+    from minishuffle.dataflow.operators.relational import missing_column, of_untyped
 
     refuse_order_in(where, schema, [expression])
     schema = _read_part(schema, expression)
     try:
+        if any(map(pa.types.is_null, schema.types)):
+            row = pa.table([pa.nulls(1, kind) for kind in long_types(schema)], names=schema.names)
+            return of_untyped(row, expression).type
         kind = _bound_type(schema, expression)
         _check_one_row(schema, expression, where)
         return kind

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from minishuffle.dataflow.graph import PartitionKind
+from minishuffle.dataflow.knownrows import ErrorRows, KnownRows, all_known
 from minishuffle.dataflow.operators.base import Operator, Source
 from minishuffle.errors import InvalidGraph
 
@@ -25,6 +26,7 @@ __all__ = [
     "Reads",
     "check_not_sinks",
     "inputs_first",
+    "known_rows",
     "one_of_each",
     "with_last_step",
 ]
@@ -89,6 +91,10 @@ class Node:
     """None: all columns."""
     asks: Mapping[int, frozenset[str]] = field(default_factory=dict)
     """The columns, by the number of the input, for which a step asks by name that reads all."""
+    rows: tuple[KnownRows, ...] = ()
+    """What the rows that it gives may be, if all is known; nothing of columns."""
+    errors: tuple[str, ErrorRows] | None = None
+    """The tag of its side output of errors, and what those are."""
     changed: Node | None = None
     """The same step before it was named or made parallel: where both are read, it still is one."""
 
@@ -140,6 +146,18 @@ class Feed:
         return replace(self, exchange=replace(exchange, kind=self.kind), input=input)
 
 
+def known_rows(feeds: Sequence[Feed]) -> tuple[KnownRows, ...]:
+    """What the rows of all feeds may be; nothing if it is not known of one."""
+    return all_known(map(_known_of, feeds))
+
+
+def _known_of(feed: Feed) -> tuple[KnownRows, ...]:
+    if feed.side is None:
+        return feed.node.rows
+    errors = feed.node.errors
+    return (errors[1],) if errors is not None and errors[0] == feed.side else ()
+
+
 def inputs_first(ends: Sequence[Node]) -> Iterator[Node]:
     """Every node that leads to ``ends``, once, each after its inputs."""
     seen: set[Node] = set()
@@ -167,7 +185,8 @@ def with_last_step(feed: Feed, method: str, change: Callable[[Node], Node]) -> F
         )
     node = feed.node
     if node.is_auxiliary and len(node.feeds) == 1 and node.feeds[0].exchange is None:
-        return replace(feed, node=replace(node, feeds=(with_last_step(node.feeds[0], method, change),)))
+        before = with_last_step(node.feeds[0], method, change)
+        return replace(feed, node=replace(node, feeds=(before,), changed=node))
     return replace(feed, node=replace(change(node), changed=node))
 
 

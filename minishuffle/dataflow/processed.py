@@ -7,9 +7,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from minishuffle.dataflow.arguments import check_callable, checked_duration
+from minishuffle.dataflow.knownrows import ReturnedRows
 from minishuffle.dataflow.nodes import Feed, Node
 from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.stream_base import side_outputs
+from minishuffle.dataflow.stream_base import errors_of, side_outputs
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.keyed import KeyedStream
@@ -49,6 +50,14 @@ def keyed_process(
         seconds = checked_duration(ttl, "process(ttl=...)", positive=True) / 1_000_000
     time = keyed._stream._time
     operator = ProcessRows(on_record, on_timer, time, seconds, on_error)
-    node = Node(operator.name, keyed._rows_by_key(), operators=(operator,))
-    time = time and time.paired()
-    return Stream((Feed(node),), time=time, sides=side_outputs(operator, sides, time))
+    feeds, time = keyed._rows_by_key(), time and time.paired()
+    aside = side_outputs(operator, sides, time)
+    returned = tuple(ReturnedRows(fn, "rows") for fn in (on_record, on_timer) if fn is not None)
+    node = Node(
+        operator.name,
+        feeds,
+        operators=(operator,),
+        rows=returned,
+        errors=errors_of(operator, keyed._stream._feeds),
+    )
+    return Stream((Feed(node),), time=time, sides=aside)

@@ -27,11 +27,13 @@ from minishuffle.dataflow.arguments import (
     key_columns,
 )
 from minishuffle.dataflow.bridges import refuse_column_method, refuse_mixture
-from minishuffle.dataflow.nodes import Boundary, Exchange, Feed, Node, check_not_sinks
+from minishuffle.dataflow.knownrows import ReturnedRows, found_schema
+from minishuffle.dataflow.nodes import Boundary, Exchange, Feed, Node, check_not_sinks, known_rows
 from minishuffle.dataflow.operators.base import Operator
 from minishuffle.dataflow.operators.pairs import awaited_pair, flat_pairs, mapped_pair, of_row
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
-from minishuffle.dataflow.stream_base import StreamBase, side_outputs
+from minishuffle.dataflow.rowtypes import Returns
+from minishuffle.dataflow.stream_base import StreamBase, errors_aside, errors_of, side_outputs
 from minishuffle.dataflow.stream_sinks import StreamSinks
 from minishuffle.dataflow.stream_sources import StreamSources
 from minishuffle.errors import InvalidGraph, UsageError
@@ -75,7 +77,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         from minishuffle.dataflow.operators.functions import MapRows
 
         check_callable(fn, "map")
-        return self._on_rows(MapRows(fn, on_error), mapped_pair, sides)
+        return self._on_rows(MapRows(fn, on_error), mapped_pair, sides, "row")
 
     def filter(self, fn: Callable[[T], Any], *, on_error: OnError = "fail") -> Stream[T]:
         """The rows for which ``fn(row)`` is true."""
@@ -85,8 +87,15 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         operator, feeds = FilterRows(fn, on_error), self._open_feeds("filter")
         if self._is_paired:
             operator.take_pairs(of_row)
-        node = Node(operator.name, feeds, operators=(operator,))
-        return Stream((Feed(node),), None, self._columns, self._time, side_outputs(operator, (), self._time))
+        sides = side_outputs(operator, (), self._time)
+        node = Node(
+            operator.name,
+            feeds,
+            operators=(operator,),
+            rows=known_rows(feeds),
+            errors=errors_of(operator, feeds),
+        )
+        return Stream((Feed(node),), None, self._columns, self._time, sides)
 
     def flat_map(
         self, fn: Callable[[T], Iterable[U]], *, sides: Sequence[str] = (), on_error: OnError = "fail"
@@ -95,7 +104,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         from minishuffle.dataflow.operators.functions import FlatMapRows
 
         check_callable(fn, "flat_map")
-        return self._on_rows(FlatMapRows(fn, on_error), flat_pairs, sides)
+        return self._on_rows(FlatMapRows(fn, on_error), flat_pairs, sides, "rows")
 
     def map_async(
         self,
@@ -125,7 +134,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         seconds = None
         if timeout is not None:
             seconds = checked_duration(timeout, "map_async(timeout=...)", positive=True) / 1_000_000
-        return self._on_rows(MapRowsAsync(fn, calls, seconds, on_error), awaited_pair, sides)
+        return self._on_rows(MapRowsAsync(fn, calls, seconds, on_error), awaited_pair, sides, "awaited")
 
     def union(self, *others: Stream[T]) -> Stream[T]:
         """The records of this stream and the others, in no particular order. There is event time if
@@ -220,31 +229,41 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
 
         return broadcast_join(self, small, on, how)
 
-    def to_table(self, schema: pa.Schema | Mapping[str, Any] | None = None) -> Table:
-        """The same records as Arrow columns: dicts by name, tuples and lists by position. Event time stays.
+    def to_table(
+        self, schema: pa.Schema | Mapping[str, Any] | type | None = None, *, on_error: OnError = "fail"
+    ) -> Table:
+        """The same records as Arrow columns: dicts, dataclasses and pydantic models by name, tuples and lists
+        by position. Event time stays.
 
         Args:
-            schema: a ``pyarrow.Schema``, or a dict of name to type: an Arrow type, its name ("int64"), or
-                int, float, str, bool or bytes. A dict that lacks a column has null there; one with another
-                column, and a value that does not fit, fails the task. Without it the rows (dicts) of each
-                subtask set the columns: later rows add some and make their types wider, and the columns are
-                not known before the job runs, which some steps need.
+            schema: a ``pyarrow.Schema``; a dict of name to type: an Arrow type, its name ("int64"), or int,
+                float, str, bool or bytes; or a TypedDict, NamedTuple, dataclass or pydantic model. A dict
+                that lacks a column has null there. Without it the columns have to be known: right after
+                :meth:`items` they are inferred from all items, after :meth:`Table.to_rows` they are the
+                table's, and :meth:`text` gives the column ``value``; so they are behind ``filter``,
+                ``event_time``, ``union`` and exchanges too. After ``map``, ``map_async``, ``flat_map`` and
+                ``process`` they are those of the class with fields that the function is annotated to return
+                (or an iterable of).
+            on_error: what becomes of a row with another column, or a value that does not fit.
 
         Raises:
             UsageError: it is not a schema, or has a type that is made of no values of Python.
         """
-        from minishuffle.dataflow.operators.convert import ToArrow
+        from minishuffle.dataflow.operators.convert import RowsSchema, ToArrow
         from minishuffle.dataflow.operators.pyvalues import check_made
         from minishuffle.dataflow.table import Table
 
-        declared = None if schema is None else arrow_schema(schema)
-        for field in declared or ():
+        feeds = self._open_feeds("to_table")
+        found = found_schema(known_rows(feeds)) if schema is None else RowsSchema(arrow_schema(schema))
+        for field in () if found is None else found.schema:
             check_made(field)
         time, beside = self._time, None
         if time is not None and time.column is None:
             time, beside = EventTime(column=HIDDEN_TIME, each=time.each), time
-        feeds = self._beside("to_table", ToArrow(declared, time=beside))._feeds
-        return Table(feeds, declared, None, time)
+        operator = ToArrow(found, time=beside, on_error=on_error)
+        errors = errors_aside(operator)
+        node = Node(operator.name, feeds, operators=(operator,), follows=True, is_auxiliary=True)
+        return Table((Feed(node),), found and found.schema, None, time, errors)
 
     # --- side outputs ------------------------------------------------------------------------------
 
@@ -283,15 +302,23 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         self,
         operator: RecordOperator,
         wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
-        sides: Sequence[str] = (),
+        sides: Sequence[str],
+        returns: Returns,
     ) -> Stream[Any]:
         """What a function makes of rows; with event time that of pairs, which ``wrap`` makes of it."""
         check_not_sinks(self._feeds, operator.name)
-        paired = self._paired()
+        paired, returned = self._paired(), ReturnedRows(operator.fn, returns)
         if paired._time is not None:
             operator.take_pairs(wrap)
-        node = Node(operator.name, paired._feeds, operators=(operator,))
-        return Stream((Feed(node),), time=paired._time, sides=side_outputs(operator, sides, paired._time))
+        aside = side_outputs(operator, sides, paired._time)
+        node = Node(
+            operator.name,
+            paired._feeds,
+            operators=(operator,),
+            rows=(returned,),
+            errors=errors_of(operator, paired._feeds),
+        )
+        return Stream((Feed(node),), time=paired._time, sides=aside)
 
     @property
     def _is_paired(self) -> bool:

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias, get_args
 
 from minishuffle.dataflow.arguments import checked_duration, checked_name, checked_parallelism
 from minishuffle.dataflow.graph import PartitionKind
-from minishuffle.dataflow.nodes import Boundary, Exchange, Feed, Node, Reads, check_not_sinks, with_last_step
+from minishuffle.dataflow.knownrows import ErrorRows, KnownRows
+from minishuffle.dataflow.nodes import (
+    Boundary,
+    Exchange,
+    Feed,
+    Node,
+    Reads,
+    check_not_sinks,
+    known_rows,
+    with_last_step,
+)
 from minishuffle.dataflow.operators.base import Operator, Source
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.pruning import reads_also
@@ -20,11 +30,21 @@ from minishuffle.errors import InvalidGraph, UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from minishuffle.dataflow.operators.chained import Emission, OnError, RecordOperator
+    from minishuffle.dataflow.operators.chained import Emission, ForgivingOperator, OnError, RecordOperator
     from minishuffle.dataflow.operators.eventtime import Watermarks
     from minishuffle.dataflow.operators.late import Late, LatePolicy
 
-__all__ = ["Columns", "Feeds", "SideOutput", "StreamBase", "checked_emission", "late_of", "side_outputs"]
+__all__ = [
+    "Columns",
+    "Feeds",
+    "SideOutput",
+    "StreamBase",
+    "checked_emission",
+    "errors_aside",
+    "errors_of",
+    "late_of",
+    "side_outputs",
+]
 
 Columns: TypeAlias = tuple[str, ...] | None
 Feeds: TypeAlias = tuple[Feed, ...]
@@ -61,7 +81,7 @@ _SIDE_STEPS = {
     "late": "a window or join with late='side'",
     "late_right": "a join with late='side'",
     "panes": "a window with allowed_lateness or early",
-    "errors": "map, map_async, filter, flat_map or process with on_error='side'",
+    "errors": "map, map_async, filter, flat_map, process or to_table with on_error='side'",
 }
 """What gives the side outputs that are not the user's own."""
 
@@ -88,10 +108,21 @@ def side_outputs(
     if taken := sorted(_SIDE_STEPS.keys() & sides.keys()):
         raise UsageError(f"{taken[0]!r} is not a name for a side output of your own: choose another one")
     operator.side_tags = {name: side.tag for name, side in sides.items()}
-    if operator.on_error == "side":
-        sides["errors"] = SideOutput.made("errors")
-        operator.errors_tag = sides["errors"].tag
-    return sides
+    return sides | errors_aside(operator)
+
+
+def errors_aside(operator: ForgivingOperator) -> dict[str, SideOutput]:
+    """The side output of records that something is wrong with, if they go there."""
+    if operator.on_error != "side":
+        return {}
+    side = SideOutput.made("errors")
+    operator.errors_tag = side.tag
+    return {"errors": side}
+
+
+def errors_of(operator: ForgivingOperator, feeds: Feeds) -> tuple[str, ErrorRows] | None:
+    """What a step that takes the rows of ``feeds`` says of its side output of errors, if it has one."""
+    return (operator.errors_tag, ErrorRows(known_rows(feeds))) if operator.errors_tag else None
 
 
 def checked_emission(emit: Emission | None, feeds: Feeds) -> Emission:
@@ -246,8 +277,11 @@ class StreamBase:
     # --- new streams -----------------------------------------------------------------------------
 
     @classmethod
-    def _from_source(cls, label: str, source: Source, schema: pa.Schema | None = None) -> Self:
-        return cls((Feed(Node(label, source=source)),), schema)
+    def _from_source(
+        cls, label: str, source: Source, schema: pa.Schema | None = None, *, rows: KnownRows | None = None
+    ) -> Self:
+        known = () if rows is None else (rows,)
+        return cls((Feed(Node(label, source=source, rows=known)),), schema)
 
     def _timed(
         self,
@@ -286,10 +320,26 @@ class StreamBase:
             raise InvalidGraph(f"{what}: call {self._time_hint}")
         return self._time
 
-    def _beside(self, method: str, operator: Operator, reads: Reads | None = None) -> Self:
-        """A step that runs where its input does and changes no column."""
+    def _beside(
+        self,
+        method: str,
+        operator: Operator,
+        reads: Reads | None = None,
+        *,
+        rows: tuple[KnownRows, ...] | None = None,
+    ) -> Self:
+        """A step that runs where its input does and changes no column. ``rows``: what it makes of rows, if it
+        is not what comes in."""
         feeds = self._open_feeds(method)
-        node = Node(operator.name, feeds, operators=(operator,), follows=True, is_auxiliary=True, reads=reads)
+        node = Node(
+            operator.name,
+            feeds,
+            operators=(operator,),
+            follows=True,
+            is_auxiliary=True,
+            reads=reads,
+            rows=known_rows(feeds) if rows is None else rows,
+        )
         return self._same_records((Feed(node),))
 
     def _represented(
@@ -301,7 +351,13 @@ class StreamBase:
         for feed in self._open_feeds(operator.name):
             inner = (replace(feed, exchange=None),)
             node = Node(
-                operator.name, inner, operators=(operator,), follows=True, is_auxiliary=True, reads=reads
+                operator.name,
+                inner,
+                operators=(operator,),
+                follows=True,
+                is_auxiliary=True,
+                reads=reads,
+                rows=known_rows(inner),
             )
             choice = feed.exchange and replace(feed.exchange, of_pairs=of_pairs)
             feeds.append(Feed(node, choice))

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from minishuffle.dataflow.arguments import (
-    check_callable,
-    checked_paths,
-)
+from minishuffle.dataflow.arguments import arrow_schema, check_callable, checked_paths
+from minishuffle.dataflow.knownrows import ItemRows, KnownRows, TypedRows
 from minishuffle.dataflow.operators.base import Source
 from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.errors import UsageError
@@ -39,7 +37,9 @@ class StreamSources(StreamBase):
         """
         from minishuffle.connectors.text import TextSource
 
-        stream: Stream[str] = cls._made("text", TextSource(checked_paths(paths, "Stream.text")))
+        source = TextSource(checked_paths(paths, "Stream.text"))
+        rows = TypedRows(arrow_schema({"value": str}), are_values=True)
+        stream: Stream[str] = cls._made("text", source, rows)
         return stream if parallelism is None else stream.parallel(parallelism)
 
     @classmethod
@@ -61,7 +61,8 @@ class StreamSources(StreamBase):
                 f"Stream.items takes a list of rows, not a {type(items).__name__}: "
                 "put a single row into a list"
             )
-        return cls._made("items", ItemsSource(items_that_fit(items)))
+        source = ItemsSource(items_that_fit(items))
+        return cls._made("items", source, ItemRows(source.items))
 
     @classmethod
     def generate(
@@ -95,5 +96,5 @@ class StreamSources(StreamBase):
         return cls._made(name, source)
 
     @classmethod
-    def _made(cls, label: str, source: Source) -> Stream[Any]:
-        return cast("Stream[Any]", cls._from_source(label, source))
+    def _made(cls, label: str, source: Source, rows: KnownRows | None = None) -> Stream[Any]:
+        return cast("Stream[Any]", cls._from_source(label, source, rows=rows))

@@ -27,6 +27,7 @@ from minishuffle.dataflow.arguments import (
 )
 from minishuffle.dataflow.bridges import refuse_mixture, refuse_row_method
 from minishuffle.dataflow.expressions import check_expression, columns_read, expression_type
+from minishuffle.dataflow.knownrows import TypedRows
 from minishuffle.dataflow.nodes import Boundary, Feed, Names, Node, Reads
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.pruning import reads_also, reads_only
@@ -71,8 +72,20 @@ class Table(TableSources, StreamSinks):
         if time is not None and time.is_hidden:
             time = time.paired()
         is_paired = time is not None and time.is_paired
-        feeds = self._beside("to_rows", ToRows(is_paired=is_paired))._feeds
+        known = () if self._schema is None else (TypedRows(self._schema),)
+        feeds = self._beside("to_rows", ToRows(is_paired=is_paired), rows=known)._feeds
         return Stream(feeds, None, self._columns, time)
+
+    @property
+    def errors(self) -> Stream[Any]:
+        """The rows that did not fit the columns of the ``to_table`` before this, with ``on_error="side"``:
+        dicts with ``operator``, ``error`` and ``record``, as :attr:`Stream.errors` has them.
+
+        Raises:
+            InvalidGraph: there is no such step directly before this.
+        """
+        aside = self._side("errors")
+        return Stream(aside._feeds)
 
     # --- columns ---------------------------------------------------------------------------------
 

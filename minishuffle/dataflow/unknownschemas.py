@@ -14,7 +14,7 @@ from minishuffle.dataflow.operators.base import Batch, Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.errors import InvalidGraph
 
-__all__ = ["Place", "UnknownColumns", "drafting", "unknown_columns"]
+__all__ = ["CallPlace", "UnknownColumns", "drafting", "unknown_columns"]
 
 _ROOMS = tuple(f"minishuffle.{room}." for room in ("api", "connectors", "dataflow", "operators", "plan"))
 """Modules whose frames lie between the user's call and the step that it adds."""
@@ -22,7 +22,7 @@ _DRAFTING: ContextVar[bool] = ContextVar("drafting", default=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CallPlace:
     """A line of a program."""
 
     file: str
@@ -32,7 +32,7 @@ class Place:
         return f"{self.file}:{self.line}"
 
 
-def place_of_call() -> Place:
+def place_of_call() -> CallPlace:
     """Where the program called the method that is adding a step; the file relative to the working directory
     if it is below."""
     frame = sys._getframe()
@@ -43,7 +43,7 @@ def place_of_call() -> Place:
         file = str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):
         file = str(path)
-    return Place(file, frame.f_lineno)
+    return CallPlace(file, frame.f_lineno)
 
 
 @contextmanager
@@ -67,7 +67,7 @@ class UnknownColumns(ChainedOperator):
 
     name = "unknown columns"
 
-    def __init__(self, step: str, place: Place, form: str) -> None:
+    def __init__(self, step: str, place: CallPlace, form: str) -> None:
         self.step = step
         self.place = place
         self.form = form
@@ -86,8 +86,8 @@ def unknown_columns(step: str, why: str, write: str, form: str) -> UnknownColumn
         form: how a schema is given to it, with ``{}`` in its place.
 
     Raises:
-        InvalidGraph: unless a draft is made (:func:`drafting`): names the step, its place in the program, what
-            to write and the command that shows the schema.
+        InvalidGraph: unless a draft is made (:func:`drafting`): names the step, its place in the program,
+            what to write and the command that shows the schema.
     """
     place = place_of_call()
     if not _DRAFTING.get():

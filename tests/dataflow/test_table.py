@@ -225,7 +225,17 @@ def test_rows_become_a_table_and_back() -> None:
     assert sorted(run(back.collect(), Cut(1)).rows) == [(2.0, None), (4.0, "x")]
     tuples = Stream.items([(1, "x")]).to_table({"n": int, "t": str})
     assert rows(tuples) == [{"n": 1, "t": "x"}]
-    assert stream.to_table()._columns is None
+    assert known(stream.to_table()) == {"a": "int64", "b": "string"}
+
+
+def test_rows_that_do_not_fit_may_go_aside() -> None:
+    stream = Stream.items([{"a": 1}, {"a": "x"}]).event_time(lambda row: 0)
+    table = stream.to_table({"a": int}, on_error="side").name("columns")
+    aside = table.errors.map(lambda row: row["record"])
+    found = run(Stream.together(aside.collect("aside"), table.collect("rows")), Cut(1)).rows
+    assert sorted(found, key=str) == [{"a": "x"}, {"a": 1}]
+    with pytest.raises(InvalidGraph, match=r"\.errors must directly follow a step .* to_table with"):
+        assert table.select("a").errors
 
 
 def test_event_time_follows_its_column() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from minishuffle.dataflow.unknownschemas import Place, UnknownColumns, drafting, unknown_columns
+from minishuffle.dataflow.unknownschemas import CallPlace, UnknownColumns, drafting, unknown_columns
 from minishuffle.errors import InvalidGraph
 
 
@@ -16,7 +16,7 @@ def test_the_error_names_the_step_its_place_what_to_write_and_the_command() -> N
     with pytest.raises(InvalidGraph) as error:
         unknown()
     file = "tests/dataflow/test_unknownschemas.py"
-    place = Place(file, unknown.__code__.co_firstlineno + 1)
+    place = CallPlace(file, unknown.__code__.co_firstlineno + 1)
     assert str(error.value) == (
         f"map_batches at {place}: nobody knows: write schema=...; `minishuffle schema {file}:JOB` shows one "
         "for the job (or function) JOB of that file"

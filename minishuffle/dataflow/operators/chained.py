@@ -123,6 +123,10 @@ class ForgivingOperator(ChainedOperator):
             row = {"operator": self.name, "error": described(error), "record": _as_sent(record)}
             self.context.put_aside(Side(self.errors_tag, [row]))
 
+    def note_failure(self, error: BaseException, record: Any) -> None:
+        """Add to the error which record raised it, and where."""
+        error.add_note(f"raised in operator {self.name!r} by the record {preview(self.row_of(record))}")
+
 
 def _as_sent(record: Any) -> Any:
     """The record, or what it looks like if no exchange takes it."""
@@ -200,10 +204,6 @@ class RecordOperator(ForgivingOperator):
             f"{self.name}: its function gave Aside({name!r:.80}, ...) and there is no such side output: "
             f"write sides=[{names:.400}]"
         )
-
-    def note_failure(self, error: BaseException, record: Any) -> None:
-        """Add to the error which record raised it, and where."""
-        error.add_note(f"raised in operator {self.name!r} by the record {preview(self.row_of(record))}")
 
 
 def dropper_of(operators: Sequence[Operator]) -> Callable[[Exception, Any], None] | None:

@@ -6,6 +6,7 @@ Dict rows are taken by name, tuples and lists by position (which needs a declare
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, time
 from decimal import Decimal
 from typing import Any, Final
@@ -13,18 +14,28 @@ from typing import Any, Final
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows, Used
-from minishuffle.dataflow.operators.chained import ChainedOperator, preview
+from minishuffle.dataflow.operators.chained import ChainedOperator, ForgivingOperator, OnError, preview
 from minishuffle.dataflow.operators.hiddentime import gives_time, with_time
 from minishuffle.dataflow.operators.moments import event_times, without_times
 from minishuffle.dataflow.operators.nulls import misplaced
 from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of, type_of
+from minishuffle.dataflow.operators.rowobjects import as_dicts, shallow
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns
 from minishuffle.exchange.schemas import require_plain, with_innermost
 from minishuffle.exchange.sizes import pieces
 
-__all__ = ["CheckSchema", "RowsToArrow", "ToArrow", "ToRows", "column_of", "rows_of"]
+__all__ = [
+    "CheckSchema",
+    "RowsSchema",
+    "RowsToArrow",
+    "ToArrow",
+    "ToRows",
+    "column_of",
+    "rows_of",
+    "schema_of_rows",
+]
 
 
 def rows_of(batch: Batch) -> list[Any]:
@@ -123,6 +134,7 @@ class RowsToArrow:
         keys: columns that each row must have, if the schema is not declared.
         columns: the others that are wanted; null where a row lacks one. None: all.
         named: those that there are in any case, with ``columns`` None.
+        inferred: the schema was not declared, but found of all rows: truth values beside numbers are 1 and 0.
     """
 
     def __init__(
@@ -131,9 +143,12 @@ class RowsToArrow:
         keys: tuple[str, ...] = (),
         columns: tuple[str, ...] | None = None,
         named: tuple[str, ...] = (),
+        *,
+        inferred: bool = False,
     ) -> None:
         self.declared = schema is not None
         self.schema = schema
+        self._inferred = inferred
         self._keys = keys
         self._wanted = None if columns is None else tuple(dict.fromkeys((*keys, *columns)))
         self._named = named
@@ -155,7 +170,7 @@ class RowsToArrow:
             self.schema = pa.schema([*known, *(pa.field(name, kind) for name, kind in new)])
         assert self.schema is not None
         arrays = [
-            _array(field, values, self.declared)
+            _array(field, values, declared=self.declared, lenient=self._inferred or not self.declared)
             for field, values in zip(self.schema, columns.values(), strict=True)
         ]
         for number, array in enumerate(arrays):
@@ -167,6 +182,10 @@ class RowsToArrow:
         kinds = set(map(type, rows))
         if all(issubclass(kind, dict) for kind in kinds):
             return self._columns_by_name(rows)
+        if self.declared and not any(issubclass(kind, tuple | list) for kind in kinds):
+            named = [shallow(row) for row in rows]
+            if all(row is not None for row in named):
+                return self._columns_by_name(named)
         if not all(issubclass(kind, tuple | list) for kind in kinds):
             odd = next(row for row in rows if not isinstance(row, tuple | list))
             raise UsageError(
@@ -246,8 +265,20 @@ def _infer(name: str, values: Sequence[Any]) -> pa.DataType:
         ) from error
 
 
-def _array(field: pa.Field, values: Sequence[Any], declared: bool) -> pa.Array:
-    if not declared:
+def schema_of_rows(rows: list[Any]) -> pa.Schema:
+    """The schema that holds all rows (at least one) whole.
+
+    Raises:
+        UsageError: there is none, or they have no names.
+    """
+    converter = RowsToArrow(None)
+    converter.convert(rows)
+    assert converter.schema is not None
+    return converter.schema
+
+
+def _array(field: pa.Field, values: Sequence[Any], *, declared: bool, lenient: bool) -> pa.Array:
+    if lenient:
         is_number = not pa.types.is_boolean(field.type) and pa.types.is_primitive(field.type)
         values = _as_numbers([*values, 0])[:-1] if is_number and bool in set(map(type, values)) else values
         _check_zones(field, values)
@@ -257,7 +288,7 @@ def _array(field: pa.Field, values: Sequence[Any], declared: bool) -> pa.Array:
             "datetimes or texts"
         )
     try:
-        array = array_of(field.type, values)
+        array = _made(field.type, values)
     except MISFITS as error:
         widened = None if declared else _widened(field.type, values)
         if widened is not None:
@@ -269,6 +300,15 @@ def _array(field: pa.Field, values: Sequence[Any], declared: bool) -> pa.Array:
         ) from error
     _check_nulls(field, array)
     return array
+
+
+def _made(kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
+    try:
+        return array_of(kind, values)
+    except MISFITS:
+        if not pa.types.is_nested(kind):
+            raise
+        return array_of(kind, list(map(as_dicts, values)))
 
 
 def _check_zones(field: pa.Field, values: Sequence[Any]) -> None:
@@ -335,17 +375,29 @@ class ToRows(ChainedOperator):
             emit(rows_of(batch))
 
 
-class ToArrow(ChainedOperator):
+@dataclass(frozen=True, slots=True)
+class RowsSchema:
+    """The schema for rows. ``inferred``: from these rows, in which truth values may stand beside numbers.
+    ``are_values``: the rows are the values of its only column."""
+
+    schema: pa.Schema
+    inferred: bool = False
+    are_values: bool = False
+
+
+class ToArrow(ForgivingOperator):
     """Emits lists of rows as Arrow batches; Arrow batches pass as they are.
 
-    Without a declared schema the first rows (dicts) of each subtask set it, and later ones add columns and
-    make its types wider if need be.
+    Without a schema the first rows (dicts) of each subtask set it, and later ones add columns and make its
+    types wider if need be.
 
     Args:
+        found: the schema; None: there is none.
         keys: see :class:`RowsToArrow`, as ``columns`` and ``named``.
         time: where the event time stands that the hidden column gets; None: there is no such column.
         adds_time: something reads that column.
         place: under which it counts the columns that it has seen; None: it does not.
+        on_error: what becomes of a row that does not fit.
 
     Raises:
         UsageError: a row or value does not fit; names column and value.
@@ -358,7 +410,7 @@ class ToArrow(ChainedOperator):
 
     def __init__(
         self,
-        schema: pa.Schema | None = None,
+        found: RowsSchema | None = None,
         keys: tuple[str, ...] = (),
         columns: tuple[str, ...] | None = None,
         time: EventTime | None = None,
@@ -366,8 +418,14 @@ class ToArrow(ChainedOperator):
         adds_time: bool = True,
         named: tuple[str, ...] = (),
         place: int | None = None,
+        on_error: OnError = "fail",
     ) -> None:
-        self._converter = RowsToArrow(schema, keys, columns, named)
+        super().__init__(on_error)
+        self._found = found
+        schema, inferred = (None, False) if found is None else (found.schema, found.inferred)
+        self._converter = RowsToArrow(schema, keys, columns, named, inferred=inferred)
+        self._are_values = found is not None and found.are_values
+        self.takes_pairs = time is not None and time.is_paired
         self._place = place
         self._rows = 0
         """Looked at while a column was not seen."""
@@ -377,12 +435,23 @@ class ToArrow(ChainedOperator):
     def for_columns(self, used: Used) -> ToArrow:
         """(At submission.) Of rows without a declared schema, only what is used is converted."""
         adds = gives_time(used)
-        if self._converter.declared:
-            return ToArrow(self._converter.schema, time=self._time, adds_time=adds)
-        columns = None if used.gives is None else tuple(sorted(used.gives - {HIDDEN_TIME}))
-        named = tuple(sorted(used.named - {HIDDEN_TIME}))
-        keys, place = tuple(sorted(used.keys)), used.place
-        return ToArrow(None, keys, columns, self._time, adds_time=adds, named=named, place=place)
+        if self._found is not None:
+            made = ToArrow(self._found, time=self._time, adds_time=adds, on_error=self.on_error)
+        else:
+            columns = None if used.gives is None else tuple(sorted(used.gives - {HIDDEN_TIME}))
+            named = tuple(sorted(used.named - {HIDDEN_TIME}))
+            made = ToArrow(
+                None,
+                tuple(sorted(used.keys)),
+                columns,
+                self._time,
+                adds_time=adds,
+                named=named,
+                place=used.place,
+                on_error=self.on_error,
+            )
+        made.errors_tag = self.errors_tag
+        return made
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if isinstance(batch, pa.RecordBatch):
@@ -390,11 +459,42 @@ class ToArrow(ChainedOperator):
             return
         for rows in pieces(rows_of(batch)):
             if len(rows):
-                plain = rows_of(rows) if self._time is None else without_times(self._time, rows_of(rows))
-                table = self._convert(plain)
-                if self._time is not None and self._adds_time:
-                    table = with_time(table, event_times(self._time, rows))
-                emit(table)
+                self._take(rows_of(rows), emit)
+
+    def _take(self, records: list[Any], emit: Emit) -> None:
+        """Unless a row that does not fit fails the task, it is found by halves, each converted by itself."""
+        rows = records if self._time is None else without_times(self._time, records)
+        try:
+            table = self._convert([(row,) for row in rows] if self._are_values else rows)
+        except UsageError as error:
+            if self.on_error == "fail":
+                if (misfit := self._misfit(rows)) is not None:
+                    self.note_failure(error, (None, misfit) if self.takes_pairs else misfit)
+                raise
+            if len(records) == 1:
+                self.drop(error, records[0])
+            else:
+                middle = len(records) // 2
+                self._take(records[:middle], emit)
+                self._take(records[middle:], emit)
+            return
+        if self._time is not None and self._adds_time:
+            table = with_time(table, event_times(self._time, records))
+        emit(table)
+
+    def _misfit(self, rows: list[Any]) -> Any:
+        """The first row that is not converted by itself; None: there is none."""
+        while rows:
+            middle = len(rows) // 2
+            try:
+                self._converter.convert(rows[:middle] or rows)
+            except UsageError:
+                if not middle:
+                    return rows[0]
+                rows = rows[:middle]
+            else:
+                rows = rows[middle:] if middle else []
+        return None
 
     def _convert(self, rows: list[Any]) -> pa.RecordBatch:
         asked = self._converter.unseen

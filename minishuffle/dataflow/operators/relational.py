@@ -39,6 +39,7 @@ __all__ = [
     "Projection",
     "computed",
     "missing_column",
+    "of_untyped",
 ]
 
 Value: TypeAlias = "str | pc.Expression"
@@ -138,7 +139,7 @@ def evaluated(batch: pa.RecordBatch, expressions: list[pc.Expression], where: st
     table = pa.Table.from_batches([with_columns_of(batch, long_types(batch.schema))])
     try:
         if any(map(pa.types.is_null, table.schema.types)):
-            return [_of_untyped(table, expression) for expression in expressions]
+            return [of_untyped(table, expression) for expression in expressions]
         table = computed(table, expressions)
     except (pa.ArrowException, WrongColumns) as error:
         if (missing := missing_column(error)) is not None:
@@ -151,8 +152,8 @@ def evaluated(batch: pa.RecordBatch, expressions: list[pc.Expression], where: st
     return [_one_array(column) for column in table.columns]
 
 
-def _of_untyped(table: pa.Table, expression: pc.Expression) -> pa.Array:
-    """The same of a table of which columns have had nothing but None so far, and so have no type.
+def of_untyped(table: pa.Table, expression: pc.Expression) -> pa.Array:
+    """The same of a table of which columns have nothing but None, and so have no type.
 
     What the expression gives must not depend on the type that they turn out to have: whole numbers are
     divided as such, floats not.

@@ -15,6 +15,7 @@ from minishuffle.dataflow.operators.base import Batch, KeyedRows, TaskContext
 from minishuffle.dataflow.operators.convert import (
     UNSEEN_ROWS,
     CheckSchema,
+    RowsSchema,
     ToArrow,
     ToRows,
     column_of,
@@ -63,8 +64,8 @@ def test_other_batches_pass_and_empty_ones_vanish() -> None:
 
 def test_positions_and_names_with_a_schema() -> None:
     expected = [pa.record_batch([pa.array([1, 2]), pa.array(["x", None])], schema=SCHEMA)]
-    assert run(ToArrow(SCHEMA), [(1, "x"), [2, None]]) == expected
-    assert run(ToArrow(SCHEMA), [{"b": "x", "a": 1}, {"a": 2}]) == expected
+    assert run(ToArrow(RowsSchema(SCHEMA)), [(1, "x"), [2, None]]) == expected
+    assert run(ToArrow(RowsSchema(SCHEMA)), [{"b": "x", "a": 1}, {"a": 2}]) == expected
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_rows_without_a_schema_that_cannot_be_arrow(rows: list[Any], message: st
 @pytest.mark.parametrize("kind", [ToArrow, CheckSchema])
 def test_rows_that_do_not_fit_the_schema(kind: Any, rows: list[Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        run(kind(SCHEMA), rows)
+        run(ToArrow(RowsSchema(SCHEMA)) if kind is ToArrow else kind(SCHEMA), rows)
 
 
 @pytest.mark.parametrize(
@@ -276,13 +277,41 @@ MOMENT = datetime.datetime(2026, 1, 2, 3, 4, 5, 6)
     ids=str,
 )
 def test_a_value_is_converted_whole_or_refused(kind: pa.DataType, value: Any, kept: Any) -> None:
-    operator = ToArrow(pa.schema([("a", kind)]))
+    operator = ToArrow(RowsSchema(pa.schema([("a", kind)])))
     if kept is None:
         with pytest.raises(UsageError, match=r"column 'a': the value .* does not fit the type"):
             run(operator, [(None,), (value,)])
     else:
         (batch,) = run(operator, [(value,), (None,)])
         assert rows_of(batch) == [{"a": kept}, {"a": None}]
+
+
+ODD_ROWS: list[Any] = [(1, "x"), (2.5, "y"), {"a": 3}, (None, "z"), {"a": 4, "c": 0}, (5, None)]
+ODD = {
+    "{'a': 3}": None,
+    "(2.5, 'y')": "column 'a': the value 2.5 does not fit the type int64",
+    "(None, 'z')": "column 'a': the value None does not fit a column that is not nullable",
+    "{'a': 4, 'c': 0}": "column 'c' of the row {'a': 4, 'c': 0} is not in the schema",
+}
+
+
+def test_rows_that_do_not_fit_go_by_on_error_with_record_column_and_value() -> None:
+    """Also where rows of several kinds come, which no batch holds, and those between them are kept."""
+    operator, letters = ToArrow(RowsSchema(SCHEMA), on_error="dead_letter"), []
+    operator.open(TaskContext("job", "x", 0, 1, 1, log=letters.append))
+    found = [row for batch in run(operator, ODD_ROWS) for row in rows_of(batch)]
+    assert found == [{"a": 1, "b": "x"}, {"a": 3, "b": None}, {"a": 5, "b": None}]
+    assert operator.context.counters.user_errors == {"dead_letter": 3}
+    for letter, (record, why) in zip(letters, [each for each in ODD.items() if each[1]], strict=True):
+        assert why is not None and why in letter and letter.endswith(f"record {record}")
+
+
+def test_a_row_that_fails_the_task_is_named_and_nothing_of_its_batch_goes_on() -> None:
+    out: list[Batch] = []
+    with pytest.raises(UsageError, match=r"column 'a': the value 2.5 does not fit") as error:
+        ToArrow(RowsSchema(SCHEMA)).process([(1, "x"), (2, "x"), (2.5, "y"), (3, "x")], 0, out.append)
+    assert not out
+    assert error.value.__notes__ == ["raised in operator 'to_table' by the record (2.5, 'y')"]
 
 
 def test_check_passes_what_fits() -> None:

@@ -1,0 +1,132 @@
+"""The schema that a stream's rows are known to have when the plan is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
+from minishuffle.errors import UsageError
+from support.cutjobs import Cut, run
+
+
+class Point(NamedTuple):
+    x: int
+    name: str
+
+
+def point(row: Any) -> Point:
+    return Point(row["x"], "p")
+
+
+def points(row: Any, context: Any = None) -> Iterator[Point]:
+    yield Point(row["x"], "p")
+    yield Point(row["x"], "q")
+
+
+async def awaited(row: Any) -> Point:
+    return Point(row["x"], "p")
+
+
+ITEMS = [{"x": 1}, {"x": True, "y": None}, {"x": 2.5, "z": "t"}]
+OF_ITEMS = pa.schema({"x": pa.float64(), "y": pa.null(), "z": pa.string()})
+POINT = pa.schema({"x": pa.int64(), "name": pa.string()})
+SMALL = pa.schema({"x": pa.int8()})
+
+
+def items() -> Stream[Any]:
+    return Stream.items(ITEMS)
+
+
+def small() -> Stream[Any]:
+    return Table.from_arrow(pa.table({"x": [1, 2]}, schema=SMALL)).to_rows()
+
+
+KNOWN: dict[str, tuple[Callable[[], Stream[Any]], pa.Schema]] = {
+    "items": (items, OF_ITEMS),
+    "behind": (
+        lambda: items().filter(bool).parallel(2).name("x").event_time("x").rebalance(),
+        OF_ITEMS,
+    ),
+    "union": (
+        lambda: Stream.items([{"x": True}]).union(Stream.items([{"x": 2}])),
+        pa.schema({"x": pa.int64()}),
+    ),
+    "table": (lambda: small().filter(bool).broadcast(), SMALL),
+    "both": (
+        lambda: items().union(small()),
+        pa.schema({"x": pa.float64(), "y": pa.null(), "z": pa.string()}),
+    ),
+    "map": (lambda: items().map(point).filter(bool), POINT),
+    "map, paired": (lambda: small().event_time("x").map(point), POINT),
+    "flat_map": (lambda: small().flat_map(points), POINT),
+    "map_async": (lambda: small().map_async(awaited, concurrency=1), POINT),
+    "process": (lambda: small().key_by("x").process(points), POINT),
+    "errors": (
+        lambda: small().filter(bool, on_error="side").errors,
+        pa.schema({"operator": pa.string(), "error": pa.string(), "record": pa.struct(list(SMALL))}),
+    ),
+    "errors of process": (
+        lambda: small().key_by("x").process(points, on_error="side").errors,
+        pa.schema({"operator": pa.string(), "error": pa.string(), "record": pa.struct(list(SMALL))}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_columns_are_known_without_a_schema(name: str) -> None:
+    make, expected = KNOWN[name]
+    table = make().to_table()
+    assert table._schema is not None
+    assert table._schema.equals(expected)
+
+
+UNKNOWN: dict[str, Callable[[], Stream[Any]]] = {
+    "a lambda": lambda: items().map(lambda row: row),
+    "one of a union": lambda: items().union(small().map(lambda row: row)),
+    "a timer": lambda: small().key_by("x").process(points, lambda at, context: []),
+    "generate": lambda: Stream.generate(records=1),
+    "count": lambda: small().key_by("x").count(),
+    "side": lambda: small().map(point, sides=["odd"]).side("odd"),
+    "errors of rows that are not known": lambda: Stream.generate(records=1).map(str, on_error="side").errors,
+    "no items": lambda: Stream.items([]),
+    "text and dicts": lambda: Stream.text(__file__).union(items()),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_columns_are_not_known_behind_other_steps(name: str) -> None:
+    assert UNKNOWN[name]().to_table()._schema is None
+
+
+def test_lines_of_text_are_the_column_value(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("to be\nor not\n")
+    lines = Stream.text(tmp_path / "a.txt").filter(lambda line: "n" in line)
+    table = lines.to_table()
+    assert table._schema == pa.schema({"value": pa.string()})
+    assert run(table.collect(), Cut()).rows == [{"value": "or not"}]
+    errors = lines.map(int, on_error="side").errors.to_table()
+    (row,) = run(errors.collect(), Cut()).rows
+    assert (row["operator"], row["record"]) == ("map", "or not")
+
+
+def test_items_have_their_values_in_the_types_of_all() -> None:
+    rows = run(items().to_table().collect(), Cut(2, rows=1)).rows
+    assert sorted(rows, key=lambda row: row["x"]) == [
+        {"x": 1.0, "y": None, "z": None},
+        {"x": 1.0, "y": None, "z": None},
+        {"x": 2.5, "y": None, "z": "t"},
+    ]
+    with pytest.raises(UsageError, match="no column names"):
+        Stream.items([(1, 2)]).to_table()
+
+
+def test_objects_of_classes_and_tuples_of_them_become_columns() -> None:
+    table = small().flat_map(points).to_table()
+    found = run(table.collect(), Cut(2)).rows
+    assert sorted((row["x"], row["name"]) for row in found) == [(1, "p"), (1, "q"), (2, "p"), (2, "q")]
