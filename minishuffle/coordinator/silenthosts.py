@@ -148,7 +148,9 @@ class SilentHosts:
         self._answered_at = {host: at for host, at in self._answered_at.items() if host in hosts}
         found: list[HostStep] = []
         again: list[float] = []
-        for host in hosts.keys() - {self._identity, ""}:
+        for host in hosts:
+            if host in (self._identity, ""):
+                continue
             at, what = self._look_after(host, hosts, now)
             found += what
             again.append(at)

@@ -102,6 +102,14 @@ def cluster() -> Cluster:
     return Cluster()
 
 
+def test_hosts_are_looked_at_in_the_order_in_which_they_came() -> None:
+    """So that a simulation is the same in each process, whatever strings hash to there."""
+    cluster = Cluster({number: make(number, f"host {number}") for number in range(1, 21)})
+    looks, _ = cluster.at(SECONDS)
+    addresses = [look.look.addresses[0] for look in looks]
+    assert addresses == [f"10.0.0.{number}:{5000 + number}" for number in range(1, 20)], "one has to observe"
+
+
 def test_a_host_that_is_heard_is_not_looked_at(cluster: Cluster) -> None:
     for step in range(1, 50):
         assert cluster.at(step * 0.29) == ([], [])
