@@ -384,6 +384,38 @@ def test_the_words_are_those_of_the_field(package: tuple[Module, ...]) -> None:
     none_of([problem for name, text in texts for problem in bad_words(name, text)])
 
 
+PRONOUNS = frozenset({"that", "which", "those", "them", "what", "whose", "whoever", "one", "such"})
+PRONOUNS_MAX = 3
+"""In one sentence. With more of them nobody knows which is which who has not read the code."""
+
+
+def documented(node: ast.AST, *, is_private: bool = False) -> Iterator[tuple[int, str]]:
+    """Docstrings of private functions, classes and attributes, with their lines."""
+    body = getattr(node, "body", [])
+    for child, behind in zip(body, [*body[1:], None], strict=True):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            private = is_private or child.name.startswith("_")
+            if private and (text := ast.get_docstring(child)):
+                yield child.lineno, text
+            yield from documented(child, is_private=private)
+        elif isinstance(child, ast.Assign | ast.AnnAssign) and isinstance(behind, ast.Expr):
+            target = child.targets[0] if isinstance(child, ast.Assign) else child.target
+            private = is_private or ast.unparse(target).rpartition(".")[2].startswith("_")
+            if private and isinstance(behind.value, ast.Constant):
+                yield behind.lineno, str(behind.value.value)
+
+
+def riddles(module: Module) -> Iterator[str]:
+    for line, text in documented(module.tree):
+        for sentence in re.split(r"(?<=[.:;])\s+", text):
+            if sum(word in PRONOUNS for word in re.findall(r"[a-z]+", sentence.lower())) > PRONOUNS_MAX:
+                yield f"{module.name}:{line} say what is meant: {' '.join(sentence.split())}"
+
+
+def test_docstrings_say_what_they_speak_of(package: tuple[Module, ...]) -> None:
+    none_of([problem for module in package for problem in riddles(module)])
+
+
 # --- the rules themselves --------------------------------------------------------------------------
 
 
@@ -400,6 +432,7 @@ def parsed(text: str) -> Module:
         (lambda module: dead((module,), ""), "def lonely():\n    pass"),
         (lambda module: unread((module,)), "def f(a):\n    a.b = 1"),
         (lambda module: bad_words(module.name, module.text), "# the error names the mend"),
+        (riddles, 'class _A:\n    """Those of them that had what one has."""'),
     ],
 )
 def test_each_rule_finds_what_breaks_it(rule: Callable[[Module], Iterator[str]], text: str) -> None:

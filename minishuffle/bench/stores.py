@@ -112,8 +112,8 @@ _STORES: Final[dict[str, Callable[[], Take]]] = {
 
 
 def _items(name: str, keys: int, rows: int, batch: int) -> tuple[list[Any], list[Any]]:
-    """What brings all keys, and then so many rows in such batches, as that store takes them. Keys come in
-    batches of that size too, and one more of rows, where a store chooses by it."""
+    """Batches with every key once, and then batches of so many rows, in the form for that store. A store that
+    chooses by the size of batches gets the keys in batches of that size too, and one more of rows."""
     dice = np.random.default_rng(keys)
     first, then = dice.permutation(keys), dice.integers(0, keys, rows)
     filling = _ROWS_MAX

@@ -122,8 +122,7 @@ class _Reported(io.RawIOBase):
 
 @contextmanager
 def _reported(path: str, damaged: type[UsageError] = UsageError) -> Iterator[None]:
-    """Turn what the system says of a file into an error that names it, and what pyarrow says of what is in it
-    into one that is ``damaged``."""
+    """Name the file in errors of the system; errors of pyarrow about its contents become ``damaged``."""
     try:
         yield
     except OSError as error:

@@ -171,8 +171,11 @@ def _together(data: bytes) -> pa_json.ReadOptions:
 
 
 def _parsed_type(kind: pa.DataType) -> pa.DataType:
-    """Texts for dates and times of day, which pyarrow takes for numbers, and for times without a zone, as
-    which it also takes those with one; what a dictionary holds."""
+    """The type that pyarrow parses a field as.
+
+    Text for dates and times of day, which it would take for numbers, and for times without a zone, where it
+    would ignore a zone. For a dictionary, the type of its values.
+    """
     kind = without_dictionary(kind)
     is_zoned = pa.types.is_timestamp(kind) and kind.tz is not None
     is_text = pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_timestamp(kind)

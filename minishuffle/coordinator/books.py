@@ -159,7 +159,7 @@ class Books:
         self._before: dict[TaskKey, Totals] = {}
         """Totals of attempts that are not kept any more."""
         self._past: dict[Attempt, Past] = {}
-        """What attempts that are kept have exchanged with those that are not."""
+        """What a kept attempt has exchanged with attempts that are not kept."""
         self._undelivered_before = 0
         self._in_flight_before = 0
         self._again_before = 0

@@ -747,7 +747,7 @@ class Job:
         self.fail(cause.model_copy(update={"text": text}), at, verdict=True)
 
     def _unreadable(self, gone: Sequence[Subtask]) -> list[Subtask]:
-        """Those of these, and of what restarts with them, that have stored what cannot be made again."""
+        """These subtasks, and all that restart with them, whose stored rows no run can make again."""
         keys = {task.key for task in gone}
         beside = [self._tasks[key] for key in self.replays.cannot(self._regions.of(keys))]
         return [task for task in beside if task.key in keys or task.runs or self._is_stored_for_others(task)]
@@ -1195,8 +1195,8 @@ class Job:
         self._set(task, "created", at, str(task), kind="task deployed")
 
     def _rows_again(self, task: Subtask) -> int:
-        """Rows of blocking inputs, or made of them, that others have of the attempt which ended and that the
-        next one gives out once more: at most so many."""
+        """At most how many rows its consumers get twice: from the attempt that ended, and from the next one,
+        which reads its blocking inputs again."""
         outputs = self.graph.outputs_of(task.operator)
         if task.operator in self.replays.vertices:
             kept = task.rows_kept - task.resumption.first_row

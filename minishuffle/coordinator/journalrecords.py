@@ -205,7 +205,7 @@ class Recorder:
         """By job, and by kind, the number of the last event and file that is there."""
         self._changes: Changes = {}
         self._reported: dict[tuple[str, TaskKey], Job] = {}
-        """Subtasks that have reported what they have counted, the one whose record is oldest first."""
+        """Subtasks that have reported counts; the one with the oldest record is first."""
         self._counts_due = 0.0
         self.note(dict(records))
         self._put({key: None for key in records if key[0] in HANDED_OVER})  # Recalled, and not kept up.

@@ -164,7 +164,7 @@ class _Closure:
         self._tasks = tasks
         self._found: set[TaskKey] = set()
         self._others: set[TaskKey] = set()
-        """Those of them that give other rows than before, or give them to others."""
+        """Tasks found whose next attempt gives other rows than before, or to other consumers."""
         self._todo: list[TaskKey] = []
         self._looked_at: set[tuple[int, str]] = set()
         """Edges between all subtasks, and which of their ends."""

@@ -30,7 +30,7 @@ class Slots:
 
     def __init__(self, placement: Placement, segments: Mapping[int, int]) -> None:
         self.placement = placement
-        """The worker of each slot, or of one that is vacant the last one that had it."""
+        """The worker of each slot; of a vacant slot, its last worker."""
         self.segments = dict(segments)
         """Number of segments required by worker, without workers that were lost."""
         self.vacant = {slot for slot, worker in enumerate(placement) if worker == NOWHERE}

@@ -320,8 +320,8 @@ class Streams:
     def _begin(self, stream: _Stream, message: OpenUpstream) -> _Write:
         """Announce a write to every subtask before any of its rows come.
 
-        Else one whose partitions begin later, or that had none so far and holds nobody back, would let
-        event time pass by what it is about to bring.
+        Else event time might pass by its rows: a write whose partitions begin later, or are all new, holds no
+        watermark back yet.
         """
         self._forget_writes(stream)
         write = stream.writes[message.write] = _Write(message.partitions, 0)

@@ -449,7 +449,7 @@ class WorkerRegistry:
         return [worker, *others]
 
     def _others_leave(self, worker: Worker) -> list[Worker]:
-        """One leaves, as those see that do so too, which are given."""
+        """Tell the other workers that are leaving about this one; gives them."""
         found = [each for each in self.there() if each is not worker and each.drain is not None]
         for each in found:
             if each.drain is not None:

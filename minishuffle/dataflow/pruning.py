@@ -56,9 +56,9 @@ class _Wanted:
         self.named: dict[Node, set[str]] = defaultdict(set)
         """What a step behind a node asks for by name, also where all columns are wanted."""
         self.united: set[Node] = set()
-        """Nodes beside whose records those of others come, which may have a column that theirs lack."""
+        """Nodes that a union puts beside others, whose records may have columns more."""
         self._aside: set[Node] = set()
-        """Nodes of which a side output is read, whose records are those that come in."""
+        """Nodes with a side output of input records that somebody reads."""
         for node in reversed(nodes):
             for number, feed in enumerate(node.feeds):
                 self._note(node, number, feed)

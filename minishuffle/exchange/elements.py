@@ -164,7 +164,7 @@ class Assembler:
         self._view = _NOTHING
         self._at = 0
         self._begun = 0
-        """Rows that begin in the buffers that were fed, but for those whose header was read."""
+        """Rows that begin in the buffers fed so far and whose header was not read yet."""
         self._header = b""
         """The part of a header that has come."""
         self._target: memoryview | None = None

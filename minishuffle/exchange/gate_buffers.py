@@ -76,7 +76,8 @@ class GateBuffers:
 
     @property
     def _lends_exclusive(self) -> bool:
-        """Exclusive buffers are those that the pool is sure of, but for one, which always goes round."""
+        """Whether the pool still owes the gate an exclusive buffer. Of its minimum, one segment always goes
+        round."""
         return self.exclusive_held < self.pool.minimum - 1
 
     @property

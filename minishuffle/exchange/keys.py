@@ -545,7 +545,7 @@ def stable_hash(value: Any) -> int:
 
 
 _AS_THEY_ARE: Final = frozenset({int, str, bytes, bool, NoneType})
-"""Types whose ``==`` already says which keys are one, with floats that are not NaN, and tuples."""
+"""Types for which equal keys are the same key. So are floats other than NaN, and tuples of all these."""
 
 
 def _is_canonical(keys: Sequence[Any]) -> bool:

@@ -69,7 +69,7 @@ class ChannelTap:
 
 
 class _Listener:
-    """A decoder's sink that notes what passes, and hands it to the one behind it, if there is one."""
+    """A decoder's sink: notes each frame, and hands it on to the sink behind, if any."""
 
     def __init__(self, way: Way, tap: ChannelTap, behind: FrameSink | None) -> None:
         self._way = way

@@ -243,8 +243,8 @@ class ReportLog:
         self._bytes -= self._kept.pop()[1]
 
     def _united(self, report: SourcePositions) -> SourcePositions:
-        """The report together with those of the same attempt that are kept and that nobody waits for any
-        more, which it takes the place of."""
+        """The report, united with earlier ones of its attempt for which nobody waits any more. It takes their
+        place."""
         if report.writes:
             return report
         entries = unpack_positions(report.positions)

@@ -148,7 +148,7 @@ class WorkerState:
         self.epoch = epoch
         self.term = term
         self.abandoned = self.stuck = 0
-        """Tasks abandoned so far, and those of them whose thread still runs, as the shell counts them."""
+        """Tasks abandoned so far, and how many of their threads still run. The shell counts both."""
         self.suspicions = 0
         """How often a peer has answered no Ping."""
         self.inputs = InputRegistry()
@@ -504,7 +504,7 @@ class WorkerState:
 
         Only time in one and the same call of the user's code counts. A task that waits for its consumers does
         what it should: to fence it would lose what it has read, and its next attempt would wait for the same
-        consumers. One that is slow but moves gets there, and one that waits for another input will.
+        consumers. A slow one gets there in the end, and so does a task that waits for another input.
         """
         instructions: list[Instruction] = []
         for channel in self.inputs.undrained(now):

@@ -533,7 +533,7 @@ def _inputs_of(program: Program, gates: list[InputGate]) -> Inputs:
 
 
 def _close(operators: list[Operator], error: BaseException | None) -> list[Any]:
-    """Close all of them. What one raises goes to the notes of ``error``, which came first, if there is one.
+    """Close all of them. If there is an ``error`` already, whatever they raise is added to its notes.
 
     Raises: what was raised first, if there is no ``error``.
     """

@@ -87,8 +87,8 @@ def input_of(batch: pa.RecordBatch, column: str, aggregate: Aggregate) -> pa.Arr
 
 
 class _OneType(Aggregate):
-    """A sum, minimum or maximum whose state is of the one type that holds all that its column has come in,
-    whichever came first.
+    """A sum, minimum or maximum. Its state has the type that holds every type of its column so far, in
+    whatever order they came.
 
     Integers and booleans sum as int64, floats as float64, decimals and uint64 as decimal128 of 38 digits.
     Beside floats, an integer beyond 2**53 is rounded to the nearest float64. A column of type null has no

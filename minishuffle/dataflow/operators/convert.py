@@ -326,7 +326,7 @@ def _check_zones(field: pa.Field, values: Sequence[Any]) -> None:
 
 
 def _widened(kind: pa.DataType, values: Sequence[Any]) -> pa.Array | None:
-    """Values that do not fit ``kind`` in a type that also holds those that do; None if there is none."""
+    """Values that do not fit ``kind``, in a type wide enough for both; None if no type is."""
     try:
         if pa.types.is_boolean(kind) and not _NUMBERS.isdisjoint(map(type, values)):
             kind, values = pa.int64(), _as_numbers(values)

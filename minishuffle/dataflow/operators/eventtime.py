@@ -79,7 +79,7 @@ class AssignEventTime(ForgivingOperator):
         self._open: dict[int, int] = {}
         """The greatest time of each split that has not ended."""
         self._before: dict[int, int] = {}
-        """The same of splits that subtasks had before, one of which may be this one's now."""
+        """The same of splits read by the attempts before. Some may belong to this subtask now."""
         self._current = _NO_SPLIT
         self._greatest = BEGINNING_OF_TIME
         self._told = BEGINNING_OF_TIME

@@ -118,7 +118,7 @@ class KeyIndex:
         )
 
     def _find(self, given: list[pa.Array], words: Matrix) -> tuple[Vector, int]:
-        """The slots of those keys, -1 for those that have none, and whether there are such (0: none)."""
+        """The slot of each key, -1 for a new key, and more than 0 if there are new keys."""
         slots, absent = self._table.find(words)
         for column, array in zip(self._columns, given, strict=True):
             beyond = column.beyond(array)

@@ -78,7 +78,7 @@ def _kinds(forms: Sequence[Any]) -> set[Any]:
 
 
 def _kind(form: Any) -> Any:
-    """The kind of one key: that of a tuple has those of its parts, or is that of the only one."""
+    """The kind of one key. For a tuple: the kinds of its parts, or the kind of its only part."""
     if type(form) is not tuple:
         return _kinds([form]).pop()
     return _kind(form[0]) if len(form) == 1 else tuple(map(_kind, form))
