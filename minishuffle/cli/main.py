@@ -36,6 +36,7 @@ _COMMANDS = {
     "diagnose": "minishuffle.cli.diagnose:diagnose",
     "dump": "minishuffle.cli.dump:dump",
     "trace": "minishuffle.cli.trace:trace",
+    "schema": "minishuffle.cli.schema:schema",
     "pipeline": "minishuffle.cli.pipeline:pipeline",
     "bench": "minishuffle.cli.bench:bench",
     "drill": "minishuffle.cli.drill:drill",
@@ -45,7 +46,7 @@ _COMMANDS = {
 
 _GROUPS = {
     "Start a cluster": ("demo", "cluster", "worker", "coordinator", "doctor"),
-    "Run jobs on it": ("submit", "pipeline"),
+    "Run jobs on it": ("submit", "schema", "pipeline"),
     "Watch them": ("top", "diagnose", "dump", "trace", "jobs"),
     "Measure, and cause failures": ("bench", "drill"),
 }

@@ -13,6 +13,7 @@ from minishuffle.dataflow.keyed_table import by_key
 from minishuffle.dataflow.nodes import Feed, Node, Reads
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.table import Table
+from minishuffle.dataflow.unknownschemas import is_draft
 from minishuffle.errors import InvalidGraph, UsageError
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _described(
 
 
 def _check_known(table: Table, side: str, method: str) -> None:
-    if table._schema is None:
+    if table._schema is None and not is_draft():
         raise InvalidGraph(
             f"{method} has to know the {side} side's columns, for rows without a partner there: "
             "declare them where they come from, as in map_batches(fn, schema=...) or to_table(schema)"

@@ -27,6 +27,7 @@ __all__ = [
     "check_not_sinks",
     "inputs_first",
     "known_rows",
+    "named_step",
     "one_of_each",
     "with_last_step",
 ]
@@ -170,6 +171,13 @@ def inputs_first(ends: Sequence[Node]) -> Iterator[Node]:
             seen.add(node)
             stack.append((node, True))
             stack.extend((feed.node, False) for feed in reversed(node.feeds))
+
+
+def named_step(node: Node) -> str:
+    """The name of a step, or for one that only serves the next that of the step before it."""
+    while node.is_auxiliary and len(node.feeds) == 1:
+        node = node.feeds[0].node
+    return node.label
 
 
 def with_last_step(feed: Feed, method: str, change: Callable[[Node], Node]) -> Feed:

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeAlias
 
-from minishuffle.dataflow.nodes import Node, inputs_first
+from minishuffle.dataflow.nodes import Node, inputs_first, named_step
 from minishuffle.errors import InvalidGraph
 
 __all__ = ["FeedKey", "blocking_feeds", "check_waits"]
@@ -93,23 +93,16 @@ def _check_bounded(node: Node, number: int, cause: FeedKey | None) -> None:
         return
     if cause is None:
         raise InvalidGraph(
-            f"exchange('blocking') from {_step(before)!r} to {node.label!r} would never be complete: "
+            f"exchange('blocking') from {named_step(before)!r} to {node.label!r} would never be complete: "
             f"{source.label!r} has no end. Bound that source, or leave the exchange out"
         )
     last, of_last = cause
     raise InvalidGraph(
-        f"exchange('blocking') from {_step(last.feeds[of_last].node)!r} to {last.label!r} needs the exchange "
-        f"from {_step(before)!r} to {node.label!r} to be blocking too, which joins what is before and "
-        f"behind, and {source.label!r} before it has no end: bound that source, or leave "
+        f"exchange('blocking') from {named_step(last.feeds[of_last].node)!r} to {last.label!r} needs the "
+        f"exchange from {named_step(before)!r} to {node.label!r} to be blocking too, which joins what is "
+        f"before and behind, and {source.label!r} before it has no end: bound that source, or leave "
         "exchange('blocking') out"
     )
-
-
-def _step(node: Node) -> str:
-    """The name of a step, or for one that only serves the next that of the step before it."""
-    while node.is_auxiliary and len(node.feeds) == 1:
-        node = node.feeds[0].node
-    return node.label
 
 
 def check_waits(nodes: Sequence[Node]) -> None:

@@ -28,7 +28,7 @@ from minishuffle.dataflow.arguments import (
 )
 from minishuffle.dataflow.bridges import refuse_column_method, refuse_mixture
 from minishuffle.dataflow.knownrows import ReturnedRows, found_schema
-from minishuffle.dataflow.nodes import Boundary, Exchange, Feed, Node, check_not_sinks, known_rows
+from minishuffle.dataflow.nodes import Boundary, Exchange, Feed, Node, check_not_sinks, known_rows, named_step
 from minishuffle.dataflow.operators.base import Operator
 from minishuffle.dataflow.operators.pairs import awaited_pair, flat_pairs, mapped_pair, of_row
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
@@ -36,6 +36,7 @@ from minishuffle.dataflow.rowtypes import Returns
 from minishuffle.dataflow.stream_base import StreamBase, errors_aside, errors_of, side_outputs
 from minishuffle.dataflow.stream_sinks import StreamSinks
 from minishuffle.dataflow.stream_sources import StreamSources
+from minishuffle.dataflow.unknownschemas import unknown_columns
 from minishuffle.errors import InvalidGraph, UsageError
 
 if TYPE_CHECKING:
@@ -262,8 +263,27 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
             time, beside = EventTime(column=HIDDEN_TIME, each=time.each), time
         operator = ToArrow(found, time=beside, on_error=on_error)
         errors = errors_aside(operator)
+        if found is None:
+            return Table(self._unpaired()._undeclared()._feeds, None, None, time, errors)
         node = Node(operator.name, feeds, operators=(operator,), follows=True, is_auxiliary=True)
-        return Table((Feed(node),), found and found.schema, None, time, errors)
+        return Table((Feed(node),), found.schema, None, time, errors)
+
+    def _undeclared(self) -> Stream[T]:
+        """
+        Raises:
+            InvalidGraph: unless a draft is made.
+        """
+        before = ", ".join(dict.fromkeys(named_step(feed.node) for feed in self._feeds))
+        return self._beside(
+            "to_table",
+            unknown_columns(
+                "to_table",
+                f"nothing says which columns the rows of {before} have",
+                "write to_table(schema), or annotate what the last function returns as a TypedDict, "
+                "NamedTuple, dataclass or pydantic model",
+                "to_table({})",
+            ),
+        )
 
     # --- side outputs ------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from minishuffle.dataflow.pruning import reads_also, reads_only
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_sinks import StreamSinks
 from minishuffle.dataflow.table_sources import TableSources
+from minishuffle.dataflow.unknownschemas import is_draft
 from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.exchange.schemas import with_innermost, with_types, without_dictionary
 
@@ -430,6 +431,8 @@ class Table(TableSources, StreamSinks):
             InvalidGraph: the schema is not known here.
         """
         checked_name(name, "to_spark")
+        if self._schema is None and is_draft():
+            return self.to_count()
         if self._schema is None:
             raise InvalidGraph(
                 "to_spark needs to know the columns and their types: declare them where they come from, as "

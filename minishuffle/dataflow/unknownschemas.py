@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from minishuffle.dataflow.operators.base import Batch, Emit
-from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.errors import InvalidGraph
 
-__all__ = ["CallPlace", "UnknownColumns", "drafting", "unknown_columns"]
+if TYPE_CHECKING:
+    from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+
+__all__ = ["CallPlace", "drafting", "is_draft", "unknown_columns"]
 
 _ROOMS = tuple(f"minishuffle.{room}." for room in ("api", "connectors", "dataflow", "operators", "plan"))
 """Modules whose frames lie between the user's call and the step that it adds."""
@@ -56,24 +58,9 @@ def drafting() -> Iterator[None]:
         _DRAFTING.reset(token)
 
 
-class UnknownColumns(ChainedOperator):
-    """Stands in a plan, which cannot run, behind a step whose schema is not known.
-
-    Args:
-        step: the method that added it.
-        place: where that was called.
-        form: how a schema is given to it, with ``{}`` in its place: ``to_table({})``, ``schema={}``.
-    """
-
-    name = "unknown columns"
-
-    def __init__(self, step: str, place: CallPlace, form: str) -> None:
-        self.step = step
-        self.place = place
-        self.form = form
-
-    def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        raise InvalidGraph(f"{self.step} at {self.place} has no schema yet: this plan is a draft")
+def is_draft() -> bool:
+    """Whether the plan that is being built is a draft: checks of columns that are not known are put off."""
+    return _DRAFTING.get()
 
 
 def unknown_columns(step: str, why: str, write: str, form: str) -> UnknownColumns:
@@ -90,9 +77,12 @@ def unknown_columns(step: str, why: str, write: str, form: str) -> UnknownColumn
             what to write and the command that shows the schema.
     """
     place = place_of_call()
-    if not _DRAFTING.get():
+    if not is_draft():
+        file = "FILE.py" if place.file.startswith("<") else place.file
         raise InvalidGraph(
             f"{step} at {place}: {why}: {write}; "
-            f"`minishuffle schema {place.file}:JOB` shows one for the job (or function) JOB of that file"
+            f"`minishuffle schema {file}:JOB` shows one for the job (or function) JOB of that file"
         )
-    return UnknownColumns(step, place, form)
+    from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+
+    return UnknownColumns(step, str(place), form)

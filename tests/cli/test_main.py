@@ -39,7 +39,7 @@ def test_help_lists_exactly_the_commands_that_work(run: Run) -> None:
     listed.popitem()  # what stands below the commands
     assert listed == {
         "Start a cluster:": ["demo", "cluster", "worker", "coordinator", "doctor"],
-        "Run jobs on it:": ["submit", "pipeline"],
+        "Run jobs on it:": ["submit", "schema", "pipeline"],
         "Watch them:": ["top", "diagnose", "dump", "trace", "jobs"],
         "Measure, and cause failures:": ["bench", "drill"],
     }

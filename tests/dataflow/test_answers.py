@@ -568,7 +568,7 @@ def test_flat_map_passes_rows_on_as_soon_as_they_are_many() -> None:
 def test_late_records_end_the_job_if_they_are_to(format: str) -> None:
     rows = [{"k": 1, "t": second * 1_000_000} for second in (0, 100, 1)]
     timed = Stream.source(Splits(rows)).event_time("t", watermarks="each")
-    keyed: Any = (timed if format == "rows" else timed.to_table()).key_by("k")
+    keyed: Any = (timed if format == "rows" else timed.to_table({"k": int, "t": int})).key_by("k")
     with pytest.raises(UsageError, match=r"came too late, behind the watermark: \{'k': 1, 't': 1000000\}"):
         run(keyed.window(timedelta(seconds=10), late="fail").count().collect())
     other = (as_rows if format == "rows" else as_arrow)(rows[:1]).key_by("k")
@@ -592,7 +592,8 @@ def test_what_is_late_depends_on_the_order_of_each_split_alone(kind: str) -> Non
         elif kind == "window":
             answer = keyed.window(timedelta(seconds=10)).count()
         else:
-            windows = timed.to_table().key_by("k").window(timedelta(seconds=10))
+            table = timed.to_table({"k": int, "t": int, "s": int})
+            windows = table.key_by("k").window(timedelta(seconds=10))
             answer = windows.aggregate(n=("s", "count"))
         done = run(answer.collect(), Cut(2, seed, 2, merges=seed % 2 == 0))
         found.add(repr((in_order(done.rows), done.counters.records_late)))

@@ -213,7 +213,7 @@ def test_late_records_are_a_stream_of_their_own() -> None:
         lambda late: late.broadcast().flat_map(list),
         lambda late: late.partition(lambda row, count: 0),
         lambda late: late.key_by("user").count(),
-        lambda late: late.to_table().key_by("user").aggregate(n=("t", "count")),
+        lambda late: late.to_table({"user": str, "t": int}).key_by("user").aggregate(n=("t", "count")),
         lambda late: late.event_time("t"),
         lambda late: late.event_time("t").key_by("user").window(HOUR).count(),
         lambda late: late.map(str).name("texts").parallel(2),

@@ -135,17 +135,6 @@ def test_what_every_batch_would_do_wrong_fails_the_job_at_once(
     goes_on()
 
 
-def test_a_column_that_no_row_turns_out_to_have_is_named(endless: Any, goes_on: Callable[[], None]) -> None:
-    rows = [{"word": "a", "n": 1}, {"word": "b"}]
-    totals = Stream.items(rows).to_table().key_by("word").aggregate(total=("n", "sum"), odd=("m", "sum"))
-    with pytest.raises(TaskFailed) as caught:
-        endless.cluster.run(totals.collect(), timeout=SECONDS_MAX)
-    assert "the job reads a column 'm', and no row that to_table() was given has it: correct the name" in str(
-        caught.value
-    )
-    goes_on()
-
-
 def test_a_raising_function_shows_the_users_traceback_alone(
     endless: Any, goes_on: Callable[[], None]
 ) -> None:

@@ -136,7 +136,7 @@ class Slow:
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 def test_the_small_side_is_known_before_the_big_one_passes(cluster: LocalCluster, columns: bool) -> None:
     big, small = Stream.items(LEFT), Stream.source(Slow())
-    tables = big.to_table(), small.to_table()
+    tables = big.to_table(), small.to_table({"k": int, "name": str})
     joined = (
         tables[0].broadcast_join(tables[1], "k", "left")
         if columns

@@ -87,7 +87,17 @@ def declared(schema: pa.Schema | None) -> Iterator[None]:
 
 def columns(stream: Stream[Any]) -> Table:
     """Of rows, the columns that aggregates read."""
-    return stream.map(lambda row: {name: row.get(name) for name in "gtvxo"}).to_table(DECLARED[-1])
+    if DECLARED[-1] is not None:
+        return stream.map(lambda row: {name: row.get(name) for name in "gtvxo"}).to_table(DECLARED[-1])
+    return stream.map(lambda row: {name: as_number(row.get(name)) for name in "gtvxo"}).to_table(AGGREGATED)
+
+
+AGGREGATED = pa.schema([SCHEMA.field(name) for name in "gtvxo"])
+
+
+def as_number(value: Any) -> Any:
+    """A truth value as the number that it equals: a column of numbers takes no other."""
+    return int(value) if isinstance(value, bool) else value
 
 
 def timed(rows: Rows) -> Rows:

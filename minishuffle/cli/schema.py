@@ -1,0 +1,116 @@
+"""``minishuffle schema JOB``: the schema of the first step of a job whose columns nobody knows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from minishuffle.cli.session import late_global_options
+from minishuffle.cli.terminal import echo
+from minishuffle.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["schema"]
+
+ROWS = 1_000
+"""The first rows of each source that are looked at."""
+
+
+@click.command()
+@click.argument("job")
+@click.option("--set", "given", metavar="KEY=VALUE", multiple=True, help="A parameter of the job.")
+@late_global_options
+def schema(job: str, given: tuple[str, ...]) -> None:
+    """Show the schema to write at the first step of JOB that has none and needs one.
+
+    JOB is what submit takes, such as file.py:attribute. The steps before that one run in this process on the
+    first 1,000 rows of each source; no sink is opened. Write the schema there, and see the next one.
+    """
+    from minishuffle.cli.loading import load_job
+    from minishuffle.dataflow.unknownschemas import drafting
+
+    with drafting():
+        stream = load_job(job).build(given)
+    for line in schema_lines(stream.ends):
+        echo(line)
+
+
+def schema_lines(ends: Sequence[Any]) -> Iterator[str]:
+    """What is shown of a plan that ends so.
+
+    Raises:
+        UsageError: no rows come to the step, or they make no columns.
+    """
+    from minishuffle.cli.firstrows import FirstRows
+    from minishuffle.dataflow.nodes import inputs_first
+    from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+
+    for node in inputs_first(ends):
+        step = node.operators[-1] if node.operators else None
+        if isinstance(step, UnknownColumns):
+            rows = FirstRows(ROWS)
+            found = step.columns_of(rows.given_to(node))
+            if found is None:
+                raise UsageError(
+                    f"{step.step} at {step.place} got none of the first {rows.read:,} rows of each source: "
+                    "write its schema by hand"
+                )
+            yield f"# {step.step} at {step.place}"
+            yield f"# from {rows.read:,} rows"
+            before, _, after = step.form.partition("{}")
+            yield f"{before}{{"
+            yield from (f"    {line}" for line in _column_lines(found))
+            yield f"}}{after}"
+            return
+    yield "# every step has a schema, or needs none"
+
+
+def _column_lines(schema: pa.Schema) -> Iterator[str]:
+    import pyarrow as pa
+
+    for field in schema:
+        comment = "  # no row had a value: choose its type" if pa.types.is_null(field.type) else ""
+        yield f"{json.dumps(field.name, ensure_ascii=False)}: {_written(field.type)},{comment}"
+
+
+_NAMES = {"double": "float64", "float": "float32", "halffloat": "float16", "date32[day]": "date32"}
+"""Names of types that pyarrow does not print as it calls them."""
+
+
+def _written(kind: pa.DataType) -> str:
+    """A type as ``schema=`` takes it: its name, or what makes it."""
+    import pyarrow as pa
+
+    name = _NAMES.get(str(kind), str(kind))
+    is_named = name.isidentifier() and not kind.num_fields
+    return json.dumps(name) if is_named and pa.type_for_alias(name) == kind else _made(kind)
+
+
+def _made(kind: pa.DataType) -> str:
+    """An expression that makes the type."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind) or pa.types.is_time(kind) or pa.types.is_duration(kind):
+        name = str(kind).partition("[")[0]
+        zone = f", {json.dumps(kind.tz)}" if getattr(kind, "tz", None) else ""
+        return f'pa.{name}("{kind.unit}"{zone})'
+    if pa.types.is_decimal(kind):
+        return f"pa.decimal{kind.bit_width}({kind.precision}, {kind.scale})"
+    if pa.types.is_struct(kind):
+        fields = ", ".join(
+            f"{json.dumps(field.name, ensure_ascii=False)}: {_made(field.type)}" for field in kind
+        )
+        return f"pa.struct({{{fields}}})"
+    if pa.types.is_map(kind):
+        return f"pa.map_({_made(kind.key_type)}, {_made(kind.item_type)})"
+    if pa.types.is_list(kind):
+        return f"pa.list_({_made(kind.value_type)})"
+    if pa.types.is_dictionary(kind):
+        return f"pa.dictionary({_made(kind.index_type)}, {_made(kind.value_type)})"
+    name = _NAMES.get(str(kind), str(kind))
+    return f"pa.{name}{'_' if name == 'bool' else ''}()"
