@@ -38,11 +38,14 @@ SETTLE_SECONDS_MAX = 2.0
 SETTLE_STEP_SECONDS = 0.01
 LOOP_TURNS_MAX = 50
 
+EXAMPLES, SOAK_EXAMPLES = 50, 2000
 # No deadlines: on a busy machine any example may be slow.
-settings.register_profile("default", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True, database=None, print_blob=True)
+settings.register_profile("default", deadline=None, max_examples=EXAMPLES)
 settings.register_profile(
-    "soak", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow]
+    "ci", deadline=None, max_examples=EXAMPLES, derandomize=True, database=None, print_blob=True
+)
+settings.register_profile(
+    "soak", deadline=None, max_examples=SOAK_EXAMPLES, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
