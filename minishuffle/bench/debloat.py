@@ -16,9 +16,10 @@ from typing import Any, Final
 import numpy as np
 
 from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.operators.base import Batch, TaskContext
+from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError
+from minishuffle.exchange.batch import Payload
 from minishuffle.local import LocalCluster
 
 __all__ = ["SETTLE_SECONDS", "measure_debloat"]
@@ -77,7 +78,7 @@ class Stamped:
     def splits(self) -> Sequence[int]:
         return [0]
 
-    def read(self, split: int, offset: int) -> Iterator[Batch]:
+    def read(self, split: int, offset: int) -> Iterator[Payload]:
         rows = BATCH_ROWS if self._rate is not None else FULL_BATCH_ROWS
         throttle, payload = Throttle(self._rate), bytes(ROW_BYTES)
         end = time.monotonic() + self.seconds
@@ -108,7 +109,7 @@ class AgedSink:
         """When the next phase begins, in seconds since the first row."""
         self._throttle = Throttle(None)
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: Payload) -> None:
         assert isinstance(batch, list)
         now = time.monotonic()
         self._begin = self._begin or now

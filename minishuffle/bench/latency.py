@@ -17,9 +17,10 @@ import numpy as np
 from minishuffle.bench.wire import PeerProcess
 from minishuffle.client import JobResult
 from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.operators.base import Batch, TaskContext
+from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError
+from minishuffle.exchange.batch import Payload
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.local import LocalCluster
 
@@ -50,7 +51,7 @@ class Paced:
     def splits(self) -> Sequence[int]:
         return range(WORKERS)
 
-    def read(self, split: int, offset: int) -> Iterator[Batch]:
+    def read(self, split: int, offset: int) -> Iterator[Payload]:
         """As many at once as are due; ``offset`` is 0 here, since nothing is restarted."""
         every, sent = self._every, 0
         begin = time.monotonic() + every * split / WORKERS
@@ -78,7 +79,7 @@ class Arrivals:
         self._received = 0
         self._late: list[list[int]] = [[] for _ in range(WORKERS)]
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: Payload) -> None:
         now = time.monotonic_ns()
         assert isinstance(batch, list)
         self._received += len(batch)

@@ -20,9 +20,10 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import numpy as np
 
 from minishuffle.bench.stalls import Span, awake
-from minishuffle.dataflow.operators.base import Batch, TaskContext
+from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError, UsageError
+from minishuffle.exchange.batch import Payload
 from minishuffle.exchange.keys import destination, hash_rows
 from minishuffle.ids import Address
 from minishuffle.limits import BATCH_ROWS_MAX
@@ -74,7 +75,7 @@ class Numbered:
     def splits(self) -> Sequence[int]:
         return range(1)
 
-    def read(self, split: int, offset: int) -> Iterator[Batch]:
+    def read(self, split: int, offset: int) -> Iterator[Payload]:
         """As many at once as are due; nothing restarts this source."""
         begin, sent = time.monotonic_ns(), 0
         Path(self._begin).write_text(str(begin))
@@ -100,7 +101,7 @@ class Log:
         self._file: BinaryIO = Path(self._path).open("ab")  # noqa: SIM115
         self._flushed = 0
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: Payload) -> None:
         assert isinstance(batch, list)
         entries = np.empty(len(batch), ENTRY)
         entries["number"] = [number for _, number in batch]

@@ -26,11 +26,11 @@ import pyarrow.compute as pc
 
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.compile import compile_job
-from minishuffle.dataflow.operators.base import Batch, Emit, Program, TaskContext, Watermark
+from minishuffle.dataflow.operators.base import Emit, Program, TaskContext, Watermark
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
-from minishuffle.exchange.elements import slice_of
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.watermarks import END_OF_TIME
 from minishuffle.worker.chain import Chain
@@ -77,8 +77,8 @@ def _table(keys: int, rows: int) -> pa.Table:
 def _data(form: Form, keys: int, rows: int) -> Batch:
     table = _table(keys, rows)
     if form == "rows":
-        return table.drop(["l"]).to_pylist()
-    return table.combine_chunks().to_batches()[0]
+        return Batch(table.drop(["l"]).to_pylist())
+    return Batch(table.combine_chunks().to_batches()[0])
 
 
 class _Numbered:
@@ -338,7 +338,7 @@ class _Cell:
         return _rows_of_run(self.batch)
 
     def pieces(self, whole: Batch, begin: int, end: int, batch: int) -> list[Batch]:
-        return [slice_of(whole, at, min(at + batch, end)) for at in range(begin, end, batch)]
+        return [whole.slice(at, min(at + batch, end)) for at in range(begin, end, batch)]
 
     def feed(self, job: Isolated) -> tuple[Chain, list[tuple[Emit, Batch | Watermark]]]:
         """An operator that has seen each key, and what it gets."""

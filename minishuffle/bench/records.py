@@ -16,7 +16,8 @@ from typing import Any, Final, Literal
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Batch, TaskContext
+from minishuffle.dataflow.operators.base import TaskContext
+from minishuffle.exchange.batch import Payload
 from minishuffle.exchange.keys import Texts
 
 __all__ = ["KEYS", "Checker", "Numbers", "blocks_of", "expected_sums"]
@@ -93,7 +94,7 @@ class Numbers:
     def splits(self) -> Sequence[int]:
         return range(self._splits)
 
-    def read(self, split: int, offset: int) -> Iterator[Batch]:
+    def read(self, split: int, offset: int) -> Iterator[Payload]:
         """Batches of one block each; ``offset`` is 0 here, since nothing is restarted."""
         make = getattr(self, f"_{self.kind}_{self.format}")
         shared: tuple[Any, ...] = ()
@@ -150,7 +151,7 @@ class Checker:
         self._key_sum = 0
         self._sums = np.full(KEYS, _UNSEEN, dtype=np.int64 if self._kind == "int" else np.float64)
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: Payload) -> None:
         self._outputs += len(batch)
         keys, sums = self._arrow(batch) if isinstance(batch, pa.RecordBatch) else self._rows(batch)
         # The last of several outputs for one key is kept: assignment goes in order.

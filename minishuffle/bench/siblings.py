@@ -32,9 +32,10 @@ import numpy as np
 from minishuffle.bench.numbered import connections_to
 from minishuffle.client import Client, JobHandle
 from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.operators.base import Batch, TaskContext
+from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError
+from minishuffle.exchange.batch import Payload
 from minishuffle.ids import Address
 from minishuffle.local import LocalCluster
 from minishuffle.wire.requests import WorkerInfo
@@ -104,7 +105,7 @@ class PacedPairs:
     def splits(self) -> Sequence[int]:
         return range(self._controls.subtasks)
 
-    def read(self, split: int, offset: int) -> Iterator[Batch]:
+    def read(self, split: int, offset: int) -> Iterator[Payload]:
         """A row at a time; no time that was lost is made up for but a moment."""
         table, payload, due = self._controls.open(), bytes(ROW_BYTES), 0.0
         while not table[1]:
@@ -130,7 +131,7 @@ class CountingSink:
         self._index = context.index
         self._table = self._controls.open()
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: Payload) -> None:
         table, index = self._table, self._index
         while table[2] == index and not table[1]:
             time.sleep(0.005)

@@ -9,10 +9,10 @@ from typing import Final
 
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.nodes import Feed, Node, inputs_first
-from minishuffle.dataflow.operators.base import END_OF_TIME, Batch, Output, Program, TaskContext, Watermark
+from minishuffle.dataflow.operators.base import END_OF_TIME, Output, Program, TaskContext, Watermark
 from minishuffle.dataflow.operators.copies import own_rows
 from minishuffle.errors import ResourceExhausted, UsageError
-from minishuffle.exchange.elements import slice_of
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.worker.asynccalls import LoopCalls
 from minishuffle.worker.chain import Chain
@@ -85,9 +85,9 @@ class FirstRows:
         reader = SourceReader(node.source, 0, 1, time.monotonic())
         batches: list[Batch] = []
         left, give_up = self._count, time.monotonic() + WAIT_SECONDS
-        while left and (batch := reader.poll(time.monotonic())) is not None:
-            if len(batch):
-                batches.append(batch if len(batch) <= left else slice_of(batch, 0, left))
+        while left and (found := reader.poll(time.monotonic())) is not None:
+            if len(found):
+                batches.append(Batch(found).slice(0, min(left, len(found))))
                 left -= len(batches[-1])
             elif time.monotonic() > give_up:
                 break

@@ -26,12 +26,13 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from minishuffle.dataflow.operators.base import Batch, CompleteFile, Emit, OutputFiles, TaskContext
+from minishuffle.dataflow.operators.base import CompleteFile, Emit, OutputFiles, TaskContext
 from minishuffle.dataflow.operators.categories import unmarked
 from minishuffle.dataflow.operators.chained import ChainedOperator, preview
-from minishuffle.dataflow.operators.convert import RowsToArrow, rows_of
+from minishuffle.dataflow.operators.convert import RowsToArrow
 from minishuffle.dataflow.operators.widertype import in_schema, require_own_names, wider_schema
 from minishuffle.errors import CannotWrite, LocalProtocolError, ResourceExhausted, UsageError
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.schemas import (
     with_columns_of,
     with_innermost,
@@ -365,12 +366,13 @@ class FileSink(ChainedOperator):
     # --- writing ---------------------------------------------------------------------------------
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        if isinstance(batch, pa.RecordBatch):
-            self._write(with_columns_of(unmarked(batch), filed_types(batch.schema)))
+        payload = batch.payload
+        if not isinstance(payload, list):
+            self._write(with_columns_of(unmarked(payload), filed_types(payload.schema)))
             return
-        for rows in pieces(rows_of(batch)):
-            if len(rows):
-                self._write(self._converter.convert(_named(rows_of(rows))))
+        for piece in pieces(batch):
+            if piece.payload:
+                self._write(self._converter.convert(_named(piece.payload)))
 
     def _write(self, batch: pa.RecordBatch) -> None:
         at = 0

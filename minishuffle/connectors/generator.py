@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Batch
 from minishuffle.errors import UsageError
+from minishuffle.exchange.batch import Payload
 from minishuffle.limits import BATCH_ROWS_MAX, LIST_ROWS, RATE_MAX, SOURCE_SLICES_MAX
 
 __all__ = ["GeneratorSource", "number_batch", "number_rows"]
@@ -38,7 +38,7 @@ class GeneratorSource:
 
     def __init__(
         self,
-        fn: Callable[[int, int], Batch],
+        fn: Callable[[int, int], Payload],
         rate: float | None = None,
         records: int | None = None,
         splits: int = SOURCE_SLICES_MAX,
@@ -71,7 +71,7 @@ class GeneratorSource:
     def splits(self) -> range:
         return range(self._splits)
 
-    def read(self, split: int, offset: int) -> Iterator[Batch]:
+    def read(self, split: int, offset: int) -> Iterator[Payload]:
         turn, within = divmod(offset, self._block)
         while True:
             block_start = (turn * self._splits + split) * self._block

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows, TaskContext
+from minishuffle.dataflow.operators.base import Emit, TaskContext
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.errors import UsageError
+from minishuffle.exchange.batch import Batch, Payload
 
 __all__ = ["CollectSink", "CountSink", "PrintSink", "Sink", "UserSink"]
 
@@ -28,7 +29,7 @@ class Sink(Protocol):
     def open(self, context: TaskContext) -> None:
         """Before the first batch."""
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: Payload) -> None:
         """Take a list of rows or a ``pyarrow.RecordBatch``, as the stream before it has them."""
 
     def close(self) -> Any:
@@ -57,7 +58,7 @@ class CountSink(ChainedOperator):
         self._count = 0
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        self._count += len(batch)
+        self._count += len(batch.payload)
         self.context.counters.rows_filed = self._count
 
     def close(self) -> int:
@@ -103,9 +104,9 @@ class UserSink(ChainedOperator):
         self._is_result_only = bool(getattr(self.sink, "result_only", True))
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        self.sink.write(batch.rows if isinstance(batch, KeyedRows) else batch)
+        self.sink.write(batch.payload)
         if self._is_result_only:
-            self._rows += len(batch)
+            self._rows += len(batch.payload)
             self.context.counters.rows_filed = self._rows
 
     def close(self) -> Any:

@@ -6,11 +6,12 @@ from typing import Final
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Batch, Emit, TaskContext
+from minishuffle.dataflow.operators.base import Emit, TaskContext
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.nulls import misplaced_null
 from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import LocalProtocolError, UsageError
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.sizes import pieces
 from minishuffle.exchange.spool import Spool
 from minishuffle.limits import BATCH_ROWS_MAX
@@ -52,19 +53,19 @@ class SpoolSink(ChainedOperator):
         self._due: float | None = None
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        if not isinstance(batch, pa.RecordBatch):
+        columns = batch.payload
+        if not isinstance(columns, pa.RecordBatch):
             raise UsageError(
-                f"{self.name} takes Arrow columns and was given {type(batch).__name__}: declare the columns "
-                "before it with schema({...})"
+                f"{self.name} takes Arrow columns and was given {type(columns).__name__}: declare the "
+                "columns before it with schema({...})"
             )
-        batch = self._cast(batch)
-        place = misplaced_null(batch, self.schema)
+        columns = self._cast(columns)
+        place = misplaced_null(columns, self.schema)
         if place is not None:
             raise UsageError(f"{self.name}: column {place!r} has nulls and is declared without")
-        for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
-            for piece in pieces(batch.slice(start, BATCH_ROWS_MAX)):
-                assert isinstance(piece, pa.RecordBatch)
-                self._keep(piece)
+        for start in range(0, columns.num_rows, BATCH_ROWS_MAX):
+            for piece in pieces(Batch(columns.slice(start, BATCH_ROWS_MAX))):
+                self._keep(piece.payload)
 
     def _cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch.schema.equals(self.schema):
@@ -98,7 +99,7 @@ class SpoolSink(ChainedOperator):
         spool = self._spool
         if not spool.has_room:
             self.context.wait_until(lambda: spool.has_room)
-        spool.append(batch)
+        spool.append(Batch(batch))
         self.context.counters.rows_kept = spool.rows
 
     def state_rows(self) -> int:

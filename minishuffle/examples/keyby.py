@@ -7,8 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from minishuffle.dataflow.operators.base import Batch, TaskContext
+from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.stream import Stream
+from minishuffle.exchange.batch import Payload
 
 __all__ = ["keyby"]
 
@@ -27,7 +28,7 @@ class SlowCount:
     def open(self, context: TaskContext) -> None:
         """Nothing to prepare."""
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: Payload) -> None:
         time.sleep(self._delay)
         self._count += len(batch)
 

@@ -33,8 +33,9 @@ from minishuffle.errors import (
     Superseded,
     TaskCancelled,
 )
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.buffers import Event, Slice
-from minishuffle.exchange.elements import Batch, Part
+from minishuffle.exchange.elements import Part
 from minishuffle.exchange.elementstore import ElementLog, ElementStore, StoredElement
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.partition import Attended, ProducerLink, SubpartitionState

@@ -19,13 +19,13 @@ import mmap
 import os
 import struct
 import tempfile
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
 from minishuffle.errors import RemoteProtocolError, ResourceExhausted, UsageError
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.narrowing import Narrowed, narrow, narrow_schema, text_bytes, widen
 from minishuffle.exchange.rows import pack_keyed_rows, pack_rows, unpack_keyed_rows, unpack_rows
 from minishuffle.exchange.schemas import ORDERED, decoded, is_ordered, with_types
@@ -37,11 +37,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Assembler",
     "AssemblyBudget",
-    "Batch",
     "ByteBudget",
     "ELEMENT_HEADER",
     "ElementFormat",
-    "KeyedRows",
     "Part",
     "decode",
     "encode",
@@ -49,7 +47,6 @@ __all__ = [
     "pack_rows",
     "payload_of",
     "read_header",
-    "slice_of",
     "unpinned",
     "unpack_rows",
     "with_header",
@@ -320,33 +317,7 @@ def read_header(data: bytes | memoryview, at: int = 0) -> tuple[int, int, int]:
     return size, rows, kind
 
 
-@dataclass(slots=True)
-class KeyedRows:
-    """Rows with the key of each, so that a key function runs once per record.
-
-    Rows that are their own keys may be in one list, which is then picked from and sent once.
-    """
-
-    keys: list[Any]
-    rows: list[Any]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
-Batch: TypeAlias = "list[Any] | KeyedRows | pa.RecordBatch"
 Part: TypeAlias = "bytes | memoryview"
-
-
-def slice_of(batch: Batch, begin: int, end: int) -> Batch:
-    """The rows of a batch from ``begin`` up to ``end``."""
-    if isinstance(batch, KeyedRows):
-        return KeyedRows(batch.keys[begin:end], batch.rows[begin:end])
-    if isinstance(batch, list):
-        return batch[begin:end]
-    return batch.slice(begin, end - begin)
-
-
 PINNED_RATIO_MAX: Final = 1.25
 """A batch that stays in its process is copied if the memory that it keeps is larger than itself by more."""
 _ARROW_HEADER: Final = struct.Struct(">II")
@@ -367,16 +338,18 @@ def encode(batch: Batch, *, narrows: bool = True) -> tuple[int, list[Part]]:
         UnserializableRecord: the row format cannot carry a row; names it.
         UsageError: the element would be longer than ``ELEMENT_BYTES_MAX``.
     """
-    return len(batch), with_header(len(batch), *payload_of(batch, narrows=narrows))
+    rows = len(batch.payload)
+    return rows, with_header(rows, *payload_of(batch, narrows=narrows))
 
 
 def payload_of(batch: Batch, *, narrows: bool = True) -> tuple[ElementFormat, list[Part]]:
     """The payload of a batch's element, and its format. Raises UnserializableRecord as :func:`encode`."""
-    if isinstance(batch, list):
-        return ElementFormat.ROWS, [pack_rows(batch)]
-    if isinstance(batch, KeyedRows):
-        return ElementFormat.KEYED_ROWS, [pack_keyed_rows(batch.keys, batch.rows)]
-    return ElementFormat.ARROW, _encode_arrow(batch, narrows)
+    payload, keys = batch.payload, batch.keys
+    if not isinstance(payload, list):
+        return ElementFormat.ARROW, _encode_arrow(payload, narrows)
+    if keys is None:
+        return ElementFormat.ROWS, [pack_rows(payload)]
+    return ElementFormat.KEYED_ROWS, [pack_keyed_rows(keys, payload)]
 
 
 def with_header(rows: int, kind: ElementFormat, body: list[Part]) -> list[Part]:
@@ -392,23 +365,23 @@ def with_header(rows: int, kind: ElementFormat, body: list[Part]) -> list[Part]:
 
 
 def decode(kind: int, rows: int, payload: Any) -> Batch:
-    """The batch of an element; Arrow columns lie in ``payload``, which they keep alive, or are it.
+    """The batch of an element. Columns lie in ``payload``, which they keep alive, and come without keys.
 
     Raises:
         RemoteProtocolError: the payload is not what ``kind`` and ``rows`` say.
     """
-    batch: Batch
     if kind == ElementFormat.ROWS:
-        batch = unpack_rows(payload)
+        batch = Batch(unpack_rows(payload))
     elif kind == ElementFormat.KEYED_ROWS:
-        batch = KeyedRows(*unpack_keyed_rows(payload))
+        keys, unpacked = unpack_keyed_rows(payload)
+        batch = Batch(unpacked, keys)
     elif kind == ElementFormat.ARROW:
-        batch = _decode_arrow(payload)
+        batch = Batch(_decode_arrow(payload))
     elif kind == WHOLE:
         batch = payload
     else:
         raise RemoteProtocolError(f"an element of unknown format {kind}")
-    if len(batch) != rows:
+    if len(batch.payload) != rows:
         raise RemoteProtocolError(f"an element of {rows} rows holds {len(batch)}")
     return batch
 

@@ -1,45 +1,23 @@
-"""Some rows of a batch, or of a column: numbers and texts without nulls by loops of numpy's and our own."""
+"""Some rows of columns: numbers and texts without nulls by loops of numpy's and our own."""
 
 from __future__ import annotations
 
-from itertools import compress
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.exchange.elements import Batch, KeyedRows
 from minishuffle.exchange.keys import Texts, fixed_values
 from minishuffle.exchange.schemas import with_innermost, without_view
 from minishuffle.kernels.machinecode import TEXT_SLACK, text_kernel
 
-__all__ = ["chosen", "picked", "take", "taken"]
+__all__ = ["take", "taken"]
 
 Vector: TypeAlias = "np.ndarray[Any, Any]"
 
 _WORDS: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 """By the bits of a fixed-width value, what can stand for it."""
 _TEXTS: Final = frozenset({pa.string(), pa.binary(), pa.large_string(), pa.large_binary()})
-
-
-def chosen(batch: Batch, mask: Vector) -> Batch:
-    """The rows for which ``mask`` holds."""
-    if isinstance(batch, pa.RecordBatch):
-        return taken(batch, np.flatnonzero(mask))
-    kept = mask.tolist()
-    if isinstance(batch, KeyedRows):
-        return KeyedRows(list(compress(batch.keys, kept)), list(compress(batch.rows, kept)))
-    return list(compress(batch, kept))
-
-
-def picked(batch: Batch, rows: Vector) -> Batch:
-    """The rows with those numbers, in the order of ``rows``, of any kind of batch."""
-    if isinstance(batch, pa.RecordBatch):
-        return taken(batch, rows)
-    numbers = rows.tolist()
-    if isinstance(batch, KeyedRows):
-        return KeyedRows([batch.keys[row] for row in numbers], [batch.rows[row] for row in numbers])
-    return [batch[row] for row in numbers]
 
 
 def take(column: pa.Array, rows: Vector) -> pa.Array:

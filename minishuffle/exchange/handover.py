@@ -10,14 +10,11 @@ the worker in bytes, apart from the network memory; what finds no room there goe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.buffers import WholeBatch
 from minishuffle.exchange.elements import ByteBudget, Part, encode, unpinned
 from minishuffle.limits import BATCH_BYTES_MAX
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["Handover"]
 
@@ -44,19 +41,20 @@ class Handover:
         self._segment_bytes = segment_bytes
         self._wake = wake
 
-    def take(self, batch: pa.RecordBatch, buffer_size: int | None) -> WholeBatch | None:
-        """The batch as it goes into a queue; None if the worker has no room for it, or it is to be cut up.
+    def take(self, batch: Batch, buffer_size: int | None) -> WholeBatch | None:
+        """A batch of columns as it goes into a queue; None if the worker has no room for it, or it is to be
+        cut up.
 
         Args:
             buffer_size: bytes that it has for each buffer that it counts for; None: a segment's.
         """
-        if batch.nbytes > 2 * BATCH_BYTES_MAX:
+        if batch.payload.nbytes > 2 * BATCH_BYTES_MAX:
             return None
-        batch = unpinned(batch)
-        size = batch.nbytes
+        columns = unpinned(batch.payload)
+        size = columns.nbytes
         whole = WholeBatch(
-            batch,
-            len(batch),
+            Batch(columns, None, batch.times),
+            columns.num_rows,
             size,
             self._segment_bytes if buffer_size is None else min(buffer_size, self._segment_bytes),
             parts=_parts,
@@ -69,5 +67,5 @@ class Handover:
         self._budget.release(id(whole))
 
 
-def _parts(batch: pa.RecordBatch) -> list[Part]:
+def _parts(batch: Batch) -> list[Part]:
     return encode(batch)[1]

@@ -17,8 +17,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from minishuffle.errors import ShuffleError
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.buffers import Slice
-from minishuffle.exchange.elements import Batch, Part
+from minishuffle.exchange.elements import Part
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.ids import FIRST_ATTEMPT, PartitionId
 from minishuffle.protocol.channel import ProducerChannel, SubpartitionView

@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.exchange.elements import Batch, KeyedRows, slice_of
-from minishuffle.exchange.gather import taken
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.keys import CHUNK_ROWS, destination, hash_columns, hash_rows, stable_hash
 from minishuffle.exchange.rows import preview
@@ -42,7 +41,7 @@ class Partitioner:
     """Cuts the batches of one producer up among the consumers of one edge.
 
     Args:
-        kind: ``hash`` (by key: :class:`KeyedRows`, or record batches by the columns ``keys``, None: by all),
+        kind: ``hash`` (by key: record batches by the columns ``keys``; None: by the batch's own keys),
             ``rebalance``, ``rescale`` and ``forward`` (dealt out in turn), ``broadcast``, or
             ``custom`` (``choose(row, consumers)`` says where each row goes).
         consumers: how many this producer feeds.
@@ -87,9 +86,9 @@ class Partitioner:
             WrongColumns: a key column is of a type that cannot be one.
             UsageError: a key cannot be hashed, or ``choose`` gave no consumer.
         """
-        if self._columns is not None and isinstance(batch, pa.RecordBatch):
+        if self._columns is not None and not isinstance(batch.payload, list):
             batch = _with_columns(batch, self._columns)
-        if not len(batch):
+        if not len(batch.payload):
             return iter(())
         if self._consumers == 1:
             self._check(batch)
@@ -98,20 +97,21 @@ class Partitioner:
 
     def _check(self, batch: Batch) -> None:
         """One consumer gets everything, and what is refused is not to depend on their number."""
-        if self._kind == "custom" and not isinstance(batch, pa.RecordBatch):
-            self._choices(batch)
-        elif self._kind == "hash" and isinstance(batch, KeyedRows):
+        payload = batch.payload
+        if self._kind == "custom" and isinstance(payload, list):
+            self._choices(payload)
+        elif self._kind == "hash" and isinstance(payload, list):
             hash_rows(batch.keys)
-        elif self._kind == "hash" and isinstance(batch, pa.RecordBatch) and batch.schema != self._schema:
-            self._prepare(batch.schema)
-            hash_columns([batch.column(number).slice(0, 0) for number in self._key_columns])
+        elif self._kind == "hash" and payload.schema != self._schema:
+            self._prepare(batch)
+            hash_columns([payload.column(number).slice(0, 0) for number in self._key_columns])
 
     def _to_all(self, batch: Batch) -> Pieces:
         return ((position, batch) for position in range(self._consumers))
 
     def _in_turn(self, batch: Batch) -> Pieces:
         """As many equal slices as there are consumers, or fewer if they would be too small."""
-        rows, consumers = len(batch), self._consumers
+        rows, consumers = len(batch.payload), self._consumers
         count = min(consumers, max(1, rows // PIECE_ROWS_MIN))
         first = self._next
         # The slices that are one row longer come first: they too go round.
@@ -120,74 +120,79 @@ class Partitioner:
         begin = 0
         for number in range(count):
             end = begin + size + (number < longer)
-            yield (first + number) % consumers, slice_of(batch, begin, end)
+            yield (first + number) % consumers, batch.slice(begin, end)
             begin = end
 
     def _by_key(self, batch: Batch) -> Pieces:
-        if isinstance(batch, KeyedRows):
+        if isinstance(batch.payload, list):
             yield from self._rows_by_key(batch)
             return
-        assert isinstance(batch, pa.RecordBatch)
+        rows = batch.payload.num_rows
         chunk_rows = max(CHUNK_ROWS, _ROWS_PER_CONSUMER * self._consumers)
-        for begin in range(0, batch.num_rows, chunk_rows):
-            yield from self._chunk_by_key(batch.slice(begin, chunk_rows))
+        if rows <= chunk_rows:
+            yield from self._chunk_by_key(batch)
+            return
+        for begin in range(0, rows, chunk_rows):
+            yield from self._chunk_by_key(batch.slice(begin, min(begin + chunk_rows, rows)))
 
-    def _rows_by_key(self, batch: KeyedRows) -> Pieces:
+    def _rows_by_key(self, batch: Batch) -> Pieces:
         positions: Any
-        if len(batch) <= FEW_ROWS:
+        if len(batch.payload) <= FEW_ROWS:
             positions = [destination(stable_hash(key), self._consumers) for key in batch.keys]
             pieces = _pick_few(batch, positions)
         else:
             positions = destination(hash_rows(batch.keys), self._consumers)
             pieces = _pick_rows(batch, *_arrange(positions, self._consumers))
         if self._hot_keys is not None:
-            self._hot_keys.look(len(batch), batch.keys.__getitem__, positions)
+            self._hot_keys.look(len(batch.payload), batch.keys.__getitem__, positions)
         return pieces
 
-    def _chunk_by_key(self, batch: pa.RecordBatch) -> Pieces:
-        if batch.schema != self._schema:
-            self._prepare(batch.schema)
-        columns = [batch.column(number) for number in self._key_columns]
+    def _chunk_by_key(self, batch: Batch) -> Pieces:
+        payload = batch.payload
+        if payload.schema != self._schema:
+            self._prepare(batch)
+        columns = [payload.column(number) for number in self._key_columns]
         positions = destination(hash_columns(columns), self._consumers)
         if self._hot_keys is not None:
-            self._hot_keys.look(len(batch), partial(_key_of, columns), positions)
+            self._hot_keys.look(payload.num_rows, partial(_key_of, columns), positions)
         order, bounds = _arrange(positions, self._consumers)
         return self._pick_columns(batch, order, bounds)
 
-    def _prepare(self, schema: pa.Schema) -> None:
+    def _prepare(self, batch: Batch) -> None:
         """Look a schema's columns over once. Raises UsageError: a column holds runs or a union."""
+        schema = batch.payload.schema
         for field in schema:
             require_plain(field)
-        names = schema.names if self._keys is None else self._keys
-        self._key_columns = [_column_number(schema, name) for name in names]
+        if self._keys is None:
+            self._key_columns = list(batch.keys.numbers)
+        else:
+            self._key_columns = [_column_number(schema, name) for name in self._keys]
         self._schema = schema
 
-    def _pick_columns(self, batch: pa.RecordBatch, order: Vector, bounds: list[int]) -> Pieces:
+    def _pick_columns(self, batch: Batch, order: Vector, bounds: list[int]) -> Pieces:
         """Long pieces have memory of their own, so that one can be handed over and keeps nothing of another;
         short ones are slices of one gather."""
-        if batch.num_rows >= OWN_PIECE_ROWS_MIN * self._consumers:
+        if len(order) >= OWN_PIECE_ROWS_MIN * self._consumers:
             for position, (begin, end) in enumerate(pairwise(bounds)):
                 if begin < end:
-                    yield position, taken(batch, order[begin:end])
+                    yield position, batch.take(order[begin:end])
             return
-        gathered = taken(batch, order)
+        gathered = batch.take(order)
         for position, (begin, end) in enumerate(pairwise(bounds)):
             if begin < end:
-                yield position, gathered.slice(begin, end - begin)
+                yield position, gathered.slice(begin, end)
 
     def _as_chosen(self, batch: Batch) -> Pieces:
-        assert not isinstance(batch, pa.RecordBatch)
-        order, bounds = _arrange(np.array(self._choices(batch), dtype=np.int64), self._consumers)
+        order, bounds = _arrange(np.array(self._choices(batch.payload), dtype=np.int64), self._consumers)
         return _pick_rows(batch, order, bounds)
 
-    def _choices(self, batch: KeyedRows | list[Any]) -> list[int]:
+    def _choices(self, rows: list[Any]) -> list[int]:
         """The consumer of each row.
 
         Raises:
             UsageError: the partitioner gave something else.
         """
         assert self._choose is not None
-        rows = batch.rows if isinstance(batch, KeyedRows) else batch
         chosen = list(map(self._choose, rows, repeat(self._consumers)))
         for row, choice in zip(rows, chosen, strict=True):
             if not isinstance(choice, int | np.integer) or not 0 <= choice < self._consumers:
@@ -209,11 +214,11 @@ _SPLITS: Final[dict[str, Callable[[Partitioner, Batch], Pieces]]] = {
 """By kind. A method of the partitioner itself would keep it, and the user's function, in a circle."""
 
 
-def _with_columns(batch: pa.RecordBatch, names: frozenset[str]) -> pa.RecordBatch:
+def _with_columns(batch: Batch, names: frozenset[str]) -> Batch:
     """The columns of those names, in their order."""
-    given = batch.schema.names
+    given = batch.payload.schema.names
     numbers = [number for number, name in enumerate(given) if name in names]
-    return batch if len(numbers) == len(given) else batch.select(numbers)
+    return batch if len(numbers) == len(given) else Batch(batch.payload.select(numbers), None, batch.times)
 
 
 def _column_number(schema: pa.Schema, name: str) -> int:
@@ -241,27 +246,29 @@ def _arrange(positions: Vector, consumers: int) -> tuple[Vector, list[int]]:
     return order, bounds[:-1].tolist()
 
 
-def _pick_few(batch: KeyedRows, positions: list[int]) -> Pieces:
+def _pick_few(batch: Batch, positions: list[int]) -> Pieces:
     """As :func:`_arrange` and :func:`_pick_rows` do it, without a vector."""
+    payload, keys, times = batch.payload, batch.keys, batch.times
     for position in sorted(set(positions)):
         numbers = [number for number, each in enumerate(positions) if each == position]
         if len(numbers) == len(positions):
             yield position, batch
             return
-        keys = [batch.keys[number] for number in numbers]
-        rows = keys if batch.rows is batch.keys else [batch.rows[number] for number in numbers]
-        yield position, KeyedRows(keys, rows)
+        rows = [payload[number] for number in numbers]
+        own = rows if keys is payload else [keys[number] for number in numbers]
+        yield position, Batch(rows, own, None if times is None else times[numbers])
 
 
-def _pick_rows(batch: list[Any] | KeyedRows, order: Vector, bounds: list[int]) -> Pieces:
+def _pick_rows(batch: Batch, order: Vector, bounds: list[int]) -> Pieces:
+    payload, keys, times = batch.payload, batch.keys, batch.times
     numbers = order.tolist()
     for position, (begin, end) in enumerate(pairwise(bounds)):
         if begin == end:
             continue
         # One index too many makes sure that a tuple comes back; it is dropped again.
         pick = itemgetter(*numbers[begin:end], 0)
-        if isinstance(batch, KeyedRows):
-            keys = list(pick(batch.keys)[:-1])
-            yield position, KeyedRows(keys, keys if batch.rows is batch.keys else list(pick(batch.rows)[:-1]))
-        else:
-            yield position, list(pick(batch)[:-1])
+        rows = list(pick(payload)[:-1])
+        own = keys
+        if keys is not None:
+            own = rows if keys is payload else list(pick(keys)[:-1])
+        yield position, Batch(rows, own, None if times is None else times[order[begin:end]])

@@ -11,8 +11,9 @@ from random import Random
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import LocalProtocolError, ShuffleError, Superseded, TaskCancelled
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.buffers import BufferBuilder, Flush
-from minishuffle.exchange.elements import Batch, KeyedRows, Part
+from minishuffle.exchange.elements import Part
 from minishuffle.exchange.handover import Handover
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.segments import Segment
@@ -130,7 +131,7 @@ class PipelinedPartition:
             LocalProtocolError: the partition is finished.
         """
         subpartition, handover = self.subpartitions[position], self._handover
-        if handover is None or not subpartition.whole or isinstance(batch, list | KeyedRows):
+        if handover is None or not subpartition.whole or isinstance(batch.payload, list):
             return False
         self._require_open()
         if not _has_room(subpartition):

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
 from minishuffle.errors import UnserializableRecord
-from minishuffle.exchange.elements import Batch, KeyedRows, Part, payload_of, slice_of, with_header
-from minishuffle.exchange.gather import chosen
+from minishuffle.exchange.batch import Batch, Payload
+from minishuffle.exchange.elements import Part, payload_of, with_header
 from minishuffle.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 
-__all__ = ["RowsOut", "encode_all", "pieces", "row_bytes", "rows_that_fit", "sendable"]
+__all__ = ["FIRST_ROWS", "RowsOut", "encode_all", "pieces", "row_bytes", "rows_that_fit", "sendable"]
 
 Drop: TypeAlias = Callable[[Exception, Any], None]
 """Takes what is wrong with a row, and the row."""
@@ -56,28 +55,25 @@ def _weight_of_all(values: Sequence[Any], depth: int) -> int:
     return total * len(values) // max(1, len(some))
 
 
-def _bytes_of(batch: Batch) -> int:
-    """About how many bytes the rows of a batch, at least one, take; of Arrow exactly what its columns do."""
-    if isinstance(batch, KeyedRows):
-        return _weight_of_all(batch.rows, 0)
-    return _weight_of_all(batch, 0) if isinstance(batch, list) else int(batch.nbytes)
+def _bytes_of(payload: Payload) -> int:
+    """About how many bytes some rows, at least one, take; of Arrow exactly what its columns do."""
+    return _weight_of_all(payload, 0) if isinstance(payload, list) else int(payload.nbytes)
 
 
 def pieces(batch: Batch) -> Iterator[Batch]:
     """The batch, or slices of it, in order, of about ``BATCH_BYTES_MAX`` each; a longer row by itself."""
-    rows = len(batch)
-    if rows < FIRST_ROWS or (size := _bytes_of(batch)) <= BATCH_BYTES_MAX:
+    rows = len(batch.payload)
+    if rows < FIRST_ROWS or (size := _bytes_of(batch.payload)) <= BATCH_BYTES_MAX:
         yield batch
         return
     step = max(1, rows * BATCH_BYTES_MAX // size)
     for begin in range(0, rows, step):
-        yield slice_of(batch, begin, min(begin + step, rows))
+        yield batch.slice(begin, min(begin + step, rows))
 
 
-def row_bytes(batch: Batch) -> float:
-    """About how many bytes a row of an Arrow batch takes. None of another one, as rows are put together
-    without a copy."""
-    return batch.nbytes / max(1, batch.num_rows) if isinstance(batch, pa.RecordBatch | pa.Table) else 0.0
+def row_bytes(payload: Payload) -> float:
+    """About how many bytes a row of columns takes; 0 of a list, which is put together without a copy."""
+    return 0.0 if isinstance(payload, list) else payload.nbytes / max(1, payload.num_rows)
 
 
 def rows_that_fit(weight: float) -> int:
@@ -94,31 +90,31 @@ def encode_all(batch: Batch, drop: Drop | None = None) -> Iterator[tuple[int, li
     pending = list(pieces(batch))[::-1]
     while pending:
         piece = pending.pop()
-        rows = len(piece)
+        rows = len(piece.payload)
         try:
             kind, body = payload_of(piece)
         except UnserializableRecord:
             if drop is None:
                 raise
-            pending += [kept for kept in [sendable(piece, drop)] if len(kept)]
+            pending += [kept for kept in [sendable(piece, drop)] if len(kept.payload)]
             continue
         if rows > 1 and sum(map(len, body)) > 2 * BATCH_BYTES_MAX:
-            pending += [slice_of(piece, rows // 2, rows), slice_of(piece, 0, rows // 2)]
+            pending += [piece.slice(rows // 2, rows), piece.slice(0, rows // 2)]
         else:
             yield rows, with_header(rows, kind, body)
 
 
 def sendable(batch: Batch, drop: Drop) -> Batch:
-    """The batch without the rows that no element takes, which ``drop`` gets with the errors."""
+    """The batch, of rows, without those that no element takes, which ``drop`` gets with the errors."""
     fits = np.ones(len(batch), np.bool_)
     for number in range(len(batch)):
-        one = slice_of(batch, number, number + 1)
+        one = batch.slice(number, number + 1)
         try:
             payload_of(one)
         except UnserializableRecord as error:
             fits[number] = False
-            drop(error, (one.rows if isinstance(one, KeyedRows) else one)[0])
-    return chosen(batch, fits)
+            drop(error, one.payload[0])
+    return batch.mask(fits)
 
 
 class RowsOut:
@@ -148,7 +144,7 @@ class RowsOut:
         rows, self.rows = self.rows, []
         if len(rows) <= self.room:
             if rows:
-                self._emit(rows)
+                self._emit(Batch(rows))
             return
         for begin in range(0, len(rows), self.room):
-            self._emit(rows[begin : begin + self.room])
+            self._emit(Batch(rows[begin : begin + self.room]))

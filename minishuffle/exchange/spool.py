@@ -11,15 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from minishuffle import limits
 from minishuffle.errors import RemoteProtocolError, UsageError
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import ELEMENT_HEADER, Part, decode, encode, read_header
 from minishuffle.exchange.elementstore import ElementStore, StoredElement
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["Spool"]
 
@@ -75,8 +73,8 @@ class Spool:
         """False while a job that does not end has to wait for a reader."""
         return self._bytes_max is None or self._bytes_written - self._bytes_read < self._bytes_max
 
-    def append(self, batch: pa.RecordBatch) -> None:
-        """Write one batch, as one element.
+    def append(self, batch: Batch) -> None:
+        """Write one batch of columns, as one element.
 
         Raises:
             ResourceExhausted: the disk is full, or cannot be written to.
@@ -145,7 +143,7 @@ class Spool:
                 yield entry.end - entry.begin, [data]
             else:
                 first = max(begin, entry.begin) - entry.begin
-                yield encode(_batch(data).slice(first, min(end, entry.end) - entry.begin - first))
+                yield encode(_batch(data).slice(first, min(end, entry.end) - entry.begin))
 
     def validate(self) -> None:
         """Check the invariants; for tests."""
@@ -155,9 +153,9 @@ class Spool:
         assert not entries or entries[0].begin <= self.freed <= self.rows
 
 
-def _batch(element: bytes) -> pa.RecordBatch:
+def _batch(element: bytes) -> Batch:
     size, rows, kind = read_header(element)
     batch = decode(kind, rows, memoryview(element)[ELEMENT_HEADER.size : ELEMENT_HEADER.size + size])
-    if isinstance(batch, list) or not hasattr(batch, "schema"):
+    if isinstance(batch.payload, list):
         raise RemoteProtocolError("kept results are not Arrow columns")
     return batch

@@ -303,7 +303,7 @@ class ResultReader:
                 if not gate.finished:
                     bell.wait(WAIT_SECONDS)
                 continue
-            batch = decode(element.format, element.rows, element.payload)
+            batch = decode(element.format, element.rows, element.payload).payload
             if not isinstance(batch, pa.RecordBatch):
                 raise RemoteProtocolError("kept results are not Arrow columns")
             rows += batch.num_rows

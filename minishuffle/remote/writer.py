@@ -19,6 +19,7 @@ from minishuffle.errors import (
     TaskFailed,
     UsageError,
 )
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.elements import encode
 from minishuffle.exchange.partition import serve
@@ -270,7 +271,7 @@ class StreamWriter:
         while self._kept and self._kept[0].end <= at:
             self._kept_bytes -= self._kept.popleft().batch.nbytes
         for begin, batch in list(self._kept):
-            self._partition.write(0, *encode(batch.slice(max(0, at - begin)), narrows=False))
+            self._partition.write(0, *encode(Batch(batch.slice(max(0, at - begin))), narrows=False))
         if self._ended:
             self._send_end()
 
@@ -315,13 +316,13 @@ class StreamWriter:
         self._keep(_Kept(begin, piece))
         try:
             # What is on the way must not be more than what is kept, which is counted in the batches' bytes.
-            self._partition.write(0, *encode(piece, narrows=False))
+            self._partition.write(0, *encode(Batch(piece), narrows=False))
         except TaskCancelled:
             self._reconnect(connection.error or PeerLost("the connection is gone"))
 
     def _pass_over(self, piece: pa.RecordBatch, begin: int) -> None:
         if begin >= self._opened.base:
-            for part in encode(piece, narrows=False)[1][1:]:
+            for part in encode(Batch(piece), narrows=False)[1][1:]:
                 self._skipped_checksum = zlib.crc32(part, self._skipped_checksum)
         if self.rows >= self._opened.rows:
             self._check_skipped()

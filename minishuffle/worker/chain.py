@@ -10,10 +10,8 @@ from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
     Active,
-    Batch,
     Emit,
     Idle,
-    KeyedRows,
     Mark,
     Output,
     Program,
@@ -22,6 +20,7 @@ from minishuffle.dataflow.operators.base import (
 )
 from minishuffle.dataflow.operators.chained import dropper_of
 from minishuffle.dataflow.operators.copies import own_rows
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.partitioner import Partitioner
 from minishuffle.exchange.sizes import encode_all
@@ -61,7 +60,7 @@ class _Outlet:
     def take(self, item: Batch | Mark) -> None:
         """What the last operator emits."""
         if not isinstance(item, Mark):
-            self._last.records_out += len(item)
+            self._last.records_out += len(item.payload)
             for write in self._plain:
                 write(item)
         elif isinstance(item, Side):
@@ -141,7 +140,7 @@ class Chain:
 
         def take(item: Batch | Mark) -> None:
             if not isinstance(item, Mark):
-                rows = len(item)
+                rows = len(item.payload)
                 before.records_out += rows
                 counters.records_in += rows
                 operator.process(own_rows(item) if copies else item, input, following)
@@ -196,7 +195,7 @@ def _edge_writer(
     partition: ResultPartition,
     start: int,
     drop: Callable[[Exception, Any], None] | None,
-) -> Callable[[Any], None]:
+) -> Callable[[Batch], None]:
     consumers = len(partition.subpartitions)
     partitioner = Partitioner(
         output.partitioner,
@@ -209,17 +208,18 @@ def _edge_writer(
     )
     broadcast = output.partitioner == "broadcast"
 
-    def write(batch: list[Any] | KeyedRows | Any) -> None:
-        if not len(batch):
+    def write(batch: Batch) -> None:
+        count = len(batch.payload)
+        if not count:
             return
         if broadcast:
-            to = [position for position in range(consumers) if not partition.skips(position, len(batch))]
+            to = [position for position in range(consumers) if not partition.skips(position, count)]
             if to:
                 for rows, parts in encode_all(batch, drop):
                     partition.broadcast(to, rows, parts)
             return
         for position, piece in partitioner.split(batch):
-            if not (partition.skips(position, len(piece)) or partition.hand_over(position, piece)):
+            if not (partition.skips(position, len(piece.payload)) or partition.hand_over(position, piece)):
                 for rows, parts in encode_all(piece, drop):
                     partition.write(position, rows, parts)
 

@@ -8,14 +8,14 @@ from typing import TypeAlias
 
 from minishuffle.dataflow.operators.base import (
     Active,
-    Batch,
     Idle,
     Mark,
     Reached,
     SplitMark,
     Watermark,
 )
-from minishuffle.exchange.elements import decode, slice_of
+from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.elements import decode
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
 
@@ -141,7 +141,7 @@ class Inputs:
             self.lagging = changes is None and gate.valve.lags(element.channel.number)
             batch = decode(element.format, element.rows, element.payload)
             if element.skip:
-                batch = slice_of(batch, element.skip, element.rows)
+                batch = batch.slice(element.skip, element.rows)
             self._ready.append((number, batch))
         if gate.finished:
             each.ended = True

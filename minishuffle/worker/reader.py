@@ -9,9 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Batch, Portion, Source, SplitMark
+from minishuffle.dataflow.operators.base import Portion, Source, SplitMark
 from minishuffle.dataflow.operators.pandasindex import without_unnamed_index
 from minishuffle.errors import UsageError
+from minishuffle.exchange.batch import Payload
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.wire.packed import SplitPosition
 
@@ -32,7 +33,7 @@ _END: Any = object()
 class _Split:
     number: int
     value: Any
-    batches: Iterator[Batch] | None = None
+    batches: Iterator[Payload] | None = None
     position: int = 0
     """Records read; with :meth:`Source.read`'s offset, where to go on."""
 
@@ -129,7 +130,7 @@ class SourceReader:
         """The splits that have not ended, in the order in which they are read."""
         return (split.number for split in self._waiting)
 
-    def poll(self, now: float) -> Batch | None:
+    def poll(self, now: float) -> Payload | None:
         """The next batch; an empty list if there is none now; None after the last split's end. One without
         rows may stand for records that were left out."""
         self.records = 0
@@ -184,7 +185,7 @@ class SourceReader:
                 close()
         self._waiting.clear()
 
-    def _next_of(self, split: _Split) -> tuple[Batch | None, int]:
+    def _next_of(self, split: _Split) -> tuple[Payload | None, int]:
         """The next batch and the records that it stands for."""
         try:
             if split.batches is None:

@@ -23,7 +23,6 @@ from minishuffle import limits
 from minishuffle.counters import OperatorCounters, TaskCounters
 from minishuffle.dataflow.operators.base import (
     END_OF_TIME,
-    Batch,
     Emit,
     Mark,
     Operator,
@@ -46,6 +45,7 @@ from minishuffle.errors import (
     described,
     text_of,
 )
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import pack_rows
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
@@ -369,12 +369,12 @@ class Task:
             begin = pause.now()
             due = self._look_at_clock(chain, begin)
             paths.calls.enter()
-            batch = reader.poll(begin)
+            found = reader.poll(begin)
             for mark in reader.take_marks():
                 if mark.state == "done":
                     leases.end(mark.split)
                 emit(mark)
-            if batch is None:
+            if found is None:
                 return
             if not reader.records:
                 leases.look(begin)
@@ -383,14 +383,14 @@ class Task:
             leases.take(reader.records, begin)
             for portion in reader.take_left_out():
                 self._leave_out(portion)
-            if not len(batch):
+            if not (rows := len(found)):
                 continue
             if not counters.first_output_at:
                 counters.first_output_at = time.monotonic()
-            produced.records_out += len(batch)
+            produced.records_out += rows
             if ends_here:
-                counters.records_out += len(batch)
-            self._pass(batch, emit, chain)
+                counters.records_out += rows
+            self._pass(Batch(found), emit, chain)
             counters.last_input_at = time.monotonic()
 
     def _leave_out(self, portion: Portion) -> None:
@@ -427,7 +427,7 @@ class Task:
                 paths.calls.leave()
                 self._count_state(chain)
             else:
-                counters.records_in += len(item)
+                counters.records_in += len(item.payload)
                 late = counters.late_dropped
                 self._pass(item, entrances[number], chain, repeated=number in inputs.repeated)
                 if inputs.lagging:
@@ -438,7 +438,7 @@ class Task:
         """Have the chain take a batch; if that raises, count the rows of it that are lost. The next attempt
         gets all of an input that is ``repeated`` again."""
         written, kept = self._rows_passed_on(), chain.rows_kept()
-        calls, rows = self.paths.calls, len(batch)
+        calls, rows = self.paths.calls, len(batch.payload)
         self._in_hand = rows, written
         calls.enter(rows)
         try:
@@ -510,7 +510,7 @@ class Task:
         except UnserializableRecord:
             if self._drop is None:
                 raise
-            payload = pack_rows(rows := list(sendable(rows, self._drop)))  # type: ignore[arg-type]
+            payload = pack_rows(rows := sendable(Batch(rows), self._drop).payload)
         if len(payload) <= MESSAGE_BYTES_MAX:
             self.outbox.collect(payload, len(rows))
         elif len(rows) > 1:

@@ -14,9 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from minishuffle.connectors.filesink import FileSink, Roll
-from minishuffle.dataflow.operators.base import Batch, TaskContext
+from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.errors import CannotWrite, LocalProtocolError, ResourceExhausted, UsageError
+from minishuffle.exchange.batch import Batch
 from minishuffle.limits import BATCH_ROWS_MAX, MIB
+from support.batches import as_batch
 from support.listing import Listing
 
 ARROW = pa.record_batch({"a": [1, 2], "b": ["x", None]})
@@ -43,7 +45,7 @@ def opened(
 def run(path: Path, *batches: Batch, finish: bool = True, roll: Roll = NEVER) -> Any:
     sink = opened(path, Listing(), roll)
     for batch in batches:
-        sink.process(batch, 0, nothing)
+        sink.process(as_batch(batch), 0, nothing)
     if finish:
         sink.finish(nothing)
     return sink.close()
@@ -211,8 +213,8 @@ def test_places_that_cannot_be_written_to_are_refused(tmp_path: Path) -> None:
 def test_a_part_is_complete_with_so_many_rows_whatever_the_batches(tmp_path: Path) -> None:
     sink = opened(tmp_path, listing := Listing(), Roll(1e9, 40, 1 << 60))
     for first in range(0, 100, 10):
-        sink.process([{"n": n} for n in range(first, first + 10)], 0, nothing)
-    sink.process([{"n": n} for n in range(100, 185)], 0, nothing)
+        sink.process(Batch([{"n": n} for n in range(first, first + 10)]), 0, nothing)
+    sink.process(Batch([{"n": n} for n in range(100, 185)]), 0, nothing)
     assert [file.rows for file in listing.heard] == [40, 40, 40, 40]
     sink.finish(nothing)
     assert sink.close() == {"files": 5, "rows": 185}
@@ -234,7 +236,7 @@ def test_a_part_is_complete_with_so_many_bytes(tmp_path: Path) -> None:
     sink = opened(tmp_path, listing := Listing(), Roll(1e9, 1 << 60, 100_000))
     noise = hashlib.shake_256(b"x").digest(3 * MIB)
     for at in range(0, len(noise), 10_000):
-        sink.process(pa.record_batch({"b": [noise[at : at + 10_000]]}), 0, nothing)
+        sink.process(Batch(pa.record_batch({"b": [noise[at : at + 10_000]]})), 0, nothing)
     sink.finish(nothing)
     sizes = [file.bytes for file in listing.heard]
     assert len(sizes) > 20
@@ -246,10 +248,10 @@ def test_a_part_is_complete_so_long_after_its_first_row(
 ) -> None:
     sink = opened(tmp_path, listing := Listing(), Roll(5.0, 1 << 60, 1 << 60))
     assert sink.deadline() is None
-    sink.process([1], 0, nothing)
+    sink.process(Batch([1]), 0, nothing)
     assert sink.deadline() == 1005.0
     monkeypatch.setattr(Clock, "now", 1004.0)
-    sink.process([2], 0, nothing)
+    sink.process(Batch([2]), 0, nothing)
     sink.on_clock(1004.0, nothing)
     assert listing.heard == []
     sink.on_clock(1005.0, nothing)
@@ -270,7 +272,7 @@ def test_types_once_given_are_kept_for_the_parts_behind(tmp_path: Path) -> None:
 def test_a_part_is_hidden_until_it_is_listed(tmp_path: Path) -> None:
     listing = Listing(at_once=False)
     sink = opened(tmp_path, listing, Roll(1e9, 2, 1 << 60))
-    sink.process([1, 2, 3, 4, 5], 0, nothing)
+    sink.process(Batch([1, 2, 3, 4, 5]), 0, nothing)
     assert len(listing.heard) == 2 and rows_of(tmp_path) == []
     listing.acknowledged = 1
     assert sink.deadline() == 0.0
@@ -284,7 +286,7 @@ def test_a_part_is_hidden_until_it_is_listed(tmp_path: Path) -> None:
 
 def test_what_is_reported_of_a_part_is_what_is_in_the_file(tmp_path: Path) -> None:
     sink = opened(tmp_path, listing := Listing(), Roll(1e9, 2, 1 << 60))
-    sink.process([1, 2], 0, nothing)
+    sink.process(Batch([1, 2]), 0, nothing)
     (file,) = listing.heard
     content = Path(file.path).read_bytes()
     assert (file.rows, file.bytes, file.checksum) == (2, len(content), hashlib.sha256(content).hexdigest())
@@ -293,7 +295,7 @@ def test_what_is_reported_of_a_part_is_what_is_in_the_file(tmp_path: Path) -> No
 def test_what_was_complete_survives_a_cancel(tmp_path: Path) -> None:
     listing = Listing(at_once=False)
     sink = opened(tmp_path, listing, Roll(1e9, 2, 1 << 60))
-    sink.process([1, 2, 3, 4, 5], 0, nothing)
+    sink.process(Batch([1, 2, 3, 4, 5]), 0, nothing)
 
     def list_one_more() -> None:
         listing.acknowledged = 1
@@ -311,7 +313,7 @@ def died(path: Path, sink: FileSink) -> None:
     """Attempt 2 has left two parts that were reported and one that was not complete."""
     listing = Listing(at_once=False)
     first = opened(path, listing, sink=sink)
-    first.process(list(range(4)), 0, nothing)
+    first.process(Batch(list(range(4))), 0, nothing)
     assert len(listing.heard) == 2 and visible(path) == []
     for unwritten in ("00002.parquet", "00002.narrow"):
         last = next(each for each in path.iterdir() if each.name.endswith("00001.parquet"))
@@ -334,13 +336,13 @@ def test_the_next_attempt_names_what_is_listed_and_removes_the_rest(
 def test_a_fenced_attempt_that_goes_on_gets_nothing_listed_and_leaves_nothing(tmp_path: Path) -> None:
     sink = FileSink(tmp_path, Roll(1e9, 2, 1 << 60))
     late, listing = opened(tmp_path, unheard := Listing(at_once=False), sink=sink), Listing(listed={2: 1})
-    late.process([1, 2], 0, nothing)
+    late.process(Batch([1, 2]), 0, nothing)
     following = opened(tmp_path, listing, sink=sink, attempt=3)
     assert visible(tmp_path) == ["part-00003-2-00000.parquet"]
     unheard.acknowledged = 1  # its acknowledgement was under way when it was fenced
     late.on_clock(0.0, nothing)
-    late.process([3, 4], 0, nothing)
-    following.process([5], 0, nothing)
+    late.process(Batch([3, 4]), 0, nothing)
+    following.process(Batch([5]), 0, nothing)
     following.finish(nothing)
     assert [row["value"] for row in rows_of(tmp_path)] == [1, 2, 5]
     assert len(list(tmp_path.iterdir())) == 2
@@ -348,8 +350,8 @@ def test_a_fenced_attempt_that_goes_on_gets_nothing_listed_and_leaves_nothing(tm
 
 def test_a_part_of_another_job_is_never_replaced(tmp_path: Path) -> None:
     first, second = (opened(tmp_path, Listing()) for _ in range(2))
-    first.process([1], 0, nothing)
-    second.process([2], 0, nothing)
+    first.process(Batch([1]), 0, nothing)
+    second.process(Batch([2]), 0, nothing)
     first.finish(nothing)
     with pytest.raises(UsageError, match="is there already: another job has written into that directory"):
         second.finish(nothing)

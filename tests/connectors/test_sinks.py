@@ -10,8 +10,10 @@ import pytest
 
 from minishuffle.connectors.sinks import CollectSink, CountSink, PrintSink, UserSink
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.operators.base import Batch, KeyedRows, TaskContext
+from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.errors import UsageError
+from minishuffle.exchange.batch import Batch
+from support.batches import as_batch
 
 
 def nothing(batch: Batch) -> None:
@@ -22,7 +24,7 @@ def run(operator: Any, *batches: Batch, finish: bool = True, **options: Any) -> 
     operator = cloudpickle.loads(cloudpickle.dumps(operator))
     operator.open(TaskContext("job", "task", index=3, parallelism=4, attempt=2, **options))
     for batch in batches:
-        operator.process(batch, 0, nothing)
+        operator.process(as_batch(batch), 0, nothing)
     if finish:
         operator.finish(nothing)
     return operator.close()
@@ -64,7 +66,7 @@ class Remembering:
 def test_users_sink_is_opened_fed_and_closed() -> None:
     sink = UserSink(Remembering())
     assert sink.name == "Remembering"
-    assert run(sink, [1], KeyedRows(["k"], ["v"])) == [3, [1], ["v"]]
+    assert run(sink, [1], Batch(["v"], ["k"])) == [3, [1], ["v"]]
     assert UserSink(Remembering()).close() is None
 
 
@@ -84,8 +86,8 @@ def test_rows_that_the_result_alone_has_are_counted_as_such(sink: Any, rows: int
     """Before the close they are with the attempt alone, unless the sink says that it keeps them elsewhere."""
     counters = TaskCounters()
     sink.open(TaskContext("job", "task", 0, 1, 1, counters=counters))
-    sink.process([1], 0, nothing)
-    sink.process(KeyedRows(["k", "l"], ["v", "w"]), 0, nothing)
+    sink.process(Batch([1]), 0, nothing)
+    sink.process(Batch(["v", "w"], ["k", "l"]), 0, nothing)
     assert (counters.rows_filed, counters.rows_in_result) == (rows, 0)
     sink.close()
     assert counters.rows_in_result == rows

@@ -9,12 +9,14 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.connectors.spool import SpoolSink
-from minishuffle.dataflow.operators.base import Batch, Mark, TaskContext
+from minishuffle.dataflow.operators.base import Mark, TaskContext
 from minishuffle.errors import LocalProtocolError, TaskCancelled, UsageError
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
 from minishuffle.exchange.elementstore import ElementStore, StorePlace
 from minishuffle.exchange.spool import Spool
 from minishuffle.limits import BATCH_ROWS_MAX
+from support.batches import as_batch
 
 SCHEMA = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 
@@ -43,13 +45,13 @@ class Sink:
         assert ready()
 
     def take(self, **columns: object) -> None:
-        self.operator.process(pa.record_batch(columns), 0, nobody)
+        self.operator.process(Batch(pa.record_batch(columns)), 0, nobody)
 
     def elements(self) -> list[pa.RecordBatch]:
         found = []
         for rows, parts in self.spool.read(0, self.spool.rows):
             data = memoryview(b"".join(parts))
-            found.append(decode(read_header(data)[2], rows, data[ELEMENT_HEADER.size :]))
+            found.append(decode(read_header(data)[2], rows, data[ELEMENT_HEADER.size :]).payload)
         return found
 
 
@@ -130,12 +132,12 @@ def test_nulls_are_refused_where_none_may_be() -> None:
         sink.take(n=pa.array([1, None], pa.int32()))
     declared = pa.RecordBatch.from_arrays([pa.array([1, None], pa.int64())], schema=sink.operator.schema)
     with pytest.raises(UsageError, match="column 'n' .*has nulls,? and is declared without"):
-        sink.operator.process(declared, 0, nobody)
+        sink.operator.process(as_batch(declared), 0, nobody)
 
 
 def test_rows_are_refused() -> None:
     with pytest.raises(UsageError, match="takes Arrow columns and was given list"):
-        Sink().operator.process([{"n": 1}], 0, nobody)
+        Sink().operator.process(Batch([{"n": 1}]), 0, nobody)
 
 
 def test_a_task_without_a_spool_is_a_fault_of_ours() -> None:

@@ -23,6 +23,7 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.exchange import elements
+from minishuffle.exchange.batch import Batch
 from minishuffle.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 from support.cutjobs import Cut, run
 
@@ -556,7 +557,7 @@ def test_flat_map_passes_rows_on_as_soon_as_they_are_many() -> None:
 
     operator = FlatMapRows(words)
     operator.open(TaskContext("job", "task", 0, 1, 1))
-    operator.process(list(range(100)), 0, take)
+    operator.process(Batch(list(range(100))), 0, take)
     assert passed == made == 1_000_000
     assert most <= BATCH_ROWS_MAX + 10_000
 

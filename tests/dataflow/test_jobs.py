@@ -17,10 +17,11 @@ import pytest
 
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.dataflow.operators.base import Batch, Emit, Operator, Output, Program, TaskContext
+from minishuffle.dataflow.operators.base import Emit, Operator, Output, Program, TaskContext
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import decode, encode, read_header
 from minishuffle.exchange.partitioner import Partitioner
 from minishuffle.worker.reader import SourceReader
@@ -85,7 +86,7 @@ class Execution:
         if program.source is None:
             return [b for edge in self.graph.inputs_of(number) for b in self.queues.pop((edge, index), [])]
         reader = SourceReader(program.source, index, self.graph.vertices[number].parallelism, 0.0)
-        return list(iter(lambda: reader.poll(0.0), None))
+        return list(map(Batch, iter(lambda: reader.poll(0.0), None)))
 
     def _writer(self, outputs: list[Output], index: int) -> Emit:
         writers = [self._edge_writer(output, index) for output in outputs]
@@ -103,7 +104,7 @@ class Execution:
         )
 
         def write(batch: Batch) -> None:
-            self.formats[output.edge].add(type(batch).__name__)
+            self.formats[output.edge].add(_format_of(batch))
             for position, piece in partitioner.split(batch):
                 self.queues[output.edge, consumers[position]].append(carried(piece))
 
@@ -112,6 +113,10 @@ class Execution:
 
 def stage(operator: Operator, following: Emit) -> Emit:
     return lambda batch: operator.process(batch, 0, following)
+
+
+def _format_of(batch: Batch) -> str:
+    return type(batch.payload).__name__ if batch.keys is None else "keyed"
 
 
 def carried(batch: Batch) -> Batch:
@@ -202,7 +207,7 @@ def test_aggregate(as_rows: bool, keys: tuple[str, ...]) -> None:
 def test_counts_agree_in_both_formats() -> None:
     from_rows = execute(Stream.items(SALES).key_by("user").count().collect(), 3)
     from_arrow = execute(sales().key_by("user").count().collect(), 3)
-    assert from_rows.formats[0] == {"KeyedRows"}
+    assert from_rows.formats[0] == {"keyed"}
     assert from_arrow.formats[0] == {"RecordBatch"}
     expected = Counter(row["user"] for row in SALES)
     assert dict(from_rows.rows) == expected

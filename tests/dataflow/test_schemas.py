@@ -11,6 +11,7 @@ from minishuffle.dataflow.operators.aggregate import AggregateArrow
 from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.operators.chained import Emission
 from minishuffle.dataflow.schemas import aggregated_schema
+from support.batches import as_batch, collecting
 
 TABLE = pa.table(
     {
@@ -37,8 +38,8 @@ def test_what_is_told_is_what_comes(keys: tuple[str, ...], emit: Emission) -> No
     out: list[Any] = []
     operator = AggregateArrow(keys, COLUMNS, emit)  # type: ignore[arg-type]
     operator.open(TaskContext("job", "task", 0, 1, 1))
-    operator.process(TABLE.to_batches()[0], 0, out.append)
-    operator.finish(out.append)
+    operator.process(as_batch(TABLE.to_batches()[0]), 0, collecting(out))
+    operator.finish(collecting(out))
     told = aggregated_schema(TABLE.schema, keys, COLUMNS, at_end=emit == "end")
     assert [batch.schema for batch in out] == [told]
 

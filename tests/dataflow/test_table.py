@@ -15,6 +15,7 @@ from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, UnknownName, UsageError, WrongColumns
+from support.batches import as_batch, shown
 from support.cutjobs import Cut, run
 
 MOMENT = pa.timestamp("us", "UTC")
@@ -181,7 +182,7 @@ def test_values_under_a_null_list_belong_to_no_row() -> None:
     )
     found: list[dict[str, int]] = []
     batch = pa.RecordBatch.from_pydict({"id": pa.array([10, 20, 30]), "l": lists})
-    Explode("l").process(batch, 0, lambda piece: found.extend(piece.to_pylist()))
+    Explode("l").process(as_batch(batch), 0, lambda piece: found.extend(shown(piece).to_pylist()))
     assert found == [{"id": 10, "l": 1}, {"id": 30, "l": 4}, {"id": 30, "l": 5}]
 
 

@@ -7,6 +7,7 @@ import pytest
 from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
 from minishuffle.dataflow.unknownschemas import CallPlace, drafting, unknown_columns
 from minishuffle.errors import InvalidGraph
+from minishuffle.exchange.batch import Batch
 
 
 def unknown() -> UnknownColumns:
@@ -33,6 +34,6 @@ def test_a_draft_has_something_in_its_place_that_does_not_run() -> None:
         Path(__file__).name,
     )
     with pytest.raises(InvalidGraph, match="this plan is a draft"):
-        placed.process([], 0, print)
+        placed.process(Batch([]), 0, print)
     with pytest.raises(InvalidGraph, match="nobody knows"):
         unknown()

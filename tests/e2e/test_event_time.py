@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.base import Batch
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
+from minishuffle.exchange.batch import Batch
 from minishuffle.local import LocalCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]

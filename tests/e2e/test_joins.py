@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from minishuffle.dataflow.operators.base import Batch
 from minishuffle.dataflow.operators.process import ProcessContext
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
+from minishuffle.exchange.batch import Batch
 from minishuffle.local import LocalCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]

@@ -13,7 +13,6 @@ import pytest
 
 from minishuffle.config import read_secret
 from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.operators.base import Batch
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import (
@@ -25,6 +24,7 @@ from minishuffle.errors import (
     UnknownName,
     UsageError,
 )
+from minishuffle.exchange.batch import Batch
 from minishuffle.local import LocalCluster
 from minishuffle.remote.access import Access
 from minishuffle.remote.reader import ResultInfo, ResultReader, commit_result, describe_result, wait_result

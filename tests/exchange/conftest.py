@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from minishuffle.counters import TaskCounters
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.elements import (
     ELEMENT_HEADER,
     AssemblyBudget,
-    Batch,
     decode,
     encode,
     read_header,
@@ -27,6 +27,7 @@ from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.protocol.connection import Connection, PartitionRequested
 from minishuffle.wire.frames import BufferFlags, DataType, PartitionRequest
+from support.batches import as_batch
 from support.frames import buffer_header
 from support.links import BareLink, consumer_of
 
@@ -139,7 +140,7 @@ class Setup:
     @staticmethod
     def element(rows: Sequence[Any]) -> bytes:
         """One whole element as an exchange carries it."""
-        return b"".join(bytes(part) for part in encode(list(rows))[1])
+        return b"".join(bytes(part) for part in encode(Batch(list(rows)))[1])
 
     @staticmethod
     def element_of(size: int, mark: str = "x") -> bytes:
@@ -152,7 +153,7 @@ class Setup:
 
     @staticmethod
     def rows_of(item: Element) -> list[Any]:
-        rows = decode(item.format, item.rows, item.payload)
+        rows = decode(item.format, item.rows, item.payload).payload
         assert isinstance(rows, list)
         return rows
 
@@ -215,13 +216,13 @@ class Wire:
 
 
 @pytest.fixture(scope="session")
-def written() -> Callable[[Batch], bytes]:
+def written() -> Callable[[Any], bytes]:
     """Gives a whole element, its header checked."""
     return written_element
 
 
-def written_element(batch: Batch) -> bytes:
-    rows, parts = encode(batch)
+def written_element(batch: Any) -> bytes:
+    rows, parts = encode(as_batch(batch))
     data = b"".join(parts)
     size, header_rows, _ = read_header(data)
     assert (size, header_rows) == (len(data) - ELEMENT_HEADER.size, rows)

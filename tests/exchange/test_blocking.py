@@ -20,6 +20,7 @@ from minishuffle.errors import (
     TaskCancelled,
     TaskFailed,
 )
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.blocking import BlockingPartition, BlockingView
 from minishuffle.exchange.channels import GivenBack, LocalBuffer
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
@@ -30,6 +31,7 @@ from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import NextType
 from minishuffle.wire.frames import CancelReason, LatencyMarker
+from support.batches import as_batch
 from support.disks import HeldDisk
 
 CAPACITY = 64
@@ -61,12 +63,12 @@ def partition(
 def write(kept: BlockingPartition, batches: list[Any] = BATCHES, *, shared: bool = True) -> None:
     everybody = list(range(len(kept.subpartitions)))
     for batch in batches:
-        rows, parts = encode(batch)
+        rows, parts = encode(as_batch(batch))
         if shared:
             kept.broadcast(everybody, rows, parts)
         else:
             for position in everybody:
-                assert not kept.skips(position, rows) and not kept.hand_over(position, batch)
+                assert not kept.skips(position, rows) and not kept.hand_over(position, as_batch(batch))
                 kept.write(position, rows, parts)
 
 
@@ -104,7 +106,7 @@ class Consumer:
         while True:
             element = self.gate.poll()
             if element is not None:
-                batch = decode(element.format, element.rows, element.payload)
+                batch = decode(element.format, element.rows, element.payload).payload
                 assert isinstance(batch, list)
                 rows += batch
             elif disk is not None and disk.waiting:
@@ -160,7 +162,7 @@ def test_a_view_says_how_much_there_is() -> None:
     view = kept.subpartitions[0].attach(1, lambda: None)
     assert (view.next_type(), view.backlog(), kept.backlog()) == (NextType.NONE, 0, 0)
     write(kept)
-    total = sum(sum(map(len, encode(batch)[1])) for batch in BATCHES)
+    total = sum(sum(map(len, encode(as_batch(batch))[1])) for batch in BATCHES)
     assert view.backlog() == kept.backlog() == -(-total // CAPACITY)
     assert view.poll(data=False) is None
     left = view.backlog()
@@ -256,7 +258,7 @@ def test_a_view_whose_element_is_on_disk_gives_none_and_is_woken() -> None:
     disk.turn()
     assert reader.wakes == 1 and reader.view.next_type() is NextType.DATA
     pieces = list(iter(reader.poll, None))
-    assert b"".join(pieces[:-1]) == b"".join(b"".join(encode(each)[1]) for each in BATCHES)
+    assert b"".join(pieces[:-1]) == b"".join(b"".join(encode(as_batch(each))[1]) for each in BATCHES)
     assert not disk.waiting, "the end comes behind it"
 
 
@@ -264,7 +266,7 @@ def test_what_is_read_ahead_is_bounded_for_all_views_together() -> None:
     disk = HeldDisk()
     kept = partition(2, disk=disk, memory_bytes=0)
     kept.read_bytes = 200
-    element = encode(["x" * 60])[1]
+    element = encode(Batch(["x" * 60]))[1]
     size = sum(map(len, element))
     for _ in range(40):
         kept.broadcast([0, 1], 1, element)
@@ -314,7 +316,7 @@ def test_readers_get_everything_in_any_order_of_writes_reads_and_wakes(seed: int
         if disk.waiting and finished:
             disk.turn()
     assert not disk.waiting
-    whole = b"".join(b"".join(encode(each)[1]) for each in batches)
+    whole = b"".join(b"".join(encode(as_batch(each))[1]) for each in batches)
     assert [each[:-1] for each in got] == [whole] * 3 and [each[-1:] for each in got] == [b"\x02"] * 3
 
 

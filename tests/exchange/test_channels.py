@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from minishuffle.errors import PeerLost, TaskFailed
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.channels import (
     InputChannel,
     LocalAttachment,
@@ -410,8 +411,8 @@ SIZES = [1, SEGMENT_BYTES // 2, 2 * SEGMENT_BYTES]
 @pytest.mark.parametrize("size", SIZES)
 def test_an_element_that_is_cut_at_any_byte_is_thrown_away_and_counted_once(size: int, rows: int) -> None:
     """Behind a whole element, which is read; in front of one that a new attachment brings."""
-    whole, again = (b"".join(encode([[number, ""]])[1]) for number in (0, 9))
-    cut = b"".join(encode([[number, "x" * size] for number in range(rows)])[1])
+    whole, again = (b"".join(encode(Batch([[number, ""]]))[1]) for number in (0, 9))
+    cut = b"".join(encode(Batch([[number, "x" * size] for number in range(rows)]))[1])
     for at in range(len(cut)):
         exchange = Exchange(tolerant=True)
         exchange.attach_remote(0)

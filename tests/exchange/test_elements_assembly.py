@@ -18,13 +18,12 @@ from hypothesis import strategies as st
 from minishuffle import limits
 from minishuffle.errors import RemoteProtocolError, ResourceExhausted
 from minishuffle.exchange import elements
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import (
     ELEMENT_HEADER,
     Assembler,
     AssemblyBudget,
-    Batch,
     ElementFormat,
-    KeyedRows,
     decode,
     pack_header,
 )
@@ -77,22 +76,28 @@ values = st.recursive(
 @given(rows=st.lists(values, max_size=5), size=st.integers(1, 40))
 def test_rows_of_any_kind_over_buffers_of_any_size(rows: list[Any], size: int, written: Written) -> None:
     """Case 282, SpanningRecordSerializationTest."""
-    keyed = KeyedRows([str(number) for number in range(len(rows))], rows)
+    keyed = Batch(rows, [str(number) for number in range(len(rows))])
     data = written(rows) + written(keyed)
-    assert [decode(*element) for element in fed(assembler(), cut(data, size))] == [rows, keyed]
+    found = [decode(*element) for element in fed(assembler(), cut(data, size))]
+    assert [(batch.payload, batch.keys) for batch in found] == [(rows, None), (rows, keyed.keys)]
 
 
 # --- buffers ----------------------------------------------------------------------------------------
 
-STREAM: list[Batch] = [["a"], KeyedRows(["k"], [("row", 1)]), [], pa.record_batch({"k": [1, 2]}), [b"x" * 30]]
+STREAM = [
+    Batch(["a"]),
+    Batch([("row", 1)], ["k"]),
+    Batch([]),
+    Batch(pa.record_batch({"k": [1, 2]})),
+    Batch([b"x" * 30]),
+]
 
 
 def expect_stream(found: list[tuple[int, int, Any]]) -> None:
     batches = [decode(*element) for element in found]
     assert [element[1] for element in found] == [1, 1, 0, 2, 1]
-    assert batches[3].equals(STREAM[3])  # type: ignore[union-attr]
-    del batches[3]
-    assert batches == STREAM[:3] + STREAM[4:]
+    assert [batch.payload for batch in batches] == [batch.payload for batch in STREAM]
+    assert [batch.keys for batch in batches] == [batch.keys for batch in STREAM]
 
 
 def test_every_cut_of_a_stream(written: Written) -> None:
@@ -114,7 +119,7 @@ def test_elements_of_many_lengths(length: int, size: int, written: Written) -> N
     """Case 283, SpanningRecordSerializationTest."""
     rows = [np.random.default_rng(length).bytes(length), "end"]
     target = assembler()
-    found = [decode(*element) for element in fed(target, cut(written(rows) * 2, size))]
+    found = [decode(*element).payload for element in fed(target, cut(written(rows) * 2, size))]
     assert found == [rows, rows]
 
 
@@ -122,7 +127,7 @@ def test_arrow_elements_over_buffers_are_aligned(written: Written) -> None:
     found = list(fed(assembler(), cut(written(NUMBERS) * 3, 1001)))
     assert len(found) == 3
     for kind, rows, payload in found:
-        back = decode(kind, rows, payload)
+        back = decode(kind, rows, payload).payload
         assert isinstance(back, pa.RecordBatch)
         assert back.equals(NUMBERS)
         assert all(column.buffers()[1].address % 8 == 0 for column in back.columns)
@@ -176,7 +181,7 @@ def test_the_budget_is_added_up_only_when_all_that_was_reserved_would_not_fit() 
 def test_an_element_in_one_buffer_needs_no_budget(written: Written) -> None:
     budget = AssemblyBudget(0)
     (element,) = fed(Assembler(budget), [written(["a"])])
-    assert decode(*element) == ["a"]
+    assert decode(*element).payload == ["a"]
 
 
 def spilled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -198,7 +203,7 @@ def test_what_the_budget_has_no_room_for_goes_to_a_file(
     sizes = spilled(monkeypatch)
     target = assembler(limit_bytes=1000, directory=tmp_path)
     data = written([b"x" * 990]) + written([b"y" * 2000]) + written([b"z"])
-    found = [decode(*element) for element in fed(target, cut(data, 100))]
+    found = [decode(*element).payload for element in fed(target, cut(data, 100))]
     assert found == [[b"x" * 990], [b"y" * 2000], [b"z"]]
     assert [size // 1000 for size in sizes] == [2]
     assert list(tmp_path.iterdir()) == []
@@ -210,7 +215,7 @@ def test_long_arrow_elements_are_used_from_their_file(
     monkeypatch.setattr(elements, "SPILL_ELEMENT_BYTES", 4096)
     sizes = spilled(monkeypatch)
     (element,) = fed(assembler(directory=tmp_path), cut(written(NUMBERS), 512))
-    back = decode(*element)
+    back = decode(*element).payload
     del element
     assert isinstance(back, pa.RecordBatch)
     assert back.equals(NUMBERS)
@@ -272,7 +277,7 @@ def test_a_half_element_is_thrown_away_with_its_rows_counted(kept: int, rows: in
     assert target.partial == (kept > 0)
     assert target.clear() == rows
     assert target.clear() == 0
-    assert [decode(*element) for element in fed(target, [other])] == [["before"]]
+    assert [decode(*element).payload for element in fed(target, [other])] == [["before"]]
 
 
 def test_clear_drops_the_rest_of_the_view(written: Written) -> None:

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.exchange.elements import KeyedRows
-from minishuffle.exchange.gather import chosen, picked, take, taken
+from minishuffle.exchange.gather import take, taken
 
 BATCH = pa.record_batch(
     {
@@ -34,29 +33,6 @@ def test_rows_in_the_order_that_was_asked_for(rows: list[int]) -> None:
 def test_columns_may_begin_in_the_middle() -> None:
     part = BATCH.slice(1, 2)
     assert taken(part, np.array([1, 0])).to_pylist() == part.to_pylist()[::-1]
-
-
-@pytest.mark.parametrize("mask", [[False] * 4, [True, False, False, True], [True] * 4], ids=str)
-@pytest.mark.parametrize("batch", [BATCH, list("abcd"), KeyedRows([1, 2, 3, 4], list("abcd"))], ids=type)
-def test_rows_for_which_a_mask_holds(batch: Any, mask: list[bool]) -> None:
-    found = chosen(batch, np.array(mask))
-    assert type(found) is type(batch)
-    kept = [row for row in range(4) if mask[row]]
-    if isinstance(batch, KeyedRows):
-        assert found == KeyedRows([row + 1 for row in kept], ["abcd"[row] for row in kept])
-    elif isinstance(batch, list):
-        assert found == ["abcd"[row] for row in kept]
-    else:
-        assert found.to_pylist() == [batch.to_pylist()[row] for row in kept]
-
-
-def test_rows_of_either_kind_are_picked_by_number() -> None:
-    rows = np.array([2, 0])
-    assert picked(BATCH, rows).equals(taken(BATCH, rows))
-    assert picked(list("abc"), rows) == ["c", "a"]
-    some = picked(KeyedRows(["a", "b", "c"], [1, 2, 3]), rows)
-    assert isinstance(some, KeyedRows)
-    assert (some.keys, some.rows) == (["c", "a"], [3, 1])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import LocalProtocolError, TaskCancelled
 from minishuffle.exchange import handover
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import ByteBudget, decode, encode
 from minishuffle.exchange.handover import Handover
 from minishuffle.exchange.pipelined import PipelinedPartition
@@ -20,6 +21,7 @@ from minishuffle.exchange.subpartition import PipelinedSubpartition, PipelinedVi
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.limits import OUTPUT_BUFFERS_PER_SUBPARTITION_MAX
 from minishuffle.wire.frames import CancelReason, EventKind
+from support.batches import as_batch
 from support.producers import read
 
 if TYPE_CHECKING:
@@ -69,9 +71,9 @@ class Writer:
         """As a task does; whether it was handed over."""
         if self.partition.skips(0, len(batch)):
             return False
-        handed = self.partition.hand_over(0, batch)
+        handed = self.partition.hand_over(0, as_batch(batch))
         if not handed:
-            self.partition.write(0, *encode(batch))
+            self.partition.write(0, *encode(as_batch(batch)))
         return handed
 
     def view(self, *, whole: bool) -> PipelinedView:
@@ -89,7 +91,7 @@ def test_a_batch_is_handed_over_as_it_is() -> None:
     assert writer.budget.used == 800
     piece = view.poll()
     assert piece is not None and piece.whole is not None
-    assert piece.whole.batch is batch
+    assert piece.whole.batch.payload is batch
     assert (piece.rows, piece.size, piece.whole.segments) == (100, 800, 4)
     assert writer.pool.in_use == 0
     piece.released()
@@ -127,8 +129,8 @@ def test_a_slice_is_copied_out_of_what_it_would_keep_in_memory() -> None:
     assert writer.write(batch)
     piece = view.poll()
     assert piece is not None and piece.whole is not None
-    assert piece.whole.batch.equals(numbers(10, begin=7))
-    assert piece.whole.batch.get_total_buffer_size() == piece.whole.size == 80
+    assert piece.whole.batch.payload.equals(numbers(10, begin=7))
+    assert piece.whole.batch.payload.get_total_buffer_size() == piece.whole.size == 80
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -144,7 +146,7 @@ def test_what_a_function_may_still_write_to_is_copied(nested: bool) -> None:
     assert batch.to_pylist() != expected, "pyarrow has copied it itself"
     piece = view.poll()
     assert piece is not None and piece.whole is not None
-    assert piece.whole.batch.to_pylist() == expected
+    assert piece.whole.batch.payload.to_pylist() == expected
 
 
 def test_a_consumer_gets_the_columns_that_one_in_another_process_would_get() -> None:
@@ -154,9 +156,9 @@ def test_a_consumer_gets_the_columns_that_one_in_another_process_would_get() -> 
     assert writer.write(batch)
     piece = view.poll()
     assert piece is not None and piece.whole is not None
-    rows, parts = encode(batch)
-    assert piece.whole.batch.equals(decode(3, rows, b"".join(map(bytes, parts[1:]))))
-    assert piece.whole.batch.schema.types == [pa.string()]
+    rows, parts = encode(as_batch(batch))
+    assert piece.whole.batch.payload.equals(decode(3, rows, b"".join(map(bytes, parts[1:]))).payload)
+    assert piece.whole.batch.payload.schema.types == [pa.string()]
 
 
 def test_rows_and_what_goes_to_other_processes_are_written_as_bytes() -> None:
@@ -165,7 +167,7 @@ def test_rows_and_what_goes_to_other_processes_are_written_as_bytes() -> None:
     view = writer.view(whole=False)
     assert not writer.write(numbers(3))
     writer.partition.flush()
-    assert b"".join(read(view)) == 2 * b"".join(map(bytes, encode(numbers(3))[1]))
+    assert b"".join(read(view)) == 2 * b"".join(map(bytes, encode(Batch(numbers(3)))[1]))
     writer.view(whole=True)
     assert not writer.write([(1,), (2,)])
     assert writer.budget.used == 0
@@ -249,7 +251,7 @@ def test_a_thread_that_could_not_be_stopped_keeps_no_room() -> None:
     writer.view(whole=True)
     handing = writer.partition._handover
     assert handing is not None
-    batch = handing.take(numbers(5), None)
+    batch = handing.take(Batch(numbers(5)), None)
     assert batch is not None
     writer.partition.release(True)
     writer.subpartition.add_whole(batch)
@@ -265,7 +267,9 @@ def test_a_consumer_in_another_process_gets_the_bytes_of_what_was_queued_whole()
     view = writer.view(whole=False)
     assert not writer.write(first)
     assert writer.subpartition.backlog() > 4 + 1
-    expected = b"".join(bytes(part) for batch in (first, second, first) for part in encode(batch)[1])
+    expected = b"".join(
+        bytes(part) for batch in (first, second, first) for part in encode(as_batch(batch))[1]
+    )
     writer.partition.broadcast_event(EventKind.END_OF_DATA)
     assert b"".join(read(view)) == expected + bytes([EventKind.END_OF_DATA])
     assert view.rows_sent == 210
@@ -289,7 +293,7 @@ def test_a_batch_enters_if_any_credit_is_free_and_what_follows_waits_for_the_deb
     for batch in batches:
         element = setup.gate.poll()
         assert element is not None
-        assert decode(element.format, element.rows, element.payload) is batch
+        assert decode(element.format, element.rows, element.payload).payload is batch
         assert setup.gate.poll() is None
         (buffer,) = setup.returned
         setup.returned.clear()
@@ -310,7 +314,7 @@ def test_events_and_segments_keep_their_order_among_batches(make_setup: type[Set
     writer.partition.broadcast_event(EventKind.END_OF_PARTITION)
     found = []
     while (element := setup.gate.poll()) is not None:
-        found.append(decode(element.format, element.rows, element.payload))
+        found.append(decode(element.format, element.rows, element.payload).payload)
     assert found == [["a"], numbers(2), ["b", "c"], numbers(3)]
     assert setup.gate.finished
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.exchange import hotkeys
-from minishuffle.exchange.elements import KeyedRows
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.hotkeys import (
     COUNTERS,
     FIRST_SAMPLES,
@@ -98,8 +98,9 @@ def test_a_partitioner_says_which_key_goes_where(columns: list[str]) -> None:
     to: set[int] = set()
     for begin in range(0, len(values), 200):
         part = values[begin : begin + 200]
-        batch = pa.record_batch({"key": part, "other": ["x"] * len(part)})
-        to |= {position for position, piece in partitioner.split(batch) if 7 in piece["key"].to_pylist()}
+        batch = Batch(pa.record_batch({"key": part, "other": ["x"] * len(part)}))
+        pieces = [(position, piece.payload["key"]) for position, piece in partitioner.split(batch)]
+        to |= {position for position, keys in pieces if 7 in keys.to_pylist()}
     (consumer,) = to
     assert list(found.shares()) == [(consumer, "7" if len(columns) == 1 else "(7, 'x')")]
 
@@ -108,7 +109,7 @@ def test_rows_with_keys_are_looked_at_too() -> None:
     found = HotKeys()
     partitioner = Partitioner("hash", 2, None, None, 0, hot_keys=found)
     for _ in range(200):
-        for _ in partitioner.split(KeyedRows(["a"] * 60 + list(range(40)), list(range(100)))):
+        for _ in partitioner.split(Batch(list(range(100)), ["a"] * 60 + list(range(40)))):
             pass
     ((_, key),) = found.shares()
     assert key == "'a'"

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from minishuffle.errors import RemoteProtocolError
 from minishuffle.exchange import narrowing
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import ELEMENT_HEADER, ElementFormat, decode, encode
 from minishuffle.exchange.narrowing import NARROW_ROWS_MIN, Narrowed, narrow, narrow_schema, widen
+from support.batches import as_batch
 
 ROWS = NARROW_ROWS_MIN
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -29,8 +31,8 @@ def batch_of(values: Any, kind: pa.DataType | None = None) -> pa.RecordBatch:
 
 
 def back_from(batch: pa.RecordBatch) -> pa.RecordBatch:
-    rows, parts = encode(batch)
-    back = decode(ElementFormat.ARROW, rows, b"".join(parts)[ELEMENT_HEADER.size :])
+    rows, parts = encode(as_batch(batch))
+    back = decode(ElementFormat.ARROW, rows, b"".join(parts)[ELEMENT_HEADER.size :]).payload
     assert isinstance(back, pa.RecordBatch)
     back.validate(full=True)
     return back
@@ -148,7 +150,7 @@ def test_columns_that_another_process_may_know_as_an_extension_and_long_batches_
     batch = batch_of([1, 2, 3])
     unknown = pa.schema([pa.field("x", pa.int64(), metadata={"ARROW:extension:name": "my.own"})])
     assert narrow(pa.RecordBatch.from_arrays(batch.columns, schema=unknown))[1] == []
-    assert encode(batch, narrows=False)[1][1:] != encode(batch)[1][1:]
+    assert encode(as_batch(batch), narrows=False)[1][1:] != encode(as_batch(batch))[1][1:]
     monkeypatch.setattr(narrowing, "SPILL_ELEMENT_BYTES", batch.nbytes - 1)
     assert narrow(batch) == (batch, [], [])
 
@@ -159,7 +161,7 @@ def test_what_was_widened_cannot_be_changed() -> None:
 
 def test_an_element_of_small_numbers_takes_half_of_the_bytes() -> None:
     values = np.arange(100_000 - ROWS, 100_000, dtype=np.int64)
-    size = sum(map(len, encode(pa.record_batch({"key": values, "value": values[::-1].copy()}))[1]))
+    size = sum(map(len, encode(Batch(pa.record_batch({"key": values, "value": values[::-1].copy()})))[1]))
     assert size < 0.55 * 2 * 8 * ROWS
 
 
@@ -189,7 +191,7 @@ def test_narrow_columns_with_nulls_or_too_many_rows(monkeypatch: pytest.MonkeyPa
 
 def rewritten(batch: pa.RecordBatch, change: Callable[[Narrowed], Narrowed]) -> tuple[int, bytes]:
     """The rows and the payload of the batch's element, with other notes."""
-    rows, parts = encode(batch)
+    rows, parts = encode(as_batch(batch))
     start, notes = bytes(parts[1]), narrow(batch)[1]
     packed = struct.Struct(">IIq")
     start = start[: len(start) - packed.size * len(notes)]
@@ -212,12 +214,12 @@ def test_texts_of_other_lengths_than_their_bytes_are_refused(more: int) -> None:
     rows, payload = rewritten(batch, lambda note: note._replace(base=note.base + moved[note.column]))
     with pytest.raises(RemoteProtocolError, match="texts of"):
         decode(ElementFormat.ARROW, rows, payload)
-    assert decode(ElementFormat.ARROW, *rewritten(batch, lambda note: note)).equals(batch)
+    assert decode(ElementFormat.ARROW, *rewritten(batch, lambda note: note)).payload.equals(batch)
 
 
 @pytest.mark.parametrize("values", [[1, 2, 3], ["a", "bc", "def"]], ids=["numbers", "texts"])
 def test_a_payload_that_is_cut_is_refused_at_any_length(values: list[Any]) -> None:
-    rows, parts = encode(batch_of(values))
+    rows, parts = encode(as_batch(batch_of(values)))
     payload = b"".join(parts)[ELEMENT_HEADER.size :]
     for length in [*range(400), len(payload) - 9]:
         with pytest.raises(RemoteProtocolError):

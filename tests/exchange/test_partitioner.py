@@ -14,18 +14,19 @@ from hypothesis import strategies as st
 
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange import partitioner as partitioner_module
-from minishuffle.exchange.elements import Batch, KeyedRows, unpinned
+from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.elements import unpinned
 from minishuffle.exchange.keys import destination, stable_hash
 from minishuffle.exchange.partitioner import OWN_PIECE_ROWS_MIN, Partitioner
+from support.batches import as_batch
 
 
 def rows_of(batch: Batch) -> list[Any]:
-    if isinstance(batch, pa.RecordBatch):
-        names = batch.schema.names
-        return [tuple(row[name] for name in names) for row in batch.to_pylist()]
-    if isinstance(batch, KeyedRows):
-        return list(zip(batch.keys, batch.rows, strict=True))
-    return list(batch)
+    payload = batch.payload
+    if isinstance(payload, pa.RecordBatch):
+        names = payload.schema.names
+        return [tuple(row[name] for name in names) for row in payload.to_pylist()]
+    return list(payload if batch.keys is None else zip(batch.keys, payload, strict=True))
 
 
 def gathered(pieces: Iterable[tuple[int, Batch]]) -> dict[int, list[Any]]:
@@ -55,8 +56,8 @@ CONSUMERS = [2, 3, 4, 5, 16, 300]
 @pytest.mark.parametrize("kind", [int, str, lambda n: (n, str(n)), float])
 def test_keyed_rows_go_where_the_hash_of_their_key_says(consumers: int, kind: Any) -> None:
     keys = [kind(n % 40) for n in range(500)]
-    batch = KeyedRows(keys, [f"row {n}" for n in range(500)])
-    assert gathered(by_key(consumers).split(batch)) == expected(rows_of(batch), keys, consumers)
+    batch = Batch([f"row {n}" for n in range(500)], keys)
+    assert gathered(by_key(consumers).split(as_batch(batch))) == expected(rows_of(batch), keys, consumers)
 
 
 @given(
@@ -65,14 +66,14 @@ def test_keyed_rows_go_where_the_hash_of_their_key_says(consumers: int, kind: An
     st.integers(2, 9),
 )
 def test_few_rows_are_dealt_out_as_many_are(keys: list[Any], themselves: bool, consumers: int) -> None:
-    batch = KeyedRows(keys, keys if themselves else [f"row {n}" for n in range(len(keys))])
+    batch = Batch(keys if themselves else [f"row {n}" for n in range(len(keys))], keys)
     dealt = []
     for few in (0, 100):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(partitioner_module, "FEW_ROWS", few)
-            pieces = list(by_key(consumers).split(batch))
-        assert all(isinstance(piece, KeyedRows) for _, piece in pieces)
-        assert all((piece.keys is piece.rows) is themselves for _, piece in pieces if len(piece))
+            pieces = list(by_key(consumers).split(as_batch(batch)))
+        assert all(isinstance(piece.payload, list) for _, piece in pieces)
+        assert all((piece.keys is piece.payload) is themselves for _, piece in pieces if len(piece))
         dealt.append([(position, repr(rows_of(piece))) for position, piece in pieces])
     assert dealt[0] == dealt[1]
 
@@ -95,13 +96,13 @@ def test_record_batches_go_the_same_way(consumers: int, own: int, monkeypatch: p
             "nested": pa.array([[n] for n in range(1000)]),
         }
     )
-    rows = rows_of(batch)
-    pieces: list[tuple[int, Any]] = list(by_key(consumers, "key").split(batch))
+    rows = rows_of(Batch(batch))
+    pieces: list[tuple[int, Any]] = list(by_key(consumers, "key").split(as_batch(batch)))
     assert gathered(pieces) == expected(rows, numbers.tolist(), consumers)
-    assert all(piece.schema == batch.schema for _, piece in pieces)
+    assert all(piece.payload.schema == batch.schema for _, piece in pieces)
     for _, piece in pieces:
-        piece.validate(full=True)
-    both = gathered(by_key(consumers, "text", "key").split(batch.slice(100, 300)))
+        piece.payload.validate(full=True)
+    both = gathered(by_key(consumers, "text", "key").split(as_batch(batch.slice(100, 300))))
     keys = [(row[3], row[0]) for row in rows[100:400]]
     assert both == expected(rows[100:400], keys, consumers)
 
@@ -111,9 +112,9 @@ def test_long_batches_are_cut_up_by_chunks_in_order(consumers: int, monkeypatch:
     monkeypatch.setattr(partitioner_module, "CHUNK_ROWS", 64)
     monkeypatch.setattr(partitioner_module, "_ROWS_PER_CONSUMER", 16)
     batch = pa.record_batch({"k": np.arange(1000) % 37, "v": np.arange(1000)})
-    pieces = list(by_key(consumers, "k").split(batch))
+    pieces = list(by_key(consumers, "k").split(as_batch(batch)))
     assert len(pieces) > consumers
-    assert gathered(pieces) == expected(rows_of(batch), [n % 37 for n in range(1000)], consumers)
+    assert gathered(pieces) == expected(rows_of(Batch(batch)), [n % 37 for n in range(1000)], consumers)
 
 
 @pytest.mark.parametrize("consumers", [2, 3])
@@ -122,11 +123,11 @@ def test_long_pieces_keep_no_memory_of_each_other_and_short_ones_are_slices(cons
     batch = pa.record_batch(
         {"k": np.arange(rows), "v": np.arange(rows) / 7, "t": list(map(str, range(rows)))}
     )
-    pieces: list[tuple[int, Any]] = list(by_key(consumers, "k").split(batch))
+    pieces: list[tuple[int, Any]] = list(by_key(consumers, "k").split(as_batch(batch)))
     assert len(pieces) == consumers
-    assert all(unpinned(piece) is piece for _, piece in pieces)
-    pieces = list(by_key(consumers, "k").split(batch.slice(1)))
-    assert len({piece.column(0).buffers()[1].address for _, piece in pieces}) == 1
+    assert all(unpinned(piece.payload) is piece.payload for _, piece in pieces)
+    pieces = list(by_key(consumers, "k").split(as_batch(batch.slice(1))))
+    assert len({piece.payload.column(0).buffers()[1].address for _, piece in pieces}) == 1
 
 
 def test_one_partitioner_takes_batches_of_changing_schemas() -> None:
@@ -137,13 +138,13 @@ def test_one_partitioner_takes_batches_of_changing_schemas() -> None:
         pa.record_batch({"k": pa.array(["x", None]).dictionary_encode()}),
     ):
         keys = batch.column("k").to_pylist()
-        assert gathered(partitioner.split(batch)) == expected(rows_of(batch), keys, 3)
+        assert gathered(partitioner.split(Batch(batch))) == expected(rows_of(Batch(batch)), keys, 3)
 
 
 @given(st.lists(st.integers(-3, 3) | st.none() | st.sampled_from(["a", 1.5, 2.0, True])), st.integers(2, 7))
 def test_equal_keys_meet(keys: list[Any], consumers: int) -> None:
-    batch = KeyedRows(keys, list(range(len(keys))))
-    met = gathered(by_key(consumers).split(batch))
+    batch = Batch(list(range(len(keys))), keys)
+    met = gathered(by_key(consumers).split(as_batch(batch)))
     assert met == expected(rows_of(batch), keys, consumers)
     homes: dict[Any, set[int]] = defaultdict(set)
     for position, rows in met.items():
@@ -155,7 +156,7 @@ def test_equal_keys_meet(keys: list[Any], consumers: int) -> None:
 @pytest.mark.parametrize("kind", ["hash", "rebalance", "rescale", "forward", "broadcast", "custom"])
 def test_one_consumer_gets_the_batch_itself(kind: str) -> None:
     partitioner = Partitioner(kind, 1, ("k",), lambda row, consumers: 0, 5)
-    for batch in ([1], KeyedRows([1], [2]), pa.record_batch({"k": [1]})):
+    for batch in (Batch([1], [1]), Batch([2], [1]), Batch(pa.record_batch({"k": [1]}))):
         ((position, piece),) = partitioner.split(batch)
         assert position == 0
         assert piece is batch
@@ -163,29 +164,29 @@ def test_one_consumer_gets_the_batch_itself(kind: str) -> None:
 
 def test_one_consumer_is_refused_what_several_are() -> None:
     with pytest.raises(UsageError, match="a key of type list cannot be hashed"):
-        Partitioner("hash", 1, None, None, 0).split(KeyedRows([[1]], [2]))
+        Partitioner("hash", 1, None, None, 0).split(Batch([2], [[1]]))
     with pytest.raises(UsageError, match="cannot be"):
-        Partitioner("hash", 1, ("k",), None, 0).split(pa.record_batch({"k": [[1]]}))
+        Partitioner("hash", 1, ("k",), None, 0).split(Batch(pa.record_batch({"k": [[1]]})))
     with pytest.raises(UnknownName, match="no key column 'k'"):
-        Partitioner("hash", 1, ("k",), None, 0).split(pa.record_batch({"v": [1]}))
+        Partitioner("hash", 1, ("k",), None, 0).split(Batch(pa.record_batch({"v": [1]})))
     with pytest.raises(UsageError, match="the partitioner gave 7"):
-        Partitioner("custom", 1, None, lambda row, consumers: 7, 0).split([1])
+        Partitioner("custom", 1, None, lambda row, consumers: 7, 0).split(Batch([1]))
 
 
 @pytest.mark.parametrize("kind", ["hash", "rebalance", "broadcast", "custom"])
 def test_an_empty_batch_gives_no_piece(kind: str) -> None:
     partitioner = Partitioner(kind, 3, None, lambda row, consumers: 0, 0)
-    assert list(partitioner.split(KeyedRows([], []))) == []
+    assert list(partitioner.split(Batch([], []))) == []
 
 
 def test_a_missing_key_column_is_named_with_those_there_are() -> None:
     with pytest.raises(UnknownName, match=r"no key column 'user' \(or several\): the batch has k, v"):
-        list(by_key(2, "k", "user").split(pa.record_batch({"k": [1], "v": [2]})))
+        list(by_key(2, "k", "user").split(Batch(pa.record_batch({"k": [1], "v": [2]}))))
 
 
 def test_a_key_that_cannot_be_hashed() -> None:
     with pytest.raises(UsageError, match="a key of type dict cannot be hashed"):
-        list(by_key(2).split(KeyedRows([{}], [1])))
+        list(by_key(2).split(Batch([1], [{}])))
 
 
 # --- dealt out ----------------------------------------------------------------------------------------
@@ -196,7 +197,7 @@ def test_a_key_that_cannot_be_hashed() -> None:
 def test_a_batch_is_dealt_out_in_equal_slices_from_the_start(kind: str, start: int) -> None:
     partitioner = Partitioner(kind, 3, None, None, start)
     rows = list(range(100))
-    pieces = list(partitioner.split(rows))
+    pieces = list(partitioner.split(as_batch(rows)))
     assert [position for position, _ in pieces] == [(start + n) % 3 for n in range(3)]
     assert [row for _, piece in pieces for row in rows_of(piece)] == rows
     assert sorted(len(piece) for _, piece in pieces) == [33, 33, 34]
@@ -206,36 +207,36 @@ def test_shares_are_equal_over_many_batches() -> None:
     partitioner = Partitioner("rebalance", 3, None, None, 0)
     totals = [0, 0, 0]
     for _ in range(30):
-        for position, piece in partitioner.split(list(range(100))):
+        for position, piece in partitioner.split(Batch(list(range(100)))):
             totals[position] += len(piece)
     assert totals == [1000, 1000, 1000]
 
 
 def test_small_batches_go_round_whole() -> None:
     partitioner = Partitioner("rebalance", 3, None, None, 1)
-    batches = [[n] * 5 for n in range(7)]
-    dealt = [list(partitioner.split(batch)) for batch in batches]
-    assert dealt == [[((1 + n) % 3, batch)] for n, batch in enumerate(batches)]
+    batches = [Batch([n] * 5) for n in range(7)]
+    dealt = [[(position, piece.payload) for position, piece in partitioner.split(batch)] for batch in batches]
+    assert dealt == [[((1 + n) % 3, batch.payload)] for n, batch in enumerate(batches)]
 
 
 def test_middling_batches_go_to_some_and_the_next_ones_to_the_others() -> None:
     partitioner = Partitioner("rebalance", 4, None, None, 0)
-    positions = [[position for position, _ in partitioner.split([0] * 40)] for _ in range(4)]
+    positions = [[position for position, _ in partitioner.split(Batch([0] * 40))] for _ in range(4)]
     assert positions == [[0, 1], [2, 3], [0, 1], [2, 3]]
 
 
 def test_every_format_is_dealt_out() -> None:
-    batch = pa.record_batch({"v": np.arange(64)})
-    keyed = KeyedRows(list(range(64)), list("x" * 64))
+    batch = Batch(pa.record_batch({"v": np.arange(64)}))
+    keyed = Batch(list("x" * 64), list(range(64)))
     for whole in (batch, keyed):
         pieces = list(Partitioner("rebalance", 2, None, None, 0).split(whole))
         assert [len(piece) for _, piece in pieces] == [32, 32]
-        assert type(pieces[0][1]) is type(whole)
+        assert type(pieces[0][1].payload) is type(whole.payload)
         assert rows_of(pieces[0][1]) + rows_of(pieces[1][1]) == rows_of(whole)
 
 
 def test_broadcast_gives_each_the_batch() -> None:
-    batch = [1, 2]
+    batch = Batch([1, 2])
     assert list(Partitioner("broadcast", 3, None, None, 0).split(batch)) == [(n, batch) for n in range(3)]
 
 
@@ -250,14 +251,15 @@ def test_custom_asks_for_each_row() -> None:
         return np.int64(2) if row == 5 else row % 2
 
     rows = [4, 5, 6, 7, 8]
-    assert gathered(Partitioner("custom", 3, None, choose, 0).split(rows)) == {0: [4, 6, 8], 1: [7], 2: [5]}
+    partitioner = Partitioner("custom", 3, None, choose, 0)
+    assert gathered(partitioner.split(Batch(rows))) == {0: [4, 6, 8], 1: [7], 2: [5]}
     assert asked == [(row, 3) for row in rows]
-    keyed = KeyedRows(["a", "b"], [7, 4])
-    assert gathered(Partitioner("custom", 3, None, choose, 0).split(keyed)) == {1: [("a", 7)], 0: [("b", 4)]}
+    keyed = Batch([7, 4], ["a", "b"])
+    assert gathered(partitioner.split(keyed)) == {1: [("a", 7)], 0: [("b", 4)]}
 
 
 @pytest.mark.parametrize("choice", [3, -1, None, "0", 0.0])
 def test_custom_must_give_a_consumer(choice: Any) -> None:
     partitioner = Partitioner("custom", 3, None, lambda row, consumers: choice, 0)
     with pytest.raises(UsageError, match=r"gave .* for the row 'ro+…: return an int from 0 to 2"):
-        list(partitioner.split(["ro" + "o" * 500 + "w"]))
+        list(partitioner.split(Batch(["ro" + "o" * 500 + "w"])))

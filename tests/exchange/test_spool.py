@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.errors import ResourceExhausted, UsageError
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
 from minishuffle.exchange.elementstore import ElementStore, StorePlace
 from minishuffle.exchange.spool import Spool
@@ -35,7 +36,7 @@ def numbers_of(spool: Spool, begin: int, end: int) -> list[int]:
         size, count, kind = read_header(data)
         payload = memoryview(data)[ELEMENT_HEADER.size :]
         assert size == len(payload) and count == rows
-        element = decode(kind, count, payload)
+        element = decode(kind, count, payload).payload
         assert isinstance(element, pa.RecordBatch)
         assert element.column("s").to_pylist() == [str(number) for number in element.column("n").to_pylist()]
         found += element.column("n").to_pylist()
@@ -44,7 +45,7 @@ def numbers_of(spool: Spool, begin: int, end: int) -> list[int]:
 
 def filled(spool: Spool, sizes: list[int]) -> Spool:
     for size in sizes:
-        spool.append(batch(spool.rows, size))
+        spool.append(Batch(batch(spool.rows, size)))
     spool.validate()
     return spool
 
@@ -143,13 +144,13 @@ def test_what_is_given_up_leaves_no_file_and_who_reads_it_goes_on(directory: str
 def test_only_what_nobody_has_read_takes_room(directory: str) -> None:
     spool = Spool(stores(directory), 2_000)
     while spool.has_room:
-        spool.append(batch(spool.rows, 10))
+        spool.append(Batch(batch(spool.rows, 10)))
     full = spool.rows
     spool.free(0, full)
     assert spool.has_room and spool.freed == 0
     assert numbers_of(spool, 0, full) == list(range(full))
     while spool.has_room:
-        spool.append(batch(spool.rows, 10))
+        spool.append(Batch(batch(spool.rows, 10)))
     assert spool.rows == 2 * full
     assert Spool(stores(directory), None).has_room
 
@@ -167,7 +168,7 @@ def test_a_full_disk_is_named_and_leaves_what_was_there(
 
     monkeypatch.setattr(os, "pwrite", full_after_half)
     with pytest.raises(ResourceExhausted, match="No space left on device; make room there"):
-        spool.append(batch(5, 50))
+        spool.append(Batch(batch(5, 50)))
     monkeypatch.undo()
     assert spool.rows == 5
     filled(spool, [5])
@@ -177,4 +178,4 @@ def test_a_full_disk_is_named_and_leaves_what_was_there(
 def test_a_directory_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     spool = Spool(stores(str(tmp_path / "missing")), None)
     with pytest.raises(ResourceExhausted, match=r"missing: No such file or directory; make room"):
-        spool.append(batch(0, 1))
+        spool.append(Batch(batch(0, 1)))

@@ -22,7 +22,6 @@ from minishuffle.dataflow.operators.aggregates import outputs_of
 from minishuffle.dataflow.operators.asof import AsOfArrow
 from minishuffle.dataflow.operators.base import (
     END_OF_TIME,
-    KeyedRows,
     Mark,
     Operator,
     Side,
@@ -48,8 +47,10 @@ from minishuffle.dataflow.operators.windowarrow import WindowArrow
 from minishuffle.dataflow.operators.windowassigner import SlidingWindows, tumbling
 from minishuffle.dataflow.operators.windowrows import WindowRows, one_more
 from minishuffle.dataflow.operators.windows import OpenWindows, Panes
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.partitioner import Partitioner
 from minishuffle.operators.state_parts import StatePart, divided
+from support.batches import as_batch, collecting
 
 T = EventTime(column="t")
 KEYS = [0, 1, True, 2.0, 2.5, "a", None, (1, "b"), b"x", datetime(2026, 1, 1, tzinfo=UTC)]
@@ -83,9 +84,9 @@ def record(dice: random.Random, number: int) -> dict[str, Any]:
     }
 
 
-def rows(records: list[dict[str, Any]], dice: random.Random, side: int) -> KeyedRows:
+def rows(records: list[dict[str, Any]], dice: random.Random, side: int) -> Batch:
     """With more kinds of keys than columns have, and some that are one key."""
-    return KeyedRows([KEYS[(each["t"] + 3 * each["g"]) % len(KEYS)] for each in records], records)
+    return Batch(records, [KEYS[(each["t"] + 3 * each["g"]) % len(KEYS)] for each in records])
 
 
 def arrow(records: list[dict[str, Any]], dice: random.Random, side: int) -> pa.RecordBatch:
@@ -203,7 +204,7 @@ class Subtasks:
             for operator in self.operators:
                 operator.on_mark(item, input, self.emit)
             return
-        for index, piece in self._partitioners[input].split(item):
+        for index, piece in self._partitioners[input].split(as_batch(item)):
             self.operators[index].process(piece, input, self.emit)
 
     def finish(self) -> None:
@@ -256,7 +257,7 @@ def test_state_goes_from_one_subtask_to_three_and_to_two(name: str, seed: int) -
 
 def test_three_subtasks_have_each_key_once_between_them() -> None:
     counting = Subtasks(CASES["count"], 1, [])
-    counting.take(KeyedRows(list(range(100)), list(range(100))), 0)
+    counting.take(Batch(list(range(100)), list(range(100))), 0)
     (part,) = counting.parts()
     shares = [list(divided([part], index, 3)) for index in range(3)]
     assert [len(share) for share in shares] == [1, 1, 1]
@@ -277,7 +278,7 @@ def test_the_event_time_of_splits_goes_with_them() -> None:
     for split, time in ((0, 70), (1, 50), (2, 90)):
         before.on_mark(SplitMark(split, "open"), 0, ignore)
         before.on_mark(SplitMark(split, "current"), 0, ignore)
-        before.process([{"t": time}], 0, ignore)
+        before.process(Batch([{"t": time}]), 0, ignore)
     before.on_mark(SplitMark(1, "done"), 0, ignore)
     parts = list(before.write_state())
     told = []
@@ -287,7 +288,7 @@ def test_the_event_time_of_splits_goes_with_them() -> None:
         after.open(TaskContext("job", "task", index, 2, 2))
         after.read_state(divided(parts, index, 2))
         after.on_mark(SplitMark(split, "open"), 0, ignore)
-        after.on_mark(Watermark(END_OF_TIME), 0, marks.append)
+        after.on_mark(Watermark(END_OF_TIME), 0, collecting(marks))
         told.append(marks)
     assert told == [[Watermark(time), Watermark(END_OF_TIME)] for time in (69, 89)]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.counters import ConnectionCounters, TaskCounters
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import AssemblyBudget, encode
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
@@ -96,7 +97,7 @@ class Exchange:
         rows = 0
         for number in range(20):
             for partition in self.partitions:
-                count, parts = encode([f"{number} {'x' * 90}"])
+                count, parts = encode(Batch([f"{number} {'x' * 90}"]))
                 partition.write(0, count, parts)
             self.settle()
             while (element := self.gate.poll()) is not None:
@@ -172,7 +173,7 @@ def test_who_stops_listening_hears_no_more_and_one_may_begin_in_the_middle_of_a_
     exchange.settle()
     noted: Noted = []
     connection = exchange.consuming.connection
-    count, parts = encode(["x" * 100])
+    count, parts = encode(Batch(["x" * 100]))
     for _ in range(4):
         exchange.partitions[0].write(0, count, parts)
     chunks, pieces = exchange.producing.connection.data_to_send(16)

@@ -11,17 +11,17 @@ import random
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import cloudpickle
-import pyarrow as pa
 
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.dataflow.operators.base import Batch, Emit, Mark, Program, TaskContext, Watermark
+from minishuffle.dataflow.operators.base import Emit, Mark, Program, TaskContext, Watermark
 from minishuffle.dataflow.stream_base import StreamBase
-from minishuffle.exchange.elements import WHOLE, KeyedRows, read_header, unpinned
+from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.elements import WHOLE, read_header, unpinned
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.watermarks import END_OF_TIME, WatermarkValve
@@ -129,13 +129,15 @@ class _Partition:
 
     def hand_over(self, position: int, batch: Batch) -> bool:
         """Every other Arrow batch is for a consumer on the same worker."""
-        if isinstance(batch, list | KeyedRows):
+        columns = batch.payload
+        if isinstance(columns, list):
             return False
         self._columnar += 1
         if self._columnar % 2:
             channel = self._channels[position]
-            self._outcome.bytes_shipped += batch.nbytes
-            channel.queue.append(_Element(channel, WHOLE, len(batch), unpinned(batch)))
+            self._outcome.bytes_shipped += columns.nbytes
+            whole = Batch(unpinned(columns), None, batch.times)
+            channel.queue.append(_Element(channel, WHOLE, len(batch), whole))
         return bool(self._columnar % 2)
 
     def write(self, position: int, rows: int, parts: Iterable[Any]) -> None:
@@ -163,27 +165,16 @@ class _Partition:
             channel.queue.append("end")
 
 
-Piece: TypeAlias = "list[Any] | KeyedRows | pa.RecordBatch"
+def _parts(batch: Batch, at: list[int]) -> list[Batch]:
+    return [batch.slice(a, b) for a, b in zip([0, *at], [*at, len(batch)], strict=True)]
 
 
-def _parts(batch: Piece, at: list[int]) -> list[Piece]:
-    bounds = list(zip([0, *at], [*at, len(batch)], strict=True))
-    if isinstance(batch, KeyedRows):
-        return [KeyedRows(batch.keys[a:b], batch.rows[a:b]) for a, b in bounds]
-    if isinstance(batch, list):
-        return [batch[a:b] for a, b in bounds]
-    return [batch.slice(a, b - a) for a, b in bounds]
-
-
-def _merged(one: Piece, other: Piece) -> Piece | None:
+def _merged(one: Batch, other: Batch) -> Batch | None:
     """Both as one batch; None if they are of different kinds."""
-    if isinstance(one, KeyedRows) and isinstance(other, KeyedRows):
-        return KeyedRows(one.keys + other.keys, one.rows + other.rows)
-    if isinstance(one, list) and isinstance(other, list):
-        return one + other
-    if isinstance(one, pa.RecordBatch) and isinstance(other, pa.RecordBatch) and one.schema == other.schema:
-        return pa.Table.from_batches([one, other]).combine_chunks().to_batches()[0]
-    return None
+    if [one.keys is None, one.times is None] != [other.keys is None, other.times is None]:
+        return None
+    kinds = [getattr(each.payload, "schema", None) for each in (one, other)]
+    return Batch.concat([one, other]) if kinds[0] == kinds[1] else None
 
 
 class _Task:
@@ -255,7 +246,7 @@ class _Task:
             emit(Watermark(END_OF_TIME))
             self._end()
         elif len(batch):
-            for piece in self._cut(batch):
+            for piece in self._cut(Batch(batch)):
                 emit(piece)
         return True
 
@@ -294,7 +285,7 @@ class _Task:
             for piece in self._cut(item):
                 emit(piece)
 
-    def _cut(self, batch: Batch) -> list[Piece]:
+    def _cut(self, batch: Batch) -> list[Batch]:
         rows = self._run.cut.rows
         if rows is None:
             return [batch]

@@ -6,6 +6,7 @@ from functools import partial
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.channels import (
     Attachment,
     ChannelEvent,
@@ -125,7 +126,7 @@ class Exchange:
 
     def write(self, number: int, size: int) -> None:
         """One element of one row: a number that counts up, and ``size`` bytes."""
-        rows, parts = encode([[self.written, "x" * size]])
+        rows, parts = encode(Batch([[self.written, "x" * size]]))
         self.written += 1
         self.partitions[number].write(0, rows, parts)
 
@@ -229,7 +230,7 @@ class Exchange:
         element = self.gate.poll()
         if element is None:
             return False
-        rows = decode(element.format, element.rows, element.payload)
+        rows = decode(element.format, element.rows, element.payload).payload
         assert isinstance(rows, list)
         self.read[element.channel.producer] += [row[0] for row in rows]
         return True

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ShuffleError
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.buffers import BufferBuilder, Flush, Slice, WholeBatch
 from minishuffle.exchange.elements import ByteBudget
 from minishuffle.exchange.handover import Handover
@@ -35,10 +36,10 @@ class Handing(Handover):
     def _pass(self, ready: Callable[[], bool]) -> None:
         self.waits += 1
 
-    def take(self, batch: Any, buffer_size: int | None) -> WholeBatch:
-        number, size, rows = batch
+    def take(self, batch: Batch, buffer_size: int | None) -> WholeBatch:
+        number, size, rows = batch.payload
         whole = WholeBatch(
-            batch,
+            batch.payload,
             rows,
             size,
             min(CAPACITY, buffer_size or CAPACITY),
@@ -123,7 +124,7 @@ class Producer:
         if self.partition.skips(position, rows):
             return
         element: Any = (number, size, rows)
-        if not self.partition.hand_over(position, element):
+        if not self.partition.hand_over(position, Batch(element)):
             self.partition.write(position, rows, [bytes([number]) * size])
 
     def broadcast(self, number: int, size: int, rows: int = 1) -> None:

@@ -17,8 +17,9 @@ import cloudpickle
 import pyarrow as pa
 
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
-from minishuffle.dataflow.operators.base import Emit, KeyedRows, Mark, Output, Program, TaskContext, Watermark
+from minishuffle.dataflow.operators.base import Emit, Mark, Output, Program, TaskContext, Watermark
 from minishuffle.dataflow.operators.chained import ChainedOperator
+from minishuffle.exchange.batch import Batch
 
 __all__ = ["Audit", "Injected", "Mischief", "Plan", "Strategy", "is_side", "make_plan"]
 
@@ -223,12 +224,11 @@ def columns_of(rows: list[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def as_rows(batch: Any) -> list[Any]:
-    if isinstance(batch, KeyedRows):
-        return batch.rows
-    if isinstance(batch, pa.RecordBatch):
-        return list(map(list, zip(*(column.to_pylist() for column in batch.columns), strict=True)))
-    return list(batch)
+def as_rows(batch: Batch) -> list[Any]:
+    payload = batch.payload
+    if isinstance(payload, pa.RecordBatch):
+        return list(map(list, zip(*(column.to_pylist() for column in payload.columns), strict=True)))
+    return list(payload)
 
 
 class Stage(ChainedOperator):
@@ -264,7 +264,7 @@ class Stage(ChainedOperator):
         self._audit.do_mischief(self._operator, context.index, "raise in open")
         self._time = 0
 
-    def process(self, batch: Any, input: int, emit: Emit) -> None:
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
         rows = as_rows(batch)
         audit, me = self._audit, self._me
         if input in self._sides:
@@ -284,9 +284,9 @@ class Stage(ChainedOperator):
         audit.sent[me] += len(rows)
         stamped = [[row[0], row[1], *me, sent + number, row[6]] for number, row in enumerate(rows)]
         if self._columnar:
-            emit(columns_of(stamped))
+            emit(Batch(columns_of(stamped)))
         else:
-            emit(KeyedRows([(row[0], row[1]) for row in stamped], stamped) if self._keyed else stamped)
+            emit(Batch(stamped, [(row[0], row[1]) for row in stamped] if self._keyed else None))
         if self._first:
             self._time += 1
             emit(Watermark(self._time))

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from minishuffle.dataflow.graph import Edge
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.partitioner import Partitioner
 from minishuffle.worker import chain
 from support.simulated_jobs import Sender, as_rows
@@ -68,7 +69,7 @@ class _LoggedPartition:
             self._note(self._log.skipped, position)
         return skipped
 
-    def hand_over(self, position: int, batch: Any) -> bool:
+    def hand_over(self, position: int, batch: Batch) -> bool:
         self._note(self._log.written, position)  # first: the run may end within the call
         handed: bool = self._partition.hand_over(position, batch)
         self._log.handed_over += handed
@@ -93,7 +94,7 @@ def log_writes(patch: pytest.MonkeyPatch) -> WriteLog:
     log, edge_writer = WriteLog(), chain._edge_writer
 
     class NotingPartitioner(Partitioner):
-        def split(self, batch: Any) -> Iterator[tuple[int, Any]]:
+        def split(self, batch: Batch) -> Iterator[tuple[int, Batch]]:
             for position, piece in super().split(batch):
                 _hand.set(as_rows(piece))
                 yield position, piece
@@ -101,7 +102,7 @@ def log_writes(patch: pytest.MonkeyPatch) -> WriteLog:
     def logged(output: Any, partition: Any, *more: Any) -> Callable[[Any], None]:
         write = edge_writer(output, _LoggedPartition(partition, log), *more)  # type: ignore[arg-type]
 
-        def note(batch: Any) -> None:
+        def note(batch: Batch) -> None:
             _hand.set(as_rows(batch))
             write(batch)
 

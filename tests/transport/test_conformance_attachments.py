@@ -9,6 +9,7 @@ import pytest
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, ShuffleError, TaskFailed
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.channels import Attachment, GivenBack, RemoteAttachment
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.gate import InputGate
@@ -100,7 +101,7 @@ class Reading:
             self.write_one(size)
 
     def write_one(self, size: int) -> None:
-        rows, parts = encode([[self.written, "x" * size]])
+        rows, parts = encode(Batch([[self.written, "x" * size]]))
         self.written += 1
         self.source.partition.write(0, rows, parts)
 
@@ -111,7 +112,7 @@ class Reading:
 
     def poll(self) -> None:
         while (element := self.gate.poll()) is not None:
-            rows: Any = decode(element.format, element.rows, element.payload)
+            rows: Any = decode(element.format, element.rows, element.payload).payload
             self.read += [row[0] for row in rows]
 
     async def finish(self) -> None:

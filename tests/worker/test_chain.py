@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.operators.base import (
     END_OF_TIME,
     Active,
-    Batch,
     Emit,
     Idle,
     Mark,
@@ -20,6 +20,7 @@ from minishuffle.dataflow.operators.base import (
     Watermark,
 )
 from minishuffle.dataflow.operators.chained import ChainedOperator
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
 from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
@@ -27,6 +28,7 @@ from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import WATERMARK_EVENT, EventKind
 from minishuffle.worker.chain import Chain
+from support.batches import as_item
 
 
 class Noting(ChainedOperator):
@@ -36,7 +38,7 @@ class Noting(ChainedOperator):
         self.name, self.seen = name, seen
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        self.seen.append((self.name, input, batch))
+        self.seen.append((self.name, input, batch.payload))
         emit(batch)
 
     def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
@@ -44,16 +46,15 @@ class Noting(ChainedOperator):
         emit(mark)
 
     def finish(self, emit: Emit) -> None:
-        emit([f"end of {self.name}"])
+        emit(Batch([f"end of {self.name}"]))
 
 
 class Late(ChainedOperator):
     """Sends rows below 0 aside."""
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, list)
-        emit(Side("late", [row for row in batch if row < 0]))
-        emit([row for row in batch if row >= 0])
+        emit(Side("late", Batch([row for row in batch.payload if row < 0])))
+        emit(Batch([row for row in batch.payload if row >= 0]))
 
 
 class Alarm(ChainedOperator):
@@ -67,7 +68,7 @@ class Alarm(ChainedOperator):
         return self.times[0] if self.times else None
 
     def on_clock(self, now: float, emit: Emit) -> None:
-        emit([self.times.pop(0)])
+        emit(Batch([self.times.pop(0)]))
 
 
 class Bench:
@@ -91,7 +92,12 @@ class Bench:
         outputs = [Output(edge, "rebalance", side=side) for edge, side in enumerate(sides)]
         program = Program(None, list(operators), outputs)
         self.chain = Chain(program, self.partitions, 0, self.counters)
-        self.put = self.chain.entrance(0)
+        self.put = self.entrance(0)
+
+    def entrance(self, input: int) -> Callable[[Any], None]:
+        """Takes rows and marks of that input."""
+        take = self.chain.entrance(input)
+        return lambda item: take(as_item(item))
 
     def out(self, edge: int = 0) -> list[Any]:
         """Everything that the edge's consumer gets: rows, and (watermark, idle)."""
@@ -108,7 +114,7 @@ class Bench:
                 while payload:
                     size, rows, kind = read_header(payload)
                     begin = ELEMENT_HEADER.size
-                    batch = decode(kind, rows, payload[begin : begin + size])
+                    batch = decode(kind, rows, payload[begin : begin + size]).payload
                     assert isinstance(batch, list)
                     found += batch
                     payload = payload[begin + size :]
@@ -161,8 +167,8 @@ def test_split_marks_end_with_the_chain() -> None:
 def test_other_inputs_enter_at_the_first_operator_under_their_number() -> None:
     seen: list[Any] = []
     bench = Bench(Noting("a", seen), Noting("b", seen))
-    bench.chain.entrance(1)(["other"])
-    bench.chain.entrance(1)(Watermark(1))
+    bench.entrance(1)(["other"])
+    bench.entrance(1)(Watermark(1))
     assert seen == [
         ("a", 1, ["other"]),
         ("b", 0, ["other"]),
@@ -204,5 +210,5 @@ def test_each_operator_counts_what_it_takes_and_emits() -> None:
 def test_each_input_counts_for_the_first_operator() -> None:
     bench = Bench(Noting("join", []), Noting("b", []))
     bench.put([1, 2])
-    bench.chain.entrance(1)([3])
+    bench.entrance(1)([3])
     assert [(each.records_in, each.records_out) for each in bench.chain.counters] == [(3, 3), (3, 3)]

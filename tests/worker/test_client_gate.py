@@ -9,6 +9,7 @@ import pytest
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, ShuffleError, Superseded, UsageError
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
@@ -18,6 +19,7 @@ from minishuffle.wire.clients import ROWS_FORGOTTEN
 from minishuffle.wire.frames import BufferFlags, DataType, EventKind, PartitionRequest
 from minishuffle.worker.client_gate import UPSTREAM_EDGE, WRITES_KEPT, Progress, UpstreamChannel, UpstreamGate
 from minishuffle.worker.inputs import Inputs
+from support.batches import as_batch, shown
 from support.frames import buffer_header
 from support.links import BareLink, consumer_of
 
@@ -82,7 +84,7 @@ class Stand:
     def rows(self) -> list[Any]:
         found: list[Any] = []
         while (item := self.gate.poll()) is not None:
-            rows = decode(item.format, item.rows, item.payload)
+            rows = decode(item.format, item.rows, item.payload).payload
             assert isinstance(rows, list)
             found += rows
         return found
@@ -106,7 +108,7 @@ class Stand:
 
 
 def element(*rows: str) -> bytes:
-    return b"".join(bytes(part) for part in encode(list(rows))[1])
+    return b"".join(bytes(part) for part in encode(Batch(list(rows)))[1])
 
 
 def arrive(channel: UpstreamChannel, data: bytes) -> None:
@@ -152,7 +154,9 @@ def test_the_checksum_is_that_of_the_payloads(stand: Stand) -> None:
     channel = stand.take("a", "b")
     arrive(channel, element("c"))
     stand.rows()
-    payloads = b"".join(b"".join(bytes(part) for part in encode(rows)[1][1:]) for rows in (["a", "b"], ["c"]))
+    payloads = b"".join(
+        b"".join(bytes(part) for part in encode(as_batch(rows))[1][1:]) for rows in (["a", "b"], ["c"])
+    )
     assert stand.told[0].checksum == zlib.crc32(payloads)
 
 
@@ -409,4 +413,4 @@ def test_a_task_reads_what_programs_write_split_by_split() -> None:
     taken = []
     while (item := inputs.poll()) is not None:
         taken.append(item[1])
-    assert taken[-1] == ["a"] and not inputs.lagging
+    assert shown(taken[-1]) == ["a"] and not inputs.lagging

@@ -10,6 +10,7 @@ import pytest
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import TaskCancelled
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
@@ -81,7 +82,7 @@ class Stand:
     def rows(self) -> list[Any]:
         found: list[Any] = []
         while (item := self.gate.poll()) is not None:
-            rows = decode(item.format, item.rows, item.payload)
+            rows = decode(item.format, item.rows, item.payload).payload
             assert isinstance(rows, list)
             found += rows
         return found
@@ -92,7 +93,7 @@ class Stand:
 
 
 def arrive(channel: UpstreamChannel, *rows: str) -> None:
-    data = b"".join(bytes(part) for part in encode(list(rows))[1])
+    data = b"".join(bytes(part) for part in encode(Batch(list(rows)))[1])
     consumer = consumer_of(channel)
     consumer.credit.take_unannounced()
     flags = BufferFlags.STARTS | BufferFlags.ENDS

@@ -25,6 +25,7 @@ from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.connection import Connection, PartitionRequested
 from minishuffle.wire.frames import EventKind, PartitionRequest
 from minishuffle.worker.client_gate import UPSTREAM_EDGE, Progress, UpstreamChannel, UpstreamGate
+from support.batches import as_batch
 from support.links import BareLink
 
 SEGMENTS = 64
@@ -76,7 +77,7 @@ class Reading:
         """(Task.) Every row that the gate has now; the loop takes its turn after that."""
         found: list[Any] = []
         while (item := self.gate.poll()) is not None:
-            rows = decode(item.format, item.rows, item.payload)
+            rows = decode(item.format, item.rows, item.payload).payload
             assert isinstance(rows, list)
             found += rows
         self.turn()
@@ -150,7 +151,7 @@ class Program:
 
     def send(self, rows: list[Any]) -> bytes:
         """Write one element; gives its payload."""
-        count, parts = encode(rows)
+        count, parts = encode(as_batch(rows))
         data = b"".join(bytes(part) for part in parts)
         self._partition.write(0, count, parts)
         if self._subpartition.flush():
@@ -159,7 +160,7 @@ class Program:
 
     def send_half(self, rows: list[Any]) -> None:
         """Write an element without its last byte."""
-        count, parts = encode(rows)
+        count, parts = encode(as_batch(rows))
         data = b"".join(bytes(part) for part in parts)
         self._partition.write(0, count, [data[:-1]])
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.dataflow.operators.base import Batch, TaskContext
+from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.stream import Stream
+from minishuffle.exchange.batch import Batch
 from minishuffle.wire.requests import UserCall
 from minishuffle.worker import crashrecord
 from minishuffle.worker.crashrecord import (

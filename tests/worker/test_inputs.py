@@ -15,6 +15,7 @@ from minishuffle.exchange.watermarks import WatermarkValve
 from minishuffle.worker.inputs import Inputs
 from minishuffle.worker.registry import ChannelKey
 from support.attempts import attempt
+from support.batches import shown
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -60,7 +61,7 @@ def read(*gates: Gate, first: int | None = None, by_channel: bool = False) -> li
             return found
         item = inputs.poll()
         if item is not None:
-            found.append(item)
+            found.append((item[0], shown(item[1])))
     raise AssertionError(f"no end after {found}")
 
 

@@ -12,9 +12,10 @@ import msgpack
 import pytest
 
 from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.operators.base import Batch, TaskContext
+from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import InvalidGraph, TaskCancelled, TaskFailed, UnserializableRecord
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.rows import unpack_result
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker import task as task_module

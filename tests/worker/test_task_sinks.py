@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from minishuffle.dataflow.operators.base import Batch, TaskContext
+from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted, WrongResult
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.rows import unpack_result
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker import task as task_module

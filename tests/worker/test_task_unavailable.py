@@ -12,6 +12,7 @@ import pytest
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.operators.base import Output, Program
 from minishuffle.errors import TaskCancelled, UnserializableRecord
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.exchange.subpartition import PipelinedView
@@ -50,7 +51,8 @@ class Writer:
         for position in lost:
             self.views[position].release(CancelReason.FAILED)
         program = Program(None, [], [Output(0, partitioner, choose=lambda row, consumers: row[0])])
-        self.put = Chain(program, {0: self.partition}, 0, self.counters).entrance(0)
+        take = Chain(program, {0: self.partition}, 0, self.counters).entrance(0)
+        self.put = lambda rows: take(Batch(rows))
 
     def rows(self, view: PipelinedView) -> int:
         """How many the consumer gets."""

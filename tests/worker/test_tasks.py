@@ -14,6 +14,7 @@ from minishuffle.dataflow.graph import JobSettings, PartitionKind
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import ResourceExhausted
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.channels import LocalAttachment
 from minishuffle.exchange.debloater import BufferDebloater
 from minishuffle.exchange.elements import encode
@@ -353,7 +354,7 @@ async def test_an_abandoned_task_reports_where_it_is_in_what_external_clients_wr
     consumer = consumer_of(channel)
     consumer.credit.take_unannounced()
     for _ in range(2):
-        rows, parts = encode(pa.record_batch([list(range(10))], schema))
+        rows, parts = encode(Batch(pa.record_batch([list(range(10))], schema)))
         data = b"".join(bytes(part) for part in parts)
         flags = BufferFlags.STARTS | BufferFlags.ENDS
         header = buffer_header(

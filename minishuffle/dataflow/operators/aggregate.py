@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.aggregates import Function, input_of, outputs_of
-from minishuffle.dataflow.operators.base import Batch, Emit
+from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator, Emission
 from minishuffle.dataflow.operators.columns import (
     Outputs,
@@ -25,6 +25,7 @@ from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.gather import take
 from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import BATCH_ROWS_MAX
@@ -63,22 +64,22 @@ class _KeyedColumns(ChainedOperator):
         self._stamp = 0
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, pa.RecordBatch)
-        taken = []
-        for start, rows in pieces_of(batch.num_rows):
-            piece = batch.slice(start, rows)
+        columns, taken = batch.payload, []
+        for start, rows in pieces_of(columns.num_rows):
+            piece = columns.slice(start, rows)
             key_columns = [column_of(piece, name) for name in self.keys]
             slots = self._index.lookup(key_columns)
             for _, _, aggregate in self.outputs:
                 aggregate.grow(len(self._index))
             if self.emission == "each":
-                emit(self._running(piece, key_columns, slots))
+                emit(Batch(self._running(piece, key_columns, slots)))
                 continue
             for _, column, aggregate in self.outputs:
                 aggregate.update(slots, input_of(piece, column, aggregate))
             taken.append(slots)
         if self.emission == "batch" and taken:
-            emit(self._latest(batch, np.concatenate(taken) if len(taken) > 1 else taken[0]))
+            slots = np.concatenate(taken) if len(taken) > 1 else taken[0]
+            emit(Batch(self._latest(columns, slots)))
 
     def _running(
         self, piece: pa.RecordBatch, key_columns: list[pa.Array], slots: np.ndarray[Any, Any]
@@ -105,7 +106,7 @@ class _KeyedColumns(ChainedOperator):
     def finish(self, emit: Emit) -> None:
         if self.emission == "end":
             for batch in self.results():
-                emit(batch)
+                emit(Batch(batch))
 
     def results(self) -> Iterator[pa.RecordBatch]:
         """Keys and values as they are by now, in the order in which keys first came."""

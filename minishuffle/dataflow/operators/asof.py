@@ -7,15 +7,14 @@ the right rows up to both watermarks only the latest of each key is needed any m
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import END_OF_TIME, Batch, Emit
+from minishuffle.dataflow.operators.base import END_OF_TIME, Emit
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.joinarrow import JoinArrow
-from minishuffle.dataflow.operators.joincolumns import JoinColumns, Outbox, null_marks
+from minishuffle.dataflow.operators.joincolumns import JoinColumns, Outbox, null_marks, plain
 from minishuffle.dataflow.operators.joins import DROPPED, LEFT, RIGHT, SIDES, Bounds
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.late import Late
@@ -23,6 +22,7 @@ from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, Vector
 from minishuffle.dataflow.operators.order import row_order
 from minishuffle.dataflow.operators.timedrows import TimedRows, WaitingRows, joined
 from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.exchange.batch import Batch
 from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators.state_parts import StatePart, by_columns
@@ -87,12 +87,15 @@ class AsOfArrow(JoinArrow):
         names = super().held_columns(given, input)
         return names if input == LEFT else [*names, *self.columns.keys[RIGHT]]
 
-    def chunks_of(self, input: int) -> Sequence[Any]:
+    def hold_in(self, schema: pa.Schema, input: int) -> None:
+        for rows in self._runs_of(input):
+            rows.batch = plain(rows.batch, schema)
+
+    def _runs_of(self, input: int) -> Sequence[TimedRows]:
         return list(self._lefts) if input == LEFT else self._rights.runs
 
     def take(self, batch: Batch, times: Vector, input: int, emit: Emit) -> None:
-        assert isinstance(batch, pa.RecordBatch)
-        given = self.in_common_types(batch, input)
+        given = self.in_common_types(batch.payload, input)
         nulls = null_marks([column_of(given, name) for name in self.columns.keys[input]])
         rows = TimedRows(given.select(self.held_columns(given.schema.names, input)), times)
         if input == RIGHT and nulls is not None:
@@ -131,7 +134,7 @@ class AsOfArrow(JoinArrow):
             rows = found[first : first + BATCH_ROWS_MAX]
             others = right.batch.take(pa.array(rows, mask=rows < 0))
             pairs = self.columns.pairs(left.batch.slice(first, BATCH_ROWS_MAX), others, self.result_schema())
-            self.put_out(pairs, left.times[first : first + BATCH_ROWS_MAX], outbox)
+            self.put_out(Batch(pairs), left.times[first : first + BATCH_ROWS_MAX], outbox)
         outbox.flush()
 
     def _keys_of(self, rows: TimedRows, input: int) -> list[pa.Array]:
@@ -179,7 +182,7 @@ class AsOfArrow(JoinArrow):
         return self._side(input).earliest
 
     def write_held(self, input: int) -> Iterator[StatePart]:
-        for rows in self.chunks_of(input):
+        for rows in self._runs_of(input):
             columns = {"time": pa.array(rows.times), "row": rows.batch.to_struct_array()}
             yield from by_columns(SIDES[input], self._keys_of(rows, input), columns)
 

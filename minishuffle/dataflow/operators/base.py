@@ -1,8 +1,7 @@
 """What a task thread runs: a chain of operators that hand batches and marks to each other.
 
-A *batch* is a list of Python objects (rows), a :class:`KeyedRows`, or a ``pyarrow.RecordBatch``. A
-*mark* (:class:`Watermark`, :class:`Idle`, :class:`Active`, :class:`Side`, :class:`SplitMark`) goes the same
-way, in order with the batches.
+A *mark* (:class:`Watermark`, :class:`Idle`, :class:`Active`, :class:`Side`, :class:`SplitMark`) goes the same
+way as batches (``exchange.batch``), in order with them.
 
 Event times are int, microseconds since 1970 in UTC.
 """
@@ -26,7 +25,7 @@ from typing import (
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.operators.usermetrics import UserMetrics
 from minishuffle.errors import WrongResult
-from minishuffle.exchange.elements import KeyedRows
+from minishuffle.exchange.batch import Batch, Payload
 from minishuffle.exchange.spool import Spool
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME
 
@@ -43,11 +42,9 @@ __all__ = [
     "Aside",
     "AsyncCall",
     "AsyncCalls",
-    "Batch",
     "CompleteFile",
     "Emit",
     "Idle",
-    "KeyedRows",
     "Mark",
     "ModuleSource",
     "Operator",
@@ -64,9 +61,6 @@ __all__ = [
     "Watermark",
     "refuse_as_rows",
 ]
-
-
-Batch: TypeAlias = "list[Any] | KeyedRows | pa.RecordBatch"
 
 
 class Mark:
@@ -161,7 +155,7 @@ class SplitMark(Mark):
     state: Literal["open", "current", "done", "none"]
 
 
-Emit: TypeAlias = Callable[["Batch | Mark"], None]
+Emit: TypeAlias = Callable[[Batch | Mark], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +323,7 @@ class Source(Protocol):
 
     def splits(self) -> Sequence[Any]: ...
 
-    def read(self, split: Any, offset: int) -> Iterator[Batch]: ...
+    def read(self, split: Any, offset: int) -> Iterator[Payload]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +343,7 @@ class Output:
     """One out-edge of a chain: how a batch is cut up among the consumers.
 
     ``edge`` is the index in the job graph. ``keys`` are column names (Arrow) or None; with
-    ``partitioner == "hash"`` and ``keys is None`` batches are KeyedRows, or columns of keys alone.
+    ``partitioner == "hash"`` and ``keys is None`` batches have their keys with them.
     ``choose`` is the user's own function (row, consumers) -> consumer index for ``partitioner ==
     "custom"``. An output with a ``side`` takes the batches of the :class:`Side` of that tag, and no others.
     Of record batches only ``columns`` are shipped, those that a consumer or something behind it reads; None:

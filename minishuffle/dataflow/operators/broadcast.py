@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Batch, Emit, Mark, Used
+from minishuffle.dataflow.operators.base import Emit, Mark, Used
 from minishuffle.dataflow.operators.chained import ChainedOperator, preview
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.joincolumns import (
@@ -33,9 +33,10 @@ from minishuffle.dataflow.operators.keykinds import RowKinds
 from minishuffle.dataflow.operators.moments import Vector, without_times
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
-from minishuffle.exchange.elements import pack_rows
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.gather import taken
 from minishuffle.exchange.keys import canonical_rows
+from minishuffle.exchange.rows import pack_rows
 from minishuffle.exchange.sizes import RowsOut, row_bytes, rows_that_fit
 from minishuffle.limits import BATCH_ROWS_MAX, BROADCAST_BYTES_MAX, MIB
 
@@ -127,9 +128,9 @@ class BroadcastArrow(_Broadcast):
         return narrowed
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, pa.RecordBatch)
+        columns = batch.payload
         if input == SMALL:
-            given = plain(batch, self._schema if self._is_declared else None)
+            given = plain(columns, self._schema if self._is_declared else None)
             self._schema = common_schema(self._schema, given.schema)
             self.note_size(given.num_rows, given.nbytes)
             self._batches.append(given)
@@ -140,8 +141,8 @@ class BroadcastArrow(_Broadcast):
             self._small = self._build()
         small = self._small
         outbox = Outbox(emit)
-        for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
-            self._join(batch.slice(start, BATCH_ROWS_MAX), small, outbox)
+        for start in range(0, columns.num_rows, BATCH_ROWS_MAX):
+            self._join(columns.slice(start, BATCH_ROWS_MAX), small, outbox)
         outbox.flush()
 
     def _build(self) -> _Small:
@@ -233,22 +234,22 @@ class BroadcastRows(_Broadcast):
         """How the others are called beside a big row of these columns."""
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, list)
+        given = batch.payload
         if input == SMALL:
-            self.note_size(len(batch), len(pack_rows(batch)))
-            forms = _forms(batch, self.columns.keys[SMALL])
+            self.note_size(len(given), len(pack_rows(given)))
+            forms = _forms(given, self.columns.keys[SMALL])
             self._kinds.note(forms, SMALL)
-            for form, row in zip(forms, batch, strict=True):
+            for form, row in zip(forms, given, strict=True):
                 self._others.update(dict.fromkeys(self.columns.others(list(row))))
                 if not is_null(form):
                     self._rows.setdefault(form, []).append(row)
             return
         out = RowsOut(emit)
         unmatched: list[dict[str, Any]] = [{}] if self.columns.is_left else []
-        rows, is_paired = without_times(self._time, batch), self._time.is_paired
+        rows, is_paired = without_times(self._time, batch).payload, self._time.is_paired
         forms = _forms(rows, self.columns.keys[BIG])
         self._kinds.note(forms, BIG)
-        for form, row, record in zip(forms, rows, batch, strict=True):
+        for form, row, record in zip(forms, rows, given, strict=True):
             names = self._names_beside(tuple(row))
             for partner in self._rows.get(form, unmatched):
                 added = zip(names, map(partner.get, self._others), strict=True)

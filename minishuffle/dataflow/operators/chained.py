@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from minishuffle.dataflow.operators.base import Aside, Batch, Emit, Mark, Operator, Side, TaskContext
+from minishuffle.dataflow.operators.base import Aside, Emit, Mark, Operator, Side, TaskContext
 from minishuffle.errors import UnserializableRecord, UsageError, WrongResult, described
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.rows import pack_rows, preview
 from minishuffle.exchange.sizes import RowsOut
 from minishuffle.limits import DEAD_LETTER_CHARS
@@ -121,7 +122,7 @@ class ForgivingOperator(ChainedOperator):
             self.context.log(f"dead letter: {self.name}: {what}: record {shown}")
         elif self.on_error == "side":
             row = {"operator": self.name, "error": described(error), "record": _as_sent(record)}
-            self.context.put_aside(Side(self.errors_tag, [row]))
+            self.context.put_aside(Side(self.errors_tag, Batch([row])))
 
     def note_failure(self, error: BaseException, record: Any) -> None:
         """Add to the error which record raised it, and where."""
@@ -172,28 +173,29 @@ class RecordOperator(ForgivingOperator):
     def sides_to_read(self) -> Mapping[str, str]:
         return self.side_tags
 
-    def parted(self, emit: Emit) -> Emit:
-        """Emits rows, those that are an :class:`Aside` to its side output.
+    def parted(self, emit: Emit) -> Callable[[Batch], None]:
+        """Emits as :meth:`emit_parted` does."""
+        return lambda batch: self.emit_parted(batch, emit)
 
-        Emitting raises:
+    def emit_parted(self, batch: Batch, emit: Emit) -> None:
+        """Emit rows, those that are an :class:`Aside` to its side output.
+
+        Raises:
             WrongResult: there is no such side output.
         """
-
-        def part(rows: Any) -> None:
-            aside = asides_of(rows)
-            if not aside:
-                emit(rows)
-                return
-            apart: dict[str, list[Any]] = {}
-            for each in aside:
-                apart.setdefault(self._tag_of(each.name), []).append(each.row)
-            for tag, some in apart.items():
-                emit(Side(tag, some))
-            kept = [row for row in rows if type(row) is not Aside]
-            if kept:
-                emit(kept)
-
-        return part
+        rows = batch.payload
+        aside = asides_of(rows)
+        if not aside:
+            emit(batch)
+            return
+        apart: dict[str, list[Any]] = {}
+        for each in aside:
+            apart.setdefault(self._tag_of(each.name), []).append(each.row)
+        for tag, some in apart.items():
+            emit(Side(tag, Batch(some)))
+        kept = [row for row in rows if type(row) is not Aside]
+        if kept:
+            emit(Batch(kept))
 
     def _tag_of(self, name: Any) -> str:
         tags = self.side_tags
@@ -225,7 +227,7 @@ def asides_of(results: Sequence[Any]) -> Sequence[Aside]:
     return [each for each in results if type(each) is Aside] if Aside.made else ()
 
 
-def emit_rows(rows: list[Any], emit: Emit) -> None:
+def emit_rows(rows: list[Any], emit: Callable[[Batch], None]) -> None:
     """Emit rows in batches within BATCH_ROWS_MAX and about BATCH_BYTES_MAX; none if there are none."""
     out = RowsOut(emit)
     out.rows = rows

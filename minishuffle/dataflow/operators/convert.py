@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows, Used
+from minishuffle.dataflow.operators.base import Emit, Used
 from minishuffle.dataflow.operators.chained import ChainedOperator, ForgivingOperator, OnError, preview
 from minishuffle.dataflow.operators.hiddentime import gives_time, with_time
 from minishuffle.dataflow.operators.moments import event_times, without_times
@@ -23,6 +23,7 @@ from minishuffle.dataflow.operators.rowobjects import as_dicts, shallow
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.schemas import require_plain, with_innermost
 from minishuffle.exchange.sizes import pieces
 
@@ -44,17 +45,16 @@ def rows_of(batch: Batch) -> list[Any]:
     Raises:
         UsageError: two columns have one name, or a timestamp has nanoseconds that Python's lacks.
     """
-    if isinstance(batch, list):
-        return batch
-    if isinstance(batch, KeyedRows):
-        return batch.rows
-    names = batch.schema.names
+    payload = batch.payload
+    if isinstance(payload, list):
+        return payload
+    names = payload.schema.names
     if len(set(names)) < len(names):
         twice = ", ".join(names)
         raise WrongColumns(f"dict rows cannot hold two columns of one name: rename some of {twice}")
     if not names:
-        return [{} for _ in range(batch.num_rows)]
-    columns = [_python_values(name, batch.column(i)) for i, name in enumerate(names)]
+        return [{} for _ in range(payload.num_rows)]
+    columns = [_python_values(name, payload.column(i)) for i, name in enumerate(names)]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
@@ -365,14 +365,14 @@ class ToRows(ChainedOperator):
         self._is_paired = is_paired
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        if not len(batch):
+        if not len(batch.payload):
             return
         if self._is_paired:
-            assert isinstance(batch, pa.RecordBatch)
             times = event_times(EventTime(column=HIDDEN_TIME), batch)
-            emit(list(zip(times.tolist(), rows_of(batch.drop_columns([HIDDEN_TIME])), strict=True)))
+            rows = rows_of(Batch(batch.payload.drop_columns([HIDDEN_TIME])))
+            emit(Batch(list(zip(times.tolist(), rows, strict=True))))
         else:
-            emit(rows_of(batch))
+            emit(Batch(rows_of(batch)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,16 +454,16 @@ class ToArrow(ForgivingOperator):
         return made
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        if isinstance(batch, pa.RecordBatch):
+        if not isinstance(batch.payload, list):
             emit(batch)
             return
-        for rows in pieces(rows_of(batch)):
-            if len(rows):
-                self._take(rows_of(rows), emit)
+        for piece in pieces(batch):
+            if piece.payload:
+                self._take(piece, emit)
 
-    def _take(self, records: list[Any], emit: Emit) -> None:
+    def _take(self, records: Batch, emit: Emit) -> None:
         """Unless a row that does not fit fails the task, it is found by halves, each converted by itself."""
-        rows = records if self._time is None else without_times(self._time, records)
+        rows = (records if self._time is None else without_times(self._time, records)).payload
         try:
             table = self._convert([(row,) for row in rows] if self._are_values else rows)
         except UsageError as error:
@@ -471,16 +471,16 @@ class ToArrow(ForgivingOperator):
                 if (misfit := self._misfit(rows)) is not None:
                     self.note_failure(error, (None, misfit) if self.takes_pairs else misfit)
                 raise
-            if len(records) == 1:
-                self.drop(error, records[0])
+            if len(rows) == 1:
+                self.drop(error, records.payload[0])
             else:
-                middle = len(records) // 2
-                self._take(records[:middle], emit)
-                self._take(records[middle:], emit)
+                middle = len(rows) // 2
+                self._take(records.slice(0, middle), emit)
+                self._take(records.slice(middle, len(rows)), emit)
             return
         if self._time is not None and self._adds_time:
             table = with_time(table, event_times(self._time, records))
-        emit(table)
+        emit(Batch(table))
 
     def _misfit(self, rows: list[Any]) -> Any:
         """The first row that is not converted by itself; None: there is none."""
@@ -528,10 +528,11 @@ class CheckSchema(ChainedOperator):
         self._converter = RowsToArrow(schema)
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        if isinstance(batch, pa.RecordBatch):
-            emit(self._check_arrow(batch))
-        elif len(rows := rows_of(batch)):
-            self._converter.convert(rows)
+        payload = batch.payload
+        if not isinstance(payload, list):
+            emit(Batch(self._check_arrow(payload)))
+        elif payload:
+            self._converter.convert(payload)
             emit(batch)
 
     def _check_arrow(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-from minishuffle.dataflow.operators.base import Aside, Batch
+from minishuffle.dataflow.operators.base import Aside
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.rows import SCALARS
 
 __all__ = ["copied", "copies_of", "own_rows", "set_apart"]
@@ -20,9 +21,10 @@ __all__ = ["copied", "copies_of", "own_rows", "set_apart"]
 def own_rows(batch: Batch) -> Batch:
     """The batch, no row of which shares with anything else what could be changed in it. (Nothing can be in
     Arrow's.)"""
-    if not isinstance(batch, list) or _are_fixed(batch):
+    payload = batch.payload
+    if batch.keys is not None or not isinstance(payload, list) or _are_fixed(payload):
         return batch
-    return copies_of(batch)
+    return Batch(copies_of(payload), None, batch.times)
 
 
 def copies_of(rows: Iterable[Any]) -> list[Any]:

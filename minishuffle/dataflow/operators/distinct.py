@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minishuffle.dataflow.operators.base import Batch, Emit
+from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.columns import SUM, Aggregate, folded, grown, result_type, valid_marks
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.gather import take, taken
 from minishuffle.exchange.keys import BOOL8, UUIDS
 from minishuffle.operators.state_parts import StatePart, by_columns, key_columns_of
@@ -34,14 +35,13 @@ class Distinct(ChainedOperator):
         self._index = KeyIndex()
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, pa.RecordBatch)
-        columns = [column_of(batch, name) for name in self._keys]
+        columns = [column_of(batch.payload, name) for name in self._keys]
         known = len(self._index)
         slots = self._index.lookup(columns)
         if len(self._index) > known:
             found, rows = np.unique(slots, return_index=True)
             given = pa.RecordBatch.from_arrays(columns, names=list(self._keys))
-            emit(taken(given, np.sort(rows[found >= known])))
+            emit(Batch(taken(given, np.sort(rows[found >= known]))))
 
     def state_rows(self) -> int:
         return len(self._index)

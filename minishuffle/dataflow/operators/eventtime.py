@@ -12,10 +12,8 @@ from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
     Active,
-    Batch,
     Emit,
     Idle,
-    KeyedRows,
     Mark,
     SplitMark,
     TaskContext,
@@ -26,8 +24,7 @@ from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.moments import Vector, event_times
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
-from minishuffle.exchange.elements import slice_of
-from minishuffle.exchange.gather import chosen
+from minishuffle.exchange.batch import Batch
 from minishuffle.limits import WATERMARK_SECONDS_MIN
 from minishuffle.operators.state_parts import StatePart
 
@@ -98,18 +95,18 @@ class AssignEventTime(ForgivingOperator):
     # --- records ---------------------------------------------------------------------------------
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        if not len(batch):
+        if not len(batch.payload):
             return
         batch, times = self._timed(batch)
-        if not len(batch):
+        if not len(times):
             return
         if self._idle:
             self._idle = False
             emit(Active())
         if self.idle_after is not None:
             self._last_record_at = self.context.now()
-        if self.time_of_output.is_paired and isinstance(batch, list):
-            batch = list(zip(times.tolist(), batch, strict=True))
+        if self.time_of_output.is_paired and isinstance(batch.payload, list):
+            batch = Batch(list(zip(times.tolist(), batch.payload, strict=True)))
         if self.each:
             self._emit_each(batch, times, emit)
         else:
@@ -126,13 +123,13 @@ class AssignEventTime(ForgivingOperator):
                 raise
         has_time = np.ones(len(batch), np.bool_)
         for number in range(len(batch)):
-            one = slice_of(batch, number, number + 1)
+            one = batch.slice(number, number + 1)
             try:
                 event_times(self.time, one)
             except Exception as error:
                 has_time[number] = False
                 self.drop(error, rows_of(one)[0])
-        batch = chosen(batch, has_time)
+        batch = batch.mask(has_time)
         return batch, event_times(self.time, batch)
 
     def _take(self, greatest: int) -> None:
@@ -149,12 +146,12 @@ class AssignEventTime(ForgivingOperator):
         advances = held > np.concatenate(([self._told_time()], held[:-1]))
         start = 0
         for end in (np.flatnonzero(advances) + 1).tolist():
-            emit(_cut(batch, start, end))
+            emit(batch.slice(start, end))
             self._take(int(reached[end - 1]))
             self._tell(emit)
             start = end
         if start < len(batch):
-            emit(_cut(batch, start, len(batch)))
+            emit(batch.slice(start, len(batch)))
         self._take(int(reached[-1]))
 
     # --- watermarks ------------------------------------------------------------------------------
@@ -247,8 +244,3 @@ class AssignEventTime(ForgivingOperator):
         if now >= idle_at and not self._idle and self._told < END_OF_TIME:
             self._idle = True
             emit(Idle())
-
-
-def _cut(batch: Batch, start: int, end: int) -> Batch:
-    assert not isinstance(batch, KeyedRows)
-    return batch[start:end] if isinstance(batch, list) else batch.slice(start, end - start)

@@ -14,6 +14,7 @@ from minishuffle.dataflow.operators.moments import event_times
 from minishuffle.dataflow.operators.order import row_order
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.widertype import as_type, in_schema, wider_schema
+from minishuffle.exchange.batch import Batch
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = ["Extreme", "FirstOrLast"]
@@ -121,7 +122,7 @@ class FirstOrLast(_LeastRows):
 
     def rows_of(self, batch: pa.RecordBatch) -> pa.Array:
         """What is taken of a batch: a struct of the event time and ``columns``."""
-        arrays = [pa.array(event_times(self._time, batch))]
+        arrays = [pa.array(event_times(self._time, Batch(batch)))]
         for name in self._columns:
             column = column_of(batch, name)
             arrays.append(as_type(column, result_type(self._what, name, column.type)))

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import NO_ROWS, Batch, Emit, KeyedRows, refuse_as_rows
+from minishuffle.dataflow.operators.base import NO_ROWS, Emit, refuse_as_rows
 from minishuffle.dataflow.operators.chained import (
     ChainedOperator,
     OnError,
@@ -29,9 +29,10 @@ from minishuffle.dataflow.operators.moments import without_times
 from minishuffle.dataflow.operators.pandasindex import without_unnamed_index
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns, WrongResult
+from minishuffle.exchange.batch import Batch, KeyColumns
 from minishuffle.exchange.keys import hash_rows, key_array
 from minishuffle.exchange.rows import pack_rows, unpack_rows
-from minishuffle.exchange.sizes import RowsOut
+from minishuffle.exchange.sizes import FIRST_ROWS, RowsOut
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = ["FilterRows", "FlatMapRows", "Forwarded", "KeyRows", "KeyRowsByColumns", "MapBatches", "MapRows"]
@@ -77,12 +78,16 @@ class MapRows(_PerRow):
     shares = True
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, list)
+        given = batch.payload
+        if len(given) < FIRST_ROWS:
+            if results := self.call(given)[1]:
+                self.emit_parted(Batch(results), emit)
+            return
         out = RowsOut(self.parted(emit))
         begin = 0
-        while begin < len(batch):
+        while begin < len(given):
             end = begin + max(1, out.room - len(out.rows))
-            results = self.call(batch[begin:end] if begin or end < len(batch) else batch)[1]
+            results = self.call(given[begin:end] if begin or end < len(given) else given)[1]
             out.rows = out.rows + results if out.rows else results
             out.look()
             begin = end
@@ -99,8 +104,7 @@ class FilterRows(_PerRow):
     name = "filter"
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, list)
-        given, results = self.call(batch)
+        given, results = self.call(batch.payload)
         if aside := asides_of(results):
             raise WrongResult(
                 f"{self.name}: its function gave Aside({aside[0].name!r:.80}, ...), and filter has no side "
@@ -116,7 +120,7 @@ class FilterRows(_PerRow):
         except Exception:  # of a result that is neither true nor false
             rows = self._true(given, results)
         if rows:
-            emit(rows)
+            emit(Batch(rows))
 
     def _true(self, given: list[Any], results: list[Any]) -> list[Any]:
         rows = []
@@ -150,20 +154,20 @@ class FlatMapRows(_PerRow):
         self.shares = not self._generates
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, list)
+        given = batch.payload
         out = RowsOut(self.parted(emit))
-        left = iter(batch)
+        left = iter(given)
         if self.on_error != "fail":
             self._take_one_by_one(left, out)
         elif self._generates:
             self._take_items(left, out)
         else:
-            while self._take(batch, left, out):
+            while self._take(given, left, out):
                 out.look()
         out.look()
         out.flush()
 
-    def _take(self, batch: list[Any], left: Iterator[Any], out: RowsOut) -> bool:
+    def _take(self, given: list[Any], left: Iterator[Any], out: RowsOut) -> bool:
         """Call the function until there are as many rows as fit; False once it was called for all."""
         fn, rows, room = self.fn, out.rows, out.room
         extend = rows.extend
@@ -176,7 +180,7 @@ class FlatMapRows(_PerRow):
                 if len(rows) >= room:
                     return True
         except Exception as error:
-            self.note_failure(error, _last_taken(batch, left))
+            self.note_failure(error, _last_taken(given, left))
             raise
         return False
 
@@ -225,8 +229,9 @@ def keys_alone(keys: list[Any]) -> Batch:
     if len(keys) >= COLUMN_KEYS_MIN:
         column = key_array(keys)
         if column is not None and column.type in KEY_TYPES_OF_ROWS:
-            return pa.RecordBatch.from_arrays([column], ["key"])
-    return KeyedRows(keys, keys)
+            alone = pa.RecordBatch.from_arrays([column], ["key"])
+            return Batch(alone, KeyColumns(alone, [0]))
+    return Batch(keys, keys)
 
 
 class KeyRows(_PerRow):
@@ -244,14 +249,13 @@ class KeyRows(_PerRow):
         self._alone = alone
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, list)
-        rows, keys = self.call(batch)
+        rows, keys = self.call(batch.payload)
         if self.on_error != "fail":
             rows, keys = self._with_keys_that_hash(rows, keys)
         if self._alone and keys:
             emit(keys_alone(keys))
         elif rows:
-            emit(KeyedRows(rows if all(map(is_, keys, rows)) else keys, rows))
+            emit(Batch(rows, rows if all(map(is_, keys, rows)) else keys))
 
     def _with_keys_that_hash(self, rows: list[Any], keys: list[Any]) -> tuple[list[Any], list[Any]]:
         """Drop the records whose key is of a type that cannot be one."""
@@ -297,8 +301,7 @@ class KeyRowsByColumns(ChainedOperator):
         self._time = time or EventTime()
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, list)
-        rows = without_times(self._time, batch)
+        rows = without_times(self._time, batch).payload
         left = iter(rows)
         try:
             keys = list(map(self._key_of, left))
@@ -306,7 +309,7 @@ class KeyRowsByColumns(ChainedOperator):
             raise self._explain(_last_taken(rows, left), rows) from error
         if keys:
             self._keyed = True
-            emit(keys_alone(keys) if self._alone else KeyedRows(keys, batch))
+            emit(keys_alone(keys) if self._alone else Batch(batch.payload, keys))
 
     def _explain(self, row: Any, rows: list[Any]) -> UsageError:
         dicts = [each for each in rows if isinstance(each, dict)]
@@ -328,7 +331,8 @@ class Forwarded(ChainedOperator):
     name = "forward"
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        emit(unpack_rows(pack_rows(batch)) if isinstance(batch, list) else batch)
+        payload = batch.payload
+        emit(Batch(unpack_rows(pack_rows(payload))) if isinstance(payload, list) else batch)
 
 
 class MapBatches(RecordOperator):
@@ -348,20 +352,20 @@ class MapBatches(RecordOperator):
         super().__init__(fn, on_error)
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, pa.RecordBatch)
+        columns = batch.payload
         try:
-            result = self.fn(batch)
+            result = self.fn(columns)
         except Exception as error:
             if self.on_error == "fail":
                 error.add_note(
-                    f"raised in operator {self.name!r} by a batch of {batch.num_rows} rows with the "
-                    f"columns {', '.join(batch.schema.names)}"
+                    f"raised in operator {self.name!r} by a batch of {columns.num_rows} rows with the "
+                    f"columns {', '.join(columns.schema.names)}"
                 )
                 raise
-            self._retry_row_by_row(batch, emit)
+            self._retry_row_by_row(columns, emit)
         else:
             for piece in self._batches_of(result):
-                emit(piece)
+                emit(Batch(piece))
 
     def _retry_row_by_row(self, batch: pa.RecordBatch, emit: Emit) -> None:
         pieces: list[pa.RecordBatch] = []
@@ -376,7 +380,7 @@ class MapBatches(RecordOperator):
         for _, alike in groupby(pieces, key=lambda piece: piece.schema):
             table = pa.Table.from_batches(list(alike)).combine_chunks()
             for piece in table.to_batches(max_chunksize=BATCH_ROWS_MAX):
-                emit(piece)
+                emit(Batch(piece))
 
     def _batches_of(self, result: Any) -> list[pa.RecordBatch]:
         if result is None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Batch, Emit, Used
+from minishuffle.dataflow.operators.base import Emit, Used
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.moments import Vector, event_times
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
+from minishuffle.exchange.batch import Batch
 
 __all__ = ["HideTime", "KeepTime", "gives_time", "with_time"]
 
@@ -41,9 +42,8 @@ class KeepTime(ChainedOperator):
         return self if gives_time(used) else KeepTime(None)
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, pa.RecordBatch)
-        if self._time is not None and self._time.column in batch.schema.names:
-            batch = with_time(batch, event_times(self._time, batch))
+        if self._time is not None and self._time.column in batch.payload.schema.names:
+            batch = Batch(with_time(batch.payload, event_times(self._time, batch)))
         emit(batch)
 
 
@@ -53,5 +53,7 @@ class HideTime(ChainedOperator):
     name = "columns"
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, pa.RecordBatch)
-        emit(batch.drop_columns([HIDDEN_TIME]) if HIDDEN_TIME in batch.schema.names else batch)
+        columns = batch.payload
+        if HIDDEN_TIME in columns.schema.names:
+            batch = Batch(columns.drop_columns([HIDDEN_TIME]))
+        emit(batch)

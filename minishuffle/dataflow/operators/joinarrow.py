@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Batch, Emit, Used
+from minishuffle.dataflow.operators.base import Emit, Used
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.hiddentime import gives_time, with_time
 from minishuffle.dataflow.operators.joincolumns import (
@@ -26,6 +26,7 @@ from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import Vector
 from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.exchange.batch import Batch
 from minishuffle.operators.state_parts import StatePart, by_columns, key_columns_of
 
 __all__ = ["JoinArrow"]
@@ -66,8 +67,7 @@ class JoinArrow(IntervalJoin):
         return narrowed
 
     def numbered(self, batch: Batch, input: int) -> tuple[Batch, Vector, Vector]:
-        assert isinstance(batch, pa.RecordBatch)
-        given = self.in_common_types(batch, input)
+        given = self.in_common_types(batch.payload, input)
         keys = [column_of(given, name) for name in self.columns.keys[input]]
         nulls = null_marks(keys)
         if nulls is None:
@@ -75,7 +75,7 @@ class JoinArrow(IntervalJoin):
         else:
             slots, others = np.full((2, len(given)), -1, dtype=np.int64)
             slots[~nulls], others[~nulls] = self._slots([key.filter(pa.array(~nulls)) for key in keys], input)
-        return given.select(self.held_columns(given.schema.names, input)), slots, others
+        return Batch(given.select(self.held_columns(given.schema.names, input))), slots, others
 
     def _slots(self, keys: list[pa.Array], input: int) -> tuple[Vector, Vector]:
         own, other = self._indexes[input], self._indexes[1 - input]
@@ -94,17 +94,17 @@ class JoinArrow(IntervalJoin):
         if before is not None and not schema.equals(before):
             self._result = None
             held = pa.schema([schema.field(name) for name in self.held_columns(schema.names, input)])
-            for chunk in self.chunks_of(input):
-                chunk.batch = plain(chunk.batch, held)
+            self.hold_in(held, input)
         return plain(given, schema)
 
     def held_columns(self, given: list[str], input: int) -> list[str]:
         """The columns that are held of batches of a side that have the columns ``given``."""
         return self.columns.held_names(given, input)
 
-    def chunks_of(self, input: int) -> Sequence[Any]:
-        """What is held of a side, each with its ``batch``."""
-        return self._held[input].chunks
+    def hold_in(self, schema: pa.Schema, input: int) -> None:
+        """Have what is held of a side in these types."""
+        for chunk in self._held[input].chunks:
+            chunk.batch = Batch(plain(chunk.batch.payload, schema))
 
     def schema_of(self, input: int) -> pa.Schema:
         """The schema of a side as it came so far; it must be known."""
@@ -114,17 +114,17 @@ class JoinArrow(IntervalJoin):
 
     def pairs(self, own: Batch, other: Batch, input: int) -> Batch:
         left, right = (own, other) if input == LEFT else (other, own)
-        return self.columns.pairs(left, right, self.result_schema())
+        return Batch(self.columns.pairs(left.payload, right.payload, self.result_schema()))
 
     def alone(self, batch: Batch, input: int) -> Batch:
         alone = self.columns.left_alone if input == LEFT else self.columns.right_alone
-        return alone(batch, self.result_schema())
+        return Batch(alone(batch.payload, self.result_schema()))
 
     def outbox(self, emit: Emit) -> Outbox:
         return Outbox(emit)
 
     def put_out(self, batch: Batch, times: Vector, outbox: Outbox) -> None:
-        outbox.add(with_time(batch, times) if self._gives_time else batch)
+        outbox.add(with_time(batch.payload, times) if self._gives_time else batch.payload)
 
     def write_side(self, input: int) -> Iterator[StatePart]:
         schema = self._schemas[input]
@@ -134,8 +134,7 @@ class JoinArrow(IntervalJoin):
         yield from self.write_held(input)
 
     def write_records(self, batch: Batch, slots: Vector, name: str, **columns: Any) -> Iterator[StatePart]:
-        assert isinstance(batch, pa.RecordBatch)
-        row = batch.to_struct_array()
+        row = batch.payload.to_struct_array()
         return by_columns(name, self._indexes[SIDES.index(name)].keys(slots), {**columns, "row": row})
 
     def read_side(self, part: StatePart, input: int) -> None:
@@ -146,7 +145,7 @@ class JoinArrow(IntervalJoin):
             self.read_held(part, input)
 
     def read_records(self, part: StatePart, input: int) -> tuple[Batch, Vector]:
-        return self.rows_of(part, input), self._indexes[input].lookup(key_columns_of(part))
+        return Batch(self.rows_of(part, input)), self._indexes[input].lookup(key_columns_of(part))
 
     def rows_of(self, part: StatePart, input: int) -> pa.RecordBatch:
         """The records of a part, as they are held."""

@@ -16,6 +16,7 @@ from minishuffle.dataflow.operators.keykinds import check_key_kinds
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.operators.widertype import as_type, in_schema, wider_schema
 from minishuffle.errors import UsageError, WrongColumns
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.schemas import with_innermost, without_dictionary, without_view
 from minishuffle.exchange.sizes import pieces
 from minishuffle.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
@@ -111,8 +112,8 @@ class Outbox:
 
     def add(self, batch: pa.RecordBatch) -> None:
         for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
-            for piece in pieces(batch.slice(start, BATCH_ROWS_MAX)):
-                self._add(piece)
+            for piece in pieces(Batch(batch.slice(start, BATCH_ROWS_MAX))):
+                self._add(piece.payload)
 
     def _add(self, batch: Any) -> None:
         if self._rows + batch.num_rows > BATCH_ROWS_MAX or self._bytes + batch.nbytes > BATCH_BYTES_MAX:
@@ -123,7 +124,8 @@ class Outbox:
 
     def flush(self) -> None:
         if self._rows:
-            self._emit(self._batches[0] if len(self._batches) == 1 else pa.concat_batches(self._batches))
+            one = len(self._batches) == 1
+            self._emit(Batch(self._batches[0] if one else pa.concat_batches(self._batches)))
         self._batches, self._rows, self._bytes = [], 0, 0
 
 

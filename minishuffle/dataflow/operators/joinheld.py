@@ -8,21 +8,18 @@ size are merged, which leaves few of them and copies each record a logarithmic n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import END_OF_TIME, Batch, KeyedRows
+from minishuffle.dataflow.operators.base import END_OF_TIME
 from minishuffle.dataflow.operators.moments import Vector
-from minishuffle.exchange.gather import picked
+from minishuffle.exchange.batch import Batch, Mask
 from minishuffle.exchange.sizes import row_bytes, rows_that_fit
 from minishuffle.kernels.machinecode import kernel
 
-__all__ = ["Chunk", "Held", "Mask"]
-
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
+__all__ = ["Chunk", "Held"]
 
 CHUNK_ROWS_MAX: Final = 1 << 18
 """Longer ones do not come from merging: one merge stays below a tenth of a second."""
@@ -30,16 +27,6 @@ CHUNK_BYTES_MAX: Final = 1 << 28
 """Likewise; and the offsets of a text column do not overflow."""
 ROOM: Final = 64
 """Numbers that there is room for at first. Of fewer none are given anew, however many are gone."""
-
-
-def _put_together(batches: Sequence[Any]) -> Batch:
-    if isinstance(batches[0], pa.RecordBatch):
-        return pa.concat_batches(batches)
-    keys, rows = [], []
-    for batch in batches:
-        keys += batch.keys
-        rows += batch.rows
-    return KeyedRows(keys, rows)
 
 
 class Chunk:
@@ -51,7 +38,7 @@ class Chunk:
         self.first = first
         self.end = first + len(times)
         self.gone = 0
-        self.row_bytes = row_bytes(batch)
+        self.row_bytes = row_bytes(batch.payload)
         self.earliest = int(times.min())
         """The least time that is held."""
         self._times = times
@@ -67,7 +54,7 @@ class Chunk:
 
     def records(self, numbers: Vector) -> Batch:
         """Those of these numbers, in their order."""
-        return picked(self.batch, numbers - self.first)
+        return self.batch.take(numbers - self.first)
 
     def take_until(self, limit: int) -> Vector:
         """Let go of the records up to ``limit``, and give their numbers."""
@@ -122,7 +109,7 @@ class Held:
             self.chunks.append(self._merged(before, last))
 
     def _merged(self, before: Chunk, last: Chunk) -> Chunk:
-        batch = _put_together([before.batch, last.batch])
+        batch = Batch.concat([before.batch, last.batch])
         chunk = Chunk(batch, before.first, self.times[before.first : last.end].copy())
         if before.gone or last.gone:
             # What is gone of either is earlier than all that is held.
@@ -134,7 +121,7 @@ class Held:
         in order), pairwise, as many at a time as make a batch."""
         if not self.chunks:
             return
-        weight = row_bytes(batch) + max(chunk.row_bytes for chunk in self.chunks)
+        weight = row_bytes(batch.payload) + max(chunk.row_bytes for chunk in self.chunks)
         for asked, numbers in self._pairs(slots, times, rows_that_fit(weight)):
             order = np.argsort(numbers)
             yield asked[order], numbers[order]
@@ -148,7 +135,7 @@ class Held:
             for chunk, begin, end in zip(self.chunks, cuts, cuts[1:], strict=False)
             if begin < end
         ]
-        return found[0] if len(found) == 1 else _put_together(found)
+        return Batch.concat(found)
 
     def _pairs(self, slots: Vector, times: Vector, most: int) -> Iterator[tuple[Vector, Vector]]:
         """(Places given, numbers) of all pairs, at most so many at a time."""

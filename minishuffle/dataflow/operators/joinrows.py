@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
+from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.joins import DROPPED, LEFT, RIGHT, Bounds, How, IntervalJoin
 from minishuffle.dataflow.operators.keykinds import RowKinds
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import Vector, microseconds, without_times
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.errors import UsageError
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.exchange.sizes import RowsOut
 from minishuffle.operators.state_parts import StatePart, by_rows, keys_of, packed, unpacked
@@ -90,45 +90,40 @@ class JoinRows(IntervalJoin):
         self._kinds = RowKinds()
 
     def numbered(self, batch: Batch, input: int) -> tuple[Batch, Vector, Vector]:
-        if not isinstance(batch, KeyedRows):
-            raise UsageError(f"a join of rows takes rows with keys, not a {type(batch).__name__}")
         forms = canonical_rows(batch.keys)
         self._kinds.note(forms, input)
         own, other = self._indexes[input], self._indexes[1 - input]
         return without_times(self.times[input], batch), own.lookup(forms), other.find(forms)
 
     def pairs(self, own: Batch, other: Batch, input: int) -> Batch:
-        assert isinstance(own, KeyedRows)
-        assert isinstance(other, KeyedRows)
         left, right = (own, other) if input == LEFT else (other, own)
-        return list(zip(own.keys, left.rows, right.rows, strict=True))
+        return Batch(list(zip(own.keys, left.payload, right.payload, strict=True)))
 
     def alone(self, batch: Batch, input: int) -> Batch:
-        assert isinstance(batch, KeyedRows)
         if self.how in ("semi", "anti"):
-            return batch.rows
+            return Batch(batch.payload)
+        records = zip(batch.keys, batch.payload, strict=True)
         if input == LEFT:
-            return [(key, row, None) for key, row in zip(batch.keys, batch.rows, strict=True)]
-        return [(key, None, row) for key, row in zip(batch.keys, batch.rows, strict=True)]
+            return Batch([(key, row, None) for key, row in records])
+        return Batch([(key, None, row) for key, row in records])
 
     def outbox(self, emit: Emit) -> RowsOut:
         return RowsOut(emit)
 
     def put_out(self, batch: Batch, times: Vector, outbox: RowsOut) -> None:
-        assert isinstance(batch, list)
-        outbox.rows += zip(times.tolist(), batch, strict=True) if self._gives_pairs else batch
+        rows = batch.payload
+        outbox.rows += zip(times.tolist(), rows, strict=True) if self._gives_pairs else rows
         outbox.look()
 
     def finish(self, emit: Emit) -> None:
         self._kinds.complain(self.name, self.context)
 
     def write_records(self, batch: Batch, slots: Vector, name: str, **columns: Any) -> Iterator[StatePart]:
-        assert isinstance(batch, KeyedRows)
-        yield by_rows(name, batch.keys, row=packed(batch.rows), **columns)
+        yield by_rows(name, batch.keys, row=packed(batch.payload), **columns)
 
     def read_records(self, part: StatePart, input: int) -> tuple[Batch, Vector]:
         keys, rows = keys_of(part), unpacked(part.batch["row"])
-        return KeyedRows(keys, rows), self._indexes[input].lookup(canonical_rows(keys))
+        return Batch(rows, keys), self._indexes[input].lookup(canonical_rows(keys))
 
 
 def is_null(form: Any) -> bool:

@@ -18,7 +18,6 @@ from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
     Active,
-    Batch,
     Emit,
     Idle,
     Mark,
@@ -26,11 +25,11 @@ from minishuffle.dataflow.operators.base import (
     Watermark,
 )
 from minishuffle.dataflow.operators.chained import ChainedOperator
-from minishuffle.dataflow.operators.joinheld import Held, Mask
+from minishuffle.dataflow.operators.joinheld import Held
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, Vector, event_times
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.exchange.gather import chosen, picked
+from minishuffle.exchange.batch import Batch, Mask
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators.state_parts import StatePart, greatest
 
@@ -227,14 +226,14 @@ class IntervalJoin(ChainedOperator):
         batch, slots, others = self.numbered(batch, input)
         if input == RIGHT and self.how in ("semi", "anti"):
             rows = _first_of_each(slots, times)
-            batch, times, slots, others = picked(batch, rows), times[rows], slots[rows], others[rows]
+            batch, times, slots, others = batch.take(rows), times[rows], slots[rows], others[rows]
         outbox = self.outbox(emit)
         matched = self._match(batch, others, times, input, outbox)
         stays = (times > self.progress.limit(input)) & (slots >= 0)
         if not stays.all():
             self._put_out_alone(batch, times, np.flatnonzero(~stays & ~matched), input, outbox)
             kept = np.flatnonzero(stays)
-            batch, times, slots, matched = picked(batch, kept), times[kept], slots[kept], matched[kept]
+            batch, times, slots, matched = batch.take(kept), times[kept], slots[kept], matched[kept]
         if len(slots):
             self._held[input].add(batch, slots, times, matched)
         outbox.flush()
@@ -252,12 +251,12 @@ class IntervalJoin(ChainedOperator):
                 if self.how == "semi" and input == RIGHT and len(numbers):
                     self.put_out(self.alone(held.records(numbers), LEFT), held.times[numbers], outbox)
             else:
-                pairs = self.pairs(picked(batch, asked), held.records(numbers), input)
+                pairs = self.pairs(batch.take(asked), held.records(numbers), input)
                 self.put_out(pairs, np.maximum(times[asked], held.times[numbers]), outbox)
             held.matched[numbers] = True
         if self.how == "semi" and input == LEFT and matched.any():
             found = np.flatnonzero(matched)
-            self.put_out(self.alone(picked(batch, found), LEFT), times[found], outbox)
+            self.put_out(self.alone(batch.take(found), LEFT), times[found], outbox)
         return matched
 
     def let_go(self, input: int, limit: int, emit: Emit) -> None:
@@ -272,7 +271,7 @@ class IntervalJoin(ChainedOperator):
     def _put_out_alone(self, batch: Batch, times: Vector, rows: Vector, input: int, outbox: Any) -> None:
         """Put out those of a batch of a side at ``rows``, without a partner, if such records go out."""
         if len(rows) and self.goes_unmatched(input):
-            self.put_out(self.alone(picked(batch, rows), input), times[rows], outbox)
+            self.put_out(self.alone(batch.take(rows), input), times[rows], outbox)
 
     def _forget_keys(self, input: int) -> None:
         """Number the keys of a side anew that have records, once most have none."""
@@ -333,15 +332,16 @@ class IntervalJoin(ChainedOperator):
     # --- records and marks --------------------------------------------------------------------------
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        if not len(batch):
+        rows = len(batch.payload)
+        if not rows:
             return
         time = self.times[input]
-        times = np.zeros(len(batch), dtype=np.int64) if time.is_none else event_times(time, batch)
+        times = np.zeros(rows, dtype=np.int64) if time.is_none else event_times(time, batch)
         late = times <= max(self.progress.reached[input], self._own[input])
         if late.any():
-            self.late[input].take(chosen(batch, late), time, self.context, emit)
-            batch, times = chosen(batch, ~late), times[~late]
-        if len(batch):
+            self.late[input].take(batch.mask(late), time, self.context, emit)
+            batch, times = batch.mask(~late), times[~late]
+        if len(times):
             self.take(batch, times, input, emit)
 
     def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.aggregate import AggregateArrow, CountArrow
-from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
+from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import (
     ChainedOperator,
     Emission,
@@ -24,6 +24,7 @@ from minishuffle.dataflow.operators.chained import (
 )
 from minishuffle.dataflow.operators.copies import copied
 from minishuffle.dataflow.operators.functions import COLUMN_KEYS_MIN
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.keys import canonical_rows, key_array
 from minishuffle.exchange.rows import SCALARS
 from minishuffle.limits import BATCH_ROWS_MAX
@@ -93,21 +94,22 @@ class CountRows(ChainedOperator):
         """Keys have come that no column holds as they are."""
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, KeyedRows | pa.RecordBatch)
-        if isinstance(batch, pa.RecordBatch) and self.emission == "end" and self._fits(batch.column(0).type):
-            assert self._columns is not None
-            self._columns.process(batch, 0, emit)
-            return
-        given = batch.keys if isinstance(batch, KeyedRows) else batch.column(0).to_pylist()
+        payload, given = batch.payload, batch.keys
+        if not isinstance(payload, list):
+            if self.emission == "end" and self._fits(payload.column(0).type):
+                assert self._columns is not None
+                self._columns.process(batch, 0, emit)
+                return
+            given = payload.column(0).to_pylist()
         keys = self._shown.canonical(given)
         if self.emission == "each":
             if keys:
-                emit(list(zip(given, self._count_each(keys), strict=True)))
+                emit(Batch(list(zip(given, self._count_each(keys), strict=True))))
             return
         self._counts.update(keys)
         if self.emission == "batch" and keys:
             counts = self._counts
-            emit(list(self._shown.pairs((key, counts[key]) for key in dict.fromkeys(keys))))
+            emit(Batch(list(self._shown.pairs((key, counts[key]) for key in dict.fromkeys(keys)))))
         elif self._columns is not None:
             self._short_rows += len(keys)
             if self._short_rows >= COLUMN_KEYS_MIN:
@@ -205,8 +207,7 @@ class _FoldedRows(RecordOperator):
         raise NotImplementedError
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, KeyedRows)
-        rows = batch.rows
+        rows = batch.payload
         if not rows:
             return
         keys = self._shown.canonical(batch.keys)
@@ -240,10 +241,10 @@ class _FoldedRows(RecordOperator):
         if not values:
             return
         if self.emission == "each":
-            emit(list(zip(given, values, strict=True)))
+            emit(Batch(list(zip(given, values, strict=True))))
         else:
             last = dict(zip(keys, values, strict=True))
-            emit([(key, copied(value)) for key, value in self._shown.pairs(last.items())])
+            emit(Batch([(key, copied(value)) for key, value in self._shown.pairs(last.items())]))
 
     def finish(self, emit: Emit) -> None:
         if self.emission == "end":

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows, Side, TaskContext
+from minishuffle.dataflow.operators.base import Emit, Side, TaskContext
 from minishuffle.dataflow.operators.chained import preview
 from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.moments import without_times
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
-from minishuffle.exchange.elements import slice_of
+from minishuffle.exchange.batch import Batch
 
 __all__ = ["Late", "LatePolicy"]
 
@@ -39,12 +39,12 @@ class Late:
         """
         context.counters.records_late += len(batch)
         if self.policy == "fail":
-            (first,) = rows_of(without_times(time, slice_of(batch, 0, 1)))
+            (first,) = rows_of(without_times(time, batch.slice(0, 1)))
             raise UsageError(
                 f"a record came too late, behind the watermark: {preview(first)}: raise out_of_order= of "
                 "event_time(), or write late='drop' or late='side'"
             )
         if self.policy == "side":
-            emit(Side(self.tag, batch.rows if isinstance(batch, KeyedRows) else batch))
+            emit(Side(self.tag, Batch(batch.payload)))
         else:
             context.counters.late_dropped += len(batch)

@@ -13,7 +13,6 @@ from typing import Any
 from minishuffle.dataflow.operators.base import (
     AsyncCall,
     AsyncCalls,
-    Batch,
     Emit,
     Mark,
     TaskContext,
@@ -21,6 +20,7 @@ from minishuffle.dataflow.operators.base import (
 )
 from minishuffle.dataflow.operators.chained import OnError, RecordOperator, emit_rows
 from minishuffle.errors import LocalProtocolError, UsageError
+from minishuffle.exchange.batch import Batch
 
 __all__ = ["MapRowsAsync"]
 
@@ -91,15 +91,14 @@ class MapRowsAsync(RecordOperator):
     # --- rows and marks ------------------------------------------------------------------------------
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, list)
-        begin = 0
-        while begin < len(batch):
+        given, begin = batch.payload, 0
+        while begin < len(given):
             room = self.concurrency - self._rows
             if not room:
                 self._wait_for_first()
                 self._give(emit)
                 continue
-            calls = [AsyncCall(row) for row in batch[begin : begin + room]]
+            calls = [AsyncCall(row) for row in given[begin : begin + room]]
             self._queue += calls
             self._rows += len(calls)
             self._calls.start(self.fn, calls, self.timeout)
@@ -166,7 +165,7 @@ class MapRowsAsync(RecordOperator):
     def _fails(self, error: BaseException) -> bool:
         return self.on_error == "fail" or isinstance(error, UsageError) or not isinstance(error, Exception)
 
-    def _emit(self, rows: list[Any], taken: int, emit: Emit) -> None:
+    def _emit(self, rows: list[Any], taken: int, emit: Callable[[Batch], None]) -> None:
         """``taken`` rows have left the queue and become these. They count as state until these are emitted,
         as there may be no batch in hand that they could be counted with."""
         emit_rows(rows, emit)

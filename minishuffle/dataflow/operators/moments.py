@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minishuffle.dataflow.operators.base import Batch, KeyedRows
 from minishuffle.dataflow.operators.chained import preview
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns
+from minishuffle.exchange.batch import Batch
 
 __all__ = ["TIME_MAX", "TIME_MIN", "datetime_of", "event_times", "microseconds", "without_times"]
 
@@ -71,24 +71,21 @@ def event_times(time: EventTime, batch: Batch) -> Vector:
         UsageError: a record has no time, or what stands there is none.
         UnknownName: there is no such column.
     """
-    if isinstance(batch, pa.RecordBatch):
-        times = _arrow_times(time, batch)
+    payload = batch.payload
+    if not isinstance(payload, list):
+        times = _arrow_times(time, payload)
+    elif time.is_paired:
+        times = np.fromiter((at for at, _ in payload), np.int64, len(payload))
     else:
-        rows = batch.rows if isinstance(batch, KeyedRows) else batch
-        if time.is_paired:
-            times = np.fromiter((at for at, _ in rows), np.int64, len(rows))
-        else:
-            times = _row_times(time, rows)
+        times = _row_times(time, payload)
     return times + time.shift if time.shift else times
 
 
-def without_times(time: EventTime, batch: Batch) -> Any:
+def without_times(time: EventTime, batch: Batch) -> Batch:
     """The batch with the rows alone where they stand in pairs with their times."""
     if not time.is_paired:
         return batch
-    if isinstance(batch, KeyedRows):
-        return KeyedRows(batch.keys, [row for _, row in batch.rows])
-    return [row for _, row in batch]
+    return Batch([row for _, row in batch.payload], batch.keys)
 
 
 def _row_times(time: EventTime, rows: Sequence[Any]) -> Vector:

@@ -14,9 +14,7 @@ from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
     Aside,
-    Batch,
     Emit,
-    KeyedRows,
     Mark,
     TaskContext,
     Watermark,
@@ -36,6 +34,7 @@ from minishuffle.dataflow.operators.pairs import stamped
 from minishuffle.dataflow.operators.timers import Timers
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.exchange.rows import SCALARS
 from minishuffle.exchange.sizes import RowsOut
@@ -221,11 +220,10 @@ class ProcessRows(RecordOperator):
     # --- records and timers ---------------------------------------------------------------------------
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, KeyedRows)
-        forms = canonical_rows(batch.keys)
-        times, rows = [None] * len(batch), batch.rows
+        forms, rows = canonical_rows(batch.keys), batch.payload
+        times = [None] * len(rows)
         if self.time is not None:
-            times, rows = event_times(self.time, batch).tolist(), without_times(self.time, batch).rows
+            times, rows = event_times(self.time, batch).tolist(), without_times(self.time, batch).payload
         now = self._running()
         out = RowsOut(self.parted(emit))
         for key, form, row, time in zip(batch.keys, forms, rows, times, strict=True):

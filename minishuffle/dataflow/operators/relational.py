@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import _acero as acero
 
-from minishuffle.dataflow.operators.base import Batch, Emit, Used
+from minishuffle.dataflow.operators.base import Emit, Used
 from minishuffle.dataflow.operators.categories import refuse_order_in, still_marked
 from minishuffle.dataflow.operators.chained import ChainedOperator, OnError
 from minishuffle.dataflow.operators.convert import column_of
@@ -27,7 +27,8 @@ from minishuffle.dataflow.operators.hiddentime import gives_time
 from minishuffle.dataflow.operators.times import HIDDEN_TIME
 from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import MissingColumn, UsageError, WrongColumns
-from minishuffle.exchange.gather import take, taken
+from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.gather import take
 from minishuffle.exchange.schemas import long_types, with_columns_of, with_innermost, without_dictionary
 from minishuffle.limits import BATCH_ROWS_MAX
 
@@ -101,15 +102,16 @@ class Projection(ChainedOperator):
         return narrowed
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, pa.RecordBatch)
-        if not batch.num_rows:
+        given = batch.payload
+        if not given.num_rows:
             return
-        wanted = self._wanted(batch.schema.names)
+        wanted = self._wanted(given.schema.names)
         computed = {name: value for name, value in wanted.items() if not isinstance(value, str)}
-        values = dict(zip(computed, evaluated(batch, list(computed.values()), self.name), strict=True))
-        arrays = [values[name] if name in values else column_of(batch, wanted[name]) for name in wanted]
+        values = dict(zip(computed, evaluated(given, list(computed.values()), self.name), strict=True))
+        arrays = [values[name] if name in values else column_of(given, wanted[name]) for name in wanted]
         made = pa.RecordBatch.from_arrays(arrays, names=list(wanted))
-        emit(still_marked(made, batch, {name: wanted[name] for name in wanted if name not in values}))
+        kept = {name: wanted[name] for name in wanted if name not in values}
+        emit(Batch(still_marked(made, given, kept)))
 
     def _wanted(self, given: Sequence[str]) -> dict[str, Any]:
         """What each output column is, of a batch that has the columns ``given``."""
@@ -268,19 +270,19 @@ class Filter(ChainedOperator):
         self._condition = condition
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, pa.RecordBatch)
-        if not batch.num_rows:
+        given = batch.payload
+        if not given.num_rows:
             return
-        (mask,) = evaluated(batch, [self._condition], self.name)
+        (mask,) = evaluated(given, [self._condition], self.name)
         if pa.types.is_null(mask.type):
             return
         if not pa.types.is_boolean(mask.type):
             raise WrongColumns(f"filter: {self._condition!s:.200} gives {mask.type}: write a condition")
         rows = pc.indices_nonzero(mask).to_numpy().view(np.int64)
-        if len(rows) == batch.num_rows:
+        if len(rows) == given.num_rows:
             emit(batch)
         elif len(rows):
-            emit(taken(batch, rows))
+            emit(batch.take(rows))
 
 
 class Explode(ChainedOperator):
@@ -297,8 +299,8 @@ class Explode(ChainedOperator):
         self._column = column
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, pa.RecordBatch)
-        lists = column_of(batch, self._column)
+        given = batch.payload
+        lists = column_of(given, self._column)
         if pa.types.is_null(lists.type):  # of rows that all lack it
             return
         if not is_list(lists.type):
@@ -310,10 +312,10 @@ class Explode(ChainedOperator):
             piece = rows[start : start + BATCH_ROWS_MAX]
             columns = [
                 values.slice(start, BATCH_ROWS_MAX) if name == self._column else take(column, piece)
-                for name, column in zip(batch.schema.names, batch.columns, strict=True)
+                for name, column in zip(given.schema.names, given.columns, strict=True)
             ]
-            made = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-            emit(still_marked(made, batch, {name: name for name in made.schema.names}))
+            made = pa.RecordBatch.from_arrays(columns, names=given.schema.names)
+            emit(Batch(still_marked(made, given, {name: name for name in made.schema.names})))
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -338,13 +340,13 @@ class MapPieces(MapBatches):
         self._rows = rows or BATCH_ROWS_MAX
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, pa.RecordBatch)
+        given = batch.payload
         if self._columns is not None:
-            arrays = [column_of(batch, name) for name in self._columns]
+            arrays = [column_of(given, name) for name in self._columns]
             made = pa.RecordBatch.from_arrays(arrays, names=list(self._columns))
-            batch = still_marked(made, batch, {name: name for name in self._columns})
-        for start in range(0, batch.num_rows, self._rows):
-            super().process(batch.slice(start, self._rows), input, emit)
+            given = still_marked(made, given, {name: name for name in self._columns})
+        for start in range(0, given.num_rows, self._rows):
+            super().process(Batch(given.slice(start, self._rows)), input, emit)
 
 
 class Conform(ChainedOperator):
@@ -360,4 +362,4 @@ class Conform(ChainedOperator):
         self._schema = schema
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        emit(in_schema(batch, self._schema, "the union"))
+        emit(Batch(in_schema(batch.payload, self._schema, "the union")))

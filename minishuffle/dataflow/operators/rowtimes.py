@@ -7,10 +7,11 @@ times off again. Exchanges carry the pairs like any tuples.
 
 from __future__ import annotations
 
-from minishuffle.dataflow.operators.base import Batch, Emit
+from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.moments import event_times, without_times
 from minishuffle.dataflow.operators.times import PAIRED, EventTime
+from minishuffle.exchange.batch import Batch
 
 __all__ = ["PairRows", "UnpairRows"]
 
@@ -24,9 +25,9 @@ class PairRows(ChainedOperator):
         self._time = time
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, list)
-        if batch:
-            emit(list(zip(event_times(self._time, batch).tolist(), batch, strict=True)))
+        rows = batch.payload
+        if rows:
+            emit(Batch(list(zip(event_times(self._time, batch).tolist(), rows, strict=True))))
 
 
 class UnpairRows(ChainedOperator):

@@ -20,9 +20,7 @@ from minishuffle.dataflow.operators.aggregates import input_of
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
-    Batch,
     Emit,
-    KeyedRows,
     Mark,
     Reached,
     Watermark,
@@ -44,7 +42,7 @@ from minishuffle.dataflow.operators.timedrows import TimedRows, WaitingRows
 from minishuffle.dataflow.operators.timeheap import TimeHeap
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.windowarrow import MOMENT, SPARE_SLOTS, window_columns
-from minishuffle.exchange.gather import chosen
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import BATCH_ROWS_MAX
@@ -126,8 +124,8 @@ class SessionOperator(ChainedOperator):
         times = event_times(self._time, batch)
         late = times <= max(self._watermark, self._own)
         if late.any():
-            self._late.take(chosen(batch, late), self._time, self.context, emit)
-            batch, times = chosen(batch, ~late), times[~late]
+            self._late.take(batch.mask(late), self._time, self.context, emit)
+            batch, times = batch.mask(~late), times[~late]
         if len(times):
             self.hold(batch, times)
 
@@ -192,9 +190,8 @@ class SessionRows(SessionOperator, RecordOperator):
 
     def hold(self, batch: Batch, times: Vector) -> None:
         batch = without_times(self._time, batch)
-        assert isinstance(batch, KeyedRows)
         forms = canonical_rows(batch.keys)
-        for form, key, row, time in zip(forms, batch.keys, batch.rows, times.tolist(), strict=True):
+        for form, key, row, time in zip(forms, batch.keys, batch.payload, times.tolist(), strict=True):
             self._waiting.push(time, (form, key, row))
 
     def advance(self, emit: Emit) -> None:
@@ -326,8 +323,7 @@ class SessionArrow(SessionOperator):
         """The numbers of those that have not ended."""
 
     def hold(self, batch: Batch, times: Vector) -> None:
-        assert isinstance(batch, pa.RecordBatch)
-        self._waiting.add(TimedRows(batch, times))
+        self._waiting.add(TimedRows(batch.payload, times))
 
     def advance(self, emit: Emit) -> None:
         due = self._waiting.take_until(self._watermark, self.name)
@@ -372,7 +368,7 @@ class SessionArrow(SessionOperator):
         sessions, self._open = self._open[ended], self._open[~ended]
         sessions = sessions[np.argsort(ends[ended], kind="stable")]
         for first in range(0, len(sessions), BATCH_ROWS_MAX):
-            emit(self._result(sessions[first : first + BATCH_ROWS_MAX]))
+            emit(Batch(self._result(sessions[first : first + BATCH_ROWS_MAX])))
         if self._known - len(self._open) > max(SPARE_SLOTS, self._known // 2):
             self._compact()
 
@@ -415,7 +411,8 @@ class SessionArrow(SessionOperator):
             elif part.name == "waiting":
                 names = [name for name in part.batch.schema.names if name.startswith(_ROW)]
                 columns = [part.batch.column(name) for name in names]
-                batch = pa.RecordBatch.from_arrays(columns, [name.removeprefix(_ROW) for name in names])
+                names = [name.removeprefix(_ROW) for name in names]
+                batch = Batch(pa.RecordBatch.from_arrays(columns, names))
                 self.hold(batch, event_times(self._time, batch))
             else:
                 self._read_sessions(part)

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Batch, Emit
+from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.categories import refuse_order
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.order import check_order, row_order
 from minishuffle.dataflow.operators.widertype import in_schema, wider_schema
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.schemas import with_innermost, without_view
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators.state_parts import StatePart, by_columns
@@ -53,9 +54,8 @@ class TopN(ChainedOperator):
         """Rows that were left when they were last sorted."""
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, pa.RecordBatch)
-        if batch.num_rows:
-            self._take(batch)
+        if batch.payload.num_rows:
+            self._take(batch.payload)
 
     def _take(self, batch: pa.RecordBatch) -> None:
         keys = [column_of(batch, name) for name in self._keys]
@@ -74,7 +74,7 @@ class TopN(ChainedOperator):
         self._keep_greatest()
         for batch in self._batches:
             for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
-                emit(batch.slice(start, BATCH_ROWS_MAX))
+                emit(Batch(batch.slice(start, BATCH_ROWS_MAX)))
         self._batches, self._slots, self._rows = [], [], 0
 
     def state_rows(self) -> int:

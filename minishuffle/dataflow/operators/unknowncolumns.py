@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
+from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.rowobjects import as_dicts
 from minishuffle.dataflow.operators.times import HIDDEN_TIME
 from minishuffle.errors import InvalidGraph
+from minishuffle.exchange.batch import Batch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,16 +41,16 @@ class UnknownColumns(ChainedOperator):
         Raises:
             UsageError: there are none.
         """
-        from minishuffle.dataflow.operators.convert import rows_of, schema_of_rows
+        from minishuffle.dataflow.operators.convert import schema_of_rows
         from minishuffle.dataflow.operators.widertype import wider_schema
 
         rows: list[Any] = []
         found: pa.Schema | None = None
         for batch in batches:
-            if isinstance(batch, list | KeyedRows):
-                rows += map(as_dicts, rows_of(batch))
+            if isinstance(batch.payload, list):
+                rows += map(as_dicts, batch.payload)
             else:
-                found = wider_schema(found, batch.schema, "the batches")
+                found = wider_schema(found, batch.payload.schema, "the batches")
         if rows:
             return schema_of_rows(rows)
         if found is None or HIDDEN_TIME not in found.names:

@@ -10,11 +10,12 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.aggregate import pieces_of
 from minishuffle.dataflow.operators.aggregates import input_of
-from minishuffle.dataflow.operators.base import Batch, Emit, Side
+from minishuffle.dataflow.operators.base import Emit, Side
 from minishuffle.dataflow.operators.columns import Outputs, check_result, merge_states, states_of
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.windows import OpenWindows, Starts, WindowOperator
+from minishuffle.exchange.batch import Batch
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators.state_parts import StatePart, by_columns, key_columns_of
 
@@ -81,9 +82,9 @@ class WindowArrow(WindowOperator):
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         for kept, starts in self._windows.admit(batch, self.context, emit):
-            assert isinstance(kept, pa.RecordBatch)
-            for first, rows in pieces_of(kept.num_rows):
-                self._add(kept.slice(first, rows), starts[first : first + rows])
+            columns = kept.payload
+            for first, rows in pieces_of(columns.num_rows):
+                self._add(columns.slice(first, rows), starts[first : first + rows])
 
     def _add(self, piece: pa.RecordBatch, starts: Starts) -> None:
         known = len(self._index)
@@ -160,7 +161,7 @@ class WindowArrow(WindowOperator):
             result = self._result(some)
             if self._windows.panes.tag:
                 self._put_aside(result, some, emit, final=True)
-            emit(result)
+            emit(Batch(result))
         self._fired_slots += len(every)
         if self._fired_slots > max(SPARE_SLOTS, len(self._index) // 2):
             self._compact()
@@ -179,7 +180,7 @@ class WindowArrow(WindowOperator):
     def _put_aside(self, result: pa.RecordBatch, slots: Vector, emit: Emit, *, final: bool) -> None:
         more = [pa.array(self._panes[slots]), pa.repeat(final, len(slots))]
         columns, names = [*result.columns, *more], [*self.names, *PANE_NAMES]
-        emit(Side(self._windows.panes.tag, pa.RecordBatch.from_arrays(columns, names=names)))
+        emit(Side(self._windows.panes.tag, Batch(pa.RecordBatch.from_arrays(columns, names=names))))
 
     def _result(self, slots: Vector) -> pa.RecordBatch:
         starts, *keys = self._index.keys(slots)

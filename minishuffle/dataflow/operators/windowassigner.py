@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 
 from minishuffle.dataflow.operators.moments import Vector, datetime_of, microseconds
 from minishuffle.errors import UsageError
+from minishuffle.exchange.batch import Mask
 
-__all__ = ["CalendarWindows", "LastMoment", "Mask", "SlidingWindows", "WindowAssigner", "tumbling"]
+__all__ = ["CalendarWindows", "LastMoment", "SlidingWindows", "WindowAssigner", "tumbling"]
 
 DAY_MICROSECONDS: Final = 86_400_000_000
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND: Final = timedelta(microseconds=1)
-Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 
 class WindowAssigner(Protocol):

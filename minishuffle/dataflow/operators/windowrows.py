@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows, Side
+from minishuffle.dataflow.operators.base import Emit, Side
 from minishuffle.dataflow.operators.chained import OnError, RecordOperator, emit_rows
 from minishuffle.dataflow.operators.copies import set_apart
 from minishuffle.dataflow.operators.moments import datetime_of, without_times
 from minishuffle.dataflow.operators.windows import OpenWindows, Starts, WindowOperator
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.operators.state_parts import (
     StatePart,
@@ -56,16 +57,15 @@ class WindowRows(WindowOperator, RecordOperator):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         for kept, starts in self._windows.admit(batch, self.context, emit):
             kept = without_times(self._windows.time, kept)
-            assert isinstance(kept, KeyedRows)
             if self._windows.assigner.per_record > 1:  # Each window has its own, which functions may change.
-                kept = KeyedRows(kept.keys, set_apart(kept.rows))
+                kept = Batch(set_apart(kept.payload), kept.keys)
             self._add(kept, starts)
 
-    def _add(self, kept: KeyedRows, starts: Starts) -> None:
+    def _add(self, kept: Batch, starts: Starts) -> None:
         add, create, values = self.fn, self._create, self._values
         has_panes = bool(self._windows.panes.tag)
         forms = canonical_rows(kept.keys)
-        for key, form, row, start in zip(kept.keys, forms, kept.rows, starts.tolist(), strict=True):
+        for key, form, row, start in zip(kept.keys, forms, kept.payload, starts.tolist(), strict=True):
             window = values.get(start)
             if window is None:
                 window = self._window(start)

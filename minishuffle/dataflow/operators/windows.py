@@ -15,7 +15,6 @@ import pyarrow as pa
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
-    Batch,
     Emit,
     Mark,
     Reached,
@@ -27,9 +26,8 @@ from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import Vector, event_times
 from minishuffle.dataflow.operators.timeheap import TimeHeap
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.dataflow.operators.windowassigner import Mask, WindowAssigner
-from minishuffle.exchange.elements import slice_of
-from minishuffle.exchange.gather import chosen, picked
+from minishuffle.dataflow.operators.windowassigner import WindowAssigner
+from minishuffle.exchange.batch import Batch, Mask
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators.state_parts import StatePart, greatest
 
@@ -92,7 +90,7 @@ class OpenWindows:
         times = event_times(self.time, batch)
         step = max(1, BATCH_ROWS_MAX // self.assigner.per_record)
         for first in range(0, len(times), step):
-            some = batch if len(times) <= step else slice_of(batch, first, first + step)
+            some = batch if len(times) <= step else batch.slice(first, min(first + step, len(times)))
             yield self._placed(some, times[first : first + step], context, emit)
 
     def _placed(self, batch: Batch, times: Vector, context: TaskContext, emit: Emit) -> tuple[Batch, Starts]:
@@ -101,14 +99,14 @@ class OpenWindows:
         for starts, within in self.assigner.assigned(times):
             late = self.assigner.ends(starts) - 1 <= closed
             if not placed and late.any():  # Windows fire in order: with its latest one all of a record have.
-                self.late.take(chosen(batch, late), self.time, context, emit)
+                self.late.take(batch.mask(late), self.time, context, emit)
             placed.append((starts, ~late if within is None else within & ~late))
         if len(placed) == 1:
             ((starts, kept),) = placed
-            return (batch, starts) if kept.all() else (chosen(batch, kept), starts[kept])
+            return (batch, starts) if kept.all() else (batch.mask(kept), starts[kept])
         rows = np.concatenate([np.flatnonzero(kept) for _, kept in placed])
         order = np.argsort(rows, kind="stable")
-        return picked(batch, rows[order]), np.concatenate([starts[kept] for starts, kept in placed])[order]
+        return batch.take(rows[order]), np.concatenate([starts[kept] for starts, kept in placed])[order]
 
     def opened(self, start: int) -> None:
         """A window has its first record."""

@@ -22,6 +22,7 @@ from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.operators.chained import Emission
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
+from support.batches import as_batch, collecting
 
 EMISSIONS: tuple[Emission, ...] = get_args(Emission)
 every_emission = pytest.mark.parametrize("emit", EMISSIONS)
@@ -31,8 +32,8 @@ def run(operator: Any, *batches: pa.RecordBatch) -> list[pa.RecordBatch]:
     out: list[pa.RecordBatch] = []
     operator.open(TaskContext("job", "task", 0, 1, 1))
     for batch in batches:
-        operator.process(batch, 0, out.append)
-    operator.finish(out.append)
+        operator.process(as_batch(batch), 0, collecting(out))
+    operator.finish(collecting(out))
     return out
 
 

@@ -16,6 +16,7 @@ from minishuffle.dataflow.operators.base import END_OF_TIME, Mark, Side, TaskCon
 from minishuffle.dataflow.operators.joincolumns import JoinColumns
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
+from support.batches import as_batch, collecting
 
 TIMES = (EventTime(column="t"), EventTime(column="u"))
 ASIDE = (Late("side", "late"), Late("side", "late_right"))
@@ -46,12 +47,12 @@ class Run:
 
     def emit(self, item: Any) -> None:
         if isinstance(item, Side):
-            self.late += item.batch.num_rows
+            self.late += len(item.batch)
         elif isinstance(item, Watermark):
             assert item.time > self.watermark
             self.watermark = item.time
         elif not isinstance(item, Mark):
-            for row in item.to_pylist():
+            for row in item.payload.to_pylist():
                 assert row[HIDDEN_TIME] == row["t"] > self.watermark
                 self.rows.append((row["k"], row["t"], row["v"], row["u"], row["v_right"]))
 
@@ -60,7 +61,7 @@ class Run:
             if isinstance(item, int):
                 self.join.on_mark(Watermark(item), input, self.emit)
             else:
-                self.join.process(arrow(input, item), input, self.emit)
+                self.join.process(as_batch(arrow(input, item)), input, self.emit)
 
 
 def reference(steps: list[Step], tolerance: int | None) -> tuple[list[Any], int]:
@@ -161,7 +162,7 @@ def test_of_ties_nan_is_the_greatest_and_null_the_smallest(kind: pa.DataType) ->
         join = AsOfArrow(JoinColumns(("k",), ("key",), "left"), None, TIMES, schemas, ASIDE)
         join.open(TaskContext("job", "task", 0, 1, 1))
         out: list[Any] = []
-        join.process(right, 1, out.append)
-        join.process(left, 0, out.append)
-        join.on_mark(Watermark(END_OF_TIME), 1, out.append)
+        join.process(as_batch(right), 1, collecting(out))
+        join.process(as_batch(left), 0, collecting(out))
+        join.on_mark(Watermark(END_OF_TIME), 1, collecting(out))
         assert out[0]["v_right"].to_pylist() == [taken]

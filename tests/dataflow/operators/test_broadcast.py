@@ -22,6 +22,8 @@ from minishuffle.dataflow.operators.broadcast import (
 )
 from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
+from minishuffle.exchange.batch import Batch
+from support.batches import as_batch, collecting
 
 Row = dict[str, Any]
 
@@ -37,17 +39,17 @@ def run(operator: BroadcastRows | BroadcastArrow, small: list[Any], big: list[An
     out: list[Any] = []
     operator.open(TaskContext("job", "task", 0, 1, 1))
     for batch in small:
-        operator.process(batch, SMALL, out.append)
-    operator.on_mark(Watermark(END_OF_TIME), SMALL, out.append)
+        operator.process(as_batch(batch), SMALL, collecting(out))
+    operator.on_mark(Watermark(END_OF_TIME), SMALL, collecting(out))
     assert out == []
     assert operator.state_rows() == sum(map(len, small))
     for batch in big:
-        operator.process(batch, BIG, out.append)
+        operator.process(as_batch(batch), BIG, collecting(out))
     for batch in out:
         if isinstance(batch, pa.RecordBatch):
             batch.validate(full=True)
             assert batch.schema.equals(out[0].schema)
-    return [row for batch in out for row in rows_of(batch)]
+    return [row for batch in out for row in rows_of(as_batch(batch))]
 
 
 def reference(small: list[Row], big: list[Row], *, is_left: bool) -> list[Row]:
@@ -108,7 +110,7 @@ def test_marks_of_the_big_side_pass_and_those_of_the_small_do_not() -> None:
     out: list[Any] = []
     for input in (SMALL, BIG):
         for mark in (Watermark(5), Idle()):
-            operator.on_mark(mark, input, out.append)
+            operator.on_mark(mark, input, collecting(out))
     assert out == [Watermark(5), Idle()]
     assert operator.first_input == SMALL
 
@@ -127,9 +129,9 @@ def test_many_partners_go_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch
     sizes: list[int] = []
     operator = BroadcastArrow(BroadcastColumns(("k",), ("k",), is_left=False))
     operator.open(TaskContext("job", "task", 0, 1, 1))
-    operator.process(pa.record_batch({"k": [1] * 70}), SMALL, lambda item: None)
+    operator.process(Batch(pa.record_batch({"k": [1] * 70})), SMALL, lambda item: None)
     batch = pa.record_batch({"k": [1] * 150})
-    operator.process(batch, BIG, lambda item: sizes.append(item.num_rows))  # type: ignore[union-attr]
+    operator.process(as_batch(batch), BIG, lambda item: sizes.append(len(item)))  # type: ignore[arg-type]
     assert sum(sizes) == 70 * 150
     assert max(sizes) <= 100
 
@@ -188,7 +190,7 @@ def test_keys_of_other_types_have_a_partner_or_none(keys: pa.Array, asked: pa.Ar
     by_key = BroadcastColumns(("k",), ("k",), is_left=True)
     small, big = pa.record_batch({"k": keys, "z": [5, 6]}), pa.record_batch({"k": asked})
     assert [row["z"] for row in run(BroadcastArrow(by_key), [small], [big])] == partners
-    as_rows = [rows_of(small)], [rows_of(big)]
+    as_rows = [rows_of(as_batch(small))], [rows_of(as_batch(big))]
     assert [row["z"] for row in run(BroadcastRows(by_key), *as_rows)] == partners
 
 

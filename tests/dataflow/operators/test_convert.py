@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators.base import Batch, KeyedRows, TaskContext
+from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.operators.convert import (
     UNSEEN_ROWS,
     CheckSchema,
@@ -23,14 +23,16 @@ from minishuffle.dataflow.operators.convert import (
 )
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import MissingColumn, UnknownName, UsageError
+from minishuffle.exchange.batch import Batch
+from support.batches import as_batch, collecting
 
 SCHEMA = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.string())])
 
 
-def run(operator: Any, *batches: Batch) -> list[Batch]:
+def run(operator: Any, *batches: Any) -> list[Any]:
     out: list[Batch] = []
     for batch in batches:
-        operator.process(batch, 0, out.append)
+        operator.process(as_batch(batch), 0, collecting(out))
     return out
 
 
@@ -59,7 +61,7 @@ def test_other_batches_pass_and_empty_ones_vanish() -> None:
     batch = pa.record_batch({"a": [1]})
     assert run(ToArrow(None), batch, []) == [batch]
     assert run(ToRows(), [1, 2], [], batch.slice(1)) == [[1, 2]]
-    assert rows_of(KeyedRows([1], ["x"])) == ["x"]
+    assert rows_of(Batch(["x"], [1])) == ["x"]
 
 
 def test_positions_and_names_with_a_schema() -> None:
@@ -182,7 +184,7 @@ def test_a_key_that_no_row_has_had_is_another_mistake_than_one_that_a_row_lacks(
 def test_later_rows_make_a_type_wider(values: list[Any], kind: pa.DataType) -> None:
     for order in (values, values[::-1]):
         batches = run(ToArrow(None), *([{"a": value, "b": 1}] for value in order))
-        assert [row["a"] for batch in batches for row in rows_of(batch)] == [
+        assert [row["a"] for batch in batches for row in rows_of(as_batch(batch))] == [
             {name: value.get(name) for name in batch.schema.field("a").type.names}
             if isinstance(value, dict)
             else value
@@ -220,9 +222,9 @@ def test_datetimes_with_and_without_a_time_zone_are_refused_in_any_order_and_bat
                 run(ToArrow(None), *batches)
     for alike in (naive, aware):
         (_, later) = run(ToArrow(None), [{"a": alike}], [{"a": None}, {"a": alike}])
-        assert rows_of(later) == [{"a": None}, {"a": alike}]
+        assert rows_of(as_batch(later)) == [{"a": None}, {"a": alike}]
     other_zone = aware.astimezone(datetime.timezone(datetime.timedelta(hours=5)))
-    assert rows_of(run(ToArrow(None), [{"a": aware}, {"a": other_zone}])[0]) == [{"a": aware}] * 2
+    assert rows_of(as_batch(run(ToArrow(None), [{"a": aware}, {"a": other_zone}])[0])) == [{"a": aware}] * 2
 
 
 def test_structs_get_the_fields_of_all() -> None:
@@ -231,7 +233,7 @@ def test_structs_get_the_fields_of_all() -> None:
     deep = pa.struct({"z": pa.int64(), "w": pa.int64()})
     assert last.schema.field("p").type == pa.struct({"x": pa.int64(), "y": deep})
     (batch,) = run(ToArrow(None), rows)
-    assert rows_of(batch)[2] == {"p": {"x": None, "y": {"z": None, "w": 3}}}
+    assert rows_of(as_batch(batch))[2] == {"p": {"x": None, "y": {"z": None, "w": 3}}}
 
 
 def test_integers_beside_decimals_wherever_the_batches_are_cut() -> None:
@@ -239,7 +241,7 @@ def test_integers_beside_decimals_wherever_the_batches_are_cut() -> None:
     for order in (rows, rows[::-1]):
         for cut in range(len(rows)):
             batches = run(ToArrow(None), order[:cut], order[cut:])
-            assert [row for batch in batches for row in rows_of(batch)] == order
+            assert [row for batch in batches for row in rows_of(as_batch(batch))] == order
 
 
 def test_an_integer_that_no_float_equals_is_refused() -> None:
@@ -283,7 +285,7 @@ def test_a_value_is_converted_whole_or_refused(kind: pa.DataType, value: Any, ke
             run(operator, [(None,), (value,)])
     else:
         (batch,) = run(operator, [(value,), (None,)])
-        assert rows_of(batch) == [{"a": kept}, {"a": None}]
+        assert rows_of(as_batch(batch)) == [{"a": kept}, {"a": None}]
 
 
 ODD_ROWS: list[Any] = [(1, "x"), (2.5, "y"), {"a": 3}, (None, "z"), {"a": 4, "c": 0}, (5, None)]
@@ -299,7 +301,7 @@ def test_rows_that_do_not_fit_go_by_on_error_with_record_column_and_value() -> N
     """Also where rows of several kinds come, which no batch holds, and those between them are kept."""
     operator, letters = ToArrow(RowsSchema(SCHEMA), on_error="dead_letter"), []
     operator.open(TaskContext("job", "x", 0, 1, 1, log=letters.append))
-    found = [row for batch in run(operator, ODD_ROWS) for row in rows_of(batch)]
+    found = [row for batch in run(operator, ODD_ROWS) for row in rows_of(as_batch(batch))]
     assert found == [{"a": 1, "b": "x"}, {"a": 3, "b": None}, {"a": 5, "b": None}]
     assert operator.context.counters.user_errors == {"dead_letter": 3}
     for letter, (record, why) in zip(letters, [each for each in ODD.items() if each[1]], strict=True):
@@ -309,7 +311,8 @@ def test_rows_that_do_not_fit_go_by_on_error_with_record_column_and_value() -> N
 def test_a_row_that_fails_the_task_is_named_and_nothing_of_its_batch_goes_on() -> None:
     out: list[Batch] = []
     with pytest.raises(UsageError, match=r"column 'a': the value 2.5 does not fit") as error:
-        ToArrow(RowsSchema(SCHEMA)).process([(1, "x"), (2, "x"), (2.5, "y"), (3, "x")], 0, out.append)
+        rows = [(1, "x"), (2, "x"), (2.5, "y"), (3, "x")]
+        ToArrow(RowsSchema(SCHEMA)).process(Batch(rows), 0, out.append)
     assert not out
     assert error.value.__notes__ == ["raised in operator 'to_table' by the record (2.5, 'y')"]
 
@@ -399,9 +402,9 @@ def within(holder: str, value: int, kind: pa.DataType) -> pa.Array:
 )
 def test_nanoseconds_are_never_cut(holder: str, fine: pa.DataType, coarse: pa.DataType) -> None:
     with pytest.raises(UsageError, match="column 'a' of type .* does not fit Python values"):
-        rows_of(pa.record_batch({"a": within(holder, 1, fine)}))
+        rows_of(Batch(pa.record_batch({"a": within(holder, 1, fine)})))
     expected = [{"a": value} for value in within(holder, 1, coarse).to_pylist()]
-    rows = rows_of(pa.record_batch({"a": within(holder, 1000, fine)}))
+    rows = rows_of(Batch(pa.record_batch({"a": within(holder, 1000, fine)})))
     assert rows == expected
     assert "Timestamp" not in repr(rows)
     assert "Timedelta" not in repr(rows)
@@ -418,7 +421,7 @@ def test_nanoseconds_are_never_cut(holder: str, fine: pa.DataType, coarse: pa.Da
 )
 def test_nanoseconds_that_no_cast_reaches_are_refused(column: pa.Array) -> None:
     with pytest.raises(UsageError, match="cast it first"):
-        rows_of(pa.record_batch({"a": column}))
+        rows_of(Batch(pa.record_batch({"a": column})))
 
 
 def test_columns_of_one_name_are_refused() -> None:
@@ -430,7 +433,7 @@ def test_columns_of_one_name_are_refused() -> None:
 
 
 def test_batches_without_columns_keep_their_number_of_rows() -> None:
-    assert rows_of(pa.record_batch({"a": [1, 2]}).select([])) == [{}, {}]
+    assert rows_of(Batch(pa.record_batch({"a": [1, 2]}).select([]))) == [{}, {}]
 
 
 @pytest.mark.parametrize(
@@ -445,7 +448,7 @@ def test_batches_without_columns_keep_their_number_of_rows() -> None:
 )
 def test_times_beyond_pythons_calendar_are_told(values: pa.Array) -> None:
     with pytest.raises(UsageError, match="column 'a' (has a time at|of type .* does not fit Python values)"):
-        rows_of(pa.record_batch({"a": values}))
+        rows_of(Batch(pa.record_batch({"a": values})))
 
 
 @pytest.mark.parametrize(
@@ -463,4 +466,4 @@ def test_what_is_beyond_the_calendar_of_python_is_named(kind: pa.DataType, momen
     with pytest.raises(
         UsageError, match=rf"column 'at' has a time at {moment}, .* years 1 to 9999: .* drop\('at'\)"
     ):
-        rows_of(batch)
+        rows_of(as_batch(batch))

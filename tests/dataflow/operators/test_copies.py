@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.dataflow.operators.copies import copied, own_rows, set_apart
+from minishuffle.exchange.batch import Batch
 
 
 class Pair(NamedTuple):
@@ -50,7 +51,7 @@ def test_a_copy_is_equal_and_shares_nothing_that_can_be_changed(value: Any) -> N
 @given(st.lists(st.integers(0, 3), max_size=6), st.lists(VALUES, min_size=4, max_size=4), st.booleans())
 def test_rows_that_repeat_objects_are_set_apart(places: list[int], pool: list[Any], inside: bool) -> None:
     rows = [{"in": pool[place]} if inside else pool[place] for place in places]
-    for apart in (set_apart(rows), own_rows(rows)):
+    for apart in (set_apart(rows), own_rows(Batch(rows)).payload):
         assert apart == rows
         held = [changeable(row) for row in apart]
         assert sum(map(len, held)) == len(set().union(*held))
@@ -60,13 +61,14 @@ def test_rows_that_repeat_objects_are_set_apart(places: list[int], pool: list[An
     "rows", [["a", "b"], [(1, "a"), (2, None)], [1, (2, (3, "x"))], [((1, 2), b""), ((3,), b"")], []]
 )
 def test_what_cannot_be_changed_is_not_copied(rows: list[Any]) -> None:
-    assert own_rows(rows) is rows
+    batch = Batch(rows)
+    assert own_rows(batch) is batch
     assert all(new is old for new, old in zip(set_apart(rows * 2), rows * 2, strict=True))
 
 
 def test_tuples_of_scalars_are_themselves_beside_what_is_copied() -> None:
     pair, row = (1, "a"), {"pair": (1, 2)}
-    new = own_rows([pair, row])
+    new = own_rows(Batch([pair, row])).payload
     assert new[0] is pair
     assert new[1] is not row
     assert new[1]["pair"] is row["pair"]
@@ -82,7 +84,7 @@ def test_a_subclass_keeps_what_else_it_knows() -> None:
 
 
 def test_arrow_and_objects_of_the_users_are_left_alone() -> None:
-    batch = pa.RecordBatch.from_pydict({"a": [1]})
+    batch = Batch(pa.RecordBatch.from_pydict({"a": [1]}))
     assert own_rows(batch) is batch
-    (found,) = own_rows([{1, 2}])
+    (found,) = own_rows(Batch([{1, 2}])).payload
     assert found == {1, 2}

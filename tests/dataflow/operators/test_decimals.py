@@ -19,6 +19,7 @@ from minishuffle.dataflow.operators.convert import RowsToArrow, rows_of
 from minishuffle.dataflow.operators.decimals import DecimalSum, exact_mean, wide
 from minishuffle.errors import UsageError
 from minishuffle.exchange.rows import pack_rows, unpack_rows
+from support.batches import as_batch, collecting
 
 EXACT = Context(prec=80)
 LARGE = pa.decimal128(38, 2)
@@ -35,8 +36,8 @@ def run(operator: AggregateArrow, *batches: pa.RecordBatch) -> list[dict[str, An
     out: list[pa.RecordBatch] = []
     operator.open(TaskContext("job", "task", 0, 1, 1))
     for batch in batches:
-        operator.process(batch, 0, out.append)
-    operator.finish(out.append)
+        operator.process(as_batch(batch), 0, collecting(out))
+    operator.finish(collecting(out))
     return [row for batch in out for row in batch.to_pylist()]
 
 
@@ -103,7 +104,7 @@ def test_sums_may_be_beyond_38_digits_on_their_way() -> None:
 def test_sums_beyond_38_digits_are_taken_to_another_subtask() -> None:
     first, second = (AggregateArrow(("k",), {"s": ("v", "sum"), "m": ("v", "mean")}, "end") for _ in range(2))
     first.open(TaskContext("job", "task", 0, 1, 1))
-    first.process(batch_of([(1, TOP), (1, TOP)]), 0, lambda batch: None)
+    first.process(as_batch(batch_of([(1, TOP), (1, TOP)])), 0, lambda batch: None)
     second.read_state(list(first.write_state()))
     assert run(second, batch_of([(1, BOTTOM), (1, Decimal(0))])) == [{"k": 1, "s": TOP, "m": float(TOP) / 4}]
 
@@ -160,8 +161,8 @@ def test_types_of_results(kind: pa.DataType) -> None:
     out: list[pa.RecordBatch] = []
     operator = AggregateArrow(("k",), functions, "end")  # type: ignore[arg-type]
     operator.open(TaskContext("job", "task", 0, 1, 1))
-    operator.process(batch, 0, out.append)
-    operator.finish(out.append)
+    operator.process(as_batch(batch), 0, collecting(out))
+    operator.finish(collecting(out))
     assert out[0].to_pylist() == [
         {
             "k": 1,
@@ -182,7 +183,7 @@ def test_decimals_are_keys_and_cross_between_rows_and_arrow() -> None:
     schema = pa.schema({"d": pa.decimal128(20, 2), "n": pa.int64()})
     batch = RowsToArrow(schema).convert(rows)
     assert batch.schema.equals(schema)
-    assert rows_of(batch) == rows
+    assert rows_of(as_batch(batch)) == rows
     assert unpack_rows(pack_rows(rows)) == rows
     found = run(AggregateArrow(("d",), {"s": ("n", "sum")}, "end"), batch, batch)
     assert {row["d"]: row["s"] for row in found} == {Decimal("1.50"): 2, Decimal("2.25"): 4, None: 6}

@@ -23,6 +23,7 @@ from minishuffle.dataflow.operators.eventtime import AssignEventTime
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
 from minishuffle.limits import WATERMARK_SECONDS_MIN
+from support.batches import as_batch, shown
 
 BY_COLUMN = EventTime(column="t")
 Make = Callable[[Sequence[int]], Any]
@@ -49,6 +50,7 @@ class Bench:
         operator.open(TaskContext("job", "task", 0, 1, 1, now=lambda: self.now))
 
     def emit(self, item: Any) -> None:
+        item = shown(item)
         if isinstance(item, Mark):
             self.out.append(item)
         else:
@@ -61,7 +63,7 @@ class Bench:
             if isinstance(item, Mark):
                 self.operator.on_mark(item, 0, self.emit)
             else:
-                self.operator.process(item, 0, self.emit)
+                self.operator.process(as_batch(item), 0, self.emit)
         return self.out
 
     def wait(self, seconds: float) -> list[Any]:

@@ -18,15 +18,16 @@ from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.errors import UsageError
 from minishuffle.exchange import sizes as exchange_sizes
+from support.batches import as_batch, collecting
 
 
 def joined(operator: JoinArrow, left: pa.RecordBatch, right: pa.RecordBatch) -> list[dict[str, Any]]:
     out: list[Any] = []
     operator.open(TaskContext("job", "task", 0, 1, 1))
-    operator.process(left, LEFT, out.append)
-    operator.process(right, RIGHT, out.append)
+    operator.process(as_batch(left), LEFT, collecting(out))
+    operator.process(as_batch(right), RIGHT, collecting(out))
     for input in (LEFT, RIGHT):
-        operator.on_mark(Watermark(END_OF_TIME), input, out.append)
+        operator.on_mark(Watermark(END_OF_TIME), input, collecting(out))
     batches = [item for item in out if isinstance(item, pa.RecordBatch)]
     for batch in batches:
         batch.validate(full=True)
@@ -80,8 +81,8 @@ def test_rows_with_many_partners_go_out_in_bounded_batches(monkeypatch: pytest.M
     operator = simple()
     operator.open(TaskContext("job", "task", 0, 1, 1))
     one = batch(pa.array([1] * 70))
-    operator.process(one, LEFT, lambda item: None)
-    operator.process(one, RIGHT, lambda item: sizes.append(item.num_rows))  # type: ignore[union-attr]
+    operator.process(as_batch(one), LEFT, lambda item: None)
+    operator.process(as_batch(one), RIGHT, lambda item: sizes.append(len(item)))  # type: ignore[arg-type]
     assert sum(sizes) == 70 * 70
     assert max(sizes) <= 100
 
@@ -90,13 +91,13 @@ def test_batches_of_other_columns_add_theirs_and_unlike_types_are_refused() -> N
     operator = simple()
     operator.open(TaskContext("job", "task", 0, 1, 1))
     out: list[Any] = []
-    operator.process(batch(pa.array([1])), LEFT, out.append)
-    operator.process(batch(pa.array([1]), w=[1]), LEFT, out.append)
-    operator.process(batch(pa.array([1])), RIGHT, out.append)
+    operator.process(as_batch(batch(pa.array([1]))), LEFT, collecting(out))
+    operator.process(as_batch(batch(pa.array([1]), w=[1])), LEFT, collecting(out))
+    operator.process(as_batch(batch(pa.array([1]))), RIGHT, collecting(out))
     rows = [row for item in out for row in item.to_pylist()]
     assert sorted((row["w"] is None, row["w"]) for row in rows) == [(False, 1), (True, None)]
     with pytest.raises(UsageError, match="column 'v' of the join has values of the types int64 and string"):
-        operator.process(batch(pa.array([1]), v=["x"]), LEFT, lambda item: None)
+        operator.process(as_batch(batch(pa.array([1]), v=["x"])), LEFT, lambda item: None)
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -107,10 +108,10 @@ def test_a_side_may_come_in_several_types(turned: bool) -> None:
         operator = simple()
         operator.open(TaskContext("job", "task", 0, 1, 1))
         out: list[Any] = []
-        operator.process(batch(pa.array([2]), w=["x"]), 1 - side, out.append)
+        operator.process(as_batch(batch(pa.array([2]), w=["x"])), 1 - side, collecting(out))
         for given in batches[::-1] if turned else batches:
-            operator.process(given, side, out.append)
-        operator.process(batch(pa.array([2.5]), w=["y"]), 1 - side, out.append)
+            operator.process(as_batch(given), side, collecting(out))
+        operator.process(as_batch(batch(pa.array([2.5]), w=["y"])), 1 - side, collecting(out))
         rows = [row for item in out for row in item.to_pylist()]
         found = [(row["k"], row["v"], row["w"]) for row in rows]
         assert len(found) == 4
@@ -141,9 +142,9 @@ def test_nothing_but_the_left_shows_the_right_columns_as_null() -> None:
     operator = simple("left", schemas=(None, right))
     operator.open(TaskContext("job", "task", 0, 1, 1))
     out: list[Any] = []
-    operator.process(batch(pa.array([1, None])), LEFT, out.append)
+    operator.process(as_batch(batch(pa.array([1, None]))), LEFT, collecting(out))
     assert out[0].to_pylist() == [{"k": None, "t": 1, "v": 1, "t_right": None, "text": None, HIDDEN_TIME: 1}]
-    operator.on_mark(Watermark(END_OF_TIME), RIGHT, out.append)
+    operator.on_mark(Watermark(END_OF_TIME), RIGHT, collecting(out))
     assert out[1].schema.field("text").type == pa.string()
     assert out[1].num_rows == 1
 
@@ -152,7 +153,7 @@ def test_late_records_with_views_of_texts_are_set_aside_as_they_are() -> None:
     operator = simple(late=(Late("side", "late"), Late()))
     operator.open(TaskContext("job", "task", 0, 1, 1))
     out: list[Any] = []
-    operator.on_mark(Watermark(1), LEFT, out.append)
+    operator.on_mark(Watermark(1), LEFT, collecting(out))
     given = batch(pa.array(["a"], pa.string_view()), v=pa.array([b"x"], pa.binary_view()))
-    operator.process(given, LEFT, out.append)
-    assert out[0].batch.equals(given)
+    operator.process(as_batch(given), LEFT, collecting(out))
+    assert out[0][1].equals(given)

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.dataflow.operators import joinheld
-from minishuffle.dataflow.operators.base import END_OF_TIME, Batch, KeyedRows
+from minishuffle.dataflow.operators.base import END_OF_TIME
 from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.joinheld import Held
+from minishuffle.exchange.batch import Batch
 
 
 def vector(*numbers: int) -> Any:
@@ -22,17 +23,17 @@ def vector(*numbers: int) -> Any:
 
 def hold(held: Held, slots: Any, times: Any, as_rows: bool = False) -> None:
     names = [f"{slot}@{time}" for slot, time in zip(slots.tolist(), times.tolist(), strict=True)]
-    batch = KeyedRows(slots.tolist(), names) if as_rows else pa.record_batch({"name": names})
+    batch = Batch(names, slots.tolist()) if as_rows else Batch(pa.record_batch({"name": names}))
     held.add(batch, slots, times, np.zeros(len(slots), dtype=np.bool_))
 
 
 def names_of(batch: Batch) -> list[str]:
-    return batch.rows if isinstance(batch, KeyedRows) else [row["name"] for row in rows_of(batch)]
+    return [row if isinstance(row, str) else row["name"] for row in rows_of(batch)]
 
 
 def found(held: Held, slots: Any, times: Any) -> list[tuple[int, str]]:
     pairs = []
-    for asked, numbers in held.find(slots, times, pa.record_batch({"asked": slots})):
+    for asked, numbers in held.find(slots, times, Batch(pa.record_batch({"asked": slots}))):
         pairs += list(zip(asked.tolist(), names_of(held.records(numbers)), strict=True))
     return sorted(pairs)
 
@@ -53,7 +54,7 @@ def test_many_partners_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     held = Held(2, 1)
     hold(held, vector(*[0] * 7, 1), vector(1, 1, 2, 3, 4, 5, 6, 3))
     asked, times = vector(0, 1, -1, 0), vector(3, 3, 3, 9)
-    pieces = [len(some) for some, _ in held.find(asked, times, pa.record_batch({"asked": asked}))]
+    pieces = [len(some) for some, _ in held.find(asked, times, Batch(pa.record_batch({"asked": asked})))]
     assert pieces == [2, 2, 2]
     assert found(held, asked, times) == [
         (0, "0@1"),

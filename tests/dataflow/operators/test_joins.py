@@ -18,7 +18,6 @@ from minishuffle.dataflow.operators.base import (
     END_OF_TIME,
     Active,
     Idle,
-    KeyedRows,
     Mark,
     Side,
     TaskContext,
@@ -32,6 +31,8 @@ from minishuffle.dataflow.operators.joins import LEFT, RIGHT, Bounds, How, JoinP
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import microseconds
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
+from minishuffle.exchange.batch import Batch
+from support.batches import as_batch, collecting, shown
 
 Times: TypeAlias = tuple[EventTime, EventTime]
 TIMES = (EventTime(column="t"), EventTime(column="u"))
@@ -48,9 +49,9 @@ LEFT_SCHEMA = pa.schema({"t": pa.timestamp("us", "UTC"), "k": pa.int32(), "v": p
 RIGHT_SCHEMA = pa.schema({"v": pa.int64(), "key": pa.int64(), "u": pa.timestamp("us", "UTC")})
 
 
-def keyed(input: int, records: list[Record]) -> KeyedRows:
+def keyed(input: int, records: list[Record]) -> Batch:
     time = "u" if input else "t"
-    return KeyedRows([key for key, _, _ in records], [{time: t, "v": v, "k": key} for key, t, v in records])
+    return Batch([{time: t, "v": v, "k": key} for key, t, v in records], [key for key, _, _ in records])
 
 
 def arrow(input: int, records: list[Record]) -> pa.RecordBatch:
@@ -89,6 +90,7 @@ class Run:
                 (row.get(key, row.get("k")), microseconds(row[time]), row["v"]) for row in rows_of(item.batch)
             )
             return
+        item = shown(item)
         if isinstance(item, Watermark):
             assert item.time > self.watermark
             self.watermark = item.time
@@ -124,7 +126,7 @@ class Run:
         if isinstance(item, Mark):
             self.operator.on_mark(item, input, self.emit)
         else:
-            self.operator.process(item, input, self.emit)
+            self.operator.process(as_batch(item), input, self.emit)
 
     def end(self) -> None:
         for input in (LEFT, RIGHT):
@@ -417,12 +419,12 @@ def test_without_times_all_of_a_key_match_and_what_is_alone_goes_at_the_end(
     out: list[Any] = []
     join.open(TaskContext("job", "task", 0, 1, 1))
     for input, records in ((1, [(1, 5, 1), (3, 9, 2)]), (0, [(1, 70, 3), (2, 1, 4)]), (1, [(1, 900, 5)])):
-        join.process(convert(input, records), input, out.append)
+        join.process(as_batch(convert(input, records)), input, collecting(out))
     for input in (0, 1):
-        join.on_mark(Watermark(END_OF_TIME), input, out.append)
+        join.on_mark(Watermark(END_OF_TIME), input, collecting(out))
     assert out.pop() == Watermark(END_OF_TIME)
     found: Counter[Any] = Counter()
-    for row in (row for batch in out for row in rows_of(batch)):
+    for row in (row for batch in out for row in rows_of(as_batch(batch))):
         if isinstance(row, tuple):
             found[tuple(None if side is None else side["v"] for side in row[1:])] += 1
         else:

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from minishuffle.dataflow.operators import functions
 from minishuffle.dataflow.operators import keyed as keyed_rows
-from minishuffle.dataflow.operators.base import Batch, KeyedRows, TaskContext
+from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.operators.chained import Emission
 from minishuffle.dataflow.operators.keyed import CountRows, FoldRows, ReduceRows
+from minishuffle.exchange.batch import Batch
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators import row_store
+from support.batches import as_batch, collecting
 
 EMISSIONS: tuple[Emission, ...] = get_args(Emission)
 
@@ -38,8 +40,8 @@ def run(operator: Any, *batches: Batch, context: TaskContext | None = None) -> l
     out: list[Batch] = []
     operator.open(context or TaskContext("job", "task", 0, 1, 1))
     for batch in batches:
-        operator.process(batch, 0, out.append)
-    operator.finish(out.append)
+        operator.process(as_batch(batch), 0, collecting(out))
+    operator.finish(collecting(out))
     return out
 
 
@@ -107,11 +109,13 @@ def test_counts_do_not_depend_on_how_keys_come(emit: Emission, data: st.DataObje
 def test_keys_that_columns_hold_come_back_as_they_went_in() -> None:
     for some in ([1, 2], ["a", "é"], [b"a", b""], [datetime.date(2026, 1, 2)], [None, "a"], [None, 7]):
         batch = functions.keys_alone(list(some) * LONG)
-        assert isinstance(batch, pa.RecordBatch)
+        assert isinstance(batch.payload, pa.RecordBatch)
+        assert batch.keys[0].equals(batch.payload.column(0))
         (out,) = run(CountRows("end"), batch)
         assert [(key, type(key)) for key, _ in out] == [(key, type(key)) for key in some]
     for odd in ([True], [1.0], [1, "a"], [2**70], [("a", 1)], ["\ud800"], [1, True]):
-        assert isinstance(functions.keys_alone(list(odd) * LONG), KeyedRows)
+        batch = functions.keys_alone(list(odd) * LONG)
+        assert batch.keys is batch.payload and isinstance(batch.payload, list)
 
 
 @pytest.mark.parametrize("length", [2, LONG])
@@ -121,14 +125,14 @@ def test_state_of_counted_columns_goes_on_as_rows_and_as_columns(length: int) ->
     second.read_state(list(first.write_state()))
     assert second.state_rows() == first.state_rows() == 2
     for more in (["b", "c"] * length, ["c", 1] * length):
-        second.process(functions.keys_alone(more), 0, lambda _: None)
+        second.process(as_batch(functions.keys_alone(more)), 0, lambda _: None)
     out: list[Batch] = []
-    second.finish(out.append)
+    second.finish(collecting(out))
     assert [dict(pairs) for pairs in out] == [{"a": length, "b": 2 * length, "c": 2 * length, 1: length}]
 
 
-def keyed(batches: list[list[tuple[Any, Any]]]) -> list[KeyedRows]:
-    return [KeyedRows([key for key, _ in batch], [row for _, row in batch]) for batch in batches]
+def keyed(batches: list[list[tuple[Any, Any]]]) -> list[Batch]:
+    return [Batch([row for _, row in batch], [key for key, _ in batch]) for batch in batches]
 
 
 @every_emission
@@ -167,7 +171,7 @@ def test_rows_as_plain_python_with_one_call_per_record(
     ],
 )
 def test_equal_keys_of_different_types_are_one_key(emit: Emission, expected: list[Any]) -> None:
-    batches = [KeyedRows([1, True], [0, 0]), KeyedRows([1.0, "a"], [0, 0])]
+    batches = [Batch([0, 0], [1, True]), Batch([0, 0], [1.0, "a"])]
     for operator in (CountRows(emit), FoldRows(lambda: 0, lambda n, _: n + 1, emit)):
         out = run(operator, *batches)
         assert out == expected
@@ -180,7 +184,7 @@ def test_keys_that_are_shown_as_they_came() -> None:
     noon, same = (
         datetime.datetime(2026, 1, 1, hour, tzinfo=zone) for hour, zone in ((12, datetime.UTC), (14, here))
     )
-    batch = KeyedRows([noon, same, -0.0, 0, math.nan, math.nan], [1, 2, 3, 4, 5, 6])
+    batch = Batch([1, 2, 3, 4, 5, 6], [noon, same, -0.0, 0, math.nan, math.nan])
     for emit in EMISSIONS[1:]:
         (pairs,) = run(ReduceRows(lambda value, row: value + row, emit), batch)
         assert [value for _, value in pairs] == [3, 7, 11]
@@ -199,7 +203,7 @@ def test_a_record_that_raises_is_dropped_alone(emit: Emission, on_error: Any) ->
 
     lines: list[str] = []
     context = TaskContext("job", "task", 0, 1, 1, log=lines.append)
-    batch = KeyedRows(["a", "b", "a", "a", "b", "c"], [80, 9, 0, 4, 3, 0])
+    batch = Batch([80, 9, 0, 4, 3, 0], ["a", "b", "a", "a", "b", "c"])
     out = run(ReduceRows(divide, emit, on_error), batch, context=context)
     if emit == "each":
         assert out == [[("a", 80), ("b", 9), ("a", 20), ("b", 3), ("c", 0)]]
@@ -214,12 +218,12 @@ def test_a_batch_of_nothing_but_bad_records_emits_nothing() -> None:
     def refuse(value: Any, row: Any) -> Any:
         raise ValueError("no")
 
-    assert run(FoldRows(lambda: 0, refuse, "batch", "skip"), KeyedRows(["a", "b"], [1, 2])) == []
+    assert run(FoldRows(lambda: 0, refuse, "batch", "skip"), Batch([1, 2], ["a", "b"])) == []
 
 
 @every_emission
 def test_a_failure_names_the_record(emit: Emission) -> None:
-    batch = KeyedRows(["a", "a", "a"], [80, 0, 4])
+    batch = Batch([80, 0, 4], ["a", "a", "a"])
     with pytest.raises(ZeroDivisionError) as caught:
         run(ReduceRows(lambda value, row: value // row, emit), batch)
     assert caught.value.__notes__ == ["raised in operator 'reduce' by the record 0"]
@@ -229,5 +233,5 @@ def test_a_failure_names_the_record(emit: Emission) -> None:
 
 def test_the_end_comes_in_chunks() -> None:
     rows = list(range(BATCH_ROWS_MAX + 1))
-    out = run(CountRows("end"), KeyedRows(rows, rows))
+    out = run(CountRows("end"), Batch(rows, rows))
     assert [len(chunk) for chunk in out] == [BATCH_ROWS_MAX, 1]

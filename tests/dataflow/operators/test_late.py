@@ -7,13 +7,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.base import KeyedRows, Side, TaskContext
+from minishuffle.dataflow.operators.base import Side, TaskContext
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
+from minishuffle.exchange.batch import Batch
 
 ROWS = [{"t": 1}, {"t": 2}]
-BATCHES = [KeyedRows([1, 1], ROWS), pa.RecordBatch.from_pylist(ROWS)]
+BATCHES = [Batch(ROWS, [1, 1]), Batch(pa.RecordBatch.from_pylist(ROWS))]
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=["rows", "arrow"])

@@ -11,7 +11,6 @@ from minishuffle.dataflow.operators.base import (
     END_OF_TIME,
     Aside,
     AsyncCall,
-    Batch,
     Idle,
     Mark,
     TaskContext,
@@ -19,6 +18,8 @@ from minishuffle.dataflow.operators.base import (
 )
 from minishuffle.dataflow.operators.mapasync import MapRowsAsync
 from minishuffle.errors import LocalProtocolError, UsageError, WrongResult
+from minishuffle.exchange.batch import Batch
+from support.batches import collecting
 
 
 class Scripted:
@@ -73,15 +74,15 @@ class Opened:
         self.operator.open(self.context)
 
     def process(self, *rows: Any) -> None:
-        self.operator.process(list(rows), 0, self.out.append)
+        self.operator.process(Batch(list(rows)), 0, collecting(self.out))
 
     def mark(self, mark: Mark) -> None:
-        self.operator.on_mark(mark, 0, self.out.append)
+        self.operator.on_mark(mark, 0, collecting(self.out))
 
     def look(self) -> None:
         """As a task does that was woken."""
         if self.operator.deadline() is not None:
-            self.operator.on_clock(0.0, self.out.append)
+            self.operator.on_clock(0.0, collecting(self.out))
 
 
 def test_results_come_in_the_order_of_the_rows() -> None:
@@ -136,7 +137,7 @@ def test_the_end_and_a_barrier_wait_for_all(end: str) -> None:
     opened.process(1, 2)
     opened.mark(Watermark(END_OF_TIME))
     opened.context.counters.state_rows = 2
-    getattr(opened.operator, end)(opened.out.append)
+    getattr(opened.operator, end)(collecting(opened.out))
     assert opened.out == [[10, 20], Watermark(END_OF_TIME)]
     assert opened.context.counters.state_rows == 0 == opened.operator.state_rows()
 
@@ -185,7 +186,7 @@ def test_rows_may_be_put_aside() -> None:
     opened.calls.calls[0].result = Aside("odd", 1)
     opened.look()
     aside, rows = opened.out
-    assert (aside.tag, aside.batch, rows) == ("tag", [1], [20])  # type: ignore[union-attr]
+    assert (aside, rows) == (("tag", [1]), [20])
 
 
 def test_a_row_for_a_side_output_that_is_not_there_is_no_fault_of_the_record() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.base import KeyedRows
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, datetime_of, event_times
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UnknownName, UsageError
+from minishuffle.exchange.batch import Batch
+from support.batches import as_batch
 
 T = EventTime(column="t")
 AT = datetime(2026, 11, 21, 7, 30, 0, 123456)
@@ -34,8 +35,8 @@ MIDNIGHT = 1_795_219_200_000_000
     ids=str,
 )
 def test_times_of_rows(value: Any, expected: int) -> None:
-    assert event_times(T, [{"t": value}]).tolist() == [expected]
-    assert event_times(EventTime(fn=lambda row: row), KeyedRows([1], [value])).tolist() == [expected]
+    assert event_times(T, Batch([{"t": value}])).tolist() == [expected]
+    assert event_times(EventTime(fn=lambda row: row), Batch([value], [1])).tolist() == [expected]
 
 
 @pytest.mark.parametrize(
@@ -57,13 +58,13 @@ def test_times_of_rows(value: Any, expected: int) -> None:
 )
 def test_times_of_columns(array: pa.Array, expected: int) -> None:
     several = pa.concat_arrays([array, array, array]).slice(1)
-    assert event_times(T, pa.record_batch({"t": several})).tolist() == [expected, expected]
+    assert event_times(T, Batch(pa.record_batch({"t": several}))).tolist() == [expected, expected]
 
 
 def test_a_shift_is_added() -> None:
     shifted = EventTime(column="t", shift=-1)
-    assert event_times(shifted, [{"t": 5}]).tolist() == [4]
-    assert event_times(shifted, pa.record_batch({"t": [5]})).tolist() == [4]
+    assert event_times(shifted, Batch([{"t": 5}])).tolist() == [4]
+    assert event_times(shifted, Batch(pa.record_batch({"t": [5]}))).tolist() == [4]
 
 
 @pytest.mark.parametrize(
@@ -81,14 +82,14 @@ def test_a_shift_is_added() -> None:
 )
 def test_rows_without_a_time_are_named(row: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        event_times(T, [{"t": 1}, row])
+        event_times(T, Batch([{"t": 1}, row]))
 
 
 def test_a_function_without_a_time_names_the_record() -> None:
     with pytest.raises(UsageError, match=r"the event time of the record 'x': None .* is no time"):
-        event_times(EventTime(fn=lambda row: None), ["x"])
+        event_times(EventTime(fn=lambda row: None), Batch(["x"]))
     with pytest.raises(KeyError) as caught:
-        event_times(EventTime(fn=lambda row: {}[row]), ["x"])
+        event_times(EventTime(fn=lambda row: {}[row]), Batch(["x"]))
     assert "record 'x'" in caught.value.__notes__[0]
 
 
@@ -105,15 +106,15 @@ def test_a_function_without_a_time_names_the_record() -> None:
 )
 def test_columns_without_times_are_named(array: pa.Array, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        event_times(T, pa.record_batch({"t": array}))
+        event_times(T, Batch(pa.record_batch({"t": array})))
 
 
 def test_a_missing_column_and_a_function_on_arrow_are_told() -> None:
     batch = pa.record_batch({"s": [1]})
     with pytest.raises(UnknownName, match=r"no column 't' .* keep it in map_batches"):
-        event_times(T, batch)
+        event_times(T, as_batch(batch))
     with pytest.raises(UsageError, match="name a column"):
-        event_times(EventTime(fn=len), batch)
+        event_times(EventTime(fn=len), as_batch(batch))
 
 
 def test_moments_beyond_the_calendar_are_told() -> None:

@@ -15,14 +15,14 @@ from minishuffle.dataflow.operators.base import (
     END_OF_TIME,
     Aside,
     Idle,
-    KeyedRows,
-    Side,
     TaskContext,
     Watermark,
 )
 from minishuffle.dataflow.operators.process import ProcessContext, ProcessRows
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError, WrongResult
+from minishuffle.exchange.batch import Batch
+from support.batches import shown
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIME = EventTime(column="t")
@@ -52,6 +52,7 @@ class Run:
         operator.open(self.context)
 
     def emit(self, item: Any) -> None:
+        item = shown(item)
         if isinstance(item, list) and self.operator.gives_pairs:
             self.times += [time for time, _ in item]
             item = [row for _, row in item]
@@ -59,7 +60,7 @@ class Run:
 
     def take(self, *records: tuple[Any, int]) -> None:
         rows = [{"k": key, "t": time} for key, time in records]
-        self.operator.process(KeyedRows([key for key, _ in records], rows), 0, self.emit)
+        self.operator.process(Batch(rows, [key for key, _ in records]), 0, self.emit)
 
     def watermark(self, time: int) -> None:
         self.operator.on_mark(Watermark(time), 0, self.emit)
@@ -110,7 +111,7 @@ def test_what_is_given_happened_when_its_record_did_or_at_the_time_of_its_timer(
     operator.side_tags = {"odd": "side-1"}
     run = Run(operator)
     run.take(("a", 3), ("b", 4))
-    assert (run.out, run.times) == ([Side("side-1", [(3, 3), (4, 4)]), 3, 4], [3, 4])
+    assert (run.out, run.times) == ([("side-1", [(3, 3), (4, 4)]), 3, 4], [3, 4])
     run.watermark(13)
     assert run.times[2:] == [13], "the timer's"
     run.clock(1000.0 + 24e-6)

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.base import Aside, KeyedRows, TaskContext
+from minishuffle.dataflow.operators.base import Aside, TaskContext
 from minishuffle.dataflow.operators.chained import dropper_of
 from minishuffle.dataflow.operators.functions import FilterRows, KeyRowsByColumns, MapRows
 from minishuffle.dataflow.operators.pairs import mapped_pair, of_row
@@ -18,6 +18,8 @@ from minishuffle.dataflow.operators.rowtimes import PairRows, UnpairRows
 from minishuffle.dataflow.operators.times import PAIRED, EventTime
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UnknownName, UsageError
+from minishuffle.exchange.batch import Batch
+from support.batches import as_batch, collecting
 from support.cutjobs import Cut, run
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -235,15 +237,15 @@ def test_a_row_that_cannot_be_sent_is_dropped_by_who_made_it(unpaired: bool) -> 
 
 def test_pairs_and_back() -> None:
     out: list[Any] = []
-    PairRows(EventTime(fn=len, shift=1)).process(["abc", ""], 0, out.append)
-    PairRows(EventTime(fn=len)).process([], 0, out.append)
+    PairRows(EventTime(fn=len, shift=1)).process(Batch(["abc", ""]), 0, collecting(out))
+    PairRows(EventTime(fn=len)).process(Batch([]), 0, collecting(out))
     assert out == [[(4, "abc"), (1, "")]]
-    UnpairRows().process(out[0], 0, out.append)
+    UnpairRows().process(as_batch(out[0]), 0, collecting(out))
     assert out[1] == ["abc", ""]
-    KeyRowsByColumns(("k",), PAIRED).process([(4, {"k": 1})], 0, out.append)
-    (keyed,) = out[2:]
-    assert isinstance(keyed, KeyedRows)
-    assert (keyed.keys, keyed.rows) == ([1], [(4, {"k": 1})])
+    given: list[Any] = []
+    KeyRowsByColumns(("k",), PAIRED).process(Batch([(4, {"k": 1})]), 0, given.append)
+    (keyed,) = given
+    assert (keyed.keys, keyed.payload) == ([1], [(4, {"k": 1})])
     assert of_row(len)(out[0][0]) == 3
 
 

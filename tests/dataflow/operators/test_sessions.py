@@ -15,7 +15,6 @@ from minishuffle.dataflow.operators.aggregates import outputs_of
 from minishuffle.dataflow.operators.base import (
     END_OF_TIME,
     Idle,
-    KeyedRows,
     Mark,
     Side,
     TaskContext,
@@ -33,6 +32,8 @@ from minishuffle.dataflow.operators.sessions import (
 )
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
+from minishuffle.exchange.batch import Batch
+from support.batches import as_batch, collecting
 from support.soak import examples
 
 T = EventTime(column="t")
@@ -44,8 +45,8 @@ Items = list[list[Row] | int]
 Convert = Callable[[list[Row]], Any]
 
 
-def keyed(rows: list[Row]) -> KeyedRows:
-    return KeyedRows([key for key, _, _ in rows], [{"k": k, "t": t, "v": v} for k, t, v in rows])
+def keyed(rows: list[Row]) -> Batch:
+    return Batch([{"k": k, "t": t, "v": v} for k, t, v in rows], [key for key, _, _ in rows])
 
 
 def arrow(rows: list[Row]) -> pa.RecordBatch:
@@ -106,7 +107,7 @@ class Run:
             if isinstance(item, int):
                 self.operator.on_mark(Watermark(item), 0, self.emit)
             else:
-                self.operator.process(convert(item), 0, self.emit)
+                self.operator.process(as_batch(convert(item)), 0, self.emit)
 
 
 def reference(items: Items, size: int = 0) -> tuple[list[Any], list[Row]]:
@@ -243,15 +244,15 @@ def test_a_record_whose_function_raises_is_dropped_alone_or_fails_the_task() -> 
     skipping = SessionRows(T, Closing(GAP), Late(), int, add, "skip")
     skipping.open(context := TaskContext("job", "task", 0, 1, 1))
     out: list[Any] = []
-    skipping.process(keyed(rows), 0, out.extend)
-    skipping.finish(out.extend)
-    assert [(key, value) for key, _, _, value in out] == [(1, 2)]
+    skipping.process(keyed(rows), 0, collecting(out))
+    skipping.finish(collecting(out))
+    assert [(key, value) for key, _, _, value in out[0]] == [(1, 2)]
     assert context.counters.user_errors == {"skip": 2}
     failing = SessionRows(T, Closing(GAP), Late(), int, add)
     failing.open(TaskContext("job", "task", 0, 1, 1))
-    failing.process(keyed(rows), 0, out.extend)
+    failing.process(keyed(rows), 0, collecting(out))
     with pytest.raises(ZeroDivisionError) as raised:
-        failing.finish(out.extend)
+        failing.finish(collecting(out))
     assert raised.value.__notes__ == ["raised in operator 'window' by the record {'k': 1, 't': 2, 'v': 0}"]
 
 

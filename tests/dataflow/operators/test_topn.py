@@ -11,6 +11,7 @@ import pytest
 from minishuffle.dataflow.operators.topn import TopN
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
+from support.batches import as_batch, collecting
 from support.cutjobs import Cut, run
 
 CUTS = (Cut(1), Cut(1, rows=1), Cut(2, seed=5, rows=2, merges=True))
@@ -86,8 +87,8 @@ def test_views_of_texts_stay_views() -> None:
     columns = {"k": pa.array(["x"] * 2, kind), "v": [1, 2], "o": pa.array([["a"], ["b"]], pa.list_(kind))}
     batch = pa.record_batch(columns)
     operator, out = TopN(("k",), 1, "v", descending=True), list[Any]()
-    operator.process(batch, 0, out.append)
-    operator.finish(out.append)
+    operator.process(as_batch(batch), 0, collecting(out))
+    operator.finish(collecting(out))
     assert out == [batch.slice(1)]
 
 

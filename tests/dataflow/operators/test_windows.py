@@ -18,7 +18,6 @@ from minishuffle.dataflow.operators.aggregates import Function, outputs_of
 from minishuffle.dataflow.operators.base import (
     END_OF_TIME,
     Idle,
-    KeyedRows,
     Mark,
     Side,
     TaskContext,
@@ -34,6 +33,8 @@ from minishuffle.dataflow.operators.windowassigner import SlidingWindows, tumbli
 from minishuffle.dataflow.operators.windowrows import WindowRows, one_more
 from minishuffle.dataflow.operators.windows import OpenWindows, Panes
 from minishuffle.errors import UsageError
+from minishuffle.exchange.batch import Batch
+from support.batches import as_batch, collecting
 from support.soak import examples
 
 T = EventTime(column="t")
@@ -48,8 +49,8 @@ def context() -> TaskContext:
     return TaskContext("job", "task", 0, 1, 1)
 
 
-def keyed(rows: list[Row]) -> KeyedRows:
-    return KeyedRows([key for key, _, _ in rows], [{"k": k, "t": t, "v": v} for k, t, v in rows])
+def keyed(rows: list[Row]) -> Batch:
+    return Batch([{"k": k, "t": t, "v": v} for k, t, v in rows], [key for key, _, _ in rows])
 
 
 def arrow(rows: list[Row], key: pa.DataType | None = None) -> pa.RecordBatch:
@@ -113,10 +114,12 @@ class Run:
             self.late += [(row["k"], microseconds(row["t"]), row["v"]) for row in records]
         elif isinstance(item, Mark):
             self.out.append(item)
-        elif isinstance(item, list):
-            self.out += [(key, microseconds(start), aggregates(values)) for key, start, values in item]
+        elif isinstance(item.payload, list):
+            self.out += [
+                (key, microseconds(start), aggregates(values)) for key, start, values in item.payload
+            ]
         else:
-            for row in item.to_pylist():
+            for row in item.payload.to_pylist():
                 assert row["window_end"] - row["window_start"] == timedelta(microseconds=SIZE)
                 values = tuple(row[name] for name in FUNCTIONS)
                 self.out.append((row["k"], microseconds(row["window_start"]), values))
@@ -125,7 +128,7 @@ class Run:
         if isinstance(item, Mark):
             self.operator.on_mark(item, 0, self.emit)
         else:
-            self.operator.process(item, 0, self.emit)
+            self.operator.process(as_batch(item), 0, self.emit)
 
 
 def reference(items: list[list[Row] | int], slide: int = SIZE) -> tuple[list[Any], list[Row]]:
@@ -298,10 +301,11 @@ def test_with_a_watermark_after_each_record_the_batches_do_not_matter(
         timing.open(context())
 
         def keyed_after(item: Any, run: Run = run, is_arrow: bool = is_arrow) -> None:
-            run.take(item if is_arrow or isinstance(item, Mark) else KeyedRows([r["k"] for r in item], item))
+            is_ready = is_arrow or isinstance(item, Mark)
+            run.take(item if is_ready else Batch(item.payload, [r["k"] for r in item.payload]))
 
         for batch in batches:
-            timing.process(arrow(batch) if is_arrow else keyed(batch).rows, 0, keyed_after)
+            timing.process(Batch(arrow(batch) if is_arrow else keyed(batch).payload), 0, keyed_after)
         timing.on_mark(Watermark(END_OF_TIME), 0, keyed_after)
         assert [item for item in run.out if not isinstance(item, Watermark)] == results
         assert run.late == late
@@ -387,8 +391,10 @@ def test_the_columns_and_types_of_an_arrow_result() -> None:
     out: list[Any] = []
     operator = WindowArrow(OpenWindows(T, tumbling(SIZE)), ("k", "t"), outputs_of({"n": ("v", "count")}))
     operator.open(context())
-    operator.process(arrow([("a", 3, 1), (None, 3, None), ("a", 3, 2)], pa.string()), 0, out.append)
-    operator.finish(out.append)
+    operator.process(
+        as_batch(arrow([("a", 3, 1), (None, 3, None), ("a", 3, 2)], pa.string())), 0, collecting(out)
+    )
+    operator.finish(collecting(out))
     moment = pa.timestamp("us", "UTC")
     names = {"k": pa.string(), "t": pa.timestamp("us"), "window_start": moment, "window_end": moment}
     assert out[0].schema.equals(pa.schema({**names, "n": pa.int64()}))
@@ -418,11 +424,11 @@ def test_windows_of_windows() -> None:
 
     def between(item: Any) -> None:
         if isinstance(item, Mark):
-            second.on_mark(item, 0, out.append)
+            second.on_mark(item, 0, collecting(out))
         else:
-            second.process(item, 0, out.append)
+            second.process(as_batch(item), 0, collecting(out))
 
-    first.process(arrow([(1, 0, 1), (1, 12, 2), (1, 19, 3), (1, 20, 4)]), 0, between)
+    first.process(as_batch(arrow([(1, 0, 1), (1, 12, 2), (1, 19, 3), (1, 20, 4)])), 0, between)
     for time in (9, 19, END_OF_TIME):
         first.on_mark(Watermark(time), 0, between)
     rows = [
@@ -446,8 +452,8 @@ def test_equal_keys_of_several_kinds_are_one_and_shown_as_the_first() -> None:
     out: list[Any] = []
     operator = WindowRows(OpenWindows(T, tumbling(SIZE)), int, one_more)
     operator.open(context())
-    operator.process(keyed([(1.0, 0, 1), (1, 1, 1), (True, 2, 1), ("1", 3, 1)]), 0, out.append)
-    operator.finish(out.append)
+    operator.process(keyed([(1.0, 0, 1), (1, 1, 1), (True, 2, 1), ("1", 3, 1)]), 0, collecting(out))
+    operator.finish(collecting(out))
     start = datetime(1970, 1, 1, tzinfo=UTC)
     assert out == [[(1.0, start, 3), ("1", start, 1)]]
     assert type(out[0][0][0]) is float
@@ -459,8 +465,8 @@ def test_the_first_row_is_the_first_value_without_create() -> None:
         OpenWindows(T, tumbling(SIZE)), None, lambda value, row: {"v": value["v"] + row["v"]}
     )
     operator.open(context())
-    operator.process(keyed([(1, 0, 1), (1, 1, 2), (2, 1, 7)]), 0, out.append)
-    operator.finish(out.append)
+    operator.process(keyed([(1, 0, 1), (1, 1, 2), (2, 1, 7)]), 0, collecting(out))
+    operator.finish(collecting(out))
     assert [(key, value["v"]) for key, _, value in out[0]] == [(1, 3), (2, 7)]
 
 
@@ -471,14 +477,14 @@ def test_a_record_whose_function_raises_is_dropped_alone_or_fails_the_task() -> 
     out: list[Any] = []
     operator = WindowRows(OpenWindows(T, tumbling(SIZE)), int, add, "skip")
     operator.open(context())
-    operator.process(keyed([(1, 0, 0), (2, 0, 5), (2, 1, 0), (2, 2, 2)]), 0, out.append)
-    operator.finish(out.append)
+    operator.process(keyed([(1, 0, 0), (2, 0, 5), (2, 1, 0), (2, 2, 2)]), 0, collecting(out))
+    operator.finish(collecting(out))
     assert [(key, value) for key, _, value in out[0]] == [(2, 7)]
     assert operator.context.counters.user_errors == {"skip": 2}
     failing = WindowRows(OpenWindows(T, tumbling(SIZE)), int, add)
     failing.open(context())
     with pytest.raises(ZeroDivisionError) as caught:
-        failing.process(keyed([(1, 0, 0)]), 0, out.append)
+        failing.process(keyed([(1, 0, 0)]), 0, collecting(out))
     assert "'v': 0" in caught.value.__notes__[0]
 
 
@@ -490,6 +496,10 @@ def test_a_row_that_is_in_several_windows_is_each_ones_own() -> None:
     operator = WindowRows(OpenWindows(T, SlidingWindows(SIZE, 5)), None, add)
     operator.open(context())
     out: list[Any] = []
-    operator.process(keyed([(1, 7, 1), (1, 8, 2), (1, 11, 4)]), 0, out.extend)
-    operator.finish(lambda item: out.extend(item if isinstance(item, list) else []))
-    assert [(microseconds(start), row["v"]) for _, start, row in out] == [(0, 3), (5, 7), (10, 4)]
+    operator.process(keyed([(1, 7, 1), (1, 8, 2), (1, 11, 4)]), 0, collecting(out))
+    operator.finish(collecting(out))
+    assert [(microseconds(start), row["v"]) for rows in out for _, start, row in rows] == [
+        (0, 3),
+        (5, 7),
+        (10, 4),
+    ]

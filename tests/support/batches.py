@@ -1,0 +1,35 @@
+"""Batches as operators of a chain take and give them, from and to what tests say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from minishuffle.dataflow.operators.base import Mark, Side
+from minishuffle.exchange.batch import Batch
+
+__all__ = ["as_batch", "as_item", "collecting", "shown"]
+
+
+def as_batch(given: Any) -> Batch:
+    """A list of rows or a record batch as a batch, or a batch as it is."""
+    return given if isinstance(given, Batch) else Batch(given)
+
+
+def as_item(given: Any) -> Batch | Mark:
+    """The same, and marks as they are."""
+    return given if isinstance(given, Mark) else as_batch(given)
+
+
+def shown(item: Any) -> Any:
+    """The payload of a batch, (keys, payload) of rows with keys, (tag, payload) of a side output; other marks
+    as they are."""
+    if isinstance(item, Batch):
+        keyed = item.keys is not None and isinstance(item.payload, list)
+        return (item.keys, item.payload) if keyed else item.payload
+    return (item.tag, item.batch.payload) if isinstance(item, Side) else item
+
+
+def collecting(out: list[Any]) -> Callable[[Any], None]:
+    """Takes what an operator emits, and appends what is :func:`shown` of it."""
+    return lambda item: out.append(shown(item))
