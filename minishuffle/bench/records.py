@@ -73,6 +73,13 @@ def blocks_of(block: int, split: int, splits: int, records: int | None) -> Itera
         start += splits * block
 
 
+SCHEMAS: Final[dict[str, dict[str, type]]] = {
+    "int": {"key": int, "value": int},
+    "event": {"user": str, "city": str, "ts": int, "amount": float, "qty": int},
+}
+"""Columns of each kind of record."""
+
+
 class Numbers:
     """Source of the benchmark: ``records`` in all, or as many as ``seconds`` allow."""
 
@@ -86,6 +93,7 @@ class Numbers:
     ) -> None:
         self.kind = kind
         self.format = format
+        self.schema = SCHEMAS[kind]
         self.bounded = True
         self._splits = splits
         self._records = records
@@ -108,7 +116,7 @@ class Numbers:
 
     def _int_arrow(self, start: int, keys: U64, values: U64, *_: Any) -> pa.RecordBatch:
         columns = [pa.array(keys.view(np.int64)), pa.array(values.view(np.int64))]
-        return pa.RecordBatch.from_arrays(columns, ["key", "value"])
+        return pa.RecordBatch.from_arrays(columns, list(self.schema))
 
     def _int_rows(self, start: int, keys: U64, values: U64, *_: Any) -> list[Any]:
         return list(zip(keys.tolist(), values.tolist(), strict=True))
@@ -121,7 +129,7 @@ class Numbers:
             pa.array(values.astype(np.float64) * 0.25),
             pa.array((values % np.uint64(9)).view(np.int64)),
         ]
-        return pa.RecordBatch.from_arrays(columns, ["user", "city", "ts", "amount", "qty"])
+        return pa.RecordBatch.from_arrays(columns, list(self.schema))
 
     def _event_rows(self, start: int, keys: U64, values: U64) -> list[Any]:
         return list(

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -75,6 +75,7 @@ class Words:
 
     format = "arrow"
     bounded = True
+    schema: ClassVar = {"word": str}
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)

@@ -1,14 +1,78 @@
-"""What columns a step gives, as far as the columns that it takes are known."""
+"""What columns a step gives: by those that it takes, or by one call of the user's function without rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from minishuffle.errors import described
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["aggregated_schema"]
+    from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+
+__all__ = ["aggregated_schema", "batch_without_rows", "called_schema"]
+
+
+def called_schema(step: str, call: Callable[[], Any], shown: str) -> pa.Schema | UnknownColumns:
+    """The schema of the batch that a user's function gives in the one ``call`` of it while a plan is built.
+
+    Args:
+        step: the method that was given the function, for errors.
+        shown: the call in words, for errors.
+
+    Returns:
+        What stands for it in a draft, if it is not known.
+
+    Raises:
+        InvalidGraph: the function raises, gives no batch, or one with a column of nulls alone, the type of
+            whose values is then not known.
+        UsageError: two columns have one name, or one holds runs or a union.
+    """
+    import pyarrow as pa
+
+    from minishuffle.dataflow.arguments import arrow_schema
+    from minishuffle.dataflow.operators.pandasindex import without_unnamed_index
+    from minishuffle.dataflow.unknownschemas import unknown_columns
+
+    write, form = "write schema= with the columns that it gives", "schema={}"
+    try:
+        given = call()
+    except Exception as error:
+        return unknown_columns(step, f"{shown} raised {described(error)}", write, form)
+    if not isinstance(given, pa.RecordBatch | pa.Table):
+        return unknown_columns(step, f"{shown} gave a {type(given).__name__} and no batch", write, form)
+    schema = arrow_schema(without_unnamed_index(given).schema.remove_metadata())
+    untyped = next((field for field in schema if _has_null_type(field.type)), None)
+    if untyped is not None:
+        why = f"{shown} gave the column {untyped.name!r} in the type {untyped.type}"
+        return unknown_columns(step, why, write, form)
+    return schema
+
+
+def _has_null_type(kind: pa.DataType) -> bool:
+    """Whether it, or one in it, is that of nulls alone."""
+    import pyarrow as pa
+
+    from minishuffle.exchange.schemas import with_innermost
+
+    found: list[pa.DataType] = []
+
+    def seen(inner: pa.DataType) -> pa.DataType:
+        found.append(inner)
+        return inner
+
+    with_innermost(kind, seen)
+    return any(map(pa.types.is_null, found))
+
+
+def batch_without_rows(schema: pa.Schema) -> pa.RecordBatch:
+    """What a function is shown of columns while a plan is built."""
+    import pyarrow as pa
+
+    columns = [column.chunk(0) for column in schema.empty_table().columns]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def aggregated_schema(

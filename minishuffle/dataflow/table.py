@@ -31,6 +31,7 @@ from minishuffle.dataflow.knownrows import TypedRows
 from minishuffle.dataflow.nodes import Boundary, Feed, Names, Node, Reads
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.pruning import reads_also, reads_only
+from minishuffle.dataflow.schemas import batch_without_rows, called_schema
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_sinks import StreamSinks
 from minishuffle.dataflow.table_sources import TableSources
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.keyed_table import KeyedTable
     from minishuffle.dataflow.operators.base import Operator
     from minishuffle.dataflow.operators.chained import OnError
+    from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
     from minishuffle.dataflow.stream_base import Columns
 
 __all__ = ["Table"]
@@ -225,7 +227,7 @@ class Table(TableSources, StreamSinks):
         self,
         fn: Callable[[pa.RecordBatch], Any],
         *,
-        schema: pa.Schema | Mapping[str, Any] | None = None,
+        schema: pa.Schema | Mapping[str, Any] | Literal["same"] | None = None,
         columns: Sequence[str] | None = None,
         batch_rows: int | None = None,
         on_error: OnError = "fail",
@@ -237,17 +239,19 @@ class Table(TableSources, StreamSinks):
         What ``fn`` gives in that column are the times of its rows, the same or others; nobody else sees it.
 
         Args:
-            schema: the columns that it gives; they are checked. Without it they are not known to the steps
-                that follow, and some need them.
+            schema: the columns that it gives, or ``"same"``: those that it gets. They are checked. Without it
+                they are those of what ``fn`` gives for a batch without rows, with which it is called now; an
+                ``fn`` that has ``open`` is not.
             columns: those that it gets. None: all, and all are shipped to it.
             batch_rows: at most so many rows at a time.
 
         Raises:
-            InvalidGraph: ``columns`` have ``EVENT_TIME``, and there is no event time.
+            InvalidGraph: ``columns`` have ``EVENT_TIME``, and there is no event time; there is no ``schema``,
+                and ``fn`` raises for no rows, gives no batch, or one with a column of nulls alone.
             UnknownName: the columns are known, and one of ``columns`` is not among them.
         """
-        from minishuffle.dataflow.operators.convert import CheckSchema
         from minishuffle.dataflow.operators.relational import MapPieces
+        from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
 
         check_callable(fn, "map_batches")
         taken = None if columns is None else key_columns((columns,), "map_batches(columns=...)")
@@ -261,18 +265,52 @@ class Table(TableSources, StreamSinks):
             raise UsageError(f"batch_rows is {batch_rows!r}: give a whole number from 1 on")
         reads = None if taken is None else reads_only(*taken)
         mapped = timed._step(MapPieces(fn, on_error, taken, batch_rows), None, None, timed._time, reads=reads)
-        if schema is None:
+        if self._schema is None and schema in (None, "same"):
             return mapped
-        declared, time = arrow_schema(schema), timed._time
-        if HIDDEN_TIME in declared.names:
-            raise UsageError(
-                "map_batches(schema=...) names EVENT_TIME, which comes beside the columns of the schema: "
-                "leave it out"
-            )
-        if time is not None and not time.is_hidden and time.column not in declared.names:
-            time = None
-        checked = mapped._beside("schema", CheckSchema(declared))
-        return Table(checked._feeds, declared, None, time)
+        found, keeps_time = timed._mapped_schema(fn, schema, taken)
+        time = timed._time
+        if time is not None and not isinstance(found, UnknownColumns):
+            is_kept = keeps_time if time.is_hidden else time.column in found.names
+            time = time if is_kept else None
+        return Table(*mapped._with_schema(found, declared=schema is not None), None, time)
+
+    def _mapped_schema(
+        self,
+        fn: Callable[[pa.RecordBatch], Any],
+        schema: pa.Schema | Mapping[str, Any] | str | None,
+        taken: Sequence[str] | None,
+    ) -> tuple[pa.Schema | UnknownColumns, bool]:
+        """Without the hidden column of event time what ``fn`` gives of the columns ``taken`` (None: all), and
+        whether it may give that column too."""
+        import pyarrow as pa
+
+        from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+        from minishuffle.dataflow.unknownschemas import unknown_columns
+
+        if schema is not None and schema != "same":
+            declared = arrow_schema(schema)
+            if HIDDEN_TIME in declared.names:
+                raise UsageError(
+                    "map_batches(schema=...) names EVENT_TIME, which comes beside the columns of the schema: "
+                    "leave it out"
+                )
+            return declared, True
+        assert self._schema is not None
+        hidden = pa.field(HIDDEN_TIME, pa.int64())
+        given = self._schema
+        if taken is not None:
+            given = pa.schema([hidden if name == HIDDEN_TIME else given.field(name) for name in taken])
+        if schema is not None:
+            return _without_hidden_time(given), True
+        if hasattr(fn, "open"):
+            why = "its function has open(), and is not called while the job is made"
+            write = "write schema= with the columns that it gives, or schema='same'"
+            return unknown_columns("map_batches", why, write, "schema={}"), False
+        shown = "its function, called with a batch without rows,"
+        found = called_schema("map_batches", lambda: fn(batch_without_rows(given)), shown)
+        if isinstance(found, UnknownColumns):
+            return found, False
+        return _without_hidden_time(found), HIDDEN_TIME in found.names
 
     def union(self, *others: Table) -> Table:
         """The rows of this table and the others, in no particular order: the columns of all, of types that
@@ -494,6 +532,11 @@ class Table(TableSources, StreamSinks):
         feeds = self._open_feeds(operator.name)
         node = Node(operator.name, feeds, operators=(operator,), follows=follows, reads=reads)
         return Table((Feed(node),), schema, columns, time)
+
+
+def _without_hidden_time(schema: pa.Schema) -> pa.Schema:
+    place = schema.get_field_index(HIDDEN_TIME)
+    return schema if place < 0 else schema.remove(place)
 
 
 def _reads_shown(columns: Columns) -> Reads:

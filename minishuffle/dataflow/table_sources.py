@@ -17,11 +17,13 @@ from minishuffle.dataflow.arguments import (
 )
 from minishuffle.dataflow.nodes import Boundary, Feed, Node
 from minishuffle.dataflow.operators.base import Source
-from minishuffle.dataflow.stream_base import StreamBase
+from minishuffle.dataflow.stream_base import Feeds, StreamBase
 from minishuffle.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
 
 __all__ = ["TableSources"]
 
@@ -134,18 +136,32 @@ class TableSources(StreamBase):
 
         ``fn`` gives the same for the same numbers. Without it a row is its number, in the column ``number``.
         ``rate`` is in rows/s over all subtasks (None: as fast as they are taken); ``records`` None: without
-        end.
+        end. Without ``schema`` the columns are those of ``fn(0, 1)``, which is called now.
+
+        Raises:
+            InvalidGraph: there is no ``schema``, and that call raises, gives no batch, or gives one with a
+                column of nulls alone.
         """
         from minishuffle.connectors.generator import GeneratorSource, number_batch
+        from minishuffle.dataflow.schemas import called_schema
 
-        check_callable(number_batch if fn is None else fn, "Table.generate")
-        source = GeneratorSource(fn or number_batch, rate=rate, records=records, format="arrow")
-        return cls._declared("generate", source, {"number": "int64"} if fn is None else schema)
+        made = number_batch if fn is None else fn
+        check_callable(made, "Table.generate")
+        source = GeneratorSource(made, rate=rate, records=records, format="arrow")
+        if schema is not None and fn is not None:
+            return cls._checked("generate", source, arrow_schema(schema))
+        found = called_schema("Table.generate", lambda: made(0, 1), "its function, called with (0, 1),")
+        return cls._checked("generate", source, found, declared=False)
 
     @classmethod
     def source(cls, source: Source, schema: pa.Schema | Mapping[str, Any] | None = None) -> Self:
         """The user's own :class:`~minishuffle.dataflow.operators.base.Source`, named after its class, whose
-        ``format`` is "arrow"."""
+        ``format`` is "arrow". Its columns are those of ``schema``, else of ``source.schema``; it is not read
+        for them.
+
+        Raises:
+            InvalidGraph: it has neither.
+        """
         name = type(source).__name__
         if isinstance(source, type) or not isinstance(source, Source):
             raise UsageError(f"{name} is not a source: it needs the methods splits() and read(split, offset)")
@@ -154,7 +170,13 @@ class TableSources(StreamBase):
                 f"{name} gives rows: write Stream.source(...), or set {name}.format to 'arrow' if read() "
                 "yields record batches"
             )
-        return cls._declared(name, source, schema)
+        declared = getattr(source, "schema", None) if schema is None else schema
+        if declared is not None:
+            return cls._checked(name, source, arrow_schema(declared))
+        from minishuffle.dataflow.unknownschemas import unknown_columns
+
+        why, write = f"{name} has no attribute schema", "give it one, or write schema= with its columns"
+        return cls._checked(name, source, unknown_columns("Table.source", why, write, "schema={}"))
 
     @classmethod
     def from_spark(cls, name: str, schema: pa.Schema | Mapping[str, Any], *, bounded: bool = True) -> Self:
@@ -175,15 +197,22 @@ class TableSources(StreamBase):
         return cls((Feed(Node(f"from_spark {name}", boundary=boundary)),), columns)
 
     @classmethod
-    def _declared(cls, label: str, source: Source, schema: pa.Schema | Mapping[str, Any] | None) -> Self:
-        """What ``source`` gives, whose batches are checked against ``schema`` if there is one."""
-        if schema is None:
-            return cls._from_source(label, source)
-        from minishuffle.dataflow.operators.convert import CheckSchema
+    def _checked(
+        cls, label: str, source: Source, schema: pa.Schema | UnknownColumns, *, declared: bool = True
+    ) -> Self:
+        """What ``source`` gives, each batch of which is checked."""
+        return cls(*cls._from_source(label, source)._with_schema(schema, declared=declared))
 
-        columns = arrow_schema(schema)
-        checked = cls._from_source(label, source)._beside("schema", CheckSchema(columns))
-        return cls(checked._feeds, columns)
+    def _with_schema(
+        self, schema: pa.Schema | UnknownColumns, *, declared: bool
+    ) -> tuple[Feeds, pa.Schema | None]:
+        """The records of this step, each batch of which is checked, and their schema."""
+        from minishuffle.dataflow.operators.convert import CheckSchema
+        from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+
+        if isinstance(schema, UnknownColumns):
+            return self._beside("schema", schema)._feeds, None
+        return self._beside("schema", CheckSchema(schema, declared=declared))._feeds, schema
 
 
 def _source_of_files(

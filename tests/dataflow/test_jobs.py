@@ -263,7 +263,7 @@ def test_rows_and_batches_mix_with_exact_types() -> None:
 
     nowhere = sales().to_rows().filter(lambda row: row["city"] is None)
     schema = {"user": str, "city": str, "amount": int, "price": float}
-    twice = nowhere.to_table(schema).map_batches(doubled).to_rows()
+    twice = nowhere.to_table(schema).map_batches(doubled, schema={"twice": int}).to_rows()
     done = execute(twice.map(lambda row: row["twice"]).collect())
     assert sorted(done.rows) == [2 * row["amount"] for row in SALES if row["city"] is None]
 

@@ -82,9 +82,6 @@ def test_what_is_wrong_with_any_row_is_refused_at_once(expression: pc.Expression
     table = Table.from_arrow(data)
     with pytest.raises(UsageError, match=rf"with_columns\(z=...\): .*{why}"):
         table.with_columns(z=expression)
-    undeclared = table.map_batches(lambda batch: batch).with_columns(z=expression)
-    with pytest.raises(WrongColumns, match=why):
-        rows(undeclared)
 
 
 def test_views_are_joined_with_literals() -> None:
@@ -105,17 +102,81 @@ def test_columns_are_chosen_dropped_and_renamed() -> None:
     assert by_n(dropped)[1] == {"user": "bob", "price": 20, "n": 2}
 
 
-def test_steps_work_where_the_columns_are_not_known_before() -> None:
-    unknown = orders().map_batches(lambda batch: batch)
-    assert unknown._columns is None
-    table = unknown.drop("at", "tags", "user").rename({"price": "p"}).with_columns(sum=pc.field("p") + n)
-    assert by_n(table.filter(n < 3)) == [{"p": 10, "n": 1, "sum": 11}, {"p": 20, "n": 2, "sum": 22}]
-    with pytest.raises(UnknownName, match="drop: no column 'nope': the batch has user"):
-        rows(unknown.drop("nope"))
-    with pytest.raises(UnknownName, match="filter: no column 'nope': the batch has user, price"):
-        rows(unknown.filter(pc.field("nope") < 3))
-    with pytest.raises(UnknownName, match="with_columns: no column 'nope': the batch has user, price"):
-        rows(unknown.with_columns(more=pc.field("nope") + 1))
+def test_columns_behind_a_function_are_those_that_it_gives_for_no_rows() -> None:
+    asked: list[tuple[int, list[str]]] = []
+
+    def seen(batch: pa.RecordBatch) -> pa.RecordBatch:
+        asked.append((batch.num_rows, batch.schema.names))
+        return batch.select(["n"]).append_column("half", pc.divide(batch["n"], 2.0))
+
+    made = orders().map_batches(seen, columns=["n", "price"])
+    assert (known(made), asked) == ({"n": "int64", "half": "double"}, [(0, ["n", "price"])])
+    assert by_n(made)[:2] == [{"n": 1, "half": 0.5}, {"n": 2, "half": 1.0}]
+    with pytest.raises(UnknownName, match="no column 'price'; there are n, half"):
+        made.drop("price")
+    for schema, taken in ({"n": "int64"}, None), ("same", ["n"]):
+        asked.clear()
+        select = orders().map_batches(lambda batch: batch.select(["n"]), schema=schema, columns=taken)  # type: ignore[arg-type]
+        assert known(select) == {"n": "int64"}
+        assert len(rows(select)) == 4
+
+
+class Opened:
+    """A function with a state of its own."""
+
+    def open(self, context: Any) -> None:
+        self.is_open = True
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        assert self.is_open
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("fn", "why"),
+    [
+        (lambda batch: batch["n"][0].as_py(), "raised IndexError: index out of bounds"),
+        (lambda batch: None, "gave a NoneType and no batch"),
+        (lambda batch: batch.to_pydict(), "gave a dict and no batch"),
+        (lambda batch: pa.table({"m": [None] * len(batch)}), "gave the column 'm' in the type null"),
+    ],
+)
+def test_a_function_that_does_not_show_its_columns_has_to_say_them(fn: Any, why: str) -> None:
+    """The error has the line, what to write, and the command that shows what to write."""
+    says = (
+        rf"^map_batches at .*test_table.py:\d+: its function, called with a batch without rows, {why}: write"
+    )
+    with pytest.raises(InvalidGraph, match=rf"{says} schema= .*`minishuffle schema .*.py:JOB` shows"):
+        orders().map_batches(fn, on_error="skip")
+
+
+def test_a_function_that_is_opened_is_not_called_while_the_job_is_made() -> None:
+    with pytest.raises(
+        InvalidGraph, match=r"its function has open\(\), .*write schema= .*, or schema='same'"
+    ):
+        orders().map_batches(Opened())
+    opened = orders().map_batches(Opened(), schema="same")
+    assert (known(opened), len(rows(opened))) == (known(orders()), 4)
+
+
+def test_a_column_of_nulls_alone_stays_where_the_data_have_it() -> None:
+    table = Table.from_arrow(pa.table({"a": [1], "b": pa.nulls(1)}))
+    assert known(table.map_batches(lambda batch: batch, schema="same")) == {"a": "int64", "b": "null"}
+    with pytest.raises(InvalidGraph, match="gave the column 'b' in the type null"):
+        table.map_batches(lambda batch: batch)
+
+
+def test_batches_of_other_columns_than_those_for_no_rows_are_refused() -> None:
+    def wider(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.select(["n"]) if not len(batch) else batch.select(["n", "price"])
+
+    def longer(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.record_batch({"n": pa.array(batch["n"].to_pylist(), "int64" if len(batch) else "int32")})
+
+    with pytest.raises(WrongColumns, match=r"'price' is not in the found schema \(n\): declare the schema"):
+        rows(orders().map_batches(wider))
+    with pytest.raises(WrongColumns, match="'n' has the type int64, but int32 is found: cast it first"):
+        rows(orders().map_batches(longer))
 
 
 def test_expressions_make_columns_of_those_before() -> None:

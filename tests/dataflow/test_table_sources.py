@@ -15,7 +15,7 @@ import pytest
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
-from minishuffle.errors import UnknownName, UsageError
+from minishuffle.errors import InvalidGraph, UnknownName, UsageError
 from minishuffle.limits import NAME_BYTES_MAX
 from support.cutjobs import Cut, run
 
@@ -183,6 +183,47 @@ def test_numbers_make_tables() -> None:
     assert rows(squares) == [{"n": 0}, {"n": 1}, {"n": 4}]
 
 
+def test_generated_columns_are_those_of_one_call() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def made(start: int, count: int) -> pa.RecordBatch:
+        asked.append((start, count))
+        return pa.RecordBatch.from_pydict({"n": pa.array([start / 2] * count, pa.float32())})
+
+    assert types(Table.generate(made, records=3)) == {"n": "float"}
+    assert asked == [(0, 1)]
+    assert types(Table.generate(made, records=3, schema={"n": "float32"})) == {"n": "float"}
+    assert asked == [(0, 1)]
+    assert rows(Table.generate(made, records=3)) == [{"n": 0.0}, {"n": 0.5}, {"n": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda start, count: 1 / start, "raised ZeroDivisionError: division by zero"),
+        (lambda start, count: [1], "gave a list and no batch"),
+        (
+            lambda start, count: pa.record_batch({"n": [1], "x": [None]}),
+            "gave the column 'x' in the type null",
+        ),
+        (lambda start, count: pa.record_batch({"x": [[]]}), r"gave the column 'x' in the type list<.*null>"),
+    ],
+)
+def test_a_generator_that_does_not_show_its_columns_has_to_say_them(made: Any, why: str) -> None:
+    """The error has the line, what to write, and the command that shows what to write."""
+    says = rf"^Table.generate at .*test_table_sources.py:\d+: its function, called with \(0, 1\), {why}: "
+    with pytest.raises(InvalidGraph, match=rf"{says}write schema= .*`minishuffle schema .*.py:JOB` shows"):
+        Table.generate(made)
+
+
+def test_batches_of_other_columns_than_the_first_call_are_refused() -> None:
+    def changing(start: int, count: int) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict({"n": ["a"] * count if start else [1] * count})
+
+    with pytest.raises(UsageError, match="column 'n' has the type string, but int64 is found: cast it"):
+        rows(Table.generate(changing, records=100))
+
+
 class Batches:
     format = "arrow"
 
@@ -200,6 +241,22 @@ def test_a_source_of_ones_own_gives_batches() -> None:
     assert rows(table) == [{"split": 1}, {"split": 2}]
     with pytest.raises(UsageError, match="column 'split' has the type int64"):
         rows(Table.source(Batches(), schema={"split": str}))
+    with pytest.raises(
+        InvalidGraph, match=r"Table.source at .*test_table_sources.py:\d+: Batches has no attr"
+    ):
+        Table.source(Batches())
+
+    class Unread(Batches):
+        schema = {"split": pa.int64()}
+
+        def splits(self) -> list[int]:
+            raise AssertionError("a source is not read while the job is made")
+
+    read = Table.source(Unread())
+    assert types(read) == {"split": "int64"}
+    assert types(Table.source(Unread(), schema={"split": "int8"})) == {"split": "int8"}
+    with pytest.raises(UnknownName, match="no column 'spit'; did you mean 'split'"):
+        read.key_by("spit")
 
     class Rows(Batches):
         format = "rows"
@@ -243,15 +300,14 @@ def runs(start: int, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"k": pa.array([1] * count), "v": pc.run_end_encode(values)})
 
 
-def test_columns_of_runs_and_unions_are_refused_before_and_while_the_job_runs() -> None:
+def test_columns_of_runs_and_unions_are_refused() -> None:
     refused = "column 'v' is of type run_end_encoded<.*decode runs with pyarrow.compute.run_end_decode"
     with pytest.raises(UsageError, match=refused):
         Table.from_arrow(runs(0, 4))
     with pytest.raises(UsageError, match=refused):
         Table.generate(runs, records=4, schema=runs(0, 1).schema)
-    undeclared = Table.generate(runs, records=4).key_by("k").aggregate(n=("v", "count"))
     with pytest.raises(UsageError, match=refused):
-        rows(undeclared)
+        Table.generate(runs, records=4)
 
 
 STRICT_PARTS = pa.list_(pa.field("x", pa.int64(), nullable=False))

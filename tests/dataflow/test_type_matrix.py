@@ -3,7 +3,7 @@
 A cell (operator, type, nesting) gives what plain Python makes of the values, or is refused where the job is
 written, and then stands in ``refused_types.json``, which may only become shorter. Columns of all types go
 through one job where they stand side by side; where one chooses which rows meet, each has a job of its own.
-``MINISHUFFLE_SOAK=1`` cuts every job in more ways, with random values, and takes the columns as unknown too.
+``MINISHUFFLE_SOAK=1`` cuts every job in more ways, with random values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
-from minishuffle.errors import ShuffleError, UsageError
+from minishuffle.errors import UsageError
 from support.cutjobs import Cut, run
 from support.soak import SOAK, examples
 
@@ -207,11 +207,8 @@ def table_of(columns: list[Column], places: Places) -> pa.Table:
     return pa.table({**fixed, **{column.name: column.array(places) for column in columns}})
 
 
-def timed(columns: list[Column], places: Places = PLACES, *, known: bool = True) -> Table:
-    table = Table.from_arrow(table_of(columns, places))
-    if not known:
-        table = table.map_batches(lambda batch: batch)
-    return table.event_time("t", out_of_order=HOUR)
+def timed(columns: list[Column], places: Places = PLACES) -> Table:
+    return Table.from_arrow(table_of(columns, places)).event_time("t", out_of_order=HOUR)
 
 
 # --- operators that columns pass side by side -------------------------------------------------------------
@@ -541,9 +538,7 @@ def taken(operator: str, nestings: Collection[str] = NESTINGS) -> list[Column]:
     ]
 
 
-def wrong(
-    operator: str, columns: list[Column], cut: Cut, places: Places = PLACES, *, known: bool = True
-) -> list[str]:
+def wrong(operator: str, columns: list[Column], cut: Cut, places: Places = PLACES) -> list[str]:
     """The columns of which the operator gives something else, with what; those that raise by themselves."""
     each = WIDE[operator]
     untyped = [column for column in columns if column.kind == "null"]
@@ -552,9 +547,9 @@ def wrong(
     else:
         pieces = [columns[at : at + each.most] for at in range(0, len(columns), each.most)]
     if len(pieces) != 1:
-        return [line for some in pieces for line in wrong(operator, some, cut, places, known=known)]
+        return [line for some in pieces for line in wrong(operator, some, cut, places)]
     try:
-        steps = each.rows(timed(columns, places, known=known), [column.name for column in columns], cut)
+        steps = each.rows(timed(columns, places), [column.name for column in columns], cut)
         next(steps)
         rows = next(steps)
     except Exception as error:
@@ -562,7 +557,7 @@ def wrong(
             return [f"{columns[0]}: {error!r:.300}"]
         half = len(columns) // 2
         pieces = [columns[:half], columns[half:]]
-        return [line for some in pieces for line in wrong(operator, some, cut, places, known=known)]
+        return [line for some in pieces for line in wrong(operator, some, cut, places)]
     problems = []
     for column in columns:
         found = {row[each.key]: row[each.result.format(column.name)] for row in rows}
@@ -632,56 +627,6 @@ def test_rows_meet_by_a_column(nesting: str, half: int) -> None:
             for cut in CUTS[:3] if SOAK else CUTS[nesting == "alone" :][:1]:
                 problems += misjoined(column, operators, cut)
     assert problems == []
-
-
-# --- columns that are not declared -------------------------------------------------------------------------
-
-UNDECLARED = [
-    name
-    for name in WIDE
-    if name not in ("map_batches", "union", "join of others", "asof_join of others", "to_table")
-]
-
-
-@pytest.mark.parametrize("operator", UNDECLARED if SOAK else ["rebalance", "equality", "aggregate min"])
-def test_undeclared_columns_give_the_same(operator: str) -> None:
-    assert wrong(operator, taken(operator), CUTS[1], known=False) == []
-
-
-REFUSED_AT_ONCE = [
-    "key_by count",
-    "top_n by it",
-    "aggregate sum",
-    "aggregate min",
-    "aggregate count_distinct",
-]
-
-
-@pytest.mark.parametrize("operator", REFUSED_AT_ONCE)
-def test_undeclared_columns_that_are_refused_end_the_job_at_once(operator: str) -> None:
-    problems = []
-    for name, nesting, kind in sorted(listed()):
-        if name != operator or (nesting != "alone" and not SOAK):
-            continue
-        column = Column(kind, nesting)
-        table = Table.from_arrow(pa.table({"n": [1]})).map_batches(partial(in_place_of, column, PLACES))
-        table = table.event_time("t", out_of_order=HOUR)
-        try:
-            if operator in WIDE:
-                *_, rows = WIDE[operator].rows(table, [column.name], CUTS[1])
-            else:
-                rows = run(
-                    NARROW[operator].build(table, column.name, small_of(column)).collect(), CUTS[1]
-                ).rows
-            problems.append(f"{column}: {rows!r:.300}")
-        except ShuffleError as error:
-            if not error.final:
-                problems.append(f"{column}: {error!r:.300}")
-    assert problems == []
-
-
-def in_place_of(column: Column, places: Places, batch: pa.RecordBatch) -> pa.Table:
-    return table_of([column], places)
 
 
 # --- random values ---------------------------------------------------------------------------------------

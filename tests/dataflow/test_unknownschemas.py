@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
+from minishuffle.dataflow.nodes import inputs_first
 from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+from minishuffle.dataflow.table import Table
 from minishuffle.dataflow.unknownschemas import CallPlace, drafting, unknown_columns
 from minishuffle.errors import InvalidGraph
 from minishuffle.exchange.batch import Batch
@@ -37,3 +44,37 @@ def test_a_draft_has_something_in_its_place_that_does_not_run() -> None:
         placed.process(Batch([]), 0, print)
     with pytest.raises(InvalidGraph, match="nobody knows"):
         unknown()
+
+
+class Batches:
+    format = "arrow"
+
+    def splits(self) -> list[int]:
+        return []
+
+    def read(self, split: int, offset: int) -> Iterator[pa.RecordBatch]:
+        raise AssertionError("a source is not read while the job is made")
+
+
+@pytest.mark.parametrize(
+    ("step", "make"),
+    [
+        ("Table.source", lambda: Table.source(Batches())),
+        ("Table.generate", lambda: Table.generate(lambda start, count: None)),  # type: ignore[arg-type,return-value]
+        ("map_batches", lambda: Table.from_arrow(pa.table({"n": [1]})).map_batches(lambda batch: None)),
+    ],
+)
+def test_columns_are_not_checked_behind_a_step_of_unknown_ones_in_a_draft(step: str, make: Any) -> None:
+    with pytest.raises(InvalidGraph, match=rf"^{step} at .*test_unknownschemas.py:\d+: "):
+        make()
+    with drafting():
+        table = make()
+        hours = table.filter(pc.field("x") > 1).event_time("t").key_by("k").window(timedelta(hours=1))
+        (end,) = hours.aggregate(n=("x", "sum")).map_batches(lambda batch: batch).collect().ends
+    (stand_in,) = (
+        operator
+        for node in inputs_first([end])
+        for operator in node.operators
+        if isinstance(operator, UnknownColumns)
+    )
+    assert (stand_in.step, stand_in.form) == (step, "schema={}")

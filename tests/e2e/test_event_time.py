@@ -32,6 +32,7 @@ class OneSplit:
     def __init__(self, rows: list[dict[str, Any]], format: str) -> None:
         self.rows = rows
         self.format = format
+        self.schema = pa.RecordBatch.from_pylist(rows[:1]).schema
 
     def splits(self) -> list[int]:
         return [0]

@@ -165,7 +165,8 @@ def test_timers_and_state_count_sessions(cluster: LocalCluster) -> None:
         return [(context.key, at, len(times))]
 
     rows = [{"k": i % 3, "t": START + (i // 30 * 5) * HOUR + i * MINUTE} for i in range(120)]
-    timed = Table.source(OneSplit(rows)).parallel(1).event_time("t", watermarks="each").to_rows()
+    schema = {"k": int, "t": pa.timestamp("us", "UTC")}
+    timed = Table.source(OneSplit(rows), schema).parallel(1).event_time("t", watermarks="each").to_rows()
     sessions = cluster.run(timed.key_by("k").process(on_record, on_timer).collect(), timeout=60)
     lasts = [START + 5 * part * HOUR + (30 * part + 27) * MINUTE for part in range(4)]
     expected = [(key, last + key * MINUTE + HOUR, 10) for last in lasts for key in range(3)]

@@ -62,7 +62,7 @@ class Field:
                 time.sleep(0.01)
             return batch.select(["n"])
 
-        read = Table.from_spark(stream, SCHEMA, bounded=bounded).map_batches(taken)
+        read = Table.from_spark(stream, SCHEMA, bounded=bounded).map_batches(taken, schema={"n": "int64"})
         settings = JobSettings() if restarts else JobSettings(restart_strategy="none")
         return self.cluster.submit(read.collect(), parallelism=parallelism, settings=settings)
 

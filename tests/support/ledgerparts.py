@@ -41,8 +41,13 @@ KEYED_STEP = {
 }
 PROGRAM_SECONDS_MAX = 120
 REFUSALS_SECONDS_MAX = 3_000
-TESTED = ("tests/dataflow", "tests/connectors")
-"""Folders of the quick tests whose refusals are recorded."""
+TESTED = (
+    "tests/dataflow",
+    "tests/connectors",
+    "tests/worker/test_reader.py",
+    "tests/worker/test_leaseledger.py",
+)
+"""Where the quick tests are whose refusals are recorded."""
 
 
 def failure(error: BaseException) -> list[str]:

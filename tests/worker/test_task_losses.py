@@ -297,6 +297,7 @@ class Tables:
 
     bounded = False
     format = "arrow"
+    schema = pa.schema({"key": pa.int64(), "number": pa.int64(), "at": pa.timestamp("us", "UTC")})
 
     def splits(self) -> list[int]:
         return [0]

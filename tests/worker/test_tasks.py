@@ -342,7 +342,9 @@ def hold_a_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
 async def test_an_abandoned_task_reports_where_it_is_in_what_external_clients_write(site: Site) -> None:
     """To the row: the rest of its lease was never taken, and the next attempt goes on there."""
     schema = pa.schema([("n", pa.int64())])
-    stream = Table.from_spark("orders", schema, bounded=False).map_batches(hold_a_batch).to_count()
+    stream = (
+        Table.from_spark("orders", schema, bounded=False).map_batches(hold_a_batch, schema="same").to_count()
+    )
     (task,) = site.deploy(stream, settings=JobSettings(source_lease=1000))
     abandoned = site.deployment.attempts[task.attempt_id]
     gate = abandoned.upstreams

@@ -318,7 +318,8 @@ class Source(Protocol):
     record batches of at most 65,536 rows) from record number ``offset`` of the split on, nothing if
     it has no more than that; an empty list says that there is nothing now. Optional attributes:
     ``bounded`` (bool, default True), ``rate`` (records/s of the whole source or None), ``format``
-    ("rows" or "arrow", default "rows").
+    ("rows" or "arrow", default "rows"), ``schema`` (of record batches: their columns, if they are not
+    declared beside the source).
     """
 
     def splits(self) -> Sequence[Any]: ...

@@ -517,14 +517,19 @@ class CheckSchema(ChainedOperator):
 
     Rows are checked by converting them, so each value is looked at.
 
+    Args:
+        declared: the schema is; else it was found by a call of the function when the job was made.
+
     Raises:
         UsageError: a row, a value or a column does not fit; names it.
     """
 
     name = "schema"
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, *, declared: bool = True) -> None:
         self.schema = schema
+        self._kind = "declared" if declared else "found"
+        self._change = "correct" if declared else "declare"
         self._converter = RowsToArrow(schema)
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
@@ -542,8 +547,8 @@ class CheckSchema(ChainedOperator):
         extra = [name for name in batch.schema.names if name not in self.schema.names]
         if extra:
             raise WrongColumns(
-                f"column {extra[0]!r} is not in the declared schema ({', '.join(self.schema.names)}): "
-                "correct the schema, or drop the column first"
+                f"column {extra[0]!r} is not in the {self._kind} schema ({', '.join(self.schema.names)}): "
+                f"{self._change} the schema, or drop the column first"
             )
         arrays = []
         for field in self.schema:
@@ -552,8 +557,8 @@ class CheckSchema(ChainedOperator):
                 array = pa.nulls(len(array), field.type)
             if array.type != field.type:
                 raise WrongColumns(
-                    f"column {field.name!r} has the type {array.type}, but {field.type} is declared: "
-                    "cast it first, or correct the schema"
+                    f"column {field.name!r} has the type {array.type}, but {field.type} is {self._kind}: "
+                    f"cast it first, or {self._change} the schema"
                 )
             _check_nulls(field, array)
             arrays.append(array)

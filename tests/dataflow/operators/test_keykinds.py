@@ -20,9 +20,8 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 CUTS = (Cut(1), Cut(2, rows=1), Cut(3, seed=5, merges=True))
 
 
-def table(name: str, keys: pa.Array, known: bool = True) -> Table:
-    made = Table.from_arrow(pa.table({name: keys, "at": pa.array([AT] * len(keys))})).event_time("at")
-    return made if known else made.map_batches(lambda batch: batch)
+def table(name: str, keys: pa.Array) -> Table:
+    return Table.from_arrow(pa.table({name: keys, "at": pa.array([AT] * len(keys))})).event_time("at")
 
 
 NUMBERS, TEXTS = pa.array([1, 2]), pa.array(["1", "2"])
@@ -39,19 +38,6 @@ def test_texts_and_numbers_are_refused_before_the_job_is_submitted(texts: pa.Arr
         table("ad", texts).key_by("ad").join(numbers.key_by("id"))
     with pytest.raises(UsageError, match=f"^broadcast_join: the {says}"):
         table("ad", texts).broadcast_join(numbers, {"ad": "id"})
-
-
-@pytest.mark.parametrize("cut", CUTS, ids=str)
-@pytest.mark.parametrize("known", [(True, False), (False, True), (False, False)])
-def test_they_are_refused_at_the_first_rows_where_the_columns_are_not_known(
-    cut: Cut, known: tuple[bool, bool]
-) -> None:
-    left, right = table("ad", TEXTS, known[0]), table("id", NUMBERS, known[1])
-    says = "keys in 'ad' of type string and in 'id' of type int64 are never equal"
-    with pytest.raises(UsageError, match=says):
-        run(left.broadcast_join(right, {"ad": "id"}).collect(), cut)
-    with pytest.raises(UsageError, match=says):
-        run(left.key_by("ad").join(right.key_by("id")).collect(), Cut(1))
 
 
 @pytest.mark.parametrize(
