@@ -33,7 +33,6 @@ __all__ = [
     "checked_paths",
     "checked_types",
     "key_columns",
-    "same_schema",
     "schema_message",
     "spark_schema",
 ]
@@ -162,23 +161,22 @@ def check_columns(names: Sequence[str], known: Sequence[str] | None, method: str
             raise UnknownName(f"{method}: there is no column {name!r}; {hint}there are {', '.join(known)}")
 
 
-def check_key_types(schema: pa.Schema | None, names: Sequence[str]) -> None:
-    """Raises UsageError if the schema is known and one of these columns is of a type that no key has."""
-    if schema is not None:
-        from minishuffle.exchange.keys import family
+def check_key_types(schema: pa.Schema, names: Sequence[str]) -> None:
+    """Raises UsageError if one of these columns is of a type that no key has."""
+    from minishuffle.exchange.keys import family
 
-        for name in names:
-            try:
-                family(without_dictionary(schema.field(name).type))
-            except UsageError as error:
-                raise UsageError(f"key_by, column {name!r}: {error}") from error
+    for name in names:
+        try:
+            family(without_dictionary(schema.field(name).type))
+        except UsageError as error:
+            raise UsageError(f"key_by, column {name!r}: {error}") from error
 
 
-def check_time_type(schema: pa.Schema | None, name: str) -> None:
-    """Raises UsageError if the schema is known and that column is of a type that holds no times."""
+def check_time_type(schema: pa.Schema, name: str) -> None:
+    """Raises UsageError if that column is of a type that holds no times."""
     import pyarrow as pa
 
-    if schema is not None and not pa.types.is_null(kind := schema.field(name).type):
+    if not pa.types.is_null(kind := schema.field(name).type):
         if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_integer(kind):
             return
         raise UsageError(
@@ -285,11 +283,6 @@ def spark_schema(schema: pa.Schema) -> pa.Schema:
         fields.append(field)
     schema = pa.schema(fields)
     return with_types(schema, long_types(schema))
-
-
-def same_schema(one: pa.Schema | None, other: pa.Schema | None) -> bool:
-    """Whether both are unknown or both the same."""
-    return one is other or (one is not None and other is not None and bool(one.equals(other)))
 
 
 def _shown(value: Any) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from minishuffle.dataflow.arguments import check_columns, check_late, checked_duration
 from minishuffle.dataflow.bridges import refuse_mixture
+from minishuffle.dataflow.drafts import draft_in
 from minishuffle.dataflow.nodes import Exchange, Feed, Node, Reads, inputs_first
 from minishuffle.dataflow.operators.base import Operator
 from minishuffle.dataflow.operators.times import PAIRED, EventTime
@@ -112,6 +113,9 @@ def interval_join(
     from minishuffle.dataflow.keyed import KeyedStream
     from minishuffle.dataflow.operators.joinrows import JoinedTime, JoinRows, gives_pairs
 
+    draft: Stream[Any] | None = draft_in([right])
+    if draft is not None:
+        return draft
     if not isinstance(right, KeyedStream):
         refuse_mixture("join", "KeyedStream", right)
     interval = interval_of((left._stream, right._stream), (left._keys, right._keys), how, apart, late)
@@ -143,6 +147,9 @@ def broadcast_join(big: Stream[Any], small: Stream[Any], on: On, how: str = "inn
     """
     from minishuffle.dataflow.operators.broadcast import BroadcastColumns, BroadcastRows
 
+    draft: Stream[Any] | None = draft_in([small])
+    if draft is not None:
+        return draft
     if not isinstance(small, Stream):
         refuse_mixture("broadcast_join", "Stream", small)
     pairs, feeds = look_up_feeds(big, small._unpaired(), on, how)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from minishuffle.dataflow.arguments import checked_duration
 from minishuffle.dataflow.bridges import refuse_mixture
+from minishuffle.dataflow.drafts import draft_in
 from minishuffle.dataflow.joined import Apart, On, interval_of, look_up_feeds, look_up_node
 from minishuffle.dataflow.keyed_table import by_key
 from minishuffle.dataflow.nodes import Feed, Node, Reads
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.table import Table
-from minishuffle.dataflow.unknownschemas import is_draft
-from minishuffle.errors import InvalidGraph, UsageError
+from minishuffle.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.operators.joincolumns import JoinColumns
     from minishuffle.dataflow.operators.joins import How
     from minishuffle.dataflow.operators.late import LatePolicy
-    from minishuffle.dataflow.stream_base import Columns
 
 __all__ = ["join_as_of", "join_tables", "look_up"]
 
@@ -45,20 +44,16 @@ def join_tables(
 
     left, right = tables
     bounds, times, put, sides = interval_of(tables, keys, how, apart, late)
-    if how in ("left", "full"):
-        _check_known(right, "right", f"join(how={how!r})")
-    if how in ("right", "full"):
-        _check_known(left, "left", f"join(how={how!r})")
     columns = JoinColumns(*keys, how, _checked_suffix(suffix))
     operator = JoinArrow(columns, bounds, times, (left._schema, right._schema), put)
-    schema, names, reads = _described(columns, tables, times)
+    schema, reads = _described(columns, tables, times)
     feeds = (*by_key(left, keys[0]), *by_key(right, keys[1], 1))
     node = Node(operator.name, feeds, operators=(operator,), reads=reads)
     # Times that are keys of each other are equal: a function of batches is shown the one that stands there.
     own = left._time_column, right._time_column
     both = [one for one, other in zip(*keys, strict=True) if (one, other) == own]
     time = None if times[0].is_none else EventTime(column=both[0] if both else HIDDEN_TIME)
-    return Table((Feed(node),), schema, names, time, sides)
+    return Table((Feed(node),), schema, None, time, sides)
 
 
 def join_as_of(
@@ -71,13 +66,12 @@ def join_as_of(
     left, right = tables
     micros = None if tolerance is None else checked_duration(tolerance, "asof_join(tolerance=...)")
     _, times, put, sides = interval_of(tables, keys, "left", (timedelta(0), None, None), late, "asof_join")
-    _check_known(right, "right", "asof_join")
     columns = JoinColumns(*keys, "left", _checked_suffix(suffix))
     operator = AsOfArrow(columns, micros, times, (left._schema, right._schema), put)
-    schema, names, reads = _described(columns, tables, times)
+    schema, reads = _described(columns, tables, times)
     feeds = (*by_key(left, keys[0]), *by_key(right, keys[1], 1))
-    node = Node(operator.name, feeds, operators=(operator,), reads=reads and _all_of_the_right(reads))
-    return Table((Feed(node),), schema, names, EventTime(column=HIDDEN_TIME), sides)
+    node = Node(operator.name, feeds, operators=(operator,), reads=_all_of_the_right(reads))
+    return Table((Feed(node),), schema, None, EventTime(column=HIDDEN_TIME), sides)
 
 
 def _all_of_the_right(reads: Reads) -> Reads:
@@ -87,26 +81,11 @@ def _all_of_the_right(reads: Reads) -> Reads:
 
 def _described(
     columns: JoinColumns, tables: Tables, times: Sequence[EventTime] = ()
-) -> tuple[pa.Schema | None, Columns, Reads | None]:
-    """The schema of the result, the names of its columns and what is read for them, as far as those of both
-    tables are known."""
-    left, right = tables
-    schema: pa.Schema | None = None
-    if left._schema is not None and right._schema is not None:
-        columns.check_keys(left._schema, right._schema)
-        schema = columns.result(left._schema, right._schema)
-    if left._columns is None or right._columns is None:
-        return schema, None, None
-    names = tuple(columns.names(left._columns, right._columns))
-    return schema, names, columns.fix(left._columns, right._columns, times)
-
-
-def _check_known(table: Table, side: str, method: str) -> None:
-    if table._schema is None and not is_draft():
-        raise InvalidGraph(
-            f"{method} has to know the {side} side's columns, for rows without a partner there: "
-            "declare them where they come from, as in map_batches(fn, schema=...) or to_table(schema)"
-        )
+) -> tuple[pa.Schema, Reads]:
+    """The schema of the result, and what is read for it."""
+    left, right = (table._schema for table in tables)
+    columns.check_keys(left, right)
+    return columns.result(left, right), columns.fix(left.names, right.names, times)
 
 
 def _checked_suffix(suffix: str) -> str:
@@ -120,6 +99,9 @@ def look_up(big: Table, small: Table, on: On, how: Literal["inner", "left"], suf
     :meth:`Table.broadcast_join`."""
     from minishuffle.dataflow.operators.broadcast import BroadcastArrow, BroadcastColumns
 
+    draft: Table | None = draft_in([small])
+    if draft is not None:
+        return draft
     if not isinstance(small, Table):
         refuse_mixture("broadcast_join", "Table", small)
     small = small._shown()
@@ -128,6 +110,6 @@ def look_up(big: Table, small: Table, on: On, how: Literal["inner", "left"], suf
         tuple(pairs), tuple(pairs.values()), is_left=how == "left", suffix=_checked_suffix(suffix)
     )
     operator = BroadcastArrow(columns, small._schema)
-    schema, names, reads = _described(columns, (big, small))
+    schema, reads = _described(columns, (big, small))
     node = look_up_node(operator, feeds, reads, (pairs, pairs.values()))
-    return Table((Feed(node),), schema, names, big._time)
+    return Table((Feed(node),), schema, None, big._time)

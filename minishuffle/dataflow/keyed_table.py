@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from minishuffle.dataflow.arguments import check_columns
 from minishuffle.dataflow.bridges import refuse_mixture, refuse_row_method
+from minishuffle.dataflow.drafts import draft_in
 from minishuffle.dataflow.nodes import Exchange, Feed, Node
 from minishuffle.dataflow.operators.base import Operator
 from minishuffle.dataflow.operators.times import EventTime
@@ -61,9 +62,7 @@ class KeyedTable(Windowable["WindowedTable"]):
 
         when = checked_emission(emit, self._table._feeds)
         schema = self._aggregated({"count": (self._keys[0], "count")}, at_end=when == "end")
-        return self._computed(
-            CountArrow(self._keys, when, "count"), (*self._keys, "count"), schema, self._keys
-        )
+        return self._computed(CountArrow(self._keys, when, "count"), schema, self._keys)
 
     def aggregate(self, emit: Emission | None = None, **columns: tuple[str, str]) -> Table:
         """Columns of each key's rows: ``total=("amount", "sum"), n=("amount", "count")``.
@@ -77,7 +76,7 @@ class KeyedTable(Windowable["WindowedTable"]):
         Raises:
             InvalidGraph: first or last without event time.
             UsageError: no columns, an unknown function, or two columns of one name.
-            UnknownName: the columns are known, and one is not among them.
+            UnknownName: there is no such column.
         """
         from minishuffle.dataflow.operators.aggregates import BY_TIME
         from minishuffle.dataflow.operators.keyed import AggregateArrow
@@ -89,14 +88,14 @@ class KeyedTable(Windowable["WindowedTable"]):
         used = (*self._keys, *(column for column, _ in columns.values()))
         if any(function in BY_TIME for _, function in columns.values()):
             used = (*used, str(self._table._time_column))
-        return self._computed(operator, (*self._keys, *columns), schema, used)
+        return self._computed(operator, schema, used)
 
     def distinct(self) -> Table:
         """Each key once, as soon as its first row comes: the key columns."""
         from minishuffle.dataflow.operators.distinct import Distinct
 
         schema = self._aggregated({}, at_end=True)
-        return self._computed(Distinct(self._keys), self._keys, schema, self._keys)
+        return self._computed(Distinct(self._keys), schema, self._keys)
 
     def top_n(self, n: int, by: str, *, descending: bool = True) -> Table:
         """The ``n`` rows of each key with the greatest values in the column ``by``, or the smallest, when the
@@ -107,7 +106,7 @@ class KeyedTable(Windowable["WindowedTable"]):
 
         Raises:
             InvalidGraph: the data have no end.
-            UnknownName: the columns are known, and ``by`` is not among them.
+            UnknownName: there is no column ``by``.
             UsageError: ``by`` has values without an order, such as lists.
         """
         from minishuffle.dataflow.operators.categories import refuse_order
@@ -116,18 +115,16 @@ class KeyedTable(Windowable["WindowedTable"]):
 
         if type(n) is not int or n < 1:
             raise UsageError(f"top_n takes a whole number from 1 on, not {n!r}")
-        check_columns([by], self._table._columns, "top_n")
+        schema = self._table._schema
+        check_columns([by], schema.names, "top_n")
         if not self._is_bounded:
             raise InvalidGraph("top_n on a source without end would never emit: bound the source")
-        schema, names = self._table._schema, None
-        if schema is not None:
-            check_order("top_n", by, schema.field(by).type)
-            refuse_order("top_n", schema.field(by))
-            others = [name for name in schema.names if name not in self._keys]
-            schema = self._table._picked({name: name for name in (*self._keys, *others)})
-            names = tuple(schema.names)
+        check_order("top_n", by, schema.field(by).type)
+        refuse_order("top_n", schema.field(by))
+        others = [name for name in schema.names if name not in self._keys]
+        picked = self._table._picked({name: name for name in (*self._keys, *others)})
         shown = KeyedTable(self._table._shown(), self._keys)
-        return shown._computed(TopN(self._keys, n, by, descending), names, schema, asks=(by,))
+        return shown._computed(TopN(self._keys, n, by, descending), picked, asks=(by,))
 
     def _unkeyed(self) -> Table:
         return self._table
@@ -162,13 +159,15 @@ class KeyedTable(Windowable["WindowedTable"]):
             after: how far it may be after it.
 
         Raises:
-            InvalidGraph: a table has no event time, and one has no end; or an outer join does not know the
-                columns of the side that may be absent.
+            InvalidGraph: a table has no event time, and one has no end.
             UsageError: another argument is wrong, or the keys have different numbers of columns.
         """
 
         from minishuffle.dataflow.joined_tables import join_tables
 
+        draft: Table | None = draft_in([other])
+        if draft is not None:
+            return draft
         if not isinstance(other, KeyedTable):
             refuse_mixture("join", "KeyedTable", other)
         tables, keys = (self._table, other._table), (self._keys, other._keys)
@@ -191,11 +190,14 @@ class KeyedTable(Windowable["WindowedTable"]):
         values in the other columns, nulls before all others. Rows are late as in :meth:`join`.
 
         Raises:
-            InvalidGraph: a table has no event time, or the other's columns are not known.
+            InvalidGraph: a table has no event time.
             UsageError: another argument is wrong, or the keys have different numbers of columns.
         """
         from minishuffle.dataflow.joined_tables import join_as_of
 
+        draft: Table | None = draft_in([other])
+        if draft is not None:
+            return draft
         if not isinstance(other, KeyedTable):
             refuse_mixture("asof_join", "KeyedTable", other)
         return join_as_of((self._table, other._table), (self._keys, other._keys), tolerance, late, suffix)
@@ -207,22 +209,19 @@ class KeyedTable(Windowable["WindowedTable"]):
             is_pair = isinstance(wanted, tuple | list) and len(wanted) == 2
             if not is_pair or not all(isinstance(part, str) for part in wanted):
                 raise UsageError(f"aggregate: {name}={wanted!r:.80}: write {name}=('column', 'sum')")
-        check_columns([column for column, _ in columns.values()], self._table._columns, "aggregate")
+        check_columns([column for column, _ in columns.values()], self._table._schema.names, "aggregate")
 
     @property
     def _is_bounded(self) -> bool:
         return all(feed.node.bounded for feed in self._table._feeds)
 
-    def _aggregated(
-        self, columns: Aggregates, *, windows: bool = False, at_end: bool = True
-    ) -> pa.Schema | None:
+    def _aggregated(self, columns: Aggregates, *, windows: bool = False, at_end: bool = True) -> pa.Schema:
         return aggregated_schema(self._table._schema, self._keys, columns, windows=windows, at_end=at_end)
 
     def _computed(
         self,
         operator: Operator,
-        columns: Columns,
-        schema: pa.Schema | None,
+        schema: pa.Schema,
         used: Columns = None,
         *,
         asks: tuple[str, ...] = (),
@@ -236,7 +235,7 @@ class KeyedTable(Windowable["WindowedTable"]):
         asked = {0: frozenset(asks)}
         node = Node(operator.name, feeds, operators=(operator,), reads=reads, asks=asked)
         node = node.named(label) if label else node
-        return Table((Feed(node),), schema, columns, time, sides)
+        return Table((Feed(node),), schema, None, time, sides)
 
 
 def by_key(table: Table, keys: tuple[str, ...], input: int = 0) -> Feeds:
@@ -287,7 +286,7 @@ class WindowedTable:
 
         Raises:
             UsageError: no columns, an unknown function, or two columns of one name.
-            UnknownName: the columns are known, and one is not among them.
+            UnknownName: there is no such column.
         """
         from minishuffle.dataflow.operators.aggregates import outputs_of
 
@@ -296,16 +295,14 @@ class WindowedTable:
         return self._computed("window_aggregate", columns, outputs)
 
     def _computed(self, label: str, columns: Aggregates, outputs: Outputs) -> Table:
-        from minishuffle.dataflow.operators.windowarrow import PANE_NAMES, with_panes
+        from minishuffle.dataflow.operators.windowarrow import with_panes
 
         keyed = self._keyed
         schema = keyed._aggregated(columns, windows=True)
-        names = (*keyed._keys, "window_start", "window_end", *columns)
-        panes = SideOutput.made("panes", with_panes(schema), (*names, *PANE_NAMES))
+        panes = SideOutput.made("panes", with_panes(schema))
         operator, sides = self._windowing.on_columns(keyed._table, keyed._keys, outputs, panes)
         return keyed._computed(
             operator,
-            names,
             schema,
             (*keyed._keys, str(self._windowing.time.column), *(column for column, _ in columns.values())),
             label=label,

@@ -76,22 +76,20 @@ def batch_without_rows(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def aggregated_schema(
-    schema: pa.Schema | None,
+    schema: pa.Schema,
     keys: tuple[str, ...],
     aggregates: Mapping[str, tuple[str, str]],
     *,
     windows: bool = False,
     at_end: bool = True,
-) -> pa.Schema | None:
-    """Schema of aggregates (name: (column, function)) by key, also by window; None without ``schema``.
+) -> pa.Schema:
+    """Schema of aggregates (name: (column, function)) by key, also by window.
 
     ``at_end``: the keys come from the state, where dictionary-encoded columns are plain.
 
     Raises:
         UsageError: a column's type cannot be aggregated so.
     """
-    if schema is None:
-        return None
     import pyarrow as pa
 
     from minishuffle.dataflow.operators.categories import refuse_order

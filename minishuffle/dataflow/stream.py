@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from typing_extensions import TypeVar
 
@@ -27,6 +27,7 @@ from minishuffle.dataflow.arguments import (
     key_columns,
 )
 from minishuffle.dataflow.bridges import refuse_column_method, refuse_mixture
+from minishuffle.dataflow.drafts import Draft, draft_in
 from minishuffle.dataflow.knownrows import ReturnedRows, found_schema
 from minishuffle.dataflow.nodes import Boundary, Exchange, Feed, Node, check_not_sinks, known_rows, named_step
 from minishuffle.dataflow.operators.base import Operator
@@ -142,6 +143,9 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         all have some."""
         if not others:
             raise InvalidGraph("union takes at least one other stream")
+        draft: Stream[Any] | None = draft_in(others)
+        if draft is not None:
+            return draft
         for other in others:
             if not isinstance(other, Stream):
                 refuse_mixture("union", "Stream", other)
@@ -256,15 +260,15 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
 
         feeds = self._open_feeds("to_table")
         found = found_schema(known_rows(feeds)) if schema is None else RowsSchema(arrow_schema(schema))
-        for field in () if found is None else found.schema:
+        if found is None:
+            return cast("Table", Draft(self._unpaired()._undeclared()._feeds))
+        for field in found.schema:
             check_made(field)
         time, beside = self._time, None
         if time is not None and time.column is None:
             time, beside = EventTime(column=HIDDEN_TIME, each=time.each), time
         operator = ToArrow(found, time=beside, on_error=on_error)
         errors = errors_aside(operator)
-        if found is None:
-            return Table(self._unpaired()._undeclared()._feeds, None, None, time, errors)
         node = Node(operator.name, feeds, operators=(operator,), follows=True, is_auxiliary=True)
         return Table((Feed(node),), found.schema, None, time, errors)
 
@@ -371,6 +375,9 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
     @classmethod
     def together(cls, *streams: StreamBase) -> Stream[Any]:
         """One job of several streams or tables that each end in a sink; what they share runs once."""
+        draft: Stream[Any] | None = draft_in(streams)
+        if draft is not None:
+            return draft
         for stream in streams:
             if not isinstance(stream, StreamBase) or not all(feed.node.is_sink for feed in stream._feeds):
                 raise InvalidGraph("together takes streams that end in a sink: add collect() or another one")

@@ -21,11 +21,11 @@ from minishuffle.dataflow.arguments import (
     check_time_type,
     checked_name,
     key_columns,
-    same_schema,
     schema_message,
     spark_schema,
 )
 from minishuffle.dataflow.bridges import refuse_mixture, refuse_row_method
+from minishuffle.dataflow.drafts import draft_in
 from minishuffle.dataflow.expressions import check_expression, columns_read, expression_type
 from minishuffle.dataflow.knownrows import TypedRows
 from minishuffle.dataflow.nodes import Boundary, Feed, Names, Node, Reads
@@ -35,7 +35,6 @@ from minishuffle.dataflow.schemas import batch_without_rows, called_schema
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_sinks import StreamSinks
 from minishuffle.dataflow.table_sources import TableSources
-from minishuffle.dataflow.unknownschemas import is_draft
 from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.exchange.schemas import with_innermost, with_types, without_dictionary
 
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.operators.base import Operator
     from minishuffle.dataflow.operators.chained import OnError
     from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
-    from minishuffle.dataflow.stream_base import Columns
 
 __all__ = ["Table"]
 
@@ -59,6 +57,7 @@ class Table(TableSources, StreamSinks):
     """
 
     __slots__ = ()
+    _schema: pa.Schema
     _time_hint = "event_time('column') before key_by, and again after map_batches() that leaves it out"
 
     if not TYPE_CHECKING:
@@ -75,8 +74,8 @@ class Table(TableSources, StreamSinks):
         if time is not None and time.is_hidden:
             time = time.paired()
         is_paired = time is not None and time.is_paired
-        known = () if self._schema is None else (TypedRows(self._schema),)
-        feeds = self._beside("to_rows", ToRows(is_paired=is_paired), rows=known)._feeds
+        known = TypedRows(self._schema)
+        feeds = self._beside("to_rows", ToRows(is_paired=is_paired), rows=(known,))._feeds
         return Stream(feeds, None, self._columns, time)
 
     @property
@@ -96,33 +95,33 @@ class Table(TableSources, StreamSinks):
         """These columns only, in this order. Event time stays, also without its column.
 
         Raises:
-            UnknownName: the columns are known, and one is not among them.
+            UnknownName: one is not among the columns.
         """
         from minishuffle.dataflow.operators.relational import Projection
 
         wanted = key_columns(names, "select")
-        check_columns(wanted, self._columns, "select")
-        schema = None if self._schema is None else self._picked({name: name for name in wanted})
+        check_columns(wanted, self._schema.names, "select")
         timed = self if self._time is None or self._time.column in wanted else self._with_time_apart()
         outputs = {name: name for name in wanted}
         if timed._time is not None and timed._time.is_hidden:
             outputs[HIDDEN_TIME] = HIDDEN_TIME
         operator = Projection("select", outputs)
-        return timed._step(operator, schema, wanted, timed._time, True, _reads_selected(outputs))
+        schema = self._picked({name: name for name in wanted})
+        return timed._step(operator, schema, timed._time, True, _reads_selected(outputs))
 
     def drop(self, *names: str | Sequence[str]) -> Table:
         """All columns but these. Event time stays, also without its column."""
         from minishuffle.dataflow.operators.relational import Projection
 
         dropped = key_columns(names, "drop")
-        check_columns(dropped, self._columns, "drop")
-        left = None if self._columns is None else tuple(n for n in self._columns if n not in dropped)
-        if left == ():
+        check_columns(dropped, self._schema.names, "drop")
+        left = [name for name in self._schema.names if name not in dropped]
+        if not left:
             raise UsageError("drop would leave no column: keep one")
-        schema = None if self._schema is None or left is None else self._picked({name: name for name in left})
         timed = self._with_time_apart() if self._time_column in dropped else self
         operator = Projection("drop", None, dropped=dropped)
-        return timed._step(operator, schema, left, timed._time, True, reads_also(*dropped))
+        schema = self._picked({name: name for name in left})
+        return timed._step(operator, schema, timed._time, True, reads_also(*dropped))
 
     def rename(self, names: Mapping[str, str]) -> Table:
         """Columns under other names: ``rename({"old": "new"})``. Their order stays, and so does event
@@ -131,18 +130,16 @@ class Table(TableSources, StreamSinks):
 
         if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names.values()):
             raise UsageError(f"rename takes a dict of old name to new name, not {names!r:.80}")
-        check_columns(list(names), self._columns, "rename")
-        known = None if self._columns is None else tuple(names.get(name, name) for name in self._columns)
-        if known is not None and len(set(known)) < len(known):
-            raise UsageError(f"rename would give two columns one name: {', '.join(known)}")
-        schema = None
-        if self._schema is not None and self._columns is not None:
-            schema = self._picked({names.get(name, name): name for name in self._columns})
+        check_columns(list(names), self._schema.names, "rename")
+        old = {names.get(name, name): name for name in self._schema.names}
+        if len(old) < len(self._schema.names):
+            renamed = [names.get(name, name) for name in self._schema.names]
+            raise UsageError(f"rename would give two columns one name: {', '.join(renamed)}")
         time = self._time
         if time is not None and time.column is not None and time.column in names:
             time = replace(time, column=names[time.column])
         operator = Projection("rename", None, renamed=names)
-        return self._step(operator, schema, known, time, True, _reads_renamed(names))
+        return self._step(operator, self._picked(old), time, True, _reads_renamed(names))
 
     def with_columns(self, **columns: pc.Expression) -> Table:
         """Columns that expressions give, in place of those of the same name or after the others.
@@ -154,7 +151,7 @@ class Table(TableSources, StreamSinks):
         type is an error; functions such as ``pc.add`` wrap around, unlike ``pc.add_checked``.
 
         Raises:
-            UnknownName: the columns are known, and an expression reads another.
+            UnknownName: an expression reads another column.
             UsageError: an argument is no expression, or its functions do not take these types.
         """
         from minishuffle.dataflow.operators.relational import Projection
@@ -165,63 +162,56 @@ class Table(TableSources, StreamSinks):
             name: check_expression(expression, f"with_columns({name}=...)")
             for name, expression in columns.items()
         }
-        schema, known = self._with(added)
         timed = self._with_time_apart() if self._time_column in added else self
         reads = _reads_added(added, columns_read(added.values()))
         operator = Projection("with_columns", None, added)
-        return timed._step(operator, schema, known, timed._time, True, reads)
+        return timed._step(operator, self._with(added), timed._time, True, reads)
 
-    def _with(self, added: Mapping[str, pc.Expression]) -> tuple[pa.Schema | None, Columns]:
-        """Schema and column names with the columns of these expressions."""
-        known = None if self._columns is None else tuple(dict.fromkeys((*self._columns, *added)))
-        if self._schema is None:
-            return None, known
+    def _with(self, added: Mapping[str, pc.Expression]) -> pa.Schema:
+        """The schema with the columns of these expressions."""
         import pyarrow as pa
 
         fields = {field.name: field for field in self._schema}
         for name, expression in added.items():
             kind = expression_type(self._schema, expression, f"with_columns({name}=...)")
             fields[name] = pa.field(name, kind)
-        return pa.schema(fields.values()), known
+        return pa.schema(fields.values())
 
     def filter(self, condition: pc.Expression) -> Table:
         """The rows for which the expression is true: ``filter(pc.field("amount") > 10)``. Null is not true.
 
         Raises:
-            UnknownName: the columns are known, and the expression reads another.
+            UnknownName: the expression reads another column.
             UsageError: it is no expression, or gives no truth value.
         """
         from minishuffle.dataflow.operators.relational import Filter
 
         check_expression(condition, "filter")
-        if self._schema is not None:
-            kind = expression_type(self._schema, condition, "filter")
-            if str(kind) != "bool":
-                raise UsageError(f"filter: {condition!s:.200} gives {kind}: write a condition")
+        kind = expression_type(self._schema, condition, "filter")
+        if str(kind) != "bool":
+            raise UsageError(f"filter: {condition!s:.200} gives {kind}: write a condition")
         reads = reads_also(*columns_read([condition]))
-        return self._step(Filter(condition), self._schema, self._columns, self._time, True, reads)
+        return self._step(Filter(condition), self._schema, self._time, True, reads)
 
     def explode(self, column: str) -> Table:
         """Each row once for each value of the list in ``column``, which then holds that value; a row whose
         list is empty or null is left out.
 
         Raises:
-            UnknownName: the columns are known, and this is not among them.
-            UsageError: the column's type is known and is no list.
+            UnknownName: there is no such column.
+            UsageError: the column's type is no list.
         """
         from minishuffle.dataflow.operators.relational import Explode, is_list
 
         if not isinstance(column, str):
             raise UsageError(f"explode takes the name of a column, not {column!r:.80}")
-        check_columns([column], self._columns, "explode")
-        schema = self._schema
-        if schema is not None:
-            kind = schema.field(column).type
-            if not is_list(kind):
-                raise UsageError(f"explode: column {column!r} has the type {kind}, which is no list")
-            number = schema.get_field_index(column)
-            schema = schema.set(number, schema.field(column).with_type(kind.value_type).with_nullable(True))
-        return self._step(Explode(column), schema, self._columns, self._time, True, reads_also(column))
+        check_columns([column], self._schema.names, "explode")
+        lists = self._schema.field(column)
+        if not is_list(lists.type):
+            raise UsageError(f"explode: column {column!r} has the type {lists.type}, which is no list")
+        values = lists.with_type(lists.type.value_type).with_nullable(True)
+        schema = self._schema.set(self._schema.get_field_index(column), values)
+        return self._step(Explode(column), schema, self._time, True, reads_also(column))
 
     def map_batches(
         self,
@@ -248,7 +238,7 @@ class Table(TableSources, StreamSinks):
         Raises:
             InvalidGraph: ``columns`` have ``EVENT_TIME``, and there is no event time; there is no ``schema``,
                 and ``fn`` raises for no rows, gives no batch, or one with a column of nulls alone.
-            UnknownName: the columns are known, and one of ``columns`` is not among them.
+            UnknownName: one of ``columns`` is none.
         """
         from minishuffle.dataflow.operators.relational import MapPieces
         from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
@@ -257,22 +247,21 @@ class Table(TableSources, StreamSinks):
         taken = None if columns is None else key_columns((columns,), "map_batches(columns=...)")
         timed = self._shown()
         if taken is not None:
-            check_columns([name for name in taken if name != HIDDEN_TIME], self._columns, "map_batches")
+            check_columns([name for name in taken if name != HIDDEN_TIME], self._schema.names, "map_batches")
             if HIDDEN_TIME in taken:
                 self._needed_time("map_batches has no event time to give")
                 timed = self._with_time_apart()
         if batch_rows is not None and (type(batch_rows) is not int or batch_rows < 1):
             raise UsageError(f"batch_rows is {batch_rows!r}: give a whole number from 1 on")
         reads = None if taken is None else reads_only(*taken)
-        mapped = timed._step(MapPieces(fn, on_error, taken, batch_rows), None, None, timed._time, reads=reads)
-        if self._schema is None and schema in (None, "same"):
-            return mapped
+        operator = MapPieces(fn, on_error, taken, batch_rows)
+        node = Node(operator.name, timed._open_feeds(operator.name), operators=(operator,), reads=reads)
         found, keeps_time = timed._mapped_schema(fn, schema, taken)
         time = timed._time
         if time is not None and not isinstance(found, UnknownColumns):
             is_kept = keeps_time if time.is_hidden else time.column in found.names
             time = time if is_kept else None
-        return Table(*mapped._with_schema(found, declared=schema is not None), None, time)
+        return Table._checked(node, found, time, declared=schema is not None)
 
     def _mapped_schema(
         self,
@@ -295,7 +284,6 @@ class Table(TableSources, StreamSinks):
                     "leave it out"
                 )
             return declared, True
-        assert self._schema is not None
         hidden = pa.field(HIDDEN_TIME, pa.int64())
         given = self._schema
         if taken is not None:
@@ -322,41 +310,40 @@ class Table(TableSources, StreamSinks):
         """
         if not others:
             raise InvalidGraph("union takes at least one other table")
+        draft: Table | None = draft_in(others)
+        if draft is not None:
+            return draft
         for other in others:
             if not isinstance(other, Table):
                 refuse_mixture("union", "Table", other)
         tables = self._alike_in_time(others)
         time = tables[0]._time
-        schemas = [table._schema for table in tables]
-        known = [schema for schema in schemas if schema is not None]
-        if len(known) < len(schemas) or all(same_schema(schema, known[0]) for schema in known):
+        if all(table._schema.equals(self._schema) for table in tables):
             feeds = tuple(feed for table in tables for feed in table._open_feeds("union"))
-            schema = known[0] if len(known) == len(schemas) else None
-            return Table(feeds, schema, None, time)
-        return self._widened(tables, known, time)
+            return Table(feeds, self._schema, time=time)
+        return self._widened(tables, time)
 
     def _alike_in_time(self, others: Sequence[Table]) -> list[Table]:
         """This table and the others, with event time in one column of all, or without."""
         tables = [self, *others]
         if any(table._time is None for table in tables):
             shown = [table._shown() for table in tables]
-            return [Table(table._feeds, table._schema, table._columns) for table in shown]
+            return [Table(table._feeds, table._schema) for table in shown]
         if all(table._time == self._time for table in tables):
             return tables
         return [table._with_time_apart() for table in tables]
 
     @staticmethod
-    def _widened(tables: Sequence[Table], schemas: Sequence[pa.Schema], time: EventTime | None) -> Table:
+    def _widened(tables: Sequence[Table], time: EventTime | None) -> Table:
         """The union of tables that differ."""
         import pyarrow as pa
 
         from minishuffle.dataflow.operators.relational import Conform
         from minishuffle.dataflow.operators.widertype import wider_schema
 
-        common: pa.Schema | None = None
-        for schema in schemas:
-            common = wider_schema(common, schema, "the union")
-        assert common is not None
+        common: pa.Schema = None
+        for table in tables:
+            common = wider_schema(common, table._schema, "the union")
         common = whole = with_types(
             common, [with_innermost(kind, without_dictionary) for kind in common.types]
         )
@@ -367,11 +354,11 @@ class Table(TableSources, StreamSinks):
             for table in tables
             for feed in (
                 table._open_feeds("union")
-                if same_schema(table._schema, common)
+                if table._schema.equals(common)
                 else table._beside("union", Conform(whole))._feeds
             )
         ]
-        return Table(tuple(feeds), common, None, time)
+        return Table(tuple(feeds), common, time=time)
 
     # --- time and keys -----------------------------------------------------------------------------
 
@@ -399,15 +386,15 @@ class Table(TableSources, StreamSinks):
             on_error: what becomes of a row that has no time.
 
         Raises:
-            UnknownName: the columns are known, and this is not among them.
-            UsageError: the columns are known, and this has a type that holds no times.
+            UnknownName: there is no such column.
+            UsageError: it has a type that holds no times.
         """
         if not isinstance(column, str):
             raise UsageError(
                 f"event_time takes the name of a column, not {column!r:.80}: make one with with_columns(), "
                 "or call to_rows() first"
             )
-        check_columns([column], self._columns, "event_time")
+        check_columns([column], self._schema.names, "event_time")
         check_time_type(self._schema, column)
         place = EventTime(column=column, each=watermarks == "each")
         return self._shown()._timed(place, out_of_order, idle_after, watermarks, on_error)
@@ -418,8 +405,8 @@ class Table(TableSources, StreamSinks):
         Keys are compared in their canonical form: 1, 1.0 and True are one key, null is a key.
 
         Raises:
-            UnknownName: the columns are known, and one of these is not among them.
-            UsageError: the columns are known, and one of these has a type that no key has, such as a list.
+            UnknownName: one of these is no column.
+            UsageError: one of these has a type that no key has, such as a list.
         """
         from minishuffle.dataflow.keyed_table import KeyedTable
 
@@ -428,7 +415,7 @@ class Table(TableSources, StreamSinks):
                 "key_by of a Table takes columns: make one with with_columns(), or call to_rows() first"
             )
         keys = key_columns(columns)
-        check_columns(keys, self._columns, "key_by")
+        check_columns(keys, self._schema.names, "key_by")
         check_key_types(self._schema, keys)
         return KeyedTable(self, keys)
 
@@ -452,7 +439,7 @@ class Table(TableSources, StreamSinks):
         Raises:
             InvalidGraph: ``small`` has no end, or both read one source, which would wait for itself.
             UsageError: an argument is wrong.
-            UnknownName: a table's columns are known, and one of ``on`` is not among them.
+            UnknownName: one of ``on`` is no column of its table.
         """
         from minishuffle.dataflow.joined_tables import look_up
 
@@ -464,18 +451,8 @@ class Table(TableSources, StreamSinks):
         """Keep the rows for Spark to read: ``format("minishuffle").option("sink", name)``.
 
         They get the table's schema, timestamps in microseconds: in UTC, or naive if they are.
-
-        Raises:
-            InvalidGraph: the schema is not known here.
         """
         checked_name(name, "to_spark")
-        if self._schema is None and is_draft():
-            return self.to_count()
-        if self._schema is None:
-            raise InvalidGraph(
-                "to_spark needs to know the columns and their types: declare them where they come from, as "
-                "in map_batches(fn, schema={'name': 'int64', ...}) or to_table(schema)"
-            )
         from minishuffle.connectors.spool import SpoolSink
 
         schema = spark_schema(self._schema)
@@ -488,7 +465,6 @@ class Table(TableSources, StreamSinks):
         """The schema of these columns, each by its new name."""
         import pyarrow as pa
 
-        assert self._schema is not None
         return pa.schema([self._schema.field(old).with_name(new) for new, old in columns.items()])
 
     @property
@@ -504,7 +480,7 @@ class Table(TableSources, StreamSinks):
         if time.is_hidden:
             return self
         feeds = self._represented(KeepTime(time), _reads_kept(str(time.column)))
-        return Table(feeds, self._schema, self._columns, EventTime(column=HIDDEN_TIME, each=time.each))
+        return Table(feeds, self._schema, time=EventTime(column=HIDDEN_TIME, each=time.each))
 
     def _shown(self) -> Table:
         """The same rows without the hidden column, and then without event time."""
@@ -512,8 +488,8 @@ class Table(TableSources, StreamSinks):
 
         if self._time is None or not self._time.is_hidden:
             return self
-        feeds = self._represented(HideTime(), _reads_shown(self._columns))
-        return Table(feeds, self._schema, self._columns)
+        feeds = self._represented(HideTime(), _reads_shown(self._schema.names))
+        return Table(feeds, self._schema)
 
     def _sink(
         self, label: str, sink: Operator, boundary: Boundary | None = None, *, collects: str = ""
@@ -523,15 +499,14 @@ class Table(TableSources, StreamSinks):
     def _step(
         self,
         operator: Operator,
-        schema: pa.Schema | None,
-        columns: Columns,
+        schema: pa.Schema,
         time: EventTime | None,
         follows: bool = False,
         reads: Reads | None = None,
     ) -> Table:
         feeds = self._open_feeds(operator.name)
         node = Node(operator.name, feeds, operators=(operator,), follows=follows, reads=reads)
-        return Table((Feed(node),), schema, columns, time)
+        return Table((Feed(node),), schema, time=time)
 
 
 def _without_hidden_time(schema: pa.Schema) -> pa.Schema:
@@ -539,8 +514,8 @@ def _without_hidden_time(schema: pa.Schema) -> pa.Schema:
     return schema if place < 0 else schema.remove(place)
 
 
-def _reads_shown(columns: Columns) -> Reads:
-    shown = None if columns is None else frozenset(columns)
+def _reads_shown(columns: Iterable[str]) -> Reads:
+    shown = frozenset(columns)
     return lambda wanted, input: shown if wanted is None else wanted
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from minishuffle.dataflow.arguments import (
     arrow_schema,
@@ -15,9 +15,11 @@ from minishuffle.dataflow.arguments import (
     checked_types,
     schema_message,
 )
+from minishuffle.dataflow.drafts import Draft
 from minishuffle.dataflow.nodes import Boundary, Feed, Node
 from minishuffle.dataflow.operators.base import Source
-from minishuffle.dataflow.stream_base import Feeds, StreamBase
+from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.errors import UsageError
 
 if TYPE_CHECKING:
@@ -149,9 +151,9 @@ class TableSources(StreamBase):
         check_callable(made, "Table.generate")
         source = GeneratorSource(made, rate=rate, records=records, format="arrow")
         if schema is not None and fn is not None:
-            return cls._checked("generate", source, arrow_schema(schema))
+            return cls._checked(Node("generate", source=source), arrow_schema(schema))
         found = called_schema("Table.generate", lambda: made(0, 1), "its function, called with (0, 1),")
-        return cls._checked("generate", source, found, declared=False)
+        return cls._checked(Node("generate", source=source), found, declared=False)
 
     @classmethod
     def source(cls, source: Source, schema: pa.Schema | Mapping[str, Any] | None = None) -> Self:
@@ -172,11 +174,12 @@ class TableSources(StreamBase):
             )
         declared = getattr(source, "schema", None) if schema is None else schema
         if declared is not None:
-            return cls._checked(name, source, arrow_schema(declared))
+            return cls._checked(Node(name, source=source), arrow_schema(declared))
         from minishuffle.dataflow.unknownschemas import unknown_columns
 
         why, write = f"{name} has no attribute schema", "give it one, or write schema= with its columns"
-        return cls._checked(name, source, unknown_columns("Table.source", why, write, "schema={}"))
+        unknown = unknown_columns("Table.source", why, write, "schema={}")
+        return cls._checked(Node(name, source=source), unknown)
 
     @classmethod
     def from_spark(cls, name: str, schema: pa.Schema | Mapping[str, Any], *, bounded: bool = True) -> Self:
@@ -198,21 +201,23 @@ class TableSources(StreamBase):
 
     @classmethod
     def _checked(
-        cls, label: str, source: Source, schema: pa.Schema | UnknownColumns, *, declared: bool = True
+        cls,
+        node: Node,
+        schema: pa.Schema | UnknownColumns,
+        time: EventTime | None = None,
+        *,
+        declared: bool = True,
     ) -> Self:
-        """What ``source`` gives, each batch of which is checked."""
-        return cls(*cls._from_source(label, source)._with_schema(schema, declared=declared))
-
-    def _with_schema(
-        self, schema: pa.Schema | UnknownColumns, *, declared: bool
-    ) -> tuple[Feeds, pa.Schema | None]:
-        """The records of this step, each batch of which is checked, and their schema."""
+        """What a step gives, each batch of which is checked; in a draft a placeholder if its columns are not
+        known. ``declared``: see :class:`~minishuffle.dataflow.operators.convert.CheckSchema`."""
         from minishuffle.dataflow.operators.convert import CheckSchema
         from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
 
-        if isinstance(schema, UnknownColumns):
-            return self._beside("schema", schema)._feeds, None
-        return self._beside("schema", CheckSchema(schema, declared=declared))._feeds, schema
+        is_known = not isinstance(schema, UnknownColumns)
+        operator = CheckSchema(schema, declared=declared) if is_known else schema
+        checking = Node(operator.name, (Feed(node),), operators=(operator,), follows=True, is_auxiliary=True)
+        feeds = (Feed(checking),)
+        return cls(feeds, schema, time=time) if is_known else cast("Self", Draft(feeds))
 
 
 def _source_of_files(

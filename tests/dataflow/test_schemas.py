@@ -42,7 +42,3 @@ def test_what_is_told_is_what_comes(keys: tuple[str, ...], emit: Emission) -> No
     operator.finish(collecting(out))
     told = aggregated_schema(TABLE.schema, keys, COLUMNS, at_end=emit == "end")
     assert [batch.schema for batch in out] == [told]
-
-
-def test_nothing_is_told_of_what_is_not_known() -> None:
-    assert aggregated_schema(None, ("text",), COLUMNS) is None

@@ -122,7 +122,7 @@ def test_a_function_is_asked_once_for_the_time_of_a_row() -> None:
 def test_columns_of_the_rows_stay_keys_and_become_columns_of_a_table() -> None:
     rows = calls().map(lambda row: {"user": row["user"], "n": 1})
     assert hours(answers(rows.key_by("user").window(HOUR).count())) == WINDOWS
-    for schema in (None, {"user": str, "n": int}):
+    for schema in ({"user": str, "n": int}, pa.schema({"user": pa.string(), "n": pa.int64()})):
         table = rows.to_table(schema)
         assert [list(row) for row in run(table.collect(), Cut(2)).rows] == [["user", "n"]] * 5
         found = run(table.key_by("user").window(HOUR).aggregate(n=("n", "sum")).collect(), Cut(2)).rows
