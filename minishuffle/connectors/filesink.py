@@ -17,7 +17,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from minishuffle.dataflow.operators.base import CompleteFile, Emit, OutputFiles, TaskContext
 from minishuffle.dataflow.operators.categories import unmarked
 from minishuffle.dataflow.operators.chained import ChainedOperator, preview
-from minishuffle.dataflow.operators.convert import RowsToArrow
+from minishuffle.dataflow.operators.convert import RowsToArrow, schema_with_rows
 from minishuffle.dataflow.operators.widertype import in_schema, require_own_names, wider_schema
 from minishuffle.errors import CannotWrite, LocalProtocolError, ResourceExhausted, UsageError
 from minishuffle.exchange.batch import Batch
@@ -194,30 +194,31 @@ class _Part:
         """Bytes written so far."""
         return 0 if self._file is None else self._file.size
 
+    def room(self, rows: int) -> int:
+        """How many rows there are until it has so many."""
+        return rows - self.rows
+
     def keep(self, batch: pa.RecordBatch) -> None:
         self._kept.append(batch)
         self._kept_rows += batch.num_rows
         self.kept_bytes += batch.nbytes
         self.rows += batch.num_rows
 
-    def write_row_group(self, schema: pa.Schema | None) -> pa.Schema:
-        """Small batches are put together, so that a row group is worth reading. ``schema`` is that of the
-        part before, if there is one; gives what this one has."""
-        if self._writer is not None:
-            schema = self._writer.schema
-        for given in dict.fromkeys(batch.schema for batch in self._kept):
-            schema = wider_schema(schema, given, WHERE)
-        assert schema is not None
+    def write_row_group(self, schema: pa.Schema) -> None:
+        """Small batches are put together, so that a row group is worth reading. ``schema`` holds all that are
+        kept; it is the same for each row group of the part."""
         if self._writer is None:
             self._begin(schema)
-        elif not schema.equals(self._writer.schema):
-            self._widen(schema)
         if self._kept:
             assert self._writer is not None
             batches = [in_schema(batch, schema, WHERE) for batch in self._kept]
             self._writer.write_table(pa.Table.from_batches(batches, schema))
         self._kept, self._kept_rows, self.kept_bytes = [], 0, 0
-        return schema
+
+    @property
+    def has_types(self) -> bool:
+        """Whether its first row group is written, in types that are those of all of its row groups."""
+        return self._writer is not None
 
     @property
     def has_row_group(self) -> bool:
@@ -228,20 +229,6 @@ class _Part:
         check_writable(schema)
         self._file = _CheckedFile(self.hidden)
         self._writer = pq.ParquetWriter(self._file, schema)
-
-    def _widen(self, schema: pa.Schema) -> None:
-        """Write what is written already once more, with wider types."""
-        self._close()
-        narrow = self.hidden.with_suffix(".narrow")
-        self.hidden.replace(narrow)
-        try:
-            self._begin(schema)
-            assert self._writer is not None
-            with pq.ParquetFile(narrow) as file:
-                for number in range(file.num_row_groups):
-                    self._writer.write_table(in_schema(file.read_row_group(number), schema, WHERE))
-        finally:
-            narrow.unlink()
 
     def complete(self) -> str:
         """Nothing more is written to it; gives its checksum."""
@@ -275,10 +262,12 @@ class FileSink(ChainedOperator):
     """Writes ``path/part-<subtask>-<attempt>-<number>.parquet``; the result is {"files", "rows"}.
 
     Dict rows become columns by name, pairs the columns ``key`` and ``value``, longer tuples ``c0``, ``c1``,
-    …, anything else the column ``value``. The types of a part hold all its rows and those of the parts before
-    it, in whatever order they came: what is written already is written anew if later rows need wider ones. A
-    subtask without rows writes nothing, but the first one an empty file if ``schema`` is given: so a table of
-    no rows can be read. A subtask that fails keeps the parts that were complete.
+    …, anything else the column ``value``. A part has the types that hold its first row group, and those of
+    the parts before it. A later row that does not fit, which has another type or a column not seen before,
+    completes the part and begins the next, whose types hold that row and all before: from part to part a
+    subtask's types only become wider, also after a restart. A subtask without rows writes nothing, but the
+    first one an empty file if ``schema`` is given: so a table of no rows can be read. A subtask that fails
+    keeps the parts that were complete.
 
     Raises:
         UsageError: ``path`` already holds Parquet files, is no directory or cannot be one, rows have other
@@ -327,8 +316,8 @@ class FileSink(ChainedOperator):
             never = error.errno in _PERMANENT and context.attempt == FIRST_ATTEMPT
             kind = CannotWrite if never else UsageError
             raise kind(f"cannot write into {self._directory}: {error.strerror}") from error
-        self._converter = RowsToArrow(None)
         self._schema: pa.Schema | None = None
+        """What holds the rows so far; None: there were none."""
         self._part: _Part | None = None
         self._pending: deque[_Part] = deque()
         """Complete parts that are not listed yet, as far as is known here."""
@@ -339,6 +328,7 @@ class FileSink(ChainedOperator):
         self._finished = False
         self._opened = True
         self._settle_earlier()
+        self._schema = self._earlier_types()
 
     # --- parts of earlier attempts ---------------------------------------------------------------
 
@@ -347,7 +337,7 @@ class FileSink(ChainedOperator):
 
     def _hidden_parts(self) -> Iterator[tuple[Path, int, int]]:
         """The hidden files of this subtask, with attempt and number."""
-        pattern = re.compile(rf"part-{self.context.index:05}-(\d+)-(\d+)\.(parquet|narrow)")
+        pattern = re.compile(rf"part-{self.context.index:05}-(\d+)-(\d+)\.parquet")
         for hidden in self._directory.glob(f"{self._hidden_prefix()}*"):
             found = pattern.fullmatch(hidden.name.removeprefix(self._hidden_prefix()))
             if found is not None:
@@ -363,6 +353,19 @@ class FileSink(ChainedOperator):
             else:
                 hidden.unlink(missing_ok=True)
 
+    def _earlier_types(self) -> pa.Schema | None:
+        """Those of the last part of earlier attempts, which the next parts hold too; None: there is none to
+        be read."""
+        last = max((attempt for attempt, count in self._files.listed.items() if count), default=None)
+        if last is None:
+            return None
+        with suppress(OSError, pa.ArrowException):
+            return pq.read_schema(self._directory / self._part_name(last, self._files.listed[last] - 1))
+        return None
+
+    def _part_name(self, attempt: int, number: int) -> str:
+        return f"part-{self.context.index:05}-{attempt}-{number:05}.parquet"
+
     # --- writing ---------------------------------------------------------------------------------
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
@@ -372,35 +375,95 @@ class FileSink(ChainedOperator):
             return
         for piece in pieces(batch):
             if piece.payload:
-                self._write(self._converter.convert(_named(piece.payload)))
+                self._write_rows(_named(piece.payload))
 
     def _write(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows:
+            self._take_types(wider_schema(self._schema, batch.schema, WHERE))
         at = 0
         while at < batch.num_rows:
-            part = self._part
-            if part is None:
-                part = self._part = self._begin()
-            piece = batch.slice(at, self.roll.rows - part.rows)
-            part.keep(piece)
-            self.context.counters.rows_filed += piece.num_rows
+            piece = batch.slice(at, self._current().room(self.roll.rows))
+            self._keep(piece)
             at += piece.num_rows
-            if part.has_row_group or part.kept_bytes >= self.roll.bytes:
-                self._schema = part.write_row_group(self._schema)
-            if part.rows >= self.roll.rows or part.size >= self.roll.bytes:
-                self._complete()
+
+    def _write_rows(self, rows: list[Any]) -> None:
+        while rows:
+            part = self._current()
+            some = rows[: part.room(self.roll.rows)]
+            fitting = self._fitting(some) if part.has_types else some
+            if fitting:
+                if not part.has_types:
+                    self._schema = schema_with_rows(self._schema, some)
+                assert self._schema is not None
+                self._keep(RowsToArrow(self._schema, inferred=True).convert(fitting))
+                rows = rows[len(fitting) :]
+            else:
+                self._take_types(self._with_row(some[0]))
+
+    def _fitting(self, rows: list[Any]) -> list[Any]:
+        """The first of the rows, as many as fit the part's types."""
+        assert self._schema is not None
+        converter = RowsToArrow(self._schema, inferred=True)
+        fitting, odd = 0, len(rows) + 1
+        middle = len(rows)  # All of them are looked at first.
+        while odd - fitting > 1:  # The rows before ``fitting`` fit, and those before ``odd`` do not.
+            try:
+                converter.convert(rows[fitting:middle])
+                fitting = middle
+            except UsageError:
+                odd = middle
+            middle = (fitting + odd) // 2
+        return rows[:fitting]
+
+    def _with_row(self, row: Any) -> pa.Schema:
+        """The types of the parts so far made to hold a row that does not fit them.
+
+        Raises:
+            UsageError: none do.
+        """
+        wider = schema_with_rows(self._schema, [row])
+        RowsToArrow(wider, inferred=True).convert([row])
+        return wider
+
+    def _take_types(self, schema: pa.Schema) -> None:
+        """The next rows have these types, and a part with others is complete."""
+        part, before, self._schema = self._part, self._schema, schema
+        if part is not None and before is not None and part.has_types and not schema.equals(before):
+            self._complete(before)
+            self.context.log(
+                f"{self.name}: {part.visible.name} ends after {part.rows:,} rows, since the next one needs "
+                f"{_changes(before, schema)}"
+            )
+
+    def _current(self) -> _Part:
+        if self._part is None:
+            self._part = self._begin()
+        return self._part
+
+    def _keep(self, batch: pa.RecordBatch) -> None:
+        """Rows, at most as many as the part has room for."""
+        part = self._current()
+        part.keep(batch)
+        self.context.counters.rows_filed += batch.num_rows
+        if part.has_row_group or part.kept_bytes >= self.roll.bytes:
+            assert self._schema is not None
+            part.write_row_group(self._schema)
+        if part.rows >= self.roll.rows or part.size >= self.roll.bytes:
+            self._complete()
 
     def _begin(self) -> _Part:
         number = self._named + len(self._pending)
-        name = f"part-{self.context.index:05}-{self.context.attempt}-{number:05}.parquet"
+        name = self._part_name(self.context.attempt, number)
         hidden = self._directory / f"{self._hidden_prefix()}{name}"
         return _Part(hidden, self._directory / name, self.context.now())
 
-    def _complete(self) -> None:
-        """The part has all its rows: report it."""
+    def _complete(self, schema: pa.Schema | None = None) -> None:
+        """The part has all its rows: report it. Its types are ``schema``, or those of the next rows."""
         part, self._part = self._part, None
-        assert part is not None
+        types = schema or self._schema
+        assert part is not None and types is not None
         try:
-            self._schema = part.write_row_group(self._schema)
+            part.write_row_group(types)
             checksum = part.complete()
         except BaseException:
             part.discard()
@@ -471,6 +534,17 @@ def _publish(hidden: Path, visible: Path) -> None:
             f"{visible} is there already: another job has written into that directory; give each its own"
         ) from None
     hidden.unlink(missing_ok=True)
+
+
+def _changes(before: pa.Schema, after: pa.Schema) -> str:
+    """What is new in the types of the next part."""
+    new = [f"{field.name!r}" for field in after if field.name not in before.names]
+    wider = [
+        f"{field.name!r} as {field.type} instead of {before.field(field.name).type}"
+        for field in after
+        if field.name in before.names and field.type != before.field(field.name).type
+    ]
+    return ", ".join([*wider, *(f"the column {name}" for name in new)]) or "columns that may be null"
 
 
 def _named(rows: list[Any]) -> list[Any]:

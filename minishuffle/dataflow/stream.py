@@ -254,6 +254,8 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         Raises:
             UsageError: it is not a schema, or has a type that is made of no values of Python.
         """
+        import pyarrow as pa
+
         from minishuffle.dataflow.operators.convert import RowsSchema, ToArrow
         from minishuffle.dataflow.operators.pyvalues import check_made
         from minishuffle.dataflow.table import Table
@@ -267,7 +269,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         time, beside = self._time, None
         if time is not None and time.column is None:
             time, beside = EventTime(column=HIDDEN_TIME, each=time.each), time
-        operator = ToArrow(found, time=beside, on_error=on_error)
+        operator = ToArrow(found or RowsSchema(pa.schema([])), beside, on_error=on_error)
         errors = errors_aside(operator)
         node = Node(operator.name, feeds, operators=(operator,), follows=True, is_auxiliary=True)
         return Table((Feed(node),), found.schema, None, time, errors)

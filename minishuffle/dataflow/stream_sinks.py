@@ -35,10 +35,10 @@ class StreamSinks(StreamBase):
         when it has so many rows or bytes, and at the end of the stream. It appears when the coordinator has
         listed it, and stays whatever becomes of the job.
 
-        A table whose columns are known gives a file without rows if it has none.
-
-        Each has the types that its rows and those before it need, null for None alone. If rows have no one
-        type in a column, call :meth:`Stream.to_table` with a schema first, and all files have that.
+        A table gives a file without rows if it has none, and all files have its types. A stream's file has
+        those that hold its first row group, of up to 65,536 rows, null for None alone. A later row of another
+        type, or with another column, completes the file and begins the next, with types for both; if a column
+        has no type for both, the task fails. With :meth:`Stream.to_table` and a schema all files have that.
 
         Raises:
             UsageError: the directory holds some, is a file or in an object store, or a limit is not above 0.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import resource
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -90,26 +91,89 @@ def test_small_batches_make_one_row_group(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_what_needs_wider_types_is_written_anew(turned: bool, tmp_path: Path) -> None:
-    batches = [
-        pa.record_batch({"a": pa.nulls(BATCH_ROWS_MAX)}),
-        pa.record_batch({"a": range(BATCH_ROWS_MAX)}),
-        pa.record_batch({"a": [0.5] * BATCH_ROWS_MAX}),
-        pa.record_batch({"a": [7]}),
+def parts(path: Path) -> list[tuple[pa.Schema, list[Any]]]:
+    """The types of each part, in order, and its rows without those that repeat the one before."""
+    tables = [pq.read_table(path / name) for name in visible(path)]
+    return [(each.schema, [row for row, _ in groupby(each.to_pylist())]) for each in tables]
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_row_that_does_not_fit_begins_the_next_part_in_types_that_hold_all(
+    columns: bool, tmp_path: Path
+) -> None:
+    """Also where rows of the former types come again, and none of them is written anew."""
+    whole = BATCH_ROWS_MAX
+    batches: list[Any] = [
+        [{"a": None}] * whole,
+        [{"a": 2**53 + 1}] * whole,
+        [{"a": 0.5}, {"a": 7}, {"a": 0.5, "b": "x"}],
     ]
-    batches = batches[::-1] if turned else batches
-    assert run(tmp_path, *batches)["rows"] == 3 * BATCH_ROWS_MAX + 1
-    assert [path.name for path in tmp_path.iterdir()] == ["part-00003-2-00000.parquet"]
-    table = pq.read_table(tmp_path / "part-00003-2-00000.parquet")
-    assert table.schema == pa.schema({"a": pa.float64()})
-    assert table["a"].to_pylist() == [value for batch in batches for value in batch["a"].to_pylist()]
+    if columns:
+        batches = [
+            pa.RecordBatch.from_pylist(batch) for batch in (*batches[:2], *([row] for row in batches[2]))
+        ]
+    log: list[str] = []
+    sink = opened(tmp_path, Listing())
+    sink.context.log = log.append
+    for batch in batches:
+        sink.process(as_batch(batch), 0, nothing)
+    sink.finish(nothing)
+    assert sink.close() == {"files": 3, "rows": 2 * whole + 3}
+    assert parts(tmp_path) == [
+        (pa.schema({"a": pa.null()}), [{"a": None}]),
+        (pa.schema({"a": pa.int64()}), [{"a": 2**53 + 1}]),
+        (
+            pa.schema({"a": pa.float64(), "b": pa.string()}),
+            [{"a": 0.5, "b": None}, {"a": 7.0, "b": None}, {"a": 0.5, "b": "x"}],
+        ),
+    ]
+    assert log == [
+        f"to_files: part-00003-2-00000.parquet ends after {whole:,} rows, since the next one needs "
+        "'a' as int64 instead of null",
+        f"to_files: part-00003-2-00001.parquet ends after {whole:,} rows, since the next one needs "
+        "'a' as double instead of int64",
+    ]
+
+
+def test_the_rows_before_the_one_that_does_not_fit_stay_in_their_part(tmp_path: Path) -> None:
+    later = [{"a": 2}, {"a": True}, {"a": 3}, {"a": 0.5}, {"a": 4}, {"a": 1, "b": 5}]
+    run(tmp_path, [{"a": 1}] * BATCH_ROWS_MAX, later)
+    assert parts(tmp_path) == [
+        (pa.schema({"a": pa.int64()}), [{"a": 1}, {"a": 2}, {"a": 1}, {"a": 3}]),
+        (
+            pa.schema({"a": pa.float64(), "b": pa.int64()}),
+            [{"a": 0.5, "b": None}, {"a": 4.0, "b": None}, {"a": 1.0, "b": 5}],
+        ),
+    ]
+
+
+def test_the_next_attempt_goes_on_in_the_types_of_the_last(tmp_path: Path) -> None:
+    made, listing = FileSink(tmp_path, NEVER), Listing()
+    run(tmp_path, [{"a": 0.5, "b": "x"}])
+    listing.listed = {1: 0, 2: 1}
+    sink = opened(tmp_path, listing, attempt=3, sink=made)
+    sink.process(as_batch([{"a": 1}]), 0, nothing)
+    sink.finish(nothing)
+    types = pa.schema({"a": pa.float64(), "b": pa.string()})
+    assert parts(tmp_path) == [(types, [{"a": 0.5, "b": "x"}]), (types, [{"a": 1.0, "b": None}])]
+
+
+def test_a_row_with_no_type_in_common_fails_with_column_and_types(tmp_path: Path) -> None:
+    first = [{"a": 1}] * BATCH_ROWS_MAX
+    with pytest.raises(
+        UsageError, match="column 'a' has values of the types int64 and string, which have none"
+    ):
+        run(tmp_path, first, [{"a": "x"}])
+    with pytest.raises(
+        UsageError, match="column 'a': the value 9007199254740993 does not fit the type double"
+    ):
+        run(tmp_path, [{"a": 0.5}] * BATCH_ROWS_MAX, [{"a": 2**53 + 1}])
+    assert visible(tmp_path) == []
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_values_that_would_change_are_refused(turned: bool, tmp_path: Path) -> None:
-    large = pa.record_batch({"a": [2**53 + 1] * BATCH_ROWS_MAX})
-    batches = [large, pa.record_batch({"a": [0.5]})]
+def test_values_of_one_row_group_that_would_change_are_refused(turned: bool, tmp_path: Path) -> None:
+    batches = [pa.record_batch({"a": [2**53 + 1]}), pa.record_batch({"a": [0.5]})]
     with pytest.raises(UsageError, match="column 'a' of the file sink has the type int64, and a value that"):
         run(tmp_path, *(batches[::-1] if turned else batches))
 
@@ -137,12 +201,9 @@ def test_a_failed_attempt_leaves_no_part_that_was_not_complete(rows: int, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_column_that_only_some_batches_have_is_null_in_the_others(
-    turned: bool, large: bool, tmp_path: Path
-) -> None:
-    batches: list[Any] = [[{"a": 1}] * (BATCH_ROWS_MAX if large else 1), [{"a": 1, "b": "x"}]]
+def test_a_column_that_only_some_batches_have_is_null_in_the_others(turned: bool, tmp_path: Path) -> None:
+    batches: list[Any] = [[{"a": 1}], [{"a": 1, "b": "x"}]]
     run(tmp_path, *(batches[::-1] if turned else batches))
     (path,) = tmp_path.iterdir()
     found = pq.read_table(path).to_pylist()
@@ -315,9 +376,8 @@ def died(path: Path, sink: FileSink) -> None:
     first = opened(path, listing, sink=sink)
     first.process(Batch(list(range(4))), 0, nothing)
     assert len(listing.heard) == 2 and visible(path) == []
-    for unwritten in ("00002.parquet", "00002.narrow"):
-        last = next(each for each in path.iterdir() if each.name.endswith("00001.parquet"))
-        last.with_name(last.name.replace("00001.parquet", unwritten)).touch()
+    last = next(each for each in path.iterdir() if each.name.endswith("00001.parquet"))
+    last.with_name(last.name.replace("00001.parquet", "00002.parquet")).touch()
 
 
 @pytest.mark.parametrize(("listed", "rows"), [({}, 0), ({2: 1}, 2), ({2: 2, 1: 7}, 4)])

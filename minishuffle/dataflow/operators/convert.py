@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, time
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
@@ -22,7 +22,7 @@ from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of, type_of
 from minishuffle.dataflow.operators.rowobjects import as_dicts, shallow
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.operators.widertype import wider
-from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns
+from minishuffle.errors import MissingColumn, UsageError, WrongColumns
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.schemas import require_plain, with_innermost
 from minishuffle.exchange.sizes import pieces
@@ -36,6 +36,7 @@ __all__ = [
     "column_of",
     "rows_of",
     "schema_of_rows",
+    "schema_with_rows",
 ]
 
 
@@ -119,118 +120,62 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
     return batch.column(index)
 
 
-UNSEEN_ROWS: Final = 10_000
-"""Rows without a column that the job reads, after which its log says so: data may have no end."""
-
-
 class RowsToArrow:
-    """Turns lists of rows into record batches of one schema, declared or taken from the first list.
-
-    A schema that is not declared gets a wider type for a column when its values need one: any for None
-    alone, float64 for integers, integers for booleans, more digits for decimals, more fields for dicts; and
-    the columns that rows have and those before had not. Later batches have it.
+    """Turns lists of rows into record batches of one schema.
 
     Args:
-        keys: columns that each row must have, if the schema is not declared.
-        columns: the others that are wanted; null where a row lacks one. None: all.
-        named: those that there are in any case, with ``columns`` None.
-        inferred: the schema was not declared, but found of all rows: truth values beside numbers are 1 and 0.
+        inferred: the schema was not declared, but found in rows: truth values beside numbers are 1 and 0.
     """
 
-    def __init__(
-        self,
-        schema: pa.Schema | None,
-        keys: tuple[str, ...] = (),
-        columns: tuple[str, ...] | None = None,
-        named: tuple[str, ...] = (),
-        *,
-        inferred: bool = False,
-    ) -> None:
-        self.declared = schema is not None
+    def __init__(self, schema: pa.Schema, *, inferred: bool = False) -> None:
         self.schema = schema
         self._inferred = inferred
-        self._keys = keys
-        self._wanted = None if columns is None else tuple(dict.fromkeys((*keys, *columns)))
-        self._named = named
-        self.unseen = frozenset((*keys, *named) if self._wanted is None else self._wanted)
-        """Columns asked for by name that no row has had."""
 
     def convert(self, rows: list[Any]) -> pa.RecordBatch:
         """Rows (at least one, all dicts or all tuples or lists) as one batch.
 
         Raises:
-            UsageError: the rows do not fit the schema, or have no names and none is declared.
+            UsageError: the rows do not fit the schema.
         """
         columns = self._columns(rows)
-        if not self.declared:
-            known = pa.schema([]) if self.schema is None else self.schema
-            new = [
-                (name, _infer(name, values)) for name, values in columns.items() if name not in known.names
-            ]
-            self.schema = pa.schema([*known, *(pa.field(name, kind) for name, kind in new)])
-        assert self.schema is not None
         arrays = [
-            _array(field, values, declared=self.declared, lenient=self._inferred or not self.declared)
+            _array(field, values, inferred=self._inferred)
             for field, values in zip(self.schema, columns.values(), strict=True)
         ]
-        for number, array in enumerate(arrays):
-            if array.type != self.schema.field(number).type:
-                self.schema = self.schema.set(number, self.schema.field(number).with_type(array.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _columns(self, rows: list[Any]) -> dict[str, Sequence[Any]]:
         kinds = set(map(type, rows))
         if all(issubclass(kind, dict) for kind in kinds):
             return self._columns_by_name(rows)
-        if self.declared and not any(issubclass(kind, tuple | list) for kind in kinds):
+        if not any(issubclass(kind, tuple | list) for kind in kinds):
             named = [shallow(row) for row in rows]
             if all(row is not None for row in named):
                 return self._columns_by_name(named)
-        if not all(issubclass(kind, tuple | list) for kind in kinds):
-            odd = next(row for row in rows if not isinstance(row, tuple | list))
-            raise UsageError(
-                f"Arrow takes rows that are all dicts, or all tuples or lists, and one is {preview(odd)}: "
-                "map the rows first"
-            )
-        if self.schema is None:
-            raise WrongColumns(
-                f"rows like {preview(rows[0])} have no column names: declare them with to_table(schema), "
-                "or map the rows to dicts"
-            )
+        _require_positions(rows)
         return _columns_by_position(rows, self.schema.names)
 
     def _columns_by_name(self, rows: list[Any]) -> dict[str, Sequence[Any]]:
-        if self.declared:
-            assert self.schema is not None
-            names = self.schema.names
-            if not set(names).issuperset(set().union(*rows)):
-                raise self._extra_column(rows)
-        else:
-            names = self._undeclared(rows)
+        names = self.schema.names
+        if not set(names).issuperset(set().union(*rows)):
+            raise self._extra_column(rows)
         return {name: [row.get(name) for row in rows] for name in names}
 
-    def _undeclared(self, rows: list[Any]) -> list[str]:
-        for name in self._keys:
-            if (row := next((row for row in rows if name not in row), None)) is not None:
-                never = name in self.unseen and not any(name in row for row in rows)
-                kind = MissingColumn if never else UnknownName
-                raise kind(f"no column {name!r} to key by: the row has {', '.join(map(str, row))}")
-        self.unseen = frozenset(name for name in self.unseen if not any(name in row for row in rows))
-        if self._wanted is not None:
-            return list(self._wanted)
-        known = [] if self.schema is None else self.schema.names
-        names = list(dict.fromkeys([*known, *(name for row in rows for name in row), *self._named]))
-        if not names or not all(isinstance(name, str) for name in names):
-            raise WrongColumns(f"rows like {preview(rows[0])} do not name their columns with strings")
-        return names
-
     def _extra_column(self, rows: list[Any]) -> UsageError:
-        assert self.schema is not None
         known = self.schema.names
         row, name = next((row, name) for row in rows for name in row if name not in known)
         return UsageError(
             f"column {name!r} of the row {preview(row)} is not in the schema ({', '.join(known)}): "
             "correct that of to_table(schema), or map the rows to it"
+        )
+
+
+def _require_positions(rows: list[Any]) -> None:
+    odd = next((row for row in rows if not isinstance(row, tuple | list)), None)
+    if odd is not None:
+        raise UsageError(
+            f"Arrow takes rows that are all dicts, or all tuples or lists, and one is {preview(odd)}: "
+            "map the rows first"
         )
 
 
@@ -271,14 +216,63 @@ def schema_of_rows(rows: list[Any]) -> pa.Schema:
     Raises:
         UsageError: there is none, or they have no names.
     """
-    converter = RowsToArrow(None)
-    converter.convert(rows)
-    assert converter.schema is not None
-    return converter.schema
+    schema = schema_with_rows(None, rows)
+    RowsToArrow(schema, inferred=True).convert(rows)
+    return schema
 
 
-def _array(field: pa.Field, values: Sequence[Any], *, declared: bool, lenient: bool) -> pa.Array:
-    if lenient:
+def schema_with_rows(schema: pa.Schema | None, rows: list[Any]) -> pa.Schema:
+    """``schema`` with the columns that only the rows have, and with types that hold their values too, as far
+    as one does.
+
+    Raises:
+        UsageError: a column's type and that of the rows have none in common; rows have no names.
+    """
+    known = pa.schema([]) if schema is None else schema
+    names = list(dict.fromkeys([*known.names, *_names_of(rows)]))
+    fields = []
+    for name in names:
+        values = _as_numbers([row.get(name) for row in rows])
+        if name in known.names:
+            fields.append(_wider_field(known.field(name), values))
+        else:
+            fields.append(pa.field(name, _infer(name, values)))
+    return pa.schema(fields)
+
+
+def _names_of(rows: list[Any]) -> list[str]:
+    if not all(isinstance(row, dict) for row in rows):
+        _require_positions(rows)
+        raise WrongColumns(
+            f"rows like {preview(rows[0])} have no column names: declare them with to_table(schema), "
+            "or map the rows to dicts"
+        )
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if not names or not all(isinstance(name, str) for name in names):
+        raise WrongColumns(f"rows like {preview(rows[0])} do not name their columns with strings")
+    return names
+
+
+def _wider_field(field: pa.Field, values: Sequence[Any]) -> pa.Field:
+    """The field with a type that holds these values too."""
+    try:
+        _array(field, values, inferred=True)
+        return field
+    except UsageError:
+        _check_zones(field, values)
+    found = _infer(field.name, values)
+    kind = wider(field.type, found)
+    if kind is None:
+        types = " and ".join(sorted(map(str, (field.type, found))))
+        raise UsageError(
+            f"column {field.name!r} has values of the types {types}, which have none in common that is "
+            "exact: declare one with to_table(schema), or map the rows"
+        )
+    return field.with_type(kind)
+
+
+def _array(field: pa.Field, values: Sequence[Any], *, inferred: bool) -> pa.Array:
+    if inferred:
         is_number = not pa.types.is_boolean(field.type) and pa.types.is_primitive(field.type)
         values = _as_numbers([*values, 0])[:-1] if is_number and bool in set(map(type, values)) else values
         _check_zones(field, values)
@@ -290,10 +284,7 @@ def _array(field: pa.Field, values: Sequence[Any], *, declared: bool, lenient: b
     try:
         array = _made(field.type, values)
     except MISFITS as error:
-        widened = None if declared else _widened(field.type, values)
-        if widened is not None:
-            return widened
-        where = "as declared" if declared else "as in the first rows; declare it with to_table(schema)"
+        where = "as in the first rows; declare it with to_table(schema)" if inferred else "as declared"
         raise UsageError(
             f"column {field.name!r}: the value {preview(_misfit(field.type, values))} does not fit "
             f"the type {field.type} ({where})"
@@ -323,17 +314,6 @@ def _check_zones(field: pa.Field, values: Sequence[Any]) -> None:
                 f"column {field.name!r} has datetimes with a time zone and without: map them to one kind, or "
                 "declare a type with to_table(schema)"
             )
-
-
-def _widened(kind: pa.DataType, values: Sequence[Any]) -> pa.Array | None:
-    """Values that do not fit ``kind``, in a type wide enough for both; None if no type is."""
-    try:
-        if pa.types.is_boolean(kind) and not _NUMBERS.isdisjoint(map(type, values)):
-            kind, values = pa.int64(), _as_numbers(values)
-        wide = wider(kind, type_of(values))
-        return None if wide is None else array_of(wide, values)
-    except MISFITS:
-        return None
 
 
 def _misfit(kind: pa.DataType, values: Sequence[Any]) -> Any:
@@ -388,21 +368,13 @@ class RowsSchema:
 class ToArrow(ForgivingOperator):
     """Emits lists of rows as Arrow batches; Arrow batches pass as they are.
 
-    Without a schema the first rows (dicts) of each subtask set it, and later ones add columns and make its
-    types wider if need be.
-
     Args:
-        found: the schema; None: there is none.
-        keys: see :class:`RowsToArrow`, as ``columns`` and ``named``.
         time: where the event time stands that the hidden column gets; None: there is no such column.
         adds_time: something reads that column.
-        place: under which it counts the columns that it has seen; None: it does not.
         on_error: what becomes of a row that does not fit.
 
     Raises:
         UsageError: a row or value does not fit; names column and value.
-        MissingColumn: no row has had one of the ``keys``.
-        UnknownName: a row lacks one of the ``keys``.
     """
 
     name = "to_table"
@@ -410,46 +382,22 @@ class ToArrow(ForgivingOperator):
 
     def __init__(
         self,
-        found: RowsSchema | None = None,
-        keys: tuple[str, ...] = (),
-        columns: tuple[str, ...] | None = None,
+        rows: RowsSchema,
         time: EventTime | None = None,
         *,
         adds_time: bool = True,
-        named: tuple[str, ...] = (),
-        place: int | None = None,
         on_error: OnError = "fail",
     ) -> None:
         super().__init__(on_error)
-        self._found = found
-        schema, inferred = (None, False) if found is None else (found.schema, found.inferred)
-        self._converter = RowsToArrow(schema, keys, columns, named, inferred=inferred)
-        self._are_values = found is not None and found.are_values
+        self._rows = rows
+        self._converter = RowsToArrow(rows.schema, inferred=rows.inferred)
         self.takes_pairs = time is not None and time.is_paired
-        self._place = place
-        self._rows = 0
-        """Looked at while a column was not seen."""
         self._time = time
         self._adds_time = adds_time
 
     def for_columns(self, used: Used) -> ToArrow:
-        """(At submission.) Of rows without a declared schema, only what is used is converted."""
-        adds = gives_time(used)
-        if self._found is not None:
-            made = ToArrow(self._found, time=self._time, adds_time=adds, on_error=self.on_error)
-        else:
-            columns = None if used.gives is None else tuple(sorted(used.gives - {HIDDEN_TIME}))
-            named = tuple(sorted(used.named - {HIDDEN_TIME}))
-            made = ToArrow(
-                None,
-                tuple(sorted(used.keys)),
-                columns,
-                self._time,
-                adds_time=adds,
-                named=named,
-                place=used.place,
-                on_error=self.on_error,
-            )
+        """(At submission.) Without the hidden column of event time if nothing reads it."""
+        made = ToArrow(self._rows, self._time, adds_time=gives_time(used), on_error=self.on_error)
         made.errors_tag = self.errors_tag
         return made
 
@@ -465,7 +413,7 @@ class ToArrow(ForgivingOperator):
         """Unless a row that does not fit fails the task, it is found by halves, each converted by itself."""
         rows = (records if self._time is None else without_times(self._time, records)).payload
         try:
-            table = self._convert([(row,) for row in rows] if self._are_values else rows)
+            table = self._converter.convert([(row,) for row in rows] if self._rows.are_values else rows)
         except UsageError as error:
             if self.on_error == "fail":
                 if (misfit := self._misfit(rows)) is not None:
@@ -495,21 +443,6 @@ class ToArrow(ForgivingOperator):
             else:
                 rows = rows[middle:] if middle else []
         return None
-
-    def _convert(self, rows: list[Any]) -> pa.RecordBatch:
-        asked = self._converter.unseen
-        table = self._converter.convert(rows)
-        if asked and self._place is not None:
-            unseen = self._converter.unseen
-            for name in asked:
-                self.context.counters.columns_found[f"{self._place}:{name}"] = int(name not in unseen)
-            self._rows += len(rows)
-            if unseen and self._rows - len(rows) < UNSEEN_ROWS <= self._rows:
-                self.context.log(
-                    f"{self.name}: none of the first {self._rows:,} rows of this subtask has the column "
-                    f"{min(unseen)!r}, which the job reads"
-                )
-        return table
 
 
 class CheckSchema(ChainedOperator):
