@@ -173,9 +173,6 @@ class TaskCounters:
     """Network buffers with data that were taken in; one segment may come in several of them."""
     user_errors: dict[str, int] = field(default_factory=dict)
     """By policy: skip, dead_letter, side."""
-    columns_found: dict[str, int] = field(default_factory=dict)
-    """By ``PLACE:COLUMN``, of columns for which the job asks by name and that are not declared: 1 once the
-    step of that place, which makes columns of rows, has seen a row with it, 0 before."""
     records_late: int = 0
     """Records that came behind the watermark that closed what they belong to."""
     late_dropped: int = 0

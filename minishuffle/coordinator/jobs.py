@@ -30,7 +30,6 @@ from minishuffle.coordinator.lifecycle import (
     first_attempts,
     names_of,
     results_too_large,
-    unseen_columns,
 )
 from minishuffle.coordinator.lostpartitions import Replays
 from minishuffle.coordinator.manifest import Manifest
@@ -1336,8 +1335,6 @@ class Job:
             causes = self.history.causes
             text = causes[0].text if causes else "cancelled"
             self._move(_STOPPING[self.state], at, text)
-        elif not self.restarts and (unseen := unseen_columns(self.tasks())) is not None:
-            self.fail(unseen, at)
         elif not self.terminal:
             self.pause.end("the job has ended" if self.pause.under_way else "")
             end = "finished_with_loss" if self.losses().certain else "finished"

@@ -40,7 +40,7 @@ A job with the restart strategy ``none`` fails with its first task. A job on its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -51,7 +51,7 @@ from minishuffle.coordinator.books import AttemptRecord, TaskKey, Totals
 from minishuffle.coordinator.positions import Resumption
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, Placement
-from minishuffle.errors import ResourceExhausted, UnknownName
+from minishuffle.errors import ResourceExhausted
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.wire.requests import TaskInfo
@@ -67,7 +67,6 @@ __all__ = [
     "Subtask",
     "recalled_subtask",
     "results_too_large",
-    "unseen_columns",
 ]
 
 ENDED: Final = frozenset({"finished", "failed", "canceled", "abandoned", "lost"})
@@ -215,26 +214,6 @@ def results_too_large(task: Subtask) -> ErrorInfo:
         "write large results with to_files"
     )
     return ErrorInfo(code=ResourceExhausted.code, text=text, task=str(task))
-
-
-def unseen_columns(tasks: Iterable[Subtask]) -> ErrorInfo | None:
-    """What fails a job whose tasks have all finished, each in its first attempt: a step asks by name for a
-    column, of those that rows set, and none of them had it."""
-    seen: dict[str, int] = {}
-    names = {}
-    for task in tasks:
-        for each, found in task.counters.columns_found.items():
-            names[each] = task.name
-            seen[each] = seen.get(each, 0) + found
-    for each, count in seen.items():
-        if not count:
-            column = each.partition(":")[2]
-            text = (
-                f"the job reads a column {column!r}, and no row that to_table() was given has it: correct "
-                f"the name, or declare the columns with to_table({{{column!r}: type, ...}})"
-            )
-            return ErrorInfo(code=UnknownName.code, text=text, task=names[each])
-    return None
 
 
 NAMES_SHOWN: Final = 5

@@ -3,7 +3,7 @@ what those of tables check in the same way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -174,13 +174,9 @@ def look_up_feeds(big: StreamBase, small: StreamBase, on: On, how: str) -> tuple
     return pairs, (*big_feeds, *everywhere)
 
 
-def look_up_node(
-    operator: Operator, feeds: Feeds, reads: Reads | None = None, asks: Sequence[Iterable[str]] = ()
-) -> Node:
-    """The step that looks records up, by the columns ``asks`` of each input. Raises InvalidGraph if a source
-    would wait for itself."""
-    asked = dict(enumerate(map(frozenset, asks)))
-    node = Node(operator.name, feeds, operators=(operator,), follows=True, reads=reads, asks=asked)
+def look_up_node(operator: Operator, feeds: Feeds, reads: Reads | None = None) -> Node:
+    """The step that looks records up. Raises InvalidGraph if a source would wait for itself."""
+    node = Node(operator.name, feeds, operators=(operator,), follows=True, reads=reads)
     check_waits(list(inputs_first([node])))
     return node
 

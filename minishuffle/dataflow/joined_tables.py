@@ -111,5 +111,5 @@ def look_up(big: Table, small: Table, on: On, how: Literal["inner", "left"], suf
     )
     operator = BroadcastArrow(columns, small._schema)
     schema, reads = _described(columns, (big, small))
-    node = look_up_node(operator, feeds, reads, (pairs, pairs.values()))
+    node = look_up_node(operator, feeds, reads)
     return Table((Feed(node),), schema, None, big._time)

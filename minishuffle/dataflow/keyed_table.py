@@ -124,7 +124,7 @@ class KeyedTable(Windowable["WindowedTable"]):
         others = [name for name in schema.names if name not in self._keys]
         picked = self._table._picked({name: name for name in (*self._keys, *others)})
         shown = KeyedTable(self._table._shown(), self._keys)
-        return shown._computed(TopN(self._keys, n, by, descending), picked, asks=(by,))
+        return shown._computed(TopN(self._keys, n, by, descending), picked)
 
     def _unkeyed(self) -> Table:
         return self._table
@@ -224,16 +224,14 @@ class KeyedTable(Windowable["WindowedTable"]):
         schema: pa.Schema,
         used: Columns = None,
         *,
-        asks: tuple[str, ...] = (),
         label: str | None = None,
         time: EventTime | None = None,
         sides: Mapping[str, SideOutput] | None = None,
     ) -> Table:
         """What the operator gives of each key's rows, which meet in one subtask. ``used`` are the columns
-        that it reads; None: all, and those of ``asks`` by name."""
+        that it reads; None: all."""
         feeds, reads = by_key(self._table, self._keys), reads_only(*used) if used else None
-        asked = {0: frozenset(asks)}
-        node = Node(operator.name, feeds, operators=(operator,), reads=reads, asks=asked)
+        node = Node(operator.name, feeds, operators=(operator,), reads=reads)
         node = node.named(label) if label else node
         return Table((Feed(node),), schema, None, time, sides)
 

@@ -7,8 +7,8 @@ know nothing of chains, threads or edge numbers: ``compile`` finds those.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from minishuffle.dataflow.graph import PartitionKind
@@ -90,8 +90,6 @@ class Node:
     """The name of a sink whose rows the client gets; no other sink of the job has it."""
     reads: Reads | None = None
     """None: all columns."""
-    asks: Mapping[int, frozenset[str]] = field(default_factory=dict)
-    """The columns, by the number of the input, for which a step asks by name that reads all."""
     rows: tuple[KnownRows, ...] = ()
     """What the rows that it gives may be, if all is known; nothing of columns."""
     errors: tuple[str, ErrorRows] | None = None

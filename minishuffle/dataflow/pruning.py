@@ -6,7 +6,6 @@ what it gives (:attr:`Node.reads`); one that does not say needs all.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,10 +37,7 @@ def pruned(nodes: Sequence[Node]) -> list[Node]:
             for number, feed in enumerate(node.feeds)
         )
         takes = {feed.input: feed.columns for feed in feeds}
-        keys, named = frozenset(wanted.keys[node]), frozenset(wanted.named[node])
-        number = None if node in wanted.united else len(made)
-        used = Used(wanted.of_nodes.get(node), takes, keys, named, number)
-        made[node] = _narrowed(node, feeds, used)
+        made[node] = _narrowed(node, feeds, Used(wanted.of_nodes.get(node), takes))
     return list(made.values())
 
 
@@ -51,12 +47,6 @@ class _Wanted:
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.of_feeds: dict[tuple[Node, int], Names] = {}
         self.of_nodes: dict[Node, Names] = {}
-        self.keys: dict[Node, set[str]] = defaultdict(set)
-        """By which what a node gives is exchanged next."""
-        self.named: dict[Node, set[str]] = defaultdict(set)
-        """What a step behind a node asks for by name, also where all columns are wanted."""
-        self.united: set[Node] = set()
-        """Nodes that a union puts beside others, whose records may have columns more."""
         self._aside: set[Node] = set()
         """Nodes with a side output of input records that somebody reads."""
         for node in reversed(nodes):
@@ -65,15 +55,9 @@ class _Wanted:
 
     def _note(self, node: Node, number: int, feed: Feed) -> None:
         keys = frozenset((feed.exchange and feed.exchange.keys) or ())
-        self.keys[feed.node] |= keys | (self.keys[node] if node.is_auxiliary else set())
         wanted = None
-        if node in self.united or sum(other.input == feed.input for other in node.feeds) > 1:
-            self.united.add(feed.node)
-        self.named[feed.node] |= node.asks.get(feed.input, frozenset())
-        if node.reads is not None:
-            self.named[feed.node] |= node.reads(frozenset(self.named[node]), feed.input) or frozenset()
-            if node not in self._aside:
-                wanted = node.reads(self.of_nodes.get(node), feed.input)
+        if node.reads is not None and node not in self._aside:
+            wanted = node.reads(self.of_nodes.get(node), feed.input)
         # A batch without columns would have no rows.
         wanted = wanted | keys or None if wanted is not None else None
         self.of_feeds[node, number] = wanted

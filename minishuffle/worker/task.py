@@ -174,7 +174,6 @@ class Task:
             rows_done=max(0, rows_done - self.outbox.unsent_rows),
             # The task thread may add a policy at any moment: dict() copies without giving way to it.
             user_errors=dict(self.counters.user_errors),
-            columns_found=dict(self.counters.columns_found),
             limits_hit=dict(self.counters.limits_hit),
             rows_dropped=self._rows_dropped(),
             buffers_out=sum(partition.buffers_out() for partition in self.partitions.values()),

@@ -255,45 +255,6 @@ def test_what_no_other_attempt_can_change_fails_its_job_at_once(
     assert (info.state, info.restarts) == ("failed", {})
 
 
-@pytest.mark.parametrize(
-    ("others", "end"), [({"2:b": 0}, "failed"), ({"2:b": 1}, "finished"), ({"9:b": 1}, "failed")]
-)
-def test_a_job_fails_if_it_reads_a_column_by_name_that_no_row_has(
-    cluster: FakeCluster, pair: Any, restarting: MakeGraph, others: dict[str, int], end: str
-) -> None:
-    job = cluster.submit(restarting())
-    cluster.report_all(job, "running")
-    for worker, key, found in ((pair[0], READ0, {"1:a": 1, "2:b": 0}), (pair[1], READ1, others)):
-        cluster.report(worker, key, "finished", counters=TaskCounters(columns_found=found))
-    cluster.report(pair[0], COUNT0, "finished")
-    assert cluster.show(job).state == "running"
-    cluster.report(pair[1], COUNT1, "finished")
-    info = cluster.show(job)
-    assert info.state == end
-    assert [cause.text for cause in info.causes] == (
-        []
-        if end == "finished"
-        else [
-            "the job reads a column 'b', and no row that to_table() was given has it: correct the name, or "
-            "declare the columns with to_table({'b': type, ...})"
-        ]
-    )
-
-
-def test_a_column_that_lost_rows_may_have_had_fails_no_job(
-    cluster: FakeCluster, pair: Any, restarting: MakeGraph
-) -> None:
-    job = cluster.submit(restarting())
-    cluster.report(pair[1], READ1, "failed", error=BOOM)
-    cluster.advance(60.0)
-    for worker, key, attempt in ((pair[0], READ0, 1), (pair[1], READ1, 2)):
-        found = TaskCounters(columns_found={"2:b": 0})
-        cluster.report(worker, key, "finished", attempt=attempt, counters=found)
-    cluster.report(pair[0], COUNT0, "finished")
-    cluster.report(pair[1], COUNT1, "finished")
-    assert cluster.show(job).state in ("finished", "finished_with_loss")
-
-
 def test_a_cancelled_job_restarts_nothing(cluster: FakeCluster, pair: Any, restarting: MakeGraph) -> None:
     cluster.submit(restarting())
     cluster.report(pair[1], COUNT1, "failed", error=BOOM)

@@ -369,12 +369,6 @@ class Used:
     gives: frozenset[str] | None
     takes: Mapping[int, frozenset[str] | None]
     """By the number of the input."""
-    keys: frozenset[str]
-    """Those that it gives by which the rows are exchanged next."""
-    named: frozenset[str] = frozenset()
-    """Those that it gives for which a later step asks by name; there may be others if all are used."""
-    place: int | None = None
-    """Which of the job's steps it is. None: one of those that a union puts together."""
 
 
 @dataclass(frozen=True, slots=True)
