@@ -175,6 +175,8 @@ BATCH_BYTES_MAX: Final = 8 * MIB
 """A batch with more is cut before it is sent; a single row may be longer."""
 DURATION_MAX: Final = timedelta(days=36_500)
 """Longest of windows, delays and the like: a hundred years, far from where the arithmetic of moments ends."""
+DRAFT_ROWS: Final = 1_000
+"""The first rows of each source, which ``minishuffle schema`` looks at."""
 INFERRED_FILE_BYTES_MAX: Final = 256 * MIB
 """The largest CSV or JSON file that is read before the job starts, for types that are not declared."""
 CSV_BLOCK_BYTES: Final = 8 * MIB

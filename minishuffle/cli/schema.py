@@ -11,14 +11,12 @@ import click
 from minishuffle.cli.session import late_global_options
 from minishuffle.cli.terminal import echo
 from minishuffle.errors import UsageError
+from minishuffle.limits import DRAFT_ROWS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["schema"]
-
-ROWS = 1_000
-"""The first rows of each source that are looked at."""
 
 
 @click.command()
@@ -53,7 +51,7 @@ def schema_lines(ends: Sequence[Any]) -> Iterator[str]:
     for node in inputs_first(ends):
         step = node.operators[-1] if node.operators else None
         if isinstance(step, UnknownColumns):
-            rows = FirstRows(ROWS)
+            rows = FirstRows(DRAFT_ROWS)
             found = step.columns_of(rows.given_to(node))
             if found is None:
                 raise UsageError(

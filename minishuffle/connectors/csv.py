@@ -46,6 +46,7 @@ class CsvSource(RecordFiles):
         header: the first line of each file names its columns; else they are those of ``schema``.
         delimiter: between two values, one character of ASCII.
         on_error: what is done about a record that cannot be read.
+        head: see :class:`~minishuffle.connectors.recordfiles.RecordFiles`.
 
     Raises:
         UnknownName: no such file, or no file's header has a column of ``schema``.
@@ -65,6 +66,7 @@ class CsvSource(RecordFiles):
         delimiter: str = ",",
         *,
         on_error: OnFault = "fail",
+        head: int | None = None,
     ) -> None:
         _check_delimiter(delimiter)
         if not schema and not header:
@@ -73,7 +75,7 @@ class CsvSource(RecordFiles):
             )
         self.nulls = list(nulls)
         self.delimiter = delimiter
-        super().__init__(paths, schema, CsvRecords(delimiter), on_error, header=header)
+        super().__init__(paths, schema, CsvRecords(delimiter), on_error, header=header, head=head)
         if header:
             self._check_headers()
 

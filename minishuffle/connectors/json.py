@@ -51,6 +51,7 @@ class JsonSource(RecordFiles):
         schema: the fields to read; others are left out. None: those of all files, each of which is read
             whole, in types that hold the values of all.
         on_error: what is done about a line that cannot be read.
+        head: see :class:`~minishuffle.connectors.recordfiles.RecordFiles`.
 
     Raises:
         UnknownName: no such file.
@@ -62,8 +63,15 @@ class JsonSource(RecordFiles):
 
     finds_times = True
 
-    def __init__(self, paths: Paths, schema: pa.Schema | None = None, *, on_error: OnFault = "fail") -> None:
-        super().__init__(paths, schema, JsonLines(), on_error, header=False)
+    def __init__(
+        self,
+        paths: Paths,
+        schema: pa.Schema | None = None,
+        *,
+        on_error: OnFault = "fail",
+        head: int | None = None,
+    ) -> None:
+        super().__init__(paths, schema, JsonLines(), on_error, header=False, head=head)
         for path in self._splits:
             opened(path).close()
         if schema is None and not self.schema.names:

@@ -12,6 +12,7 @@ import math
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar, Final, Literal, TypeAlias
 
 import pyarrow as pa
@@ -37,6 +38,7 @@ __all__ = [
     "Kinds",
     "OnFault",
     "RecordFiles",
+    "TooLarge",
     "is_beyond_float",
     "one_batch",
     "parsed_schema",
@@ -79,15 +81,31 @@ class _Shape:
     own: pa.Schema
 
 
+class TooLarge(UsageError):
+    """A file is larger than INFERRED_FILE_BYTES_MAX, and no schema is declared. ``why`` is the text without
+    ``advice``."""
+
+    advice = "declare them with schema="
+
+    def __init__(self, path: str) -> None:
+        self.why = (
+            f"{path} has more than {INFERRED_FILE_BYTES_MAX // MIB} MiB, and all of it would be read for the "
+            "types of its columns"
+        )
+        super().__init__(f"{self.why}: {self.advice}")
+
+
 class RecordFiles:
     """Record batches of files; a split is a file.
 
     ``schema`` None: the one that holds what :meth:`whole` makes of all files. Each is read in its own types
-    then, and converted, so that a value that does not fit is noticed.
+    then, and converted, so that a value that does not fit is noticed. With ``head`` it is that of the first
+    so many records of each file: a guess, to show to somebody.
 
     Raises:
-        UsageError: without ``schema``, a file is larger than INFERRED_FILE_BYTES_MAX, cannot be read, or is
-            not UTF-8; a column has types with none in common, or numbers that no type holds.
+        TooLarge: without ``schema`` and ``head``.
+        UsageError: without ``schema``, a file cannot be read, or is not UTF-8; a column has types with none
+            in common, or numbers that no type holds.
         WrongInput: (also from ``read``) with "fail", a record cannot be read; named with file and line. (From
             ``read``) a file has changed since it was listed.
     """
@@ -98,7 +116,14 @@ class RecordFiles:
     """What :meth:`whole` has as texts may be times."""
 
     def __init__(
-        self, paths: Paths, schema: pa.Schema | None, splitter: Splitter, on_error: OnFault, *, header: bool
+        self,
+        paths: Paths,
+        schema: pa.Schema | None,
+        splitter: Splitter,
+        on_error: OnFault,
+        *,
+        header: bool,
+        head: int | None = None,
     ) -> None:
         if on_error not in ("fail", "skip", "dead_letter"):
             raise UsageError(f"on_error is {on_error!r}: write 'fail', 'skip' or 'dead_letter'")
@@ -109,6 +134,7 @@ class RecordFiles:
         self._on_error = on_error
         self.header = header
         """The first record of each file names its columns."""
+        self._head = head
         self._own: dict[str, pa.Schema] = {}
         self._is_inferred = schema is None
         for field in schema or ():
@@ -394,15 +420,22 @@ class RecordFiles:
                 raise WrongInput(f"{path}, line {found[0]}: {found[1]}: {_MIXED}")
 
     def _all_of(self, path: str) -> bytes:
-        """The file's bytes, decompressed. Raises UsageError: there are more than INFERRED_FILE_BYTES_MAX."""
+        """The file's bytes, decompressed, or those of its ``head``. Raises TooLarge."""
         with decompressed(path) as file:
+            if self._head is not None:
+                return self._head_of(file, self._head)
             data = file.read(INFERRED_FILE_BYTES_MAX + 1).removeprefix(BOM_UTF8)
         if len(data) > INFERRED_FILE_BYTES_MAX:
-            raise UsageError(
-                f"{path} has more than {INFERRED_FILE_BYTES_MAX // MIB} MiB, and all of it would be read for "
-                "the types of its columns: declare them with schema="
-            )
+            raise TooLarge(path)
         return data
+
+    def _head_of(self, file: io.BufferedIOBase, records: int) -> bytes:
+        """The first so many records, as far as one block has them, and the header before them."""
+        block = next(record_blocks(file, self._splitter, CSV_BLOCK_BYTES), None)
+        if block is None or block.is_cut:
+            return b""
+        spans = list(islice(self._splitter.spans(block.data), records + self.header))
+        return block.data[: spans[-1][1]] + b"\n" if spans else b""
 
     def _sound(self, path: str, data: bytes) -> bytes:
         """A file's bytes with empty lines for records that cannot be read in any types. Raises WrongInput:

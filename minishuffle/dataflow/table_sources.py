@@ -21,6 +21,7 @@ from minishuffle.dataflow.operators.base import Source
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.errors import UsageError
+from minishuffle.limits import DRAFT_ROWS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,24 +73,26 @@ class TableSources(StreamBase):
 
         Raises:
             UnknownName: there is no such file or column.
+            InvalidGraph: there is no ``schema``, and a file of CSV or JSON has more than 256 MiB.
             UsageError: a file cannot be read; two have a column in types with none in common.
             WrongInput: a record cannot be read in any types.
         """
+        from minishuffle.connectors.recordfiles import TooLarge
+        from minishuffle.dataflow.unknownschemas import unknown_columns
+
         files = checked_paths(paths, "Table.from_files")
         declared = None if schema is None else arrow_schema(schema)
         if isinstance(nulls, str):
             raise UsageError(f"nulls takes a list of spellings: write nulls=[{nulls!r}]")
-        read = partial(_source_of_files, format=format, csv=(nulls, header, delimiter), on_error=on_error)
-        if partitioning is None:
-            source = read(files, declared)
-        elif partitioning == "hive":
-            from minishuffle.connectors.hive import HiveSource, hive_files
-
-            found = hive_files(files)
-            inside = None if declared is None else _without(declared, next(iter(found.values())))
-            source = HiveSource(read(list(found), inside), found, declared)
-        else:
+        if partitioning not in (None, "hive"):
             raise UsageError(f"partitioning is {partitioning!r}: write 'hive'")
+        read = partial(_source_of_files, format=format, csv=(nulls, header, delimiter), on_error=on_error)
+        made = partial(read if partitioning is None else partial(_hive_source, read), files, declared)
+        try:
+            source = made()
+        except TooLarge as error:
+            unknown = unknown_columns("Table.from_files", error.why, error.advice, "schema={}")
+            return cls._checked(Node(format, source=made(head=DRAFT_ROWS)), unknown)
         return cls._from_source(format, source, source.schema)
 
     @classmethod
@@ -220,15 +223,32 @@ class TableSources(StreamBase):
         return cls(feeds, schema, time=time) if is_known else cast("Self", Draft(feeds))
 
 
+def _hive_source(
+    read: Callable[..., Any],
+    directories: Sequence[str | Path],
+    declared: pa.Schema | None,
+    *,
+    head: int | None = None,
+) -> Any:
+    """The source for the files below directories, whose names give columns; ``read`` makes that for files."""
+    from minishuffle.connectors.hive import HiveSource, hive_files
+
+    found = hive_files(directories)
+    inside = None if declared is None else _without(declared, next(iter(found.values())))
+    return HiveSource(read(list(found), inside, head=head), found, declared)
+
+
 def _source_of_files(
     files: Sequence[str | Path],
     declared: pa.Schema | None,
     *,
+    head: int | None = None,
     format: str,
     csv: tuple[Sequence[str], bool, str],
     on_error: Literal["fail", "skip", "dead_letter"],
 ) -> Any:
-    """The source for files of that format; ``csv`` are the spellings of null, header and delimiter."""
+    """The source for files of that format; ``csv`` are the spellings of null, header and delimiter, ``head``
+    the records of each file that show its types, if no others are looked at."""
     if format == "parquet":
         from minishuffle.connectors.parquet import ParquetSource
 
@@ -241,11 +261,11 @@ def _source_of_files(
     if format == "csv":
         from minishuffle.connectors.csv import CsvSource
 
-        return CsvSource(files, declared, *csv, on_error=on_error)
+        return CsvSource(files, declared, *csv, on_error=on_error, head=head)
     if format == "json":
         from minishuffle.connectors.json import JsonSource
 
-        return JsonSource(files, declared, on_error=on_error)
+        return JsonSource(files, declared, on_error=on_error, head=head)
     raise UsageError(f"format is {format!r}: write 'parquet', 'csv' or 'json'")
 
 

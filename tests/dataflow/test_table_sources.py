@@ -15,6 +15,7 @@ import pytest
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
+from minishuffle.dataflow.unknownschemas import drafting
 from minishuffle.errors import InvalidGraph, UnknownName, UsageError
 from minishuffle.limits import NAME_BYTES_MAX
 from support.cutjobs import Cut, run
@@ -130,7 +131,7 @@ def test_json_objects_that_differ_inside_are_read_in_their_own_types(tmp_path: P
     ]  # fmt: skip
 
 
-def test_what_a_file_cannot_be_read_for_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_file_cannot_be_read_for_is_said(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"a": 1\n')
     (tmp_path / "mixed.json").write_text('{"a": 1}\n{"a": "x"}\n')
     (tmp_path / "plain.csv").write_text("1,2\n")
@@ -147,9 +148,31 @@ def test_what_a_file_cannot_be_read_for_is_said(tmp_path: Path, monkeypatch: pyt
     declared = Table.from_files(tmp_path / "mixed.json", format="json", schema={"a": int})
     with pytest.raises(UsageError, match=r"mixed.json, line 2: .*correct the file or the schema"):
         rows(declared)
+
+
+@pytest.mark.parametrize("format", ["csv", "json"])
+@pytest.mark.parametrize("partitioning", [None, "hive"])
+def test_columns_of_files_that_are_too_large_to_be_read_whole_have_to_be_declared(
+    format: Any, partitioning: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``minishuffle schema`` shows those of the first rows, whatever comes behind them."""
     monkeypatch.setattr("minishuffle.connectors.recordfiles.INFERRED_FILE_BYTES_MAX", 3)
-    with pytest.raises(UsageError, match="plain.csv has more than .* declare them with schema="):
-        Table.from_files(tmp_path / "plain.csv", format="csv")
+    monkeypatch.setattr("minishuffle.dataflow.table_sources.DRAFT_ROWS", 2)
+    (tmp_path / "day=1").mkdir()
+    lines = {
+        "csv": ["n,s", "1,a", '2,"b\n"', "x,c"],
+        "json": ['{"n": 1, "s": "a"}', '{"n": 2}', '{"n": "x"}'],
+    }
+    (tmp_path / "day=1" / f"x.{format}").write_text("\n".join(lines[format]))
+    path = tmp_path if partitioning else tmp_path / "day=1"
+    says = rf"^Table.from_files at .*.py:\d+: .*x.{format} has more than 0 MiB, .*: declare them with schema="
+    with pytest.raises(InvalidGraph, match=says):
+        Table.from_files(path, format=format, partitioning=partitioning)
+    with drafting():
+        (end,) = Table.from_files(path, format=format, partitioning=partitioning).ends
+    source: Any = end.feeds[0].node.source
+    expected = {"n": pa.int64(), "s": pa.string()} | ({"day": pa.string()} if partitioning else {})
+    assert source.schema == pa.schema(expected)
 
 
 def test_a_json_split_goes_on_behind_an_offset(tmp_path: Path) -> None:
