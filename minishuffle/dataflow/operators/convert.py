@@ -17,7 +17,7 @@ from minishuffle.dataflow.operators.base import Emit, Used
 from minishuffle.dataflow.operators.chained import ChainedOperator, ForgivingOperator, OnError, preview
 from minishuffle.dataflow.operators.hiddentime import gives_time, with_time
 from minishuffle.dataflow.operators.moments import event_times, without_times
-from minishuffle.dataflow.operators.nulls import misplaced
+from minishuffle.dataflow.operators.nulls import is_strict, misplaced
 from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of, type_of
 from minishuffle.dataflow.operators.rowobjects import as_dicts, shallow
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
@@ -446,15 +446,14 @@ class ToArrow(ForgivingOperator):
 
 
 class CheckSchema(ChainedOperator):
-    """Passes on what fits a declared schema, Arrow columns in the declared order.
-
-    Rows are checked by converting them, so each value is looked at.
+    """Passes on batches of columns that fit a schema, in its order.
 
     Args:
         declared: the schema is; else it was found by a call of the function when the job was made.
 
     Raises:
-        UsageError: a row, a value or a column does not fit; names it.
+        WrongColumns: a column is missing, is not in the schema, or has another type.
+        UsageError: a column has nulls and is declared without.
     """
 
     name = "schema"
@@ -463,17 +462,16 @@ class CheckSchema(ChainedOperator):
         self.schema = schema
         self._kind = "declared" if declared else "found"
         self._change = "correct" if declared else "declare"
-        self._converter = RowsToArrow(schema)
+        self._is_strict = any(map(is_strict, schema))
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         payload = batch.payload
-        if not isinstance(payload, list):
-            emit(Batch(self._check_arrow(payload)))
-        elif payload:
-            self._converter.convert(payload)
-            emit(batch)
+        assert isinstance(payload, pa.RecordBatch)
+        if self._is_strict or not payload.schema.equals(self.schema, check_metadata=True):
+            batch = Batch(self._checked(payload))
+        emit(batch)
 
-    def _check_arrow(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         hidden = batch.column(HIDDEN_TIME) if HIDDEN_TIME in batch.schema.names else None
         if hidden is not None:
             batch = batch.drop_columns([HIDDEN_TIME])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["misplaced", "misplaced_null"]
+__all__ = ["is_strict", "misplaced", "misplaced_null"]
 
 
 def misplaced_null(batch: pa.RecordBatch, schema: pa.Schema) -> str | None:
@@ -26,7 +26,7 @@ def misplaced(column: Any, field: pa.Field) -> str | None:
     """The same of one column."""
     if not field.nullable and column.null_count:
         return str(field.name)
-    parts = [part for part in _parts(field.type) if _is_strict(part)]
+    parts = [part for part in _parts(field.type) if is_strict(part)]
     if not parts:
         return None
     if column.null_count:  # What lies under a null counts for nothing.
@@ -49,8 +49,9 @@ def _parts(kind: pa.DataType) -> list[pa.Field]:
     return []
 
 
-def _is_strict(field: pa.Field) -> bool:
-    return not field.nullable or any(map(_is_strict, _parts(field.type)))
+def is_strict(field: pa.Field) -> bool:
+    """Whether it, or a part of it, is declared without nulls."""
+    return not field.nullable or any(map(is_strict, _parts(field.type)))
 
 
 def _part(column: Any, part: pa.Field) -> Any:
