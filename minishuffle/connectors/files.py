@@ -135,8 +135,8 @@ def _reported(path: str, damaged: type[UsageError] = UsageError) -> Iterator[Non
 
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
-    """A file as it was listed for a plan. ``size`` is in bytes, ``modified`` in nanoseconds since 1970; None:
-    the file system does not say."""
+    """A file as it was listed for a plan. ``size`` is in bytes, ``modified`` in microseconds since 1970 (a
+    share that several machines mount may have no finer times on one of them); None: it is not known."""
 
     path: str
     """Absolute, or a URI."""
@@ -166,8 +166,8 @@ class PlannedFile:
         size = "an unknown size" if self.size is None else f"{self.size:,} byte{'s' * (self.size != 1)}"
         if self.modified is None:
             return size
-        seconds, rest = divmod(self.modified, 10**9)
-        return f"{size} of {datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:09} UTC"
+        seconds, rest = divmod(self.modified, 10**6)
+        return f"{size} of {datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:06} UTC"
 
 
 def _looked_up(path: str) -> PlannedFile | None:
@@ -183,13 +183,13 @@ def _looked_up(path: str) -> PlannedFile | None:
             found = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
-    return PlannedFile(path, found.st_size, found.st_mtime_ns)
+    return PlannedFile(path, found.st_size, found.st_mtime_ns // 1000)
 
 
 def _listed_as(path: str, info: Any) -> PlannedFile:
     """What a file system of pyarrow says of a file. Whole seconds: object stores may give fractions in lists,
     and none for one object."""
-    modified = None if info.mtime_ns is None else info.mtime_ns // 10**9 * 10**9
+    modified = None if info.mtime_ns is None else info.mtime_ns // 10**9 * 10**6
     return PlannedFile(path, info.size, modified)
 
 

@@ -132,7 +132,7 @@ def test_a_file_that_has_changed_since_it_was_listed_is_not_read(kind: str, tmp_
     one, other = source.splits()
     assert len(list(source.read(one, 0))) == len(list(source.read(other, 0))) == 1
     before = paths[0].stat()
-    os.utime(paths[0], ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    os.utime(paths[0], ns=(before.st_atime_ns, before.st_mtime_ns + 1000))
     paths[1].unlink()
     with pytest.raises(WrongInput, match=f"{paths[0]} has changed since the job was made"):
         next(source.read(one, 0))
