@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -302,10 +303,11 @@ CHECKS = frozenset({"raises", "warns", "fail", "validate", "assert_called_once_w
 """Names of calls that fail a test; the machines' own ``validate`` asserts their invariants."""
 
 
-def called_names(node: ast.AST) -> set[str]:
+@cache
+def called_names(node: ast.AST) -> frozenset[str]:
     """The last part of the name of each call below a node."""
     calls = (part.func for part in ast.walk(node) if isinstance(part, ast.Call))
-    return {last_name(function) for function in calls}
+    return frozenset(last_name(function) for function in calls)
 
 
 def last_name(function: ast.expr) -> str:
@@ -318,6 +320,7 @@ def asserts_itself(node: ast.AST) -> bool:
     return any(isinstance(part, ast.Assert) for part in ast.walk(node)) or bool(called_names(node) & CHECKS)
 
 
+@cache
 def asserting(folder: Path) -> frozenset[str]:
     """Names of the functions in the tests that assert something, themselves or by what they call."""
     functions = [node for module in modules(folder) for node in module.functions()]
