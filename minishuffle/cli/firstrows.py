@@ -100,7 +100,7 @@ class FirstRows:
     def _run(self, node: Node, sides: Sequence[str]) -> None:
         edges: dict[int, str | None] = dict(enumerate([None, *sides]))
         kept = {edge: _Kept() for edge in edges}
-        outputs = [Output(edge, "forward", side=side) for edge, side in edges.items()]
+        outputs = [Output(edge, "forward", side=side, times=True) for edge, side in edges.items()]
         chain = Chain(Program(None, list(node.operators), outputs), kept, 0, TaskCounters())  # type: ignore[arg-type]
         context = TaskContext(
             job="draft",

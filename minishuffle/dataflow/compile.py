@@ -15,7 +15,6 @@ from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.dataflow.nodes import Exchange, Feed, Node, Partitioning, inputs_first, one_of_each
 from minishuffle.dataflow.operators.base import Operator, Output, Program
 from minishuffle.dataflow.operators.chained import ChainedOperator, ForgivingOperator
-from minishuffle.dataflow.operators.pairs import of_row
 from minishuffle.dataflow.pickling import pickle_program
 from minishuffle.dataflow.pruning import pruned
 from minishuffle.dataflow.standstill import FeedKey, blocking_feeds, check_waits
@@ -187,9 +186,16 @@ def _chains_and_edges(nodes: list[Node], widths: dict[Node, int]) -> tuple[list[
             partitioner = exchange.partitioner or _default_partitioner(widths[feed.node], widths[node])
             if partitioner == "forward":
                 _check_forward(feed.node, node, widths)
-            choose = of_row(exchange.choose) if exchange.of_pairs and exchange.choose else exchange.choose
             chains[source].outputs.append(
-                Output(len(edges), partitioner, exchange.keys, choose, feed.side, feed.columns)
+                Output(
+                    len(edges),
+                    partitioner,
+                    exchange.keys,
+                    exchange.choose,
+                    feed.side,
+                    feed.columns,
+                    feed.times,
+                )
             )
             numbers[node, number] = len(edges)
             kind = "blocking" if (node, number) in blocking else exchange.kind or "pipelined_bounded"

@@ -12,7 +12,7 @@ from minishuffle.dataflow.bridges import refuse_mixture
 from minishuffle.dataflow.drafts import draft_in
 from minishuffle.dataflow.nodes import Exchange, Feed, Node, Reads, inputs_first
 from minishuffle.dataflow.operators.base import Operator
-from minishuffle.dataflow.operators.times import PAIRED, EventTime
+from minishuffle.dataflow.operators.times import BESIDE, EventTime
 from minishuffle.dataflow.standstill import check_waits
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_base import Feeds, SideOutput, StreamBase, late_of
@@ -111,7 +111,7 @@ def interval_join(
         UsageError: another argument is wrong, or the keys have different numbers of columns.
     """
     from minishuffle.dataflow.keyed import KeyedStream
-    from minishuffle.dataflow.operators.joinrows import JoinedTime, JoinRows, gives_pairs
+    from minishuffle.dataflow.operators.joinrows import JoinedTime, JoinRows, gives_times
 
     draft: Stream[Any] | None = draft_in([right])
     if draft is not None:
@@ -125,8 +125,8 @@ def interval_join(
     time: EventTime | None = EventTime(fn=JoinedTime(*times))
     if times[0].is_none:
         time = None
-    elif gives_pairs(how, times):
-        time = PAIRED
+    elif gives_times(how, times):
+        time = BESIDE
     elif how in ("semi", "anti"):
         time = left._stream._time
     return Stream((Feed(node),), time=time, sides=interval.sides)
@@ -152,12 +152,12 @@ def broadcast_join(big: Stream[Any], small: Stream[Any], on: On, how: str = "inn
         return draft
     if not isinstance(small, Stream):
         refuse_mixture("broadcast_join", "Stream", small)
-    pairs, feeds = look_up_feeds(big, small._unpaired(), on, how)
+    pairs, feeds = look_up_feeds(big, small, on, how)
     columns = BroadcastColumns(tuple(pairs), tuple(pairs.values()), is_left=how == "left")
     names: tuple[str, ...] | None = None
     if big._columns is not None and small._columns is not None:
         names = tuple(columns.names(big._columns, small._columns))
-    node = look_up_node(BroadcastRows(columns, small._columns, big._time), feeds)
+    node = look_up_node(BroadcastRows(columns, small._columns), feeds)
     return Stream((Feed(node),), None, names, big._time)
 
 

@@ -11,7 +11,6 @@ from minishuffle.dataflow.arguments import check_callable
 from minishuffle.dataflow.bridges import refuse_column_method
 from minishuffle.dataflow.nodes import Exchange, Feed, Node
 from minishuffle.dataflow.operators.base import Operator
-from minishuffle.dataflow.operators.pairs import of_row
 from minishuffle.dataflow.stream import Stream, T
 from minishuffle.dataflow.stream_base import Feeds, checked_emission
 from minishuffle.dataflow.windowed import Windowable, WindowedStream, Windowing
@@ -66,7 +65,7 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
         from minishuffle.dataflow.operators.keyed import CountRows
 
         counting = CountRows(checked_emission(emit, self._stream._feeds))
-        feeds = self._rows_by_key(timed=False, alone=True)
+        feeds = self._rows_by_key(alone=True)
         return Stream((Feed(Node(counting.name, feeds, operators=(counting,))),))
 
     def reduce(
@@ -160,27 +159,25 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
 
         return keyed_process(self, on_record, on_timer, ttl=ttl, sides=sides, on_error=on_error)
 
-    def _on_rows(self, operator: Operator, label: str | None = None, *, timed: bool = False) -> Stream[Any]:
-        node = Node(operator.name, self._rows_by_key(timed=timed), operators=(operator,))
+    def _on_rows(self, operator: Operator, label: str | None = None) -> Stream[Any]:
+        node = Node(operator.name, self._rows_by_key(), operators=(operator,))
         return Stream((Feed(node.named(label) if label else node),))
 
-    def _rows_by_key(self, input: int = 0, *, timed: bool = True, alone: bool = False) -> Feeds:
+    def _rows_by_key(self, input: int = 0, *, alone: bool = False) -> Feeds:
         """Keys are computed before the exchange and travel with the rows, so that each is computed once; or
-        ``alone``. Without ``timed`` event times that stand beside the rows do not.
+        ``alone``.
 
         In a step of its own for each part of a union: where one took in all of them the order of their
         arrival would say which records are late."""
         from minishuffle.dataflow.operators.functions import KeyRows, KeyRowsByColumns
 
-        stream = self._stream if timed else self._stream._unpaired()
+        stream = self._stream
         keying: KeyRows | KeyRowsByColumns
         if self._keys is None:
             assert self._fn is not None
             keying = KeyRows(self._fn, self._on_error, alone=alone)
-            if stream._is_paired:
-                keying.take_pairs(of_row)
         else:
-            keying = KeyRowsByColumns(self._keys, stream._time, alone=alone)
+            keying = KeyRowsByColumns(self._keys, alone=alone)
         feeds = []
         for feed in stream._feeds:
             # A kind without a choice is about the exchange by key, a choice one of its own before it.

@@ -43,14 +43,12 @@ Partitioning: TypeAlias = Literal["hash", "rebalance", "rescale", "forward", "br
 class Exchange:
     """How records find their subtask; the fields are those of ``operators.base.Output``.
 
-    Without a partitioner only the kind of the edge is said, and the next step chooses how. With ``of_pairs``
-    the records are pairs of event time and row, of which ``choose`` takes the row.
+    Without a partitioner only the kind of the edge is said, and the next step chooses how.
     """
 
     partitioner: Partitioning | None
     keys: tuple[str, ...] | None = None
     choose: Callable[[Any, int], int] | None = None
-    of_pairs: bool = False
     kind: PartitionKind | None = None
     """None: ``pipelined_bounded``."""
 
@@ -129,6 +127,8 @@ class Feed:
     side: str | None = None
     columns: Names = None
     """Those that are read; found when a job is compiled."""
+    times: bool = False
+    """Event times beside the records are read; found likewise."""
 
     @property
     def is_chosen(self) -> bool:

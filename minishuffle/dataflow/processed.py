@@ -50,7 +50,7 @@ def keyed_process(
         seconds = checked_duration(ttl, "process(ttl=...)", positive=True) / 1_000_000
     time = keyed._stream._time
     operator = ProcessRows(on_record, on_timer, time, seconds, on_error)
-    feeds, time = keyed._rows_by_key(), time and time.paired()
+    feeds, time = keyed._rows_by_key(), time and time.beside()
     aside = side_outputs(operator, sides, time)
     returned = tuple(ReturnedRows(fn, "rows") for fn in (on_record, on_timer) if fn is not None)
     node = Node(

@@ -1,4 +1,4 @@
-"""Which columns each step of a job reads, so that no others are read from files or shipped.
+"""Which columns and event times each step of a job reads, so that no others are read from files or shipped.
 
 Found backwards from the sinks: a step says which columns of its inputs it needs for those that are wanted of
 what it gives (:attr:`Node.reads`); one that does not say needs all.
@@ -6,6 +6,7 @@ what it gives (:attr:`Node.reads`); one that does not say needs all.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,11 +34,16 @@ def pruned(nodes: Sequence[Node]) -> list[Node]:
     made: dict[Node, Node] = {}
     for node in nodes:
         feeds = tuple(
-            replace(feed, node=made[feed.node], columns=wanted.of_feeds[node, number])
+            replace(
+                feed,
+                node=made[feed.node],
+                columns=wanted.of_feeds[node, number],
+                times=wanted.of_feed_times[node, number],
+            )
             for number, feed in enumerate(node.feeds)
         )
         takes = {feed.input: feed.columns for feed in feeds}
-        made[node] = _narrowed(node, feeds, Used(wanted.of_nodes.get(node), takes))
+        made[node] = _narrowed(node, feeds, Used(wanted.of_nodes.get(node), takes, wanted.times[node]))
     return list(made.values())
 
 
@@ -47,6 +53,9 @@ class _Wanted:
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.of_feeds: dict[tuple[Node, int], Names] = {}
         self.of_nodes: dict[Node, Names] = {}
+        self.of_feed_times: dict[tuple[Node, int], bool] = {}
+        self.times: dict[Node, bool] = defaultdict(bool)
+        """Whether something reads the event times beside what a node gives, side outputs included."""
         self._aside: set[Node] = set()
         """Nodes with a side output of input records that somebody reads."""
         for node in reversed(nodes):
@@ -54,6 +63,8 @@ class _Wanted:
                 self._note(node, number, feed)
 
     def _note(self, node: Node, number: int, feed: Feed) -> None:
+        self.of_feed_times[node, number] = reads_times = self._reads_times(node, feed.input)
+        self.times[feed.node] |= reads_times
         keys = frozenset((feed.exchange and feed.exchange.keys) or ())
         wanted = None
         if node.reads is not None and node not in self._aside:
@@ -68,6 +79,12 @@ class _Wanted:
             self.of_nodes[feed.node] = None if wanted is None or others is None else wanted | others
         else:
             self.of_nodes[feed.node] = wanted
+
+    def _reads_times(self, node: Node, input: int) -> bool:
+        gives, reads = self.of_nodes.get(node), self.times[node]
+        for operator in reversed(node.operators):
+            reads = operator.takes_times(input, Used(gives, {}, reads))
+        return reads
 
 
 def _narrowed(node: Node, feeds: tuple[Feed, ...], used: Used) -> Node:

@@ -29,9 +29,7 @@ from minishuffle.dataflow.arguments import (
 from minishuffle.dataflow.bridges import refuse_column_method, refuse_mixture
 from minishuffle.dataflow.drafts import Draft, draft_in
 from minishuffle.dataflow.knownrows import ReturnedRows, found_schema
-from minishuffle.dataflow.nodes import Boundary, Exchange, Feed, Node, check_not_sinks, known_rows, named_step
-from minishuffle.dataflow.operators.base import Operator
-from minishuffle.dataflow.operators.pairs import awaited_pair, flat_pairs, mapped_pair, of_row
+from minishuffle.dataflow.nodes import Exchange, Feed, Node, check_not_sinks, known_rows, named_step
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.rowtypes import Returns
 from minishuffle.dataflow.stream_base import StreamBase, errors_aside, errors_of, side_outputs
@@ -79,17 +77,16 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         from minishuffle.dataflow.operators.functions import MapRows
 
         check_callable(fn, "map")
-        return self._on_rows(MapRows(fn, on_error), mapped_pair, sides, "row")
+        return self._on_rows(MapRows(fn, on_error), sides, "row")
 
     def filter(self, fn: Callable[[T], Any], *, on_error: OnError = "fail") -> Stream[T]:
         """The rows for which ``fn(row)`` is true."""
         from minishuffle.dataflow.operators.functions import FilterRows
 
         check_callable(fn, "filter")
-        operator, feeds = FilterRows(fn, on_error), self._open_feeds("filter")
-        if self._is_paired:
-            operator.take_pairs(of_row)
-        sides = side_outputs(operator, (), self._time)
+        operator = FilterRows(fn, on_error)
+        timed = self._timed_beside() if on_error == "side" else self
+        feeds, sides = timed._open_feeds("filter"), side_outputs(operator, (), timed._time)
         node = Node(
             operator.name,
             feeds,
@@ -97,7 +94,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
             rows=known_rows(feeds),
             errors=errors_of(operator, feeds),
         )
-        return Stream((Feed(node),), None, self._columns, self._time, sides)
+        return Stream((Feed(node),), None, self._columns, timed._time, sides)
 
     def flat_map(
         self, fn: Callable[[T], Iterable[U]], *, sides: Sequence[str] = (), on_error: OnError = "fail"
@@ -106,7 +103,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         from minishuffle.dataflow.operators.functions import FlatMapRows
 
         check_callable(fn, "flat_map")
-        return self._on_rows(FlatMapRows(fn, on_error), flat_pairs, sides, "rows")
+        return self._on_rows(FlatMapRows(fn, on_error), sides, "rows")
 
     def map_async(
         self,
@@ -136,7 +133,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         seconds = None
         if timeout is not None:
             seconds = checked_duration(timeout, "map_async(timeout=...)", positive=True) / 1_000_000
-        return self._on_rows(MapRowsAsync(fn, calls, seconds, on_error), awaited_pair, sides, "awaited")
+        return self._on_rows(MapRowsAsync(fn, calls, seconds, on_error), sides, "awaited")
 
     def union(self, *others: Stream[T]) -> Stream[T]:
         """The records of this stream and the others, in no particular order. There is event time if
@@ -150,13 +147,11 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
             if not isinstance(other, Stream):
                 refuse_mixture("union", "Stream", other)
         streams = [self, *others]
-        if any(stream._time is None for stream in streams):
-            streams = [stream._unpaired() for stream in streams]
-        elif any(stream._time != self._time for stream in streams):
-            streams = [stream._paired() for stream in streams]
+        has_time = all(stream._time is not None for stream in streams)
+        if has_time and any(stream._time != self._time for stream in streams):
+            streams = [stream._timed_beside() for stream in streams]
         feeds = tuple(feed for stream in streams for feed in stream._open_feeds("union"))
         columns = self._columns if all(other._columns == self._columns for other in others) else None
-        has_time = all(stream._time is not None for stream in streams)
         return Stream(feeds, None, columns, streams[0]._time if has_time else None)
 
     def key_by(
@@ -211,7 +206,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         else:
             check_callable(time, "event_time")
             place = EventTime(fn=time, each=watermarks == "each")
-        return self._unpaired()._timed(place, out_of_order, idle_after, watermarks, on_error)
+        return self._timed(place, out_of_order, idle_after, watermarks, on_error)
 
     def broadcast_join(
         self, small: Stream[Any], on: On, how: Literal["inner", "left"] = "inner"
@@ -263,7 +258,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         feeds = self._open_feeds("to_table")
         found = found_schema(known_rows(feeds)) if schema is None else RowsSchema(arrow_schema(schema))
         if found is None:
-            return cast("Table", Draft(self._unpaired()._undeclared()._feeds))
+            return cast("Table", Draft(self._undeclared()._feeds))
         for field in found.schema:
             check_made(field)
         time, beside = self._time, None
@@ -320,57 +315,37 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         What ``fn`` raises fails the task.
         """
         check_callable(fn, "partition")
-        return self._exchanged("partition", Exchange("custom", choose=fn, of_pairs=self._is_paired))
+        return self._exchanged("partition", Exchange("custom", choose=fn))
 
     # --- making nodes ----------------------------------------------------------------------------
 
     def _on_rows(
         self,
         operator: RecordOperator,
-        wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
         sides: Sequence[str],
         returns: Returns,
     ) -> Stream[Any]:
-        """What a function makes of rows; with event time that of pairs, which ``wrap`` makes of it."""
+        """What a function makes of rows, with their event times beside it."""
         check_not_sinks(self._feeds, operator.name)
-        paired, returned = self._paired(), ReturnedRows(operator.fn, returns)
-        if paired._time is not None:
-            operator.take_pairs(wrap)
-        aside = side_outputs(operator, sides, paired._time)
+        timed, returned = self._timed_beside(), ReturnedRows(operator.fn, returns)
+        aside = side_outputs(operator, sides, timed._time)
         node = Node(
             operator.name,
-            paired._feeds,
+            timed._feeds,
             operators=(operator,),
             rows=(returned,),
-            errors=errors_of(operator, paired._feeds),
+            errors=errors_of(operator, timed._feeds),
         )
-        return Stream((Feed(node),), time=paired._time, sides=aside)
+        return Stream((Feed(node),), time=timed._time, sides=aside)
 
-    @property
-    def _is_paired(self) -> bool:
-        return self._time is not None and self._time.is_paired
+    def _timed_beside(self) -> Stream[T]:
+        """The same rows with their event times beside them; as they are if they have none."""
+        from minishuffle.dataflow.operators.eventtime import HoldTimes
 
-    def _paired(self) -> Stream[T]:
-        """The same rows in pairs with their event times; as they are if they have none."""
-        from minishuffle.dataflow.operators.rowtimes import PairRows
-
-        if self._time is None or self._is_paired:
+        if self._time is None or self._time.is_beside:
             return self
-        feeds = self._represented(PairRows(self._time), of_pairs=True)
-        return Stream(feeds, self._schema, self._columns, self._time.paired())
-
-    def _unpaired(self) -> Stream[T]:
-        """The same rows by themselves, and without event time if it stood beside them."""
-        from minishuffle.dataflow.operators.rowtimes import UnpairRows
-
-        if not self._is_paired:
-            return self
-        return Stream(self._represented(UnpairRows(), of_pairs=False), self._schema, self._columns)
-
-    def _sink(
-        self, label: str, sink: Operator, boundary: Boundary | None = None, *, collects: str = ""
-    ) -> Stream[T]:
-        return super(Stream, self._unpaired())._sink(label, sink, boundary, collects=collects)
+        feeds = self._represented(HoldTimes(self._time))
+        return Stream(feeds, self._schema, self._columns, self._time.beside())
 
     # --- several at once ---------------------------------------------------------------------------
 

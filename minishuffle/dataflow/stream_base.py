@@ -108,14 +108,16 @@ def side_outputs(
     if taken := sorted(_SIDE_STEPS.keys() & sides.keys()):
         raise UsageError(f"{taken[0]!r} is not a name for a side output of your own: choose another one")
     operator.side_tags = {name: side.tag for name, side in sides.items()}
-    return sides | errors_aside(operator)
+    return sides | errors_aside(operator, time)
 
 
-def errors_aside(operator: ForgivingOperator) -> dict[str, SideOutput]:
-    """The side output of records that something is wrong with, if they go there."""
+def errors_aside(operator: ForgivingOperator, time: EventTime | None = None) -> dict[str, SideOutput]:
+    """The side output of records that something is wrong with, if they go there, with the times of these if
+    they are beside them."""
     if operator.on_error != "side":
         return {}
-    side = SideOutput.made("errors")
+    beside = time if time is not None and time.is_beside else None
+    side = SideOutput.made("errors", time=beside)
     operator.errors_tag = side.tag
     return {"errors": side}
 
@@ -342,11 +344,9 @@ class StreamBase:
         )
         return self._same_records((Feed(node),))
 
-    def _represented(
-        self, operator: Operator, reads: Reads | None = None, *, of_pairs: bool = False
-    ) -> Feeds:
-        """The same records in another form, pairs of event time and row or not. A choice of subtasks stays
-        the last step: it is about those of the step that comes next."""
+    def _represented(self, operator: Operator, reads: Reads | None = None) -> Feeds:
+        """The same records in another form. A choice of subtasks stays the last step: it is about those of
+        the step that comes next."""
         feeds = []
         for feed in self._open_feeds(operator.name):
             inner = (replace(feed, exchange=None),)
@@ -359,8 +359,7 @@ class StreamBase:
                 reads=reads,
                 rows=known_rows(inner),
             )
-            choice = feed.exchange and replace(feed.exchange, of_pairs=of_pairs)
-            feeds.append(Feed(node, choice))
+            feeds.append(Feed(node, feed.exchange))
         return tuple(feeds)
 
     def _sink(

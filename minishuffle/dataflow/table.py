@@ -72,10 +72,10 @@ class Table(TableSources, StreamSinks):
         check_distinct(self._columns, "to_rows")
         time = self._time
         if time is not None and time.is_hidden:
-            time = time.paired()
-        is_paired = time is not None and time.is_paired
+            time = time.beside()
+        has_time = time is not None and time.is_beside
         known = TypedRows(self._schema)
-        feeds = self._beside("to_rows", ToRows(is_paired=is_paired), rows=(known,))._feeds
+        feeds = self._beside("to_rows", ToRows(has_time=has_time), rows=(known,))._feeds
         return Stream(feeds, None, self._columns, time)
 
     @property

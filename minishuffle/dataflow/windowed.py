@@ -390,6 +390,6 @@ class WindowedStream(Generic[T]):
         on_error: OnError = "fail",
     ) -> Stream[Any]:
         operator, time, sides = self._windowing.on_rows(self._keyed._stream, create, add, on_error)
-        stream = self._keyed._on_rows(operator, label, timed=True)
+        stream = self._keyed._on_rows(operator, label)
         stream._time, stream._sides = time, sides
         return stream

@@ -1,8 +1,10 @@
 """Elements: what an exchange carries, a header and one batch of rows or of Arrow columns.
 
 The header (:data:`ELEMENT_HEADER`) has the payload's bytes, the rows, the format, the version of the header
-and flags, none of which are set so far. An element of another version, or with a flag, is refused in words:
-what comes after its header may be something else. The formats:
+and flags. An element of another version, or with a flag that is not known, is refused in words: what comes
+after its header may be something else. The only flag says that event times follow at the end of the payload:
+1, 2, 4 or 8 bytes a row (unsigned, little-endian), what is added to each of them (i64), and how many bytes a
+row has (u8). The formats:
 
 * ``ROWS``: a msgpack list of the rows: see ``rowformat``.
 * ``KEYED_ROWS``: a msgpack list of two: the keys and the rows.
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from minishuffle.errors import RemoteProtocolError, ResourceExhausted, UsageError
-from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.batch import Batch, Times
 from minishuffle.exchange.narrowing import Narrowed, narrow, narrow_schema, text_bytes, widen
 from minishuffle.exchange.rows import pack_keyed_rows, pack_rows, unpack_keyed_rows, unpack_rows
 from minishuffle.exchange.schemas import ORDERED, decoded, is_ordered, with_types
@@ -65,7 +67,7 @@ __all__ = [
 ELEMENT_HEADER: Final = struct.Struct(">IIBBBx")
 """Payload bytes, rows, format, version, flags. Every version has the version where this one has it."""
 ELEMENT_VERSION: Final = 1
-_NO_FLAGS: Final = 0
+_TIMED_FLAG: Final = 1
 
 
 class ElementFormat(IntEnum):
@@ -77,6 +79,8 @@ class ElementFormat(IntEnum):
 
 
 _FORMATS: Final = frozenset(map(int, ElementFormat))
+TIMED: Final = _TIMED_FLAG << 8
+"""Added to a format: event times follow. The flags of a header are above the format here."""
 WHOLE: Final = 0
 """Instead of a format: the payload is the batch itself. No element has it on a wire."""
 _NOTHING: Final = memoryview(b"")
@@ -294,27 +298,28 @@ def _map_file(size: int, directory: str | None) -> mmap.mmap:
 
 def pack_header(size: int, rows: int, kind: int) -> bytes:
     """The header of an element whose payload takes ``size`` bytes."""
-    return ELEMENT_HEADER.pack(size, rows, kind, ELEMENT_VERSION, _NO_FLAGS)
+    return ELEMENT_HEADER.pack(size, rows, kind & 0xFF, ELEMENT_VERSION, kind >> 8)
 
 
 def read_header(data: bytes | memoryview, at: int = 0) -> tuple[int, int, int]:
-    """Payload bytes, rows and format of the element that begins at ``at``.
+    """Payload bytes, rows and format, with ``TIMED`` or without, of the element that begins at ``at``.
 
     Raises:
         RemoteProtocolError: it is of another version, has flags that this one does not know, or cannot be.
     """
     size, rows, kind, version, flags = ELEMENT_HEADER.unpack_from(data, at)
-    if version != ELEMENT_VERSION or flags:
+    if version != ELEMENT_VERSION or flags > _TIMED_FLAG:
         raise RemoteProtocolError(
             f"an element whose header has version {version} and flags {flags:#04x}: this process reads "
-            f"version {ELEMENT_VERSION} without flags; run the same release of minishuffle everywhere"
+            f"version {ELEMENT_VERSION} and flags up to {_TIMED_FLAG:#04x}; run the same release of "
+            "minishuffle everywhere"
         )
     if kind not in _FORMATS or size > ELEMENT_BYTES_MAX:
         raise RemoteProtocolError(
             f"an element of {size} bytes, {rows} rows and format {kind}: the formats are 1, 2 and 3, and "
             f"the limit is {ELEMENT_BYTES_MAX} bytes"
         )
-    return size, rows, kind
+    return size, rows, kind | flags << 8
 
 
 Part: TypeAlias = "bytes | memoryview"
@@ -342,8 +347,11 @@ def encode(batch: Batch, *, narrows: bool = True) -> tuple[int, list[Part]]:
     return rows, with_header(rows, *payload_of(batch, narrows=narrows))
 
 
-def payload_of(batch: Batch, *, narrows: bool = True) -> tuple[ElementFormat, list[Part]]:
+def payload_of(batch: Batch, *, narrows: bool = True) -> tuple[int, list[Part]]:
     """The payload of a batch's element, and its format. Raises UnserializableRecord as :func:`encode`."""
+    if batch.times is not None:
+        kind, parts = payload_of(Batch(batch.payload, batch.keys), narrows=narrows)
+        return kind | TIMED, [*parts, *_encode_times(batch.times)]
     payload, keys = batch.payload, batch.keys
     if not isinstance(payload, list):
         return ElementFormat.ARROW, _encode_arrow(payload, narrows)
@@ -352,7 +360,7 @@ def payload_of(batch: Batch, *, narrows: bool = True) -> tuple[ElementFormat, li
     return ElementFormat.KEYED_ROWS, [pack_keyed_rows(keys, payload)]
 
 
-def with_header(rows: int, kind: ElementFormat, body: list[Part]) -> list[Part]:
+def with_header(rows: int, kind: int, body: list[Part]) -> list[Part]:
     """The parts of an element. Raises UsageError as :func:`encode`."""
     size = sum(map(len, body))
     if size > ELEMENT_BYTES_MAX:
@@ -370,6 +378,11 @@ def decode(kind: int, rows: int, payload: Any) -> Batch:
     Raises:
         RemoteProtocolError: the payload is not what ``kind`` and ``rows`` say.
     """
+    if kind & TIMED:
+        times, end = _decode_times(rows, payload)
+        timed = decode(kind & ~TIMED, rows, memoryview(payload)[:end])
+        timed.times = times
+        return timed
     if kind == ElementFormat.ROWS:
         batch = Batch(unpack_rows(payload))
     elif kind == ElementFormat.KEYED_ROWS:
@@ -384,6 +397,36 @@ def decode(kind: int, rows: int, payload: Any) -> Batch:
     if len(batch.payload) != rows:
         raise RemoteProtocolError(f"an element of {rows} rows holds {len(batch)}")
     return batch
+
+
+_TIMES_END: Final = struct.Struct("<qB")
+"""What is added to each number, and how many bytes it has."""
+_NUMBERS: Final = {width: np.dtype(f"<u{width}") for width in (1, 2, 4)} | {8: np.dtype("<i8")}
+
+
+def _encode_times(times: Times) -> list[Part]:
+    if not len(times):
+        return [_TIMES_END.pack(0, 1)]
+    base = int(times.min())
+    span = int(times.max()) - base
+    width = next(width for width in (1, 2, 4, 8) if span < 1 << 8 * width)
+    if width == 8:
+        return [times.tobytes(), _TIMES_END.pack(0, 8)]
+    return [(times - base).astype(_NUMBERS[width]).tobytes(), _TIMES_END.pack(base, width)]
+
+
+def _decode_times(rows: int, payload: Any) -> tuple[Times, int]:
+    """The times at the end of a payload, and where they begin."""
+    view = memoryview(payload)
+    try:
+        base, width = _TIMES_END.unpack_from(view, len(view) - _TIMES_END.size)
+        begin = len(view) - _TIMES_END.size - rows * width
+        numbers = np.frombuffer(view[begin : begin + rows * width], _NUMBERS[width])
+        if begin < 0:
+            raise ValueError(f"{rows} times of {width} bytes in {len(view)}")
+    except (struct.error, KeyError, ValueError) as error:
+        raise RemoteProtocolError(f"event times cannot be read: {error}") from error
+    return numbers + np.int64(base) if width == 8 else numbers.astype(np.int64) + base, begin
 
 
 def _encode_arrow(batch: pa.RecordBatch, narrows: bool) -> list[Part]:

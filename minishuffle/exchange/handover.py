@@ -51,7 +51,7 @@ class Handover:
         if batch.payload.nbytes > 2 * BATCH_BYTES_MAX:
             return None
         columns = unpinned(batch.payload)
-        size = columns.nbytes
+        size = columns.nbytes + (0 if batch.times is None else batch.times.nbytes)
         whole = WholeBatch(
             Batch(columns, None, batch.times),
             columns.num_rows,

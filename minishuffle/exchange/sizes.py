@@ -7,19 +7,30 @@ turns out to be longer once it is packed is cut again (:func:`encode_all`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
 from minishuffle.errors import UnserializableRecord
-from minishuffle.exchange.batch import Batch, Payload
+from minishuffle.exchange.batch import Batch, Payload, Times
 from minishuffle.exchange.elements import Part, payload_of, with_header
 from minishuffle.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 
-__all__ = ["FIRST_ROWS", "RowsOut", "encode_all", "pieces", "row_bytes", "rows_that_fit", "sendable"]
+__all__ = [
+    "FIRST_ROWS",
+    "Drop",
+    "ListedTimes",
+    "RowsOut",
+    "Stamps",
+    "encode_all",
+    "pieces",
+    "row_bytes",
+    "rows_that_fit",
+    "sendable",
+]
 
-Drop: TypeAlias = Callable[[Exception, Any], None]
-"""Takes what is wrong with a row, and the row."""
+Drop: TypeAlias = "Callable[[Exception, Any, Times | None], None]"
+"""Takes what is wrong with a row, the row, and its event time if it has one: a vector of one."""
 
 SAMPLES: Final = 4
 """Rows, and values in each of them, that are weighed."""
@@ -113,20 +124,43 @@ def sendable(batch: Batch, drop: Drop) -> Batch:
             payload_of(one)
         except UnserializableRecord as error:
             fits[number] = False
-            drop(error, one.payload[0])
+            drop(error, one.payload[0], one.times)
     return batch.mask(fits)
 
 
+class Stamps(Protocol):
+    """The event times of rows that are gathered."""
+
+    def take(self, rows: int) -> Times:
+        """Those of the next so many rows."""
+
+
+class ListedTimes:
+    """Event times that are noted one by one, or as a list."""
+
+    __slots__ = ("times",)
+
+    def __init__(self) -> None:
+        self.times: list[int] = []
+
+    def take(self, rows: int) -> Times:
+        """Those of the next so many rows."""
+        some, self.times = self.times[:rows], self.times[rows:]
+        return np.array(some, np.int64)
+
+
 class RowsOut:
-    """Gathers rows and emits them in batches within ``BATCH_ROWS_MAX`` and about ``BATCH_BYTES_MAX``.
+    """Gathers rows and emits them in batches within ``BATCH_ROWS_MAX`` and about ``BATCH_BYTES_MAX``, with
+    their event times if there are ``stamps``.
 
     Whoever appends to ``rows`` calls :meth:`look` once there are ``room`` of them, and :meth:`flush` at last.
     """
 
-    __slots__ = ("_emit", "room", "rows")
+    __slots__ = ("_emit", "_stamps", "room", "rows")
 
-    def __init__(self, emit: Callable[[Batch], None]) -> None:
+    def __init__(self, emit: Callable[[Batch], None], stamps: Stamps | None = None) -> None:
         self._emit = emit
+        self._stamps = stamps
         self.rows: list[Any] = []
         self.room = FIRST_ROWS
 
@@ -144,7 +178,11 @@ class RowsOut:
         rows, self.rows = self.rows, []
         if len(rows) <= self.room:
             if rows:
-                self._emit(Batch(rows))
+                self._hand_on(rows)
             return
         for begin in range(0, len(rows), self.room):
-            self._emit(Batch(rows[begin : begin + self.room]))
+            self._hand_on(rows[begin : begin + self.room])
+
+    def _hand_on(self, rows: list[Any]) -> None:
+        stamps = self._stamps
+        self._emit(Batch(rows) if stamps is None else Batch(rows, None, stamps.take(len(rows))))

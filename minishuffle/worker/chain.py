@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 from minishuffle.counters import OperatorCounters, TaskCounters
 from minishuffle.dataflow.operators.base import (
@@ -23,7 +22,7 @@ from minishuffle.dataflow.operators.copies import own_rows
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.partitioner import Partitioner
-from minishuffle.exchange.sizes import encode_all
+from minishuffle.exchange.sizes import Drop, encode_all
 
 __all__ = ["Chain"]
 
@@ -46,7 +45,7 @@ class _Outlet:
         totals: TaskCounters,
         last: OperatorCounters,
         *,
-        drop: Callable[[Exception, Any], None] | None,
+        drop: Drop | None,
     ) -> None:
         self._partitions = partitions
         self._totals = totals
@@ -194,7 +193,7 @@ def _edge_writer(
     output: Output,
     partition: ResultPartition,
     start: int,
-    drop: Callable[[Exception, Any], None] | None,
+    drop: Drop | None,
 ) -> Callable[[Batch], None]:
     consumers = len(partition.subpartitions)
     partitioner = Partitioner(
@@ -206,12 +205,14 @@ def _edge_writer(
         hot_keys=partition.hot_keys,
         columns=output.columns,
     )
-    broadcast = output.partitioner == "broadcast"
+    broadcast, has_times = output.partitioner == "broadcast", output.times
 
     def write(batch: Batch) -> None:
         count = len(batch.payload)
         if not count:
             return
+        if batch.times is not None and not has_times:
+            batch = Batch(batch.payload, batch.keys)
         if broadcast:
             to = [position for position in range(consumers) if not partition.skips(position, count)]
             if to:

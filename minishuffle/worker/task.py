@@ -50,7 +50,7 @@ from minishuffle.exchange.elements import pack_rows
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.rows import pack_result
-from minishuffle.exchange.sizes import sendable
+from minishuffle.exchange.sizes import Drop, sendable
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import FIRST_ATTEMPT, AttemptId
 from minishuffle.wire.messages import ErrorInfo
@@ -144,7 +144,7 @@ class Task:
     _inputs: Inputs | None = field(default=None, init=False)
     _cpu_clock: int | None = field(default=None, init=False)
     """The thread's clock while it runs."""
-    _drop: Callable[[Exception, Any], None] | None = field(default=None, init=False)
+    _drop: Drop | None = field(default=None, init=False)
     """What drops a row that cannot be collected; None: the task fails."""
     _closed_with: bytes = field(default=b"", init=False)
     """What the sink gave at its close when the task was cancelled."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minishuffle.dataflow.operators.process import ProcessContext, ProcessRows
-from minishuffle.dataflow.operators.times import PAIRED, EventTime
+from minishuffle.dataflow.operators.times import BESIDE, EventTime
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UsageError
 
@@ -29,7 +29,7 @@ def test_process_takes_rows_by_key() -> None:
     assert isinstance(operator, ProcessRows)
     assert (operator.time, operator.ttl, operator.on_error) == (EventTime(column="t"), 5.0, "skip")
     assert [operator.name for operator in node.feeds[0].node.operators] == ["key_by"]
-    assert processed._time == PAIRED
+    assert processed._time == BESIDE
     plain = Stream.items([1]).key_by(int).process(on_record)
     assert plain._time is None
     assert plain.name("sessions").ends[0].label == "sessions"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -267,3 +268,72 @@ def test_files_are_read_for_the_columns_alone(tmp_path: Path) -> None:
     assert {row["k"]: row["s"] for row in rows} == {
         None: None, **{key: sum(range(key, ROWS, 5)) for key in range(5)}
     }  # fmt: skip
+
+
+# --- event times ----------------------------------------------------------------------------------------
+
+
+def calls() -> Stream[Any]:
+    rows = [{"user": "ann", "t": 1}, {"user": "bob", "t": 2}]
+    return Stream.items(rows).event_time(lambda row: row["t"])
+
+
+def named(row: Any) -> Any:
+    return row["user"]
+
+
+HOUR = timedelta(hours=1)
+TIMED: dict[str, tuple[Callable[[], StreamBase], list[bool]]] = {
+    "nobody reads them": (lambda: calls().rebalance().map(named).rebalance().collect(), [False, False]),
+    "a window": (lambda: calls().map(named).key_by(str).window(HOUR).count().collect(), [True]),
+    "behind a window": (
+        lambda: calls().map(named).key_by(str).window(HOUR).count().rebalance().map(str).collect(),
+        [True, False],
+    ),
+    "no window": (lambda: calls().map(named).key_by(str).fold(int, lambda n, _: n + 1).collect(), [False]),
+    "they stand in the rows": (
+        lambda: (
+            Stream.items([{"user": "ann", "t": 1}])
+            .event_time("t")
+            .filter(bool)
+            .key_by("user")
+            .window(HOUR)
+            .count()
+            .collect()
+        ),
+        [False],
+    ),
+    "a function of time": (
+        lambda: calls().key_by("user").process(lambda row, context: []).rebalance().collect(),
+        [True, False],
+    ),
+    "columns": (lambda: calls().rebalance().map(named).to_table({"v": str}).collect(), [False]),
+    "event time again": (
+        lambda: calls().rebalance().map(dict).event_time("t").key_by("user").window(HOUR).count().collect(),
+        [False, False],
+    ),
+    "a side output": (
+        lambda: (
+            calls().rebalance().map(named, sides=["a"]).side("a").key_by(str).window(HOUR).count().collect()
+        ),
+        [True, True, True],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_event_times_are_shipped_where_they_are_read(name: str) -> None:
+    make, expected = TIMED[name]
+    graph = JobGraph.from_bytes(compile_job(make()).to_bytes())
+    outputs = [output for vertex in graph.vertices for output in cloudpickle.loads(vertex.program).outputs]
+    assert [output.times for output in sorted(outputs, key=lambda output: output.edge)] == expected
+
+
+def test_where_one_of_two_reads_them_the_other_gets_none() -> None:
+    users = calls().map(named)
+    both = Stream.together(
+        users.key_by(str).window(HOUR).count().collect("a"), users.rebalance().collect("b")
+    )
+    graph = JobGraph.from_bytes(compile_job(both).to_bytes())
+    outputs = [output for vertex in graph.vertices for output in cloudpickle.loads(vertex.program).outputs]
+    assert Counter(output.times for output in outputs) == {True: 2, False: 1}

@@ -13,7 +13,7 @@ from minishuffle.dataflow.nodes import Node, inputs_first
 from minishuffle.dataflow.operators.base import Operator
 from minishuffle.dataflow.operators.eventtime import AssignEventTime
 from minishuffle.dataflow.operators.sessions import last_of_session
-from minishuffle.dataflow.operators.times import PAIRED, EventTime
+from minishuffle.dataflow.operators.times import BESIDE, EventTime
 from minishuffle.dataflow.operators.windowassigner import LastMoment, tumbling
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_base import StreamBase
@@ -106,8 +106,8 @@ def test_what_makes_other_records_has_their_times_beside_them() -> None:
     assert by_function.filter(bool)._time == by_function._time
     assert by_function.union(by_function)._time == by_function._time
     for other in (by_function.map(dict), by_function.flat_map(list), timed().union(by_function)):
-        assert other._time == PAIRED
-        assert other.filter(bool)._time == other.map(dict)._time == PAIRED
+        assert other._time == BESIDE
+        assert other.filter(bool)._time == other.map(dict)._time == BESIDE
     paired = by_function.map(dict)._time
     assert paired is not None and paired.each
     assert by_function.map(dict).event_time("t")._time == EventTime(column="t")

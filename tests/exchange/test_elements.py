@@ -22,6 +22,7 @@ from minishuffle.exchange import elements
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import (
     ELEMENT_HEADER,
+    TIMED,
     ElementFormat,
     decode,
     encode,
@@ -295,3 +296,43 @@ def test_garbage_gives_rows_or_an_error_of_ours(kind: int, payload: bytes) -> No
     except RemoteProtocolError:
         return
     assert len(batch) == 1
+
+
+# --- event times --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("times", "width"),
+    [
+        ([7, 7], 1),
+        ([-3, 252], 1),
+        ([-3, 253], 2),
+        ([10**15, 10**15 + 65_536], 4),
+        ([0, 1 << 32], 8),
+        ([-(1 << 63), (1 << 63) - 1], 8),
+    ],
+)
+@pytest.mark.parametrize(
+    "batch",
+    [Batch(["a", "b"]), Batch([{"k": 1}, {"k": 2}], [1, 2]), Batch(pa.record_batch({"k": [1, 2]}))],
+    ids=["rows", "keyed", "columns"],
+)
+def test_event_times_take_few_bytes_behind_the_batch(batch: Batch, times: list[int], width: int) -> None:
+    timed = Batch(batch.payload, batch.keys, np.array(times))
+    plain, data = (b"".join(map(bytes, encode(each)[1])) for each in (batch, timed))
+    assert data[ELEMENT_HEADER.size :].startswith(plain[ELEMENT_HEADER.size :])
+    assert len(data) - len(plain) == 2 * width + 9
+    size, rows, kind = read_header(data)
+    payload = np.frombuffer(data[ELEMENT_HEADER.size :], np.uint8).copy().data
+    back = decode(kind, rows, payload)
+    assert (size, rows) == (len(payload), 2)
+    assert back.times is not None and back.times.dtype == np.int64
+    assert (back.payload, back.keys, back.times.tolist()) == (batch.payload, batch.keys, times)
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", bytes(8) + b"\x03", bytes(8) + b"\x08", b"\x90" + bytes(8) + b"\x01"]
+)
+def test_event_times_that_cannot_be(payload: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="cannot be"):
+        decode(ElementFormat.ROWS | TIMED, 2, payload)

@@ -228,6 +228,8 @@ class AsyncCall:
     """A call of an asynchronous function, written by the thread of its loop; ``done`` comes last."""
 
     row: Any
+    time: int | None = None
+    """The row's event time, microseconds since 1970, if it came with one."""
     done: bool = False
     result: Any = None
     error: BaseException | None = None
@@ -270,8 +272,6 @@ class Operator(Protocol):
     operator gets copies, unless it ``only_reads``. (An exchange copies anyway.)"""
     only_reads: bool
     """It leaves rows as they are, and passes none on along the chain."""
-    unpairs: bool
-    """It takes rows out of pairs of event time and row, and does nothing else."""
 
     def open(self, context: TaskContext) -> None: ...
 
@@ -303,6 +303,10 @@ class Operator(Protocol):
 
     def read_state(self, parts: Iterable[StatePart]) -> None:
         """(After open, before the first batch.) Go on with what operators of this kind have written."""
+
+    def takes_times(self, input: int, used: Used) -> bool:
+        """(At submission.) Whether it reads the times beside the records of an input, if those beside what it
+        gives are used or not."""
 
     def close(self) -> Any:
         """Let go of resources; called once, also after a failure. A sink's return value (what
@@ -348,7 +352,7 @@ class Output:
     ``choose`` is the user's own function (row, consumers) -> consumer index for ``partitioner ==
     "custom"``. An output with a ``side`` takes the batches of the :class:`Side` of that tag, and no others.
     Of record batches only ``columns`` are shipped, those that a consumer or something behind it reads; None:
-    all.
+    all. Event times beside the records are shipped if something reads them there: ``times``.
     """
 
     edge: int
@@ -357,6 +361,7 @@ class Output:
     choose: Callable[[Any, int], int] | None = None
     side: str | None = None
     columns: frozenset[str] | None = None
+    times: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +374,8 @@ class Used:
     gives: frozenset[str] | None
     takes: Mapping[int, frozenset[str] | None]
     """By the number of the input."""
+    times: bool = True
+    """Something reads the event times beside what it gives."""
 
 
 @dataclass(frozen=True, slots=True)

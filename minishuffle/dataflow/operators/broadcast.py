@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from operator import itemgetter
 from typing import Any
 
@@ -30,14 +31,14 @@ from minishuffle.dataflow.operators.joincolumns import (
 from minishuffle.dataflow.operators.joinrows import is_null
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.keykinds import RowKinds
-from minishuffle.dataflow.operators.moments import Vector, without_times
-from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
+from minishuffle.dataflow.operators.moments import Vector
+from minishuffle.dataflow.operators.times import HIDDEN_TIME
 from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.gather import taken
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.exchange.rows import pack_rows
-from minishuffle.exchange.sizes import RowsOut, row_bytes, rows_that_fit
+from minishuffle.exchange.sizes import ListedTimes, RowsOut, row_bytes, rows_that_fit
 from minishuffle.limits import BATCH_ROWS_MAX, BROADCAST_BYTES_MAX, MIB
 
 __all__ = ["BroadcastArrow", "BroadcastColumns", "BroadcastRows", "places"]
@@ -211,7 +212,6 @@ class BroadcastRows(_Broadcast):
 
     Args:
         names: of the small side's columns; None: those that its rows have.
-        time: where the big side's event times stand; with pairs, what is emitted are pairs too.
 
     Raises:
         UsageError: a row is not a dict.
@@ -222,10 +222,8 @@ class BroadcastRows(_Broadcast):
         self,
         columns: BroadcastColumns,
         names: tuple[str, ...] | None = None,
-        time: EventTime | None = None,
     ) -> None:
         super().__init__(columns)
-        self._time = time or EventTime()
         self._rows: dict[Any, list[dict[str, Any]]] = {}
         self._others: dict[str, None] = dict.fromkeys(columns.others(names or ()))
         """Names in the order in which they came."""
@@ -244,20 +242,26 @@ class BroadcastRows(_Broadcast):
                 if not is_null(form):
                     self._rows.setdefault(form, []).append(row)
             return
-        out = RowsOut(emit)
+        times = None if batch.times is None else batch.times.tolist()
+        stamps = None if times is None else ListedTimes()
+        out = RowsOut(emit, stamps)
         unmatched: list[dict[str, Any]] = [{}] if self.columns.is_left else []
-        rows, is_paired = without_times(self._time, batch).payload, self._time.is_paired
-        forms = _forms(rows, self.columns.keys[BIG])
+        forms = _forms(given, self.columns.keys[BIG])
         self._kinds.note(forms, BIG)
-        for form, row, record in zip(forms, rows, given, strict=True):
+        for number, (form, row) in enumerate(zip(forms, given, strict=True)):
             names = self._names_beside(tuple(row))
-            for partner in self._rows.get(form, unmatched):
+            partners = self._rows.get(form, unmatched)
+            for partner in partners:
                 added = zip(names, map(partner.get, self._others), strict=True)
-                joined = {**row, **dict(added)}
-                out.rows.append((record[0], joined) if is_paired else joined)
+                out.rows.append({**row, **dict(added)})
+            if stamps is not None and times is not None:
+                stamps.times += repeat(times[number], len(partners))
             if len(out.rows) >= out.room:
                 out.look()
         out.flush()
+
+    def takes_times(self, input: int, used: Used) -> bool:
+        return used.times and input == BIG
 
     def finish(self, emit: Emit) -> None:
         self._kinds.complain(self.name, self.context)

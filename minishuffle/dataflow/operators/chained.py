@@ -6,11 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from minishuffle.dataflow.operators.base import Aside, Emit, Mark, Operator, Side, TaskContext
+from minishuffle.dataflow.operators.base import (
+    Aside,
+    Emit,
+    Mark,
+    Operator,
+    Side,
+    TaskContext,
+    Used,
+)
 from minishuffle.errors import UnserializableRecord, UsageError, WrongResult, described
-from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.batch import Batch, Times
 from minishuffle.exchange.rows import pack_rows, preview
-from minishuffle.exchange.sizes import RowsOut
+from minishuffle.exchange.sizes import Drop, ListedTimes, RowsOut
 from minishuffle.limits import DEAD_LETTER_CHARS
 from minishuffle.operators.state_parts import StatePart
 
@@ -44,7 +52,6 @@ class ChainedOperator:
     keeps_rows = False
     shares = False
     only_reads = False
-    unpairs = False
 
     def open(self, context: TaskContext) -> None:
         self.context = context
@@ -77,6 +84,9 @@ class ChainedOperator:
     def close(self) -> Any:
         return None
 
+    def takes_times(self, input: int, used: Used) -> bool:
+        return False
+
     def claim(self) -> str | None:
         """(At submission.) What this operator writes to and no other may. Checks again what was checked
         when the stream was built and may have changed since."""
@@ -97,23 +107,16 @@ class ForgivingOperator(ChainedOperator):
         self.on_error = on_error
         self.errors_tag = ""
         """The tag of the side output of errors; "" without one."""
-        self.takes_pairs = self.gives_pairs = False
-        """Records that it takes, or emits, are pairs of an event time and a row."""
+        self.last_time: Times | None = None
+        """A vector of one: the time of the last row that was emitted, if they have one beside them."""
 
-    def row_of(self, record: Any) -> Any:
-        """What the user knows of a record that it takes."""
-        return record[1] if self.takes_pairs else record
+    def drop(self, error: Exception, record: Any, times: Times | None = None) -> None:
+        """Count a record that is dropped because of ``error``, and log it or put it aside if it is to be.
 
-    def drop(self, error: Exception, record: Any) -> None:
-        """Count a record that is dropped because of ``error``, and log it or put it aside if it is to be."""
-        self.drop_row(error, self.row_of(record))
-
-    def drop_given(self, error: Exception, record: Any) -> None:
-        """The same of a record that it has emitted."""
-        self.drop_row(error, record[1] if self.gives_pairs else record)
-
-    def drop_row(self, error: Exception, record: Any) -> None:
-        """The same of a row, which stands in no pair."""
+        Args:
+            times: a vector of one, the record's. None: that of the last one emitted, if they have any, as of
+                one that cannot be sent.
+        """
         errors = self.context.counters.user_errors
         errors[self.on_error] = errors.get(self.on_error, 0) + 1
         if self.on_error == "dead_letter":
@@ -122,11 +125,13 @@ class ForgivingOperator(ChainedOperator):
             self.context.log(f"dead letter: {self.name}: {what}: record {shown}")
         elif self.on_error == "side":
             row = {"operator": self.name, "error": described(error), "record": _as_sent(record)}
-            self.context.put_aside(Side(self.errors_tag, Batch([row])))
+            self.context.put_aside(
+                Side(self.errors_tag, Batch([row], None, self.last_time if times is None else times))
+            )
 
     def note_failure(self, error: BaseException, record: Any) -> None:
         """Add to the error which record raised it, and where."""
-        error.add_note(f"raised in operator {self.name!r} by the record {preview(self.row_of(record))}")
+        error.add_note(f"raised in operator {self.name!r} by the record {preview(record)}")
 
 
 def _as_sent(record: Any) -> Any:
@@ -145,13 +150,8 @@ class RecordOperator(ForgivingOperator):
     def __init__(self, fn: Callable[..., Any], on_error: OnError) -> None:
         super().__init__(on_error)
         self.fn = fn
-        self._hooked = fn
         self.side_tags: Mapping[str, str] = {}
         """Tags of the side outputs into which the function may put rows, by name."""
-
-    def take_pairs(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Records are pairs of an event time and a row, and ``wrap`` makes the function one of pairs."""
-        self.fn, self.takes_pairs, self.gives_pairs = wrap(self.fn), True, True
 
     def open(self, context: TaskContext) -> None:
         super().open(context)
@@ -163,7 +163,7 @@ class RecordOperator(ForgivingOperator):
     def _call_hook(self, name: str, *arguments: TaskContext) -> Any:
         """What the hook gives. A class that is called for each record, ``Path`` say, has none: its instances
         have them."""
-        hook = None if isinstance(self._hooked, type) else getattr(self._hooked, name, None)
+        hook = None if isinstance(self.fn, type) else getattr(self.fn, name, None)
         return hook(*arguments) if callable(hook) else None
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
@@ -183,19 +183,21 @@ class RecordOperator(ForgivingOperator):
         Raises:
             WrongResult: there is no such side output.
         """
-        rows = batch.payload
-        aside = asides_of(rows)
-        if not aside:
+        rows, times = batch.payload, batch.times
+        if times is not None:
+            self.last_time = times[-1:]
+        if not Aside.made or not asides_of(rows):
             emit(batch)
             return
-        apart: dict[str, list[Any]] = {}
-        for each in aside:
-            apart.setdefault(self._tag_of(each.name), []).append(each.row)
-        for tag, some in apart.items():
-            emit(Side(tag, Batch(some)))
-        kept = [row for row in rows if type(row) is not Aside]
+        apart: dict[str, list[int]] = {}
+        for number, row in enumerate(rows):
+            apart.setdefault(self._tag_of(row.name) if type(row) is Aside else "", []).append(number)
+        kept = apart.pop("", [])
+        for tag, numbers in apart.items():
+            aside = [rows[number].row for number in numbers]
+            emit(Side(tag, Batch(aside, None, None if times is None else times[numbers])))
         if kept:
-            emit(Batch(kept))
+            emit(Batch([rows[number] for number in kept], None, None if times is None else times[kept]))
 
     def _tag_of(self, name: Any) -> str:
         tags = self.side_tags
@@ -208,16 +210,13 @@ class RecordOperator(ForgivingOperator):
         )
 
 
-def dropper_of(operators: Sequence[Operator]) -> Callable[[Exception, Any], None] | None:
+def dropper_of(operators: Sequence[Operator]) -> Drop | None:
     """What drops a row that the chain gives and that cannot be sent: the operator that made the row, if its
     ``on_error`` says so; None: such a row fails the task."""
-    unpaired = False
     for operator in reversed(operators):
-        if operator.unpairs:
-            unpaired = True
-        elif not operator.only_reads:
+        if not operator.only_reads:
             if isinstance(operator, ForgivingOperator) and operator.on_error != "fail":
-                return operator.drop_row if unpaired else operator.drop_given
+                return operator.drop
             return None
     return None
 
@@ -227,9 +226,14 @@ def asides_of(results: Sequence[Any]) -> Sequence[Aside]:
     return [each for each in results if type(each) is Aside] if Aside.made else ()
 
 
-def emit_rows(rows: list[Any], emit: Callable[[Batch], None]) -> None:
-    """Emit rows in batches within BATCH_ROWS_MAX and about BATCH_BYTES_MAX; none if there are none."""
-    out = RowsOut(emit)
+def emit_rows(rows: list[Any], emit: Callable[[Batch], None], times: list[int] | None = None) -> None:
+    """Emit rows, with their times, in batches within BATCH_ROWS_MAX and about BATCH_BYTES_MAX; none if there
+    are none."""
+    stamps = None
+    if times is not None:
+        stamps = ListedTimes()
+        stamps.times = times
+    out = RowsOut(emit, stamps)
     out.rows = rows
     out.look()
     out.flush()

@@ -16,7 +16,7 @@ import pyarrow as pa
 from minishuffle.dataflow.operators.base import Emit, Used
 from minishuffle.dataflow.operators.chained import ChainedOperator, ForgivingOperator, OnError, preview
 from minishuffle.dataflow.operators.hiddentime import gives_time, with_time
-from minishuffle.dataflow.operators.moments import event_times, without_times
+from minishuffle.dataflow.operators.moments import event_times
 from minishuffle.dataflow.operators.nulls import is_strict, misplaced
 from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of, type_of
 from minishuffle.dataflow.operators.rowobjects import as_dicts, shallow
@@ -336,21 +336,28 @@ class ToRows(ChainedOperator):
     """Emits Arrow batches as lists of dicts, one per row; lists pass as they are.
 
     Args:
-        is_paired: the batches have the hidden column of event times, and pairs are emitted.
+        has_time: the batches have the hidden column of event times, which go beside the rows.
     """
 
     name = "to_rows"
 
-    def __init__(self, *, is_paired: bool = False) -> None:
-        self._is_paired = is_paired
+    def __init__(self, *, has_time: bool = False) -> None:
+        self._has_time = has_time
+        self._gives_times = has_time
+
+    def for_columns(self, used: Used) -> ToRows:
+        """(At submission.) Without times beside the rows if nothing reads them."""
+        narrowed = ToRows(has_time=self._has_time)
+        narrowed._gives_times = self._has_time and used.times
+        return narrowed
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if not len(batch.payload):
             return
-        if self._is_paired:
-            times = event_times(EventTime(column=HIDDEN_TIME), batch)
+        if self._has_time:
+            times = event_times(EventTime(column=HIDDEN_TIME), batch) if self._gives_times else None
             rows = rows_of(Batch(batch.payload.drop_columns([HIDDEN_TIME])))
-            emit(Batch(list(zip(times.tolist(), rows, strict=True))))
+            emit(Batch(rows, None, times))
         else:
             emit(Batch(rows_of(batch)))
 
@@ -391,7 +398,6 @@ class ToArrow(ForgivingOperator):
         super().__init__(on_error)
         self._rows = rows
         self._converter = RowsToArrow(rows.schema, inferred=rows.inferred)
-        self.takes_pairs = time is not None and time.is_paired
         self._time = time
         self._adds_time = adds_time
 
@@ -400,6 +406,9 @@ class ToArrow(ForgivingOperator):
         made = ToArrow(self._rows, self._time, adds_time=gives_time(used), on_error=self.on_error)
         made.errors_tag = self.errors_tag
         return made
+
+    def takes_times(self, input: int, used: Used) -> bool:
+        return self._time is not None and self._time.is_beside and gives_time(used)
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if not isinstance(batch.payload, list):
@@ -411,16 +420,16 @@ class ToArrow(ForgivingOperator):
 
     def _take(self, records: Batch, emit: Emit) -> None:
         """Unless a row that does not fit fails the task, it is found by halves, each converted by itself."""
-        rows = (records if self._time is None else without_times(self._time, records)).payload
+        rows = records.payload
         try:
             table = self._converter.convert([(row,) for row in rows] if self._rows.are_values else rows)
         except UsageError as error:
             if self.on_error == "fail":
                 if (misfit := self._misfit(rows)) is not None:
-                    self.note_failure(error, (None, misfit) if self.takes_pairs else misfit)
+                    self.note_failure(error, misfit)
                 raise
             if len(rows) == 1:
-                self.drop(error, records.payload[0])
+                self.drop(error, records.payload[0], records.times)
             else:
                 middle = len(rows) // 2
                 self._take(records.slice(0, middle), emit)

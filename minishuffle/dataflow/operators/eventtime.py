@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from typing import Literal, TypeAlias
 
@@ -17,9 +18,10 @@ from minishuffle.dataflow.operators.base import (
     Mark,
     SplitMark,
     TaskContext,
+    Used,
     Watermark,
 )
-from minishuffle.dataflow.operators.chained import ForgivingOperator, OnError
+from minishuffle.dataflow.operators.chained import ChainedOperator, ForgivingOperator, OnError
 from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.moments import Vector, event_times
 from minishuffle.dataflow.operators.times import EventTime
@@ -28,7 +30,7 @@ from minishuffle.exchange.batch import Batch
 from minishuffle.limits import WATERMARK_SECONDS_MIN
 from minishuffle.operators.state_parts import StatePart
 
-__all__ = ["AssignEventTime", "Watermarks"]
+__all__ = ["AssignEventTime", "HoldTimes", "Watermarks"]
 
 Watermarks: TypeAlias = Literal["batch", "each"]
 """When watermarks go out: after a batch, at most every ``WATERMARK_SECONDS_MIN``; after each record."""
@@ -40,7 +42,7 @@ _NO_SPLIT = -1
 class AssignEventTime(ForgivingOperator):
     """Passes records on, and after them ``Watermark(greatest time - out_of_order - 1)``.
 
-    Of a function's times it makes pairs, each of a time and the row: a function is called once for a row.
+    The times that a function gives are put beside the rows: it is called once for a row.
 
     The greatest time is kept for each split of the source; the least of those that are open counts,
     and one without a record yet holds all back. When none is open, the greatest of all counts. A source
@@ -73,6 +75,7 @@ class AssignEventTime(ForgivingOperator):
         self.out_of_order = out_of_order
         self.idle_after = idle_after
         self.each = watermarks == "each"
+        self._gives_times = self.time_of_output.is_beside
         self._open: dict[int, int] = {}
         """The greatest time of each split that has not ended."""
         self._before: dict[int, int] = {}
@@ -86,7 +89,13 @@ class AssignEventTime(ForgivingOperator):
     @property
     def time_of_output(self) -> EventTime:
         """Where the times stand in what comes out."""
-        return self.time if self.time.fn is None else self.time.paired()
+        return self.time if self.time.fn is None else self.time.beside()
+
+    def for_columns(self, used: Used) -> AssignEventTime:
+        """(At submission.) Without times beside the rows if nothing reads them."""
+        narrowed = copy.copy(self)
+        narrowed._gives_times = self._gives_times and used.times
+        return narrowed
 
     def open(self, context: TaskContext) -> None:
         super().open(context)
@@ -105,8 +114,8 @@ class AssignEventTime(ForgivingOperator):
             emit(Active())
         if self.idle_after is not None:
             self._last_record_at = self.context.now()
-        if self.time_of_output.is_paired and isinstance(batch.payload, list):
-            batch = Batch(list(zip(times.tolist(), batch.payload, strict=True)))
+        if batch.times is not None or self._gives_times:
+            batch = Batch(batch.payload, batch.keys, times if self._gives_times else None)
         if self.each:
             self._emit_each(batch, times, emit)
         else:
@@ -244,3 +253,22 @@ class AssignEventTime(ForgivingOperator):
         if now >= idle_at and not self._idle and self._told < END_OF_TIME:
             self._idle = True
             emit(Idle())
+
+
+class HoldTimes(ChainedOperator):
+    """Puts the times of rows beside them, where functions that follow may leave out or change what shows
+    them. ``time`` says where they stand; None: nothing reads them."""
+
+    name = "event_time"
+
+    def __init__(self, time: EventTime | None) -> None:
+        self._time = time
+
+    def for_columns(self, used: Used) -> HoldTimes:
+        """(At submission.) Nothing if no step reads them."""
+        return self if used.times else HoldTimes(None)
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        if self._time is not None:
+            batch = Batch(batch.payload, batch.keys, event_times(self._time, batch))
+        emit(batch)

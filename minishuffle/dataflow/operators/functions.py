@@ -1,5 +1,9 @@
 """Stateless operators: a function of the user for each row or each Arrow batch.
 
+What a function makes of a row happened when the row did: ``map`` keeps the batch's times, ``filter`` masks
+them, ``flat_map`` repeats each as often as its row gave rows, also where what it gives is cut before a row's
+iterable ends. A row that is dropped because its function raised drops its time.
+
 A function is called exactly once per record. Under ``on_error="fail"`` a batch runs through one
 comprehension; only when it raises is it worked out which record was to blame, from how far the
 iterator had come. (``list(map(fn, rows))`` would end silently at a function that raises
@@ -8,15 +12,22 @@ StopIteration.) Under the other policies a plain loop drops the one record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from inspect import isgeneratorfunction
-from itertools import compress, groupby, islice
-from operator import is_, itemgetter, length_hint
+from itertools import compress, groupby, islice, repeat
+from operator import is_, itemgetter, length_hint, sub
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import NO_ROWS, Emit, refuse_as_rows
+from minishuffle.dataflow.operators.base import (
+    NO_ROWS,
+    Emit,
+    Used,
+    refuse_as_rows,
+)
 from minishuffle.dataflow.operators.chained import (
     ChainedOperator,
     OnError,
@@ -25,11 +36,9 @@ from minishuffle.dataflow.operators.chained import (
     preview,
 )
 from minishuffle.dataflow.operators.copies import copies_of
-from minishuffle.dataflow.operators.moments import without_times
 from minishuffle.dataflow.operators.pandasindex import without_unnamed_index
-from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns, WrongResult
-from minishuffle.exchange.batch import Batch, KeyColumns
+from minishuffle.exchange.batch import Batch, KeyColumns, Mask, Times
 from minishuffle.exchange.keys import hash_rows, key_array
 from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.sizes import FIRST_ROWS, RowsOut
@@ -38,39 +47,90 @@ from minishuffle.limits import BATCH_ROWS_MAX
 __all__ = ["FilterRows", "FlatMapRows", "Forwarded", "KeyRows", "KeyRowsByColumns", "MapBatches", "MapRows"]
 
 
-class _PerRow(RecordOperator):
+class _Stamps:
+    """The times of rows that were made of a batch's, in order: whose each row is, and how many it gave."""
+
+    __slots__ = ("_at", "_counts", "_made", "_owners", "_times")
+
+    def __init__(self, times: Times) -> None:
+        self._times = times
+        self._owners: list[int] = []
+        self._counts: list[int] = []
+        self._made: Times | None = None
+        """The times of what was noted; taken up to ``_at``."""
+        self._at = 0
+
+    def note(self, owners: Iterable[int], counts: Iterable[int]) -> None:
+        self._owners += owners
+        self._counts += counts
+
+    def take(self, rows: int) -> Times:
+        """The times of the next so many rows; all that were noted are taken before any other is."""
+        if self._made is None:
+            owners, counts = self._owners, self._counts
+            self._owners, self._counts = [], []
+            if counts.count(1) == len(counts) == len(self._times):  # Each has given one.
+                self._made = self._times
+            else:
+                self._made = np.repeat(self._times.take(owners), counts)
+        begin, self._at = self._at, self._at + rows
+        some: Times = self._made[begin : self._at]
+        if self._at == len(self._made):
+            self._made, self._at = None, 0
+        return some
+
+
+class _EachRow(RecordOperator):
     """One call of ``fn`` per row; what the results mean is the subclass's."""
 
     def __init__(self, fn: Callable[[Any], Any], on_error: OnError = "fail") -> None:
         super().__init__(fn, on_error)
 
-    def call(self, rows: list[Any]) -> tuple[list[Any], list[Any]]:
-        """The rows whose function did not raise, and their results, in order."""
-        fn = self.fn
-        if self.on_error != "fail":
-            return self._call_one_by_one(rows)
-        left = iter(rows)
+    def call(self, rows: list[Any]) -> list[Any]:
+        """The results; under ``fail`` only."""
+        fn, left = self.fn, iter(rows)
         try:
-            return rows, [fn(row) for row in left]
+            return [fn(row) for row in left]
         except Exception as error:
             self.note_failure(error, _last_taken(rows, left))
             raise
 
-    def _call_one_by_one(self, rows: list[Any]) -> tuple[list[Any], list[Any]]:
-        kept: list[Any] = []
+    def call_one_by_one(self, batch: Batch) -> tuple[list[int], list[Any]]:
+        """The numbers of the rows whose function did not raise, and their results."""
+        kept: list[int] = []
         results: list[Any] = []
-        for row in rows:
+        for number, row in enumerate(batch.payload):
             try:
                 result = self.fn(row)
             except Exception as error:
-                self.drop(error, row)
+                self.drop(error, row, _time_of(batch, number))
             else:
-                kept.append(row)
+                kept.append(number)
                 results.append(result)
         return kept, results
 
+    def gathered(self, stamps: _Stamps | None, emit: Emit) -> RowsOut:
+        """Where rows go that are given in batches that are not too long, with their times."""
+        return RowsOut(self.parted(emit), stamps)
 
-class MapRows(_PerRow):
+    def takes_times(self, input: int, used: Used) -> bool:
+        return used.times
+
+
+def _stamps_of(batch: Batch) -> _Stamps | None:
+    return None if batch.times is None else _Stamps(batch.times)
+
+
+def _time_of(batch: Batch, number: int) -> Times | None:
+    return None if batch.times is None else batch.times[number : number + 1]
+
+
+def _last_taken(rows: Sequence[Any], left: Iterator[Any]) -> Any:
+    """The row that a list's iterator gave out last."""
+    return rows[len(rows) - length_hint(left) - 1]
+
+
+class MapRows(_EachRow):
     """Emits ``fn(row)`` for each row, in batches within BATCH_BYTES_MAX: the first results show how many
     rows to take at a time."""
 
@@ -78,23 +138,31 @@ class MapRows(_PerRow):
     shares = True
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        given = batch.payload
-        if len(given) < FIRST_ROWS:
-            if results := self.call(given)[1]:
-                self.emit_parted(Batch(results), emit)
+        rows = batch.payload
+        if len(rows) < FIRST_ROWS and self.on_error == "fail":
+            if rows:
+                self.emit_parted(Batch(self.call(rows), None, batch.times), emit)
             return
-        out = RowsOut(self.parted(emit))
+        stamps = _stamps_of(batch)
+        out = self.gathered(stamps, emit)
         begin = 0
-        while begin < len(given):
-            end = begin + max(1, out.room - len(out.rows))
-            results = self.call(given[begin:end] if begin or end < len(given) else given)[1]
+        while begin < len(rows):
+            end = min(len(rows), begin + max(1, out.room - len(out.rows)))
+            some = batch.slice(begin, end) if begin or end < len(rows) else batch
+            kept: Iterable[int]
+            if self.on_error == "fail":
+                kept, results = range(end - begin), self.call(some.payload)
+            else:
+                kept, results = self.call_one_by_one(some)
             out.rows = out.rows + results if out.rows else results
+            if stamps is not None:
+                stamps.note([begin + number for number in kept], repeat(1, len(results)))
             out.look()
             begin = end
         out.flush()
 
 
-class FilterRows(_PerRow):
+class FilterRows(_EachRow):
     """Emits the rows for which ``fn(row)`` is true.
 
     Raises:
@@ -104,46 +172,72 @@ class FilterRows(_PerRow):
     name = "filter"
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        given, results = self.call(batch.payload)
+        given = batch
+        if self.on_error == "fail":
+            results = self.call(batch.payload)
+        else:
+            called, results = self.call_one_by_one(batch)
+            if len(called) < len(batch.payload):
+                given = batch.take(np.array(called, np.int64))
+        self._check(results)
+        try:
+            rows = list(compress(given.payload, results))
+            times = given.times
+            if times is not None and 0 < len(rows) < len(results):
+                times = times[_truths(results)]
+        except Exception:  # of a result that is neither true nor false
+            truths = self._truths_one_by_one(given, results)
+            rows = list(compress(given.payload, truths))
+            times = None if given.times is None else given.times[np.array(truths, np.bool_)]
+        if rows:
+            if times is not None:
+                self.last_time = times[-1:]
+            emit(Batch(rows, None, times) if len(rows) < len(batch.payload) else batch)
+
+    def _check(self, results: list[Any]) -> None:
         if aside := asides_of(results):
             raise WrongResult(
                 f"{self.name}: its function gave Aside({aside[0].name!r:.80}, ...), and filter has no side "
                 "outputs of your own: write flat_map(fn, sides=[...]) with a function that returns a list"
             )
-        if results and isinstance(results[0], Generator | Coroutine):
+        if results and type(results[0]) is not bool and isinstance(results[0], Generator | Coroutine):
             raise WrongResult(
                 f"{self.name}: its function gave a {type(results[0]).__name__}, which counts as true "
                 "whatever it would give: return True or False"
             )
-        try:
-            rows = list(compress(given, results))
-        except Exception:  # of a result that is neither true nor false
-            rows = self._true(given, results)
-        if rows:
-            emit(Batch(rows))
 
-    def _true(self, given: list[Any], results: list[Any]) -> list[Any]:
-        rows = []
-        for row, result in zip(given, results, strict=True):
+    def _truths_one_by_one(self, given: Batch, results: list[Any]) -> list[bool]:
+        truths = []
+        for number, result in enumerate(results):
+            truth = False
             try:
-                if result:
-                    rows.append(row)
+                truth = bool(result)
             except Exception as error:
+                row = given.payload[number]
                 if self.on_error == "fail":
                     self.note_failure(error, row)
                     raise
-                self.drop(error, row)
-        return rows
+                self.drop(error, row, _time_of(given, number))
+            truths.append(truth)
+        return truths
 
 
-class FlatMapRows(_PerRow):
+def _truths(results: list[Any]) -> Mask:
+    """Which of some results are true."""
+    if set(map(type, results)) != {bool}:
+        results = list(map(bool, results))
+    marks: Mask = np.frombuffer(bytes(results), np.bool_)
+    return marks
+
+
+class FlatMapRows(_EachRow):
     """Emits each item of the iterable that ``fn(row)`` returns.
 
     A record whose iterable raises half-way through is dropped whole. What a generator gives is copied before
     it goes on: it may give one object again and again, and change it in between.
 
     Raises:
-        WrongResult: ``fn`` gave what is no list of rows: see :data:`~.base.NO_ROWS`.
+        WrongResult: ``fn`` gave what is no list of rows: see ``NO_ROWS``.
     """
 
     name = "flat_map"
@@ -154,39 +248,80 @@ class FlatMapRows(_PerRow):
         self.shares = not self._generates
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        given = batch.payload
-        out = RowsOut(self.parted(emit))
-        left = iter(given)
+        rows = batch.payload
+        left = iter(rows)
+        if self.on_error == "fail" and not self._generates:
+            self._take_lists(batch, left, emit)
+            return
+        stamps = _stamps_of(batch)
+        out = self.gathered(stamps, emit)
         if self.on_error != "fail":
-            self._take_one_by_one(left, out)
-        elif self._generates:
-            self._take_items(left, out)
+            self._take_one_by_one(batch, out, stamps)
         else:
-            while self._take(given, left, out):
-                out.look()
+            self._take_items(left, out, stamps)
         out.look()
         out.flush()
 
-    def _take(self, given: list[Any], left: Iterator[Any], out: RowsOut) -> bool:
+    def _take_lists(self, batch: Batch, left: Iterator[Any], emit: Emit) -> None:
+        rows = batch.payload
+        made: list[Any] = []
+        stamps = _stamps_of(batch)
+        take = self._take if stamps is None else partial(self._take_timed, stamps)
+        if not take(rows, left, made, FIRST_ROWS):  # All is made, and too few rows to weigh.
+            if made:
+                self.emit_parted(Batch(made, None, None if stamps is None else stamps.take(len(made))), emit)
+            return
+        out = self.gathered(stamps, emit)
+        out.rows = made
+        out.look()
+        while take(rows, left, out.rows, out.room):
+            out.look()
+        out.look()
+        out.flush()
+
+    def _take(self, rows: list[Any], left: Iterator[Any], made: list[Any], room: int) -> bool:
         """Call the function until there are as many rows as fit; False once it was called for all."""
-        fn, rows, room = self.fn, out.rows, out.room
-        extend = rows.extend
+        fn, extend = self.fn, made.extend
         try:
             for row in left:
                 found = fn(row)
                 if type(found) in NO_ROWS:
                     refuse_as_rows(found)
                 extend(found)
-                if len(rows) >= room:
+                if len(made) >= room:
                     return True
         except Exception as error:
-            self.note_failure(error, _last_taken(given, left))
+            self.note_failure(error, _last_taken(rows, left))
             raise
         return False
 
-    def _take_items(self, left: Iterator[Any], out: RowsOut) -> None:
+    def _take_timed(
+        self, stamps: _Stamps, rows: list[Any], left: Iterator[Any], made: list[Any], room: int
+    ) -> bool:
+        """The same where the number of rows that each gives is needed."""
+        fn, extend, ends = self.fn, made.extend, [len(made)]
+        end = ends.append
+        first = len(rows) - length_hint(left)
+        is_full = False
+        try:
+            for row in left:
+                found = fn(row)
+                if type(found) in NO_ROWS:
+                    refuse_as_rows(found)
+                extend(found)
+                end(count := len(made))
+                if count >= room:
+                    is_full = True
+                    break
+        except Exception as error:
+            self.note_failure(error, _last_taken(rows, left))
+            raise
+        stamps.note(range(first, first + len(ends) - 1), map(sub, ends[1:], ends))
+        return is_full
+
+    def _take_items(self, left: Iterator[Any], out: RowsOut, stamps: _Stamps | None) -> None:
         """Also of a generator that gives very many, no more are taken at a time than fit."""
-        for row in left:
+        for number, row in enumerate(left):
             items = self.fn(row)
             found: list[Any] = [None]
             while found:
@@ -196,20 +331,26 @@ class FlatMapRows(_PerRow):
                     self.note_failure(error, row)
                     raise
                 out.rows += found
+                if stamps is not None:
+                    stamps.note((number,), (len(found),))
                 out.look()
 
-    def _take_one_by_one(self, left: Iterator[Any], out: RowsOut) -> None:
-        for row in left:
+    def _take_one_by_one(self, batch: Batch, out: RowsOut, stamps: _Stamps | None) -> None:
+        for number, row in enumerate(batch.payload):
             try:
                 items = self.fn(row)
                 if type(items) in NO_ROWS:
                     refuse_as_rows(items)
-                out.rows += copies_of(items) if self._generates else list(items)
+                found = copies_of(items) if self._generates else list(items)
             except WrongResult as error:
                 self.note_failure(error, row)
                 raise
             except Exception as error:
-                self.drop(error, row)
+                self.drop(error, row, _time_of(batch, number))
+                continue
+            out.rows += found
+            if stamps is not None:
+                stamps.note((number,), (len(found),))
             if len(out.rows) >= out.room:
                 out.look()
 
@@ -234,7 +375,7 @@ def keys_alone(keys: list[Any]) -> Batch:
     return Batch(keys, keys)
 
 
-class KeyRows(_PerRow):
+class KeyRows(_EachRow):
     """Emits the rows with ``fn(row)`` as the key of each.
 
     Args:
@@ -249,22 +390,32 @@ class KeyRows(_PerRow):
         self._alone = alone
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        rows, keys = self.call(batch.payload)
+        given = batch
+        if self.on_error == "fail":
+            keys = self.call(batch.payload)
+        else:
+            called, keys = self.call_one_by_one(batch)
+            if len(called) < len(batch.payload):
+                given = batch.take(np.array(called, np.int64))
+        rows = given.payload
+        keyed = Batch(rows, rows if all(map(is_, keys, rows)) else keys, given.times)
         if self.on_error != "fail":
-            rows, keys = self._with_keys_that_hash(rows, keys)
-        if self._alone and keys:
-            emit(keys_alone(keys))
-        elif rows:
-            emit(Batch(rows, rows if all(map(is_, keys, rows)) else keys))
+            keyed = self._with_keys_that_hash(keyed)
+        if not keyed.payload:
+            return
+        emit(keys_alone(keyed.keys) if self._alone else keyed)
 
-    def _with_keys_that_hash(self, rows: list[Any], keys: list[Any]) -> tuple[list[Any], list[Any]]:
+    def takes_times(self, input: int, used: Used) -> bool:
+        return used.times and not self._alone
+
+    def _with_keys_that_hash(self, keyed: Batch) -> Batch:
         """Drop the records whose key is of a type that cannot be one."""
         try:
-            hash_rows(keys)
+            hash_rows(keyed.keys)
         except UsageError:
-            kept = [self._hashes(key, row) for key, row in zip(keys, rows, strict=True)]
-            return list(compress(rows, kept)), list(compress(keys, kept))
-        return rows, keys
+            kept = [self._hashes(key, row) for key, row in zip(keyed.keys, keyed.payload, strict=True)]
+            return keyed.mask(np.array(kept, np.bool_))
+        return keyed
 
     def _hashes(self, key: Any, row: Any) -> bool:
         try:
@@ -279,7 +430,6 @@ class KeyRowsByColumns(ChainedOperator):
     """Emits dict rows with the named columns as the key: a bare value for one, a tuple for several.
 
     Args:
-        time: where the event times stand; with pairs it is their rows that have the columns.
         alone: as of :class:`KeyRows`.
 
     Raises:
@@ -292,16 +442,15 @@ class KeyRowsByColumns(ChainedOperator):
     name = "key_by"
     only_reads = True
 
-    def __init__(self, names: tuple[str, ...], time: EventTime | None = None, *, alone: bool = False) -> None:
+    def __init__(self, names: tuple[str, ...], *, alone: bool = False) -> None:
         self._alone = alone
         self.names = names
         self._key_of = itemgetter(*names)
         self._keyed = False
         """Some rows had all of the columns."""
-        self._time = time or EventTime()
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        rows = without_times(self._time, batch).payload
+        rows = batch.payload
         left = iter(rows)
         try:
             keys = list(map(self._key_of, left))
@@ -309,7 +458,10 @@ class KeyRowsByColumns(ChainedOperator):
             raise self._explain(_last_taken(rows, left), rows) from error
         if keys:
             self._keyed = True
-            emit(keys_alone(keys) if self._alone else Batch(batch.payload, keys))
+            emit(keys_alone(keys) if self._alone else Batch(rows, keys, batch.times))
+
+    def takes_times(self, input: int, used: Used) -> bool:
+        return used.times and not self._alone
 
     def _explain(self, row: Any, rows: list[Any]) -> UsageError:
         dicts = [each for each in rows if isinstance(each, dict)]
@@ -332,7 +484,12 @@ class Forwarded(ChainedOperator):
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         payload = batch.payload
-        emit(Batch(unpack_rows(pack_rows(payload))) if isinstance(payload, list) else batch)
+        emit(
+            Batch(unpack_rows(pack_rows(payload)), None, batch.times) if isinstance(payload, list) else batch
+        )
+
+    def takes_times(self, input: int, used: Used) -> bool:
+        return used.times
 
 
 class MapBatches(RecordOperator):
@@ -397,8 +554,3 @@ class MapBatches(RecordOperator):
                 "return a pyarrow.RecordBatch, a pyarrow.Table, or None for no rows"
             )
         return [piece for piece in result.to_batches(max_chunksize=BATCH_ROWS_MAX) if piece.num_rows]
-
-
-def _last_taken(rows: list[Any], left: Iterator[Any]) -> Any:
-    """The row that a list's iterator gave out last."""
-    return rows[len(rows) - length_hint(left) - 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -9,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from minishuffle.dataflow.operators.base import Emit
+from minishuffle.dataflow.operators.base import Emit, Used
 from minishuffle.dataflow.operators.joins import DROPPED, LEFT, RIGHT, Bounds, How, IntervalJoin
 from minishuffle.dataflow.operators.keykinds import RowKinds
 from minishuffle.dataflow.operators.late import Late
-from minishuffle.dataflow.operators.moments import Vector, microseconds, without_times
+from minishuffle.dataflow.operators.moments import Vector, microseconds
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.keys import canonical_rows
-from minishuffle.exchange.sizes import RowsOut
+from minishuffle.exchange.sizes import ListedTimes, RowsOut
 from minishuffle.operators.state_parts import StatePart, by_rows, keys_of, packed, unpacked
 
-__all__ = ["JoinRows", "JoinedTime", "gives_pairs", "is_null"]
+__all__ = ["JoinRows", "JoinedTime", "gives_times", "is_null"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +67,30 @@ class FormIndex:
         return list(compress(self._slots, np.isin(np.arange(len(self)), slots)))
 
 
-def gives_pairs(how: How, times: tuple[EventTime, EventTime]) -> bool:
-    """Whether what a join emits are pairs: if not, its rows show its times as they came."""
-    return times[LEFT].is_paired or (times[RIGHT].is_paired and how not in ("semi", "anti"))
+def gives_times(how: How, times: tuple[EventTime, EventTime]) -> bool:
+    """Whether the times of what a join emits are beside it: if not, its rows show them as they came."""
+    return times[LEFT].is_beside or (times[RIGHT].is_beside and how not in ("semi", "anti"))
+
+
+class _Outbox(RowsOut):
+    """Gathers results with their times, if there are ``stamps``."""
+
+    __slots__ = ("_listed",)
+
+    def __init__(self, emit: Emit, stamps: ListedTimes | None) -> None:
+        super().__init__(emit, stamps)
+        self._listed = stamps
+
+    def add(self, rows: list[Any], times: Vector) -> None:
+        self.rows += rows
+        if self._listed is not None:
+            self._listed.times += times.tolist()
+        self.look()
 
 
 class JoinRows(IntervalJoin):
     """Emits (key, left row, right row); None for the row of a side that has no partner. Semi and anti joins
-    emit left rows. Where a side's rows come in pairs with their times, what is emitted is in pairs too.
+    emit left rows. Where a side's times are beside its rows, so are those of what is emitted.
 
     The key is shown as the later of both records brought it.
     """
@@ -86,14 +103,14 @@ class JoinRows(IntervalJoin):
         late: tuple[Late, Late] = DROPPED,
     ) -> None:
         super().__init__(how, bounds, times, late, FormIndex)
-        self._gives_pairs = gives_pairs(how, times)
+        self._gives_times = gives_times(how, times)
         self._kinds = RowKinds()
 
     def numbered(self, batch: Batch, input: int) -> tuple[Batch, Vector, Vector]:
         forms = canonical_rows(batch.keys)
         self._kinds.note(forms, input)
         own, other = self._indexes[input], self._indexes[1 - input]
-        return without_times(self.times[input], batch), own.lookup(forms), other.find(forms)
+        return Batch(batch.payload, batch.keys), own.lookup(forms), other.find(forms)
 
     def pairs(self, own: Batch, other: Batch, input: int) -> Batch:
         left, right = (own, other) if input == LEFT else (other, own)
@@ -107,13 +124,17 @@ class JoinRows(IntervalJoin):
             return Batch([(key, row, None) for key, row in records])
         return Batch([(key, None, row) for key, row in records])
 
-    def outbox(self, emit: Emit) -> RowsOut:
-        return RowsOut(emit)
+    def for_columns(self, used: Used) -> JoinRows:
+        """(At submission.) Without times beside what it gives if nothing reads them."""
+        narrowed = copy.copy(self)
+        narrowed._gives_times = self._gives_times and used.times
+        return narrowed
 
-    def put_out(self, batch: Batch, times: Vector, outbox: RowsOut) -> None:
-        rows = batch.payload
-        outbox.rows += zip(times.tolist(), rows, strict=True) if self._gives_pairs else rows
-        outbox.look()
+    def outbox(self, emit: Emit) -> _Outbox:
+        return _Outbox(emit, ListedTimes() if self._gives_times else None)
+
+    def put_out(self, batch: Batch, times: Vector, outbox: _Outbox) -> None:
+        outbox.add(batch.payload, times)
 
     def finish(self, emit: Emit) -> None:
         self._kinds.complain(self.name, self.context)

@@ -22,6 +22,7 @@ from minishuffle.dataflow.operators.base import (
     Idle,
     Mark,
     Reached,
+    Used,
     Watermark,
 )
 from minishuffle.dataflow.operators.chained import ChainedOperator
@@ -181,6 +182,9 @@ class IntervalJoin(ChainedOperator):
         self._told = BEGINNING_OF_TIME
         self._told_idle = False
 
+    def takes_times(self, input: int, used: Used) -> bool:
+        return self.times[input].is_beside
+
     def sides_to_read(self) -> Mapping[str, str]:
         return {**self.late[LEFT].sides("late"), **self.late[RIGHT].sides("late_right")}
 
@@ -339,7 +343,7 @@ class IntervalJoin(ChainedOperator):
         times = np.zeros(rows, dtype=np.int64) if time.is_none else event_times(time, batch)
         late = times <= max(self.progress.reached[input], self._own[input])
         if late.any():
-            self.late[input].take(batch.mask(late), time, self.context, emit)
+            self.late[input].take(batch.mask(late), self.context, emit)
             batch, times = batch.mask(~late), times[~late]
         if len(times):
             self.take(batch, times, input, emit)

@@ -9,8 +9,6 @@ from typing import Literal, TypeAlias
 from minishuffle.dataflow.operators.base import Emit, Side, TaskContext
 from minishuffle.dataflow.operators.chained import preview
 from minishuffle.dataflow.operators.convert import rows_of
-from minishuffle.dataflow.operators.moments import without_times
-from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
 
@@ -31,20 +29,20 @@ class Late:
         """The tag under the name, if they go to a side output."""
         return {name: self.tag} if self.policy == "side" else {}
 
-    def take(self, batch: Batch, time: EventTime, context: TaskContext, emit: Emit) -> None:
-        """Some records (at least one) are late, whose times stand where ``time`` says.
+    def take(self, batch: Batch, context: TaskContext, emit: Emit) -> None:
+        """Some records (at least one) are late.
 
         Raises:
             UsageError: there are to be none.
         """
         context.counters.records_late += len(batch)
         if self.policy == "fail":
-            (first,) = rows_of(without_times(time, batch.slice(0, 1)))
+            (first,) = rows_of(batch.slice(0, 1))
             raise UsageError(
                 f"a record came too late, behind the watermark: {preview(first)}: raise out_of_order= of "
                 "event_time(), or write late='drop' or late='side'"
             )
         if self.policy == "side":
-            emit(Side(self.tag, Batch(batch.payload)))
+            emit(Side(self.tag, Batch(batch.payload, None, batch.times)))
         else:
             context.counters.late_dropped += len(batch)

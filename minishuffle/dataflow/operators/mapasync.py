@@ -10,12 +10,15 @@ from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from typing import Any
 
+import numpy as np
+
 from minishuffle.dataflow.operators.base import (
     AsyncCall,
     AsyncCalls,
     Emit,
     Mark,
     TaskContext,
+    Used,
     Watermark,
 )
 from minishuffle.dataflow.operators.chained import OnError, RecordOperator, emit_rows
@@ -88,6 +91,9 @@ class MapRowsAsync(RecordOperator):
     def state_rows(self) -> int:
         return self._rows
 
+    def takes_times(self, input: int, used: Used) -> bool:
+        return used.times
+
     # --- rows and marks ------------------------------------------------------------------------------
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
@@ -99,6 +105,9 @@ class MapRowsAsync(RecordOperator):
                 self._give(emit)
                 continue
             calls = [AsyncCall(row) for row in given[begin : begin + room]]
+            if batch.times is not None:
+                for call, time in zip(calls, batch.times[begin : begin + room].tolist(), strict=True):
+                    call.time = time
             self._queue += calls
             self._rows += len(calls)
             self._calls.start(self.fn, calls, self.timeout)
@@ -140,34 +149,38 @@ class MapRowsAsync(RecordOperator):
         """Emit what is ready at the head of the queue."""
         queue, parted = self._queue, self.parted(emit)
         rows: list[Any] = []
+        times: list[int] = []
         taken = 0
         while self._is_first_ready():
             first = queue[0]
             if isinstance(first, Mark):
-                self._emit(rows, taken, parted)
-                rows, taken = [], 0
+                self._emit(rows, times, taken, parted)
+                rows, times, taken = [], [], 0
                 queue.popleft()
                 emit(first)
                 continue
             if first.error is not None and self._fails(first.error):
-                self._emit(rows, taken, parted)
+                self._emit(rows, times, taken, parted)
                 self.note_failure(first.error, first.row)
                 raise first.error
             queue.popleft()
             self._rows -= 1
             taken += 1
             if isinstance(first.error, Exception):
-                self.drop(first.error, first.row)
+                time = None if first.time is None else np.array([first.time], np.int64)
+                self.drop(first.error, first.row, time)
             else:
                 rows.append(first.result)
-        self._emit(rows, taken, parted)
+                if first.time is not None:
+                    times.append(first.time)
+        self._emit(rows, times, taken, parted)
 
     def _fails(self, error: BaseException) -> bool:
         return self.on_error == "fail" or isinstance(error, UsageError) or not isinstance(error, Exception)
 
-    def _emit(self, rows: list[Any], taken: int, emit: Callable[[Batch], None]) -> None:
+    def _emit(self, rows: list[Any], times: list[int], taken: int, emit: Callable[[Batch], None]) -> None:
         """``taken`` rows have left the queue and become these. They count as state until these are emitted,
         as there may be no batch in hand that they could be counted with."""
-        emit_rows(rows, emit)
+        emit_rows(rows, emit, times or None)
         counters = self.context.counters
         counters.state_rows = max(0, counters.state_rows - taken)

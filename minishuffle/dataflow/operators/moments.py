@@ -15,7 +15,7 @@ from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns
 from minishuffle.exchange.batch import Batch
 
-__all__ = ["TIME_MAX", "TIME_MIN", "datetime_of", "event_times", "microseconds", "without_times"]
+__all__ = ["TIME_MAX", "TIME_MIN", "datetime_of", "event_times", "microseconds"]
 
 Vector: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
@@ -72,20 +72,14 @@ def event_times(time: EventTime, batch: Batch) -> Vector:
         UnknownName: there is no such column.
     """
     payload = batch.payload
-    if not isinstance(payload, list):
+    if time.is_beside:
+        assert batch.times is not None
+        times = batch.times
+    elif not isinstance(payload, list):
         times = _arrow_times(time, payload)
-    elif time.is_paired:
-        times = np.fromiter((at for at, _ in payload), np.int64, len(payload))
     else:
         times = _row_times(time, payload)
     return times + time.shift if time.shift else times
-
-
-def without_times(time: EventTime, batch: Batch) -> Batch:
-    """The batch with the rows alone where they stand in pairs with their times."""
-    if not time.is_paired:
-        return batch
-    return Batch([row for _, row in batch.payload], batch.keys)
 
 
 def _row_times(time: EventTime, rows: Sequence[Any]) -> Vector:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, Final, Literal, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import (
@@ -17,6 +19,7 @@ from minishuffle.dataflow.operators.base import (
     Emit,
     Mark,
     TaskContext,
+    Used,
     Watermark,
     refuse_as_rows,
 )
@@ -28,16 +31,14 @@ from minishuffle.dataflow.operators.moments import (
     datetime_of,
     event_times,
     microseconds,
-    without_times,
 )
-from minishuffle.dataflow.operators.pairs import stamped
 from minishuffle.dataflow.operators.timers import Timers
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.exchange.rows import SCALARS
-from minishuffle.exchange.sizes import RowsOut
+from minishuffle.exchange.sizes import ListedTimes, RowsOut
 from minishuffle.operators.state_parts import (
     StatePart,
     by_rows,
@@ -139,7 +140,7 @@ class ProcessRows(RecordOperator):
     changed in the state before stays.
 
     Args:
-        time: where the records' times stand, and what is emitted are pairs; None: they have none.
+        time: where the records' times stand; what is emitted has them beside it. None: they have none.
         ttl: seconds without a call for a key after which its state is gone. Its timers are not.
     """
 
@@ -166,8 +167,17 @@ class ProcessRows(RecordOperator):
         """The timer that is being fired, and when it was due."""
         self._stamp: int | None = None
         """The event time of what is made now."""
-        self.gives_pairs = time is not None
+        self._gives_times = time is not None
         self._swept_at = 0.0
+
+    def for_columns(self, used: Used) -> ProcessRows:
+        """(At submission.) Without times beside what it gives if nothing reads them."""
+        narrowed = copy.copy(self)
+        narrowed._gives_times = self._gives_times and used.times
+        return narrowed
+
+    def takes_times(self, input: int, used: Used) -> bool:
+        return self.time is not None and self.time.is_beside
 
     def open(self, context: TaskContext) -> None:
         super().open(context)
@@ -223,16 +233,23 @@ class ProcessRows(RecordOperator):
         forms, rows = canonical_rows(batch.keys), batch.payload
         times = [None] * len(rows)
         if self.time is not None:
-            times, rows = event_times(self.time, batch).tolist(), without_times(self.time, batch).payload
+            times = event_times(self.time, batch).tolist()
         now = self._running()
-        out = RowsOut(self.parted(emit))
+        out, stamps = self._gathered(emit)
         for key, form, row, time in zip(batch.keys, forms, rows, times, strict=True):
             self._given.time, self._stamp = None if time is None else datetime_of(time), time
             self._call(self.fn, row, form, self._entry(form, key, now), now, out.rows)
+            if stamps is not None:
+                stamps.times += repeat(self._stamp, len(out.rows) - len(stamps.times))  # type: ignore[arg-type]
             if len(out.rows) >= out.room:
                 out.look()
         out.flush()
         self._sweep(now)
+
+    def _gathered(self, emit: Emit) -> tuple[RowsOut, ListedTimes | None]:
+        """Where the rows go that functions give, and their times, if something reads these."""
+        stamps = ListedTimes() if self._gives_times else None
+        return RowsOut(self.parted(emit), stamps), stamps
 
     def _entry(self, form: Any, key: Any, now: float) -> _Entry:
         entry = self._entries.get(form)
@@ -260,15 +277,13 @@ class ProcessRows(RecordOperator):
                 refuse_as_rows(rows)
             if rows is not None:
                 # Copies: of the state, say, which goes on from here.
-                made = [row if type(row) in SCALARS else copied(row) for row in rows]
-                stamp = self._stamp
-                out.extend(made if stamp is None else [stamped(stamp, row) for row in made])
+                out.extend([row if type(row) in SCALARS else copied(row) for row in rows])
         except Exception as error:
             if self.on_error == "fail" or isinstance(error, UsageError):
                 self.note_failure(error, what)
                 self._keep(form, entry)
                 raise
-            self.drop(error, what)
+            self.drop(error, what, None if self._stamp is None else np.array([self._stamp], np.int64))
         self._keep(form, entry)
 
     def _keep(self, form: Any, entry: _Entry) -> None:
@@ -311,7 +326,7 @@ class ProcessRows(RecordOperator):
 
     def _fire(self, clock: Clock, until: int, emit: Emit) -> None:
         now = self._running()
-        out = RowsOut(self.parted(emit))
+        out, stamps = self._gathered(emit)
         for form, time, due in self._timers[clock].take_until(until):
             entry = self._entries[form]
             if now - entry.touched >= self.ttl:
@@ -322,6 +337,8 @@ class ProcessRows(RecordOperator):
             self._firing = (clock, time, due)
             assert self.on_timer is not None
             self._call(self.on_timer, at, form, entry, now, out.rows)
+            if stamps is not None:
+                stamps.times += repeat(self._stamp, len(out.rows) - len(stamps.times))  # type: ignore[arg-type]
             self._firing = None
             if len(out.rows) >= out.room:
                 out.look()

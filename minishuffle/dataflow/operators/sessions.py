@@ -23,6 +23,7 @@ from minishuffle.dataflow.operators.base import (
     Emit,
     Mark,
     Reached,
+    Used,
     Watermark,
 )
 from minishuffle.dataflow.operators.chained import ChainedOperator, OnError, RecordOperator, emit_rows
@@ -36,7 +37,6 @@ from minishuffle.dataflow.operators.moments import (
     Vector,
     datetime_of,
     event_times,
-    without_times,
 )
 from minishuffle.dataflow.operators.timedrows import TimedRows, WaitingRows
 from minishuffle.dataflow.operators.timeheap import TimeHeap
@@ -104,6 +104,9 @@ class SessionOperator(ChainedOperator):
         """The watermark of the producer that the records at hand come from, where that decides."""
         self._watermark = BEGINNING_OF_TIME
 
+    def takes_times(self, input: int, used: Used) -> bool:
+        return self._time.is_beside
+
     def sides_to_read(self) -> Mapping[str, str]:
         return self._late.sides("late")
 
@@ -124,7 +127,7 @@ class SessionOperator(ChainedOperator):
         times = event_times(self._time, batch)
         late = times <= max(self._watermark, self._own)
         if late.any():
-            self._late.take(batch.mask(late), self._time, self.context, emit)
+            self._late.take(batch.mask(late), self.context, emit)
             batch, times = batch.mask(~late), times[~late]
         if len(times):
             self.hold(batch, times)
@@ -189,7 +192,6 @@ class SessionRows(SessionOperator, RecordOperator):
         time."""
 
     def hold(self, batch: Batch, times: Vector) -> None:
-        batch = without_times(self._time, batch)
         forms = canonical_rows(batch.keys)
         for form, key, row, time in zip(forms, batch.keys, batch.payload, times.tolist(), strict=True):
             self._waiting.push(time, (form, key, row))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["EVENT_TIME", "HIDDEN_TIME", "PAIRED", "EventTime"]
+__all__ = ["BESIDE", "EVENT_TIME", "HIDDEN_TIME", "EventTime"]
 
 HIDDEN_TIME: Final = "__event_time"
 """The column of a table's event time where no column that it shows is that; see ``hiddentime``."""
@@ -16,8 +16,8 @@ EVENT_TIME: Final = HIDDEN_TIME
 
 @dataclass(frozen=True, slots=True)
 class EventTime:
-    """A column, or a function of the row that gives a datetime or int microseconds; or it is the first one of
-    a pair, whose second one is the row, see ``rowtimes``. At most one of the three.
+    """A column, or a function of the row that gives a datetime or int microseconds; or it is beside the rows,
+    in ``Batch.times``. At most one of the three.
 
     ``shift`` (microseconds) is added to what stands there. With ``each`` a watermark follows each record, and
     the order of its producer's records alone says which of them is late.
@@ -27,21 +27,21 @@ class EventTime:
     fn: Callable[[Any], Any] | None = None
     shift: int = 0
     each: bool = field(default=False, compare=False)
-    is_paired: bool = False
+    is_beside: bool = False
 
     @property
     def is_none(self) -> bool:
         """Whether there is no time at all, as in joins of bounded data."""
-        return self.column is None and self.fn is None and not self.is_paired
+        return self.column is None and self.fn is None and not self.is_beside
 
     @property
     def is_hidden(self) -> bool:
         """Whether no column that is shown holds it."""
         return self.column == HIDDEN_TIME
 
-    def paired(self) -> EventTime:
-        """Where it stands once each row is in a pair with its time."""
-        return EventTime(is_paired=True, each=self.each)
+    def beside(self) -> EventTime:
+        """Where it stands once batches have it beside their rows."""
+        return EventTime(is_beside=True, each=self.each)
 
 
-PAIRED: Final = EventTime(is_paired=True)
+BESIDE: Final = EventTime(is_beside=True)

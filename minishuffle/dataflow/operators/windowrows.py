@@ -9,7 +9,7 @@ from typing import Any
 from minishuffle.dataflow.operators.base import Emit, Side
 from minishuffle.dataflow.operators.chained import OnError, RecordOperator, emit_rows
 from minishuffle.dataflow.operators.copies import set_apart
-from minishuffle.dataflow.operators.moments import datetime_of, without_times
+from minishuffle.dataflow.operators.moments import datetime_of
 from minishuffle.dataflow.operators.windows import OpenWindows, Starts, WindowOperator
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.keys import canonical_rows
@@ -56,7 +56,6 @@ class WindowRows(WindowOperator, RecordOperator):
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         for kept, starts in self._windows.admit(batch, self.context, emit):
-            kept = without_times(self._windows.time, kept)
             if self._windows.assigner.per_record > 1:  # Each window has its own, which functions may change.
                 kept = Batch(set_apart(kept.payload), kept.keys)
             self._add(kept, starts)

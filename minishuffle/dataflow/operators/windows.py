@@ -19,6 +19,7 @@ from minishuffle.dataflow.operators.base import (
     Mark,
     Reached,
     TaskContext,
+    Used,
     Watermark,
 )
 from minishuffle.dataflow.operators.chained import ChainedOperator
@@ -99,7 +100,7 @@ class OpenWindows:
         for starts, within in self.assigner.assigned(times):
             late = self.assigner.ends(starts) - 1 <= closed
             if not placed and late.any():  # Windows fire in order: with its latest one all of a record have.
-                self.late.take(batch.mask(late), self.time, context, emit)
+                self.late.take(batch.mask(late), context, emit)
             placed.append((starts, ~late if within is None else within & ~late))
         if len(placed) == 1:
             ((starts, kept),) = placed
@@ -169,6 +170,9 @@ class WindowOperator(ChainedOperator):
     def show(self, start: int, emit: Emit) -> None:
         """Emit what has changed in a window, if it is open, to the side output."""
         raise NotImplementedError
+
+    def takes_times(self, input: int, used: Used) -> bool:
+        return self._windows.time.is_beside
 
     def sides_to_read(self) -> Mapping[str, str]:
         """Not the panes: what they show goes out at last."""

@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minishuffle.dataflow.operators.base import Aside, Operator, Side, TaskContext
@@ -25,11 +27,12 @@ from minishuffle.dataflow.operators.functions import (
     MapBatches,
     MapRows,
 )
-from minishuffle.dataflow.operators.pairs import flat_pairs
 from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns, WrongResult
+from minishuffle.exchange import sizes as exchange_sizes
 from minishuffle.exchange.batch import Batch
 from minishuffle.limits import BATCH_ROWS_MAX, ROW_PREVIEW_CHARS
 from support.batches import as_batch, collecting, shown
+from support.soak import examples
 
 
 def run(operator: Operator, *batches: Batch, context: TaskContext | None = None) -> list[Batch]:
@@ -211,7 +214,7 @@ def test_map_batches_refuses_any_other_result(on_error: Any) -> None:
 
 
 @pytest.mark.parametrize("on_error", ["fail", "skip", "dead_letter"])
-@pytest.mark.parametrize("pairs", [False, True], ids=["rows", "pairs"])
+@pytest.mark.parametrize("timed", [False, True], ids=["rows", "pairs"])
 @pytest.mark.parametrize(
     ("gave", "way"),
     [
@@ -223,14 +226,12 @@ def test_map_batches_refuses_any_other_result(on_error: Any) -> None:
     ids=["dict", "aside", "text", "bytes"],
 )
 def test_flat_map_takes_no_single_row_for_several(
-    gave: Any, way: str, pairs: bool, on_error: OnError
+    gave: Any, way: str, timed: bool, on_error: OnError
 ) -> None:
     operator = FlatMapRows(lambda row: gave, on_error)
-    if pairs:
-        operator.take_pairs(flat_pairs)
     wanted = f"the function gave {gave!r}, which is no list of rows: return {way}"
     with pytest.raises(WrongResult, match=re.escape(wanted)) as caught:
-        run(operator, [(7, "r")] if pairs else ["r"])
+        run(operator, Batch(["r"], None, np.array([7]) if timed else None))
     assert caught.value.__notes__ == ["raised in operator 'flat_map' by the record 'r'"]
 
 
@@ -410,3 +411,78 @@ def test_a_function_that_is_an_object_opens_and_closes_with_its_operator() -> No
 
 def test_a_class_as_a_function_has_no_hooks() -> None:
     assert [type(row) for row in run(MapRows(Path), ["a"])[0]] == [type(Path("a"))]
+
+
+# --- event time -----------------------------------------------------------------------------------------
+
+
+def mapped(row: int) -> Any:
+    if row % 5 == 0:
+        raise ValueError(f"no {row}")
+    return Aside("odd", (row,)) if row % 7 == 3 else (row,)
+
+
+def is_kept(row: int) -> Any:
+    if row % 5 == 0:
+        raise ValueError(f"no {row}")
+    return [False, True, 0, 300, "", "yes", np.True_, Neither()][row % 8]
+
+
+class Neither:
+    def __bool__(self) -> bool:
+        raise TypeError("neither true nor false")
+
+
+def several(row: int) -> Any:
+    """Some rows, as a list or an iterator that may raise."""
+    if row % 5 == 0:
+        raise ValueError(f"no {row}")
+    made = [Aside("odd", (row, n)) if n % 7 == 3 else (row, n) for n in range(row % 4)]
+    return made if row % 2 else iter(made)
+
+
+def generated(row: int) -> Iterator[Any]:
+    held: dict[int, int] = {}
+    for _ in range(row % 90):
+        held[0] = row
+        yield held
+    if row % 5 == 0:
+        raise ValueError(f"no {row}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fn"),
+    [(MapRows, mapped), (FilterRows, is_kept), (FlatMapRows, several), (FlatMapRows, generated)],
+    ids=["map", "filter", "flat_map", "generator"],
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(15))
+@given(
+    rows=st.one_of(
+        st.lists(st.integers(1, 100), min_size=1, max_size=5),
+        st.lists(st.integers(1, 100), min_size=63, max_size=200),
+        st.lists(st.integers(1, 100).filter(lambda row: row % 5 and row % 8 != 7), min_size=1, max_size=200),
+    ),
+    on_error=st.sampled_from(["fail", "skip", "side"]),
+)
+def test_what_is_made_of_a_row_has_its_time(
+    kind: Any, fn: Any, rows: list[int], on_error: OnError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row shows what it was made of, whose time is ten times that. Wherever batches are cut."""
+    monkeypatch.setattr(exchange_sizes, "BATCH_BYTES_MAX", 700)
+    found: dict[bool, list[Any]] = {True: [], False: []}
+    for timed, out in found.items():
+        operator = kind(fn, on_error)
+        operator.side_tags, operator.errors_tag = {"odd": "odd"}, "errors"
+        operator.open(TaskContext("job", "task", 0, 1, 1, put_aside=out.append))
+        for some in filter(None, (rows[: len(rows) // 3], rows[len(rows) // 3 :])):
+            with suppress(ValueError, TypeError):
+                operator.process(Batch(some, None, np.array(some) * 10 if timed else None), 0, out.append)
+    assert list(map(shown, found[True])) == list(map(shown, found[False]))
+    for item in found[True]:
+        batch = item.batch if isinstance(item, Side) else item
+        made_of = [row["record"] if "record" in row else row[0] for row in map(as_held, batch.payload)]
+        assert batch.times.tolist() == [10 * row for row in made_of]
+
+
+def as_held(row: Any) -> Any:
+    return (row,) if isinstance(row, int) else row

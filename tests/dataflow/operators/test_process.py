@@ -52,10 +52,9 @@ class Run:
         operator.open(self.context)
 
     def emit(self, item: Any) -> None:
+        if isinstance(item, Batch) and item.times is not None:
+            self.times += item.times.tolist()
         item = shown(item)
-        if isinstance(item, list) and self.operator.gives_pairs:
-            self.times += [time for time, _ in item]
-            item = [row for _, row in item]
         self.out += item if isinstance(item, list) else [item]
 
     def take(self, *records: tuple[Any, int]) -> None:
@@ -111,7 +110,7 @@ def test_what_is_given_happened_when_its_record_did_or_at_the_time_of_its_timer(
     operator.side_tags = {"odd": "side-1"}
     run = Run(operator)
     run.take(("a", 3), ("b", 4))
-    assert (run.out, run.times) == ([("side-1", [(3, 3), (4, 4)]), 3, 4], [3, 4])
+    assert (run.out, run.times) == ([("side-1", [3, 4]), 3, 4], [3, 4])
     run.watermark(13)
     assert run.times[2:] == [13], "the timer's"
     run.clock(1000.0 + 24e-6)

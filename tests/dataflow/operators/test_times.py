@@ -10,16 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.base import Aside, TaskContext
-from minishuffle.dataflow.operators.chained import dropper_of
-from minishuffle.dataflow.operators.functions import FilterRows, KeyRowsByColumns, MapRows
-from minishuffle.dataflow.operators.pairs import mapped_pair, of_row
-from minishuffle.dataflow.operators.rowtimes import PairRows, UnpairRows
-from minishuffle.dataflow.operators.times import PAIRED, EventTime
+from minishuffle.dataflow.operators.base import Aside
+from minishuffle.dataflow.operators.eventtime import HoldTimes
+from minishuffle.dataflow.operators.functions import KeyRowsByColumns
+from minishuffle.dataflow.operators.times import BESIDE, EventTime
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange.batch import Batch
-from support.batches import as_batch, collecting
 from support.cutjobs import Cut, run
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -190,7 +187,7 @@ def test_side_outputs_and_late_rows_have_their_times_and_are_rows() -> None:
     assert run(late.collect(), Cut(1)).rows == ["bob"]
     with pytest.raises(UsageError, match="behind the watermark: 'bob': raise out_of_order="):
         run(timed.key_by(str).window(HOUR, late="fail").count().collect(), Cut(1))
-    assert late._time == PAIRED
+    assert late._time == BESIDE
 
 
 class InOrder:
@@ -222,31 +219,15 @@ def test_what_is_told_of_a_record_is_the_row(method: str) -> None:
         assert error["record"] == "ann"
 
 
-@pytest.mark.parametrize("unpaired", [True, False])
-def test_a_row_that_cannot_be_sent_is_dropped_by_who_made_it(unpaired: bool) -> None:
-    operator = MapRows(lambda row: lambda: row, "dead_letter")
-    operator.take_pairs(mapped_pair)
-    log: list[str] = []
-    operator.open(TaskContext("job", "task", 0, 1, 1, log=log.append))
-    drop = dropper_of([operator, UnpairRows()] if unpaired else [operator])
-    assert drop is not None
-    drop(ValueError("no"), "row" if unpaired else (5, "row"))
-    assert [line.endswith("record 'row'") for line in log] == [True]
-    assert dropper_of([FilterRows(bool), UnpairRows()]) is None
-
-
-def test_pairs_and_back() -> None:
+def test_times_are_put_beside_rows_and_go_with_their_keys() -> None:
     out: list[Any] = []
-    PairRows(EventTime(fn=len, shift=1)).process(Batch(["abc", ""]), 0, collecting(out))
-    PairRows(EventTime(fn=len)).process(Batch([]), 0, collecting(out))
-    assert out == [[(4, "abc"), (1, "")]]
-    UnpairRows().process(as_batch(out[0]), 0, collecting(out))
-    assert out[1] == ["abc", ""]
-    given: list[Any] = []
-    KeyRowsByColumns(("k",), PAIRED).process(Batch([(4, {"k": 1})]), 0, given.append)
-    (keyed,) = given
-    assert (keyed.keys, keyed.payload) == ([1], [(4, {"k": 1})])
-    assert of_row(len)(out[0][0]) == 3
+    HoldTimes(EventTime(fn=len, shift=1)).process(Batch(["abc", ""]), 0, out.append)
+    HoldTimes(None).process(Batch(["abc"]), 0, out.append)
+    rows = Batch([{"k": 1}], None, out[0].times[:1])
+    KeyRowsByColumns(("k",)).process(rows, 0, out.append)
+    held, plain, keyed = out
+    assert (held.payload, held.times.tolist(), plain.times) == (["abc", ""], [4, 1], None)
+    assert (keyed.keys, keyed.payload, keyed.times.tolist()) == ([1], [{"k": 1}], [4])
 
 
 def test_a_table_that_hides_its_time_gives_rows_that_have_it() -> None:
@@ -254,3 +235,18 @@ def test_a_table_that_hides_its_time_gives_rows_that_have_it() -> None:
     rows = table.to_rows()
     assert answers(rows) == [{"user": user} for user in sorted(user for user, _ in GIVEN)]
     assert hours(answers(rows.key_by("user").window(HOUR).count())) == WINDOWS
+
+
+@pytest.mark.parametrize("method", ["map", "filter", "flat_map"])
+@pytest.mark.parametrize("rows", [calls, shown])
+def test_an_error_has_the_time_of_its_record(method: str, rows: Callable[..., Stream[Any]]) -> None:
+    errors = getattr(rows(GIVEN), method)(boom, on_error="side").errors
+    windows = errors.key_by(lambda error: error["record"]["user"]).window(HOUR).count()
+    assert hours(answers(windows)) == WINDOWS
+
+
+def test_a_row_that_cannot_be_sent_is_an_error_of_its_batch() -> None:
+    made = calls().map(lambda row: {row["user"]}, on_error="side")
+    windows = made.errors.key_by("operator").window(HOUR).count().collect("errors")
+    both = Stream.together(windows, made.rebalance().collect("rows"))
+    assert sum(row[2] for row in run(both, Cut(1)).rows) == len(GIVEN)
