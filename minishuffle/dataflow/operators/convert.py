@@ -24,7 +24,7 @@ from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import MissingColumn, UsageError, WrongColumns
 from minishuffle.exchange.batch import Batch
-from minishuffle.exchange.schemas import require_plain, with_innermost
+from minishuffle.exchange.schemas import require_plain, with_innermost, without_dictionary
 from minishuffle.exchange.sizes import pieces
 
 __all__ = [
@@ -455,7 +455,7 @@ class ToArrow(ForgivingOperator):
 
 
 class CheckSchema(ChainedOperator):
-    """Passes on batches of columns that fit a schema, in its order.
+    """Passes on batches of columns that fit a schema, in its order; dictionaries may be decoded.
 
     Args:
         declared: the schema is; else it was found by a call of the function when the job was made.
@@ -490,11 +490,13 @@ class CheckSchema(ChainedOperator):
                 f"column {extra[0]!r} is not in the {self._kind} schema ({', '.join(self.schema.names)}): "
                 f"{self._change} the schema, or drop the column first"
             )
-        arrays = []
+        arrays, fields = [], []
         for field in self.schema:
             array = column_of(batch, field.name)
             if pa.types.is_null(array.type):  # of values that were all None so far
                 array = pa.nulls(len(array), field.type)
+            if array.type != field.type and without_dictionary(array.type) == without_dictionary(field.type):
+                field = field.with_type(array.type)  # Exchanges decode dictionaries.
             if array.type != field.type:
                 raise WrongColumns(
                     f"column {field.name!r} has the type {array.type}, but {field.type} is {self._kind}: "
@@ -502,5 +504,7 @@ class CheckSchema(ChainedOperator):
                 )
             _check_nulls(field, array)
             arrays.append(array)
-        checked = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            fields.append(field)
+        schema = pa.schema(fields, self.schema.metadata)
+        checked = pa.RecordBatch.from_arrays(arrays, schema=schema)
         return checked if hidden is None else checked.append_column(HIDDEN_TIME, hidden)
