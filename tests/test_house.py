@@ -95,7 +95,6 @@ SAME_NAME = {
     "Worker": "the process, and what the coordinator knows of it",
     "Timers": "the loop's and the user's",
     "preview": "of a table and of a row",
-    "common_schema": "of joins and of unions",
     "null_marks": "of joins and of key columns",
     "Outbox": "of a join and of a task",
 }

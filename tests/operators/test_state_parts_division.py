@@ -125,7 +125,7 @@ def join_arrow(how: Any) -> JoinArrow:
         columns,
         Bounds(5, 3),
         (T, EventTime(column="t2")),
-        (SCHEMA, RIGHT) if how != "inner" else (None, None),
+        (SCHEMA, RIGHT),
     )
 
 

@@ -50,9 +50,9 @@ class RightRows:
             self.runs.append(rows)
             self.in_order = False
 
-    def all(self, name: str) -> TimedRows:
+    def all(self) -> TimedRows:
         """All of them as one run; there must be some."""
-        self.runs = [joined(self.runs, name)]
+        self.runs = [joined(self.runs)]
         return self.runs[0]
 
 
@@ -73,7 +73,7 @@ class AsOfArrow(JoinArrow):
         columns: JoinColumns,
         tolerance: int | None,
         times: tuple[EventTime, EventTime],
-        schemas: tuple[pa.Schema | None, pa.Schema | None],
+        schemas: tuple[pa.Schema, pa.Schema],
         late: tuple[Late, Late] = DROPPED,
     ) -> None:
         before = TIME_MAX - TIME_MIN if tolerance is None else tolerance
@@ -87,15 +87,11 @@ class AsOfArrow(JoinArrow):
         names = super().held_columns(given, input)
         return names if input == LEFT else [*names, *self.columns.keys[RIGHT]]
 
-    def hold_in(self, schema: pa.Schema, input: int) -> None:
-        for rows in self._runs_of(input):
-            rows.batch = plain(rows.batch, schema)
-
     def _runs_of(self, input: int) -> Sequence[TimedRows]:
         return list(self._lefts) if input == LEFT else self._rights.runs
 
     def take(self, batch: Batch, times: Vector, input: int, emit: Emit) -> None:
-        given = self.in_common_types(batch.payload, input)
+        given = plain(batch.payload, self._schemas[input])
         nulls = null_marks([column_of(given, name) for name in self.columns.keys[input]])
         rows = TimedRows(given.select(self.held_columns(given.schema.names, input)), times)
         if input == RIGHT and nulls is not None:
@@ -107,7 +103,7 @@ class AsOfArrow(JoinArrow):
 
     def let_go(self, input: int, limit: int, emit: Emit) -> None:
         if input == LEFT:
-            due = self._lefts.take_until(limit, self.name)
+            due = self._lefts.take_until(limit)
             if due is not None:
                 self._put_out_joined(due, emit)
         elif len(self._rights) > 2 * self._needed + BATCH_ROWS_MAX or self.progress.ended:
@@ -144,11 +140,9 @@ class AsOfArrow(JoinArrow):
         """All right rows by time; of those of one key and time comes last which is taken."""
         held = self._rights
         if not held.runs:
-            schema = self.schema_of(RIGHT)
-            names = self.held_columns(schema.names, RIGHT)
-            none = pa.RecordBatch.from_pylist([], pa.schema([schema.field(name) for name in names]))
+            none = pa.RecordBatch.from_pylist([], self.held_schema(RIGHT))
             return TimedRows(none, np.zeros(0, dtype=np.int64))
-        rows = held.all(self.name)
+        rows = held.all()
         if held.in_order:
             return rows
         held.in_order = True

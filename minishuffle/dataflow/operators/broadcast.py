@@ -21,7 +21,6 @@ from minishuffle.dataflow.operators.joincolumns import (
     SUFFIX,
     JoinColumns,
     Outbox,
-    common_schema,
     joined_names,
     null_marks,
     plain,
@@ -111,13 +110,12 @@ class BroadcastArrow(_Broadcast):
     """Emits the big side's batches with the small side's columns, without Python per row.
 
     Args:
-        schema: of the small side; None: what holds all of its batches.
+        schema: of the small side.
     """
 
-    def __init__(self, columns: BroadcastColumns, schema: pa.Schema | None = None) -> None:
+    def __init__(self, columns: BroadcastColumns, schema: pa.Schema) -> None:
         super().__init__(columns)
-        self._is_declared = schema is not None
-        self._schema = None if schema is None else plain_schema(schema)
+        self._schema = plain_schema(schema)
         self._batches: list[pa.RecordBatch] = []
         self._small: _Small | None = None
         """Made once the big side comes."""
@@ -131,13 +129,10 @@ class BroadcastArrow(_Broadcast):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         columns = batch.payload
         if input == SMALL:
-            given = plain(columns, self._schema if self._is_declared else None)
-            self._schema = common_schema(self._schema, given.schema)
+            given = plain(columns, self._schema)
             self.note_size(given.num_rows, given.nbytes)
             self._batches.append(given)
             return
-        if self._schema is None and not self.columns.is_left:
-            return  # no row of the small side, so no pair
         if self._small is None:
             self._small = self._build()
         small = self._small
@@ -147,12 +142,7 @@ class BroadcastArrow(_Broadcast):
         outbox.flush()
 
     def _build(self) -> _Small:
-        if self._schema is None:
-            raise UsageError(
-                "the small side of broadcast_join has no rows, so its columns are not known: declare them "
-                "with to_table(schema)"
-            )
-        table = pa.Table.from_batches([plain(batch, self._schema) for batch in self._batches], self._schema)
+        table = pa.Table.from_batches(self._batches, self._schema)
         self._batches = []
         return _Small(table, self.columns)
 

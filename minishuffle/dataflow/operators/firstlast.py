@@ -13,7 +13,7 @@ from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.moments import event_times
 from minishuffle.dataflow.operators.order import row_order
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.dataflow.operators.widertype import as_type, in_schema, wider_schema
+from minishuffle.dataflow.operators.widertype import as_type
 from minishuffle.exchange.batch import Batch
 from minishuffle.limits import BATCH_ROWS_MAX
 
@@ -62,11 +62,10 @@ class _LeastRows(Aggregate):
         if not pa.types.is_struct(column.type):
             column = pa.StructArray.from_arrays([column], names=["value"])
         batch = pa.RecordBatch.from_struct_array(column)
-        schema = wider_schema(None if self._rows is None else self._rows.schema, batch.schema, self._what)
-        kept = schema.empty_table() if self._rows is None else in_schema(self._rows, schema, self._what)
+        kept = batch.schema.empty_table() if self._rows is None else self._rows
         touched, owners = np.unique(slots, return_inverse=True)
         places = np.flatnonzero(self._row_of[touched] >= 0)
-        given = pa.Table.from_batches([in_schema(batch, schema, self._what)])
+        given = pa.Table.from_batches([batch])
         rows = pa.concat_tables([kept.take(pa.array(self._row_of[touched[places]])), given]).combine_chunks()
         order = self.order(rows)
         ranks = np.empty(len(order), dtype=np.int64)

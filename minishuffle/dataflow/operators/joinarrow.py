@@ -15,7 +15,6 @@ from minishuffle.dataflow.operators.hiddentime import gives_time, with_time
 from minishuffle.dataflow.operators.joincolumns import (
     JoinColumns,
     Outbox,
-    common_schema,
     null_marks,
     plain,
     plain_schema,
@@ -38,8 +37,7 @@ class JoinArrow(IntervalJoin):
     Keys of both sides are compared, of whatever types they are.
 
     Args:
-        schemas: of the left and right batches; None: as they come (inner joins only), so the results' types
-            become wider if those of later batches do.
+        schemas: of the left and right batches.
     """
 
     def __init__(
@@ -47,13 +45,12 @@ class JoinArrow(IntervalJoin):
         columns: JoinColumns,
         bounds: Bounds,
         times: tuple[EventTime, EventTime],
-        schemas: tuple[pa.Schema | None, pa.Schema | None] = (None, None),
+        schemas: tuple[pa.Schema, pa.Schema],
         late: tuple[Late, Late] = DROPPED,
     ) -> None:
         super().__init__(columns.how, bounds, times, late, KeyIndex)
         self.columns = columns
-        self._declared = schemas
-        self._schemas = [None if schema is None else plain_schema(schema) for schema in schemas]
+        self._schemas = tuple(map(plain_schema, schemas))
         self._gives_time = not times[LEFT].is_none
         self._result: pa.Schema | None = None
 
@@ -61,13 +58,13 @@ class JoinArrow(IntervalJoin):
         """(At submission.) The same where only these columns of the inputs come."""
         narrowed = copy.copy(self)
         narrowed._gives_time = self._gives_time and gives_time(used)
-        left, right = (with_columns(schema, used.takes[side]) for side, schema in enumerate(self._declared))
-        narrowed._declared = (left, right)
-        narrowed._schemas = [None if schema is None else plain_schema(schema) for schema in (left, right)]
+        narrowed._schemas = tuple(
+            with_columns(schema, used.takes[side]) for side, schema in enumerate(self._schemas)
+        )
         return narrowed
 
     def numbered(self, batch: Batch, input: int) -> tuple[Batch, Vector, Vector]:
-        given = self.in_common_types(batch.payload, input)
+        given = plain(batch.payload, self._schemas[input])
         keys = [column_of(given, name) for name in self.columns.keys[input]]
         nulls = null_marks(keys)
         if nulls is None:
@@ -81,36 +78,14 @@ class JoinArrow(IntervalJoin):
         own, other = self._indexes[input], self._indexes[1 - input]
         return own.lookup(keys), other.find(keys)
 
-    def in_common_types(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:
-        """The batch in types for all of its side so far, which is then held in these too."""
-        before = self._schemas[input]
-        if self._declared[input] is not None:
-            return plain(batch, before)
-        given = plain(batch, None)
-        schema = self._schemas[input] = common_schema(before, given.schema)
-        left, right = self._schemas
-        if schema is not before and left is not None and right is not None:
-            self.columns.check_keys(left, right)
-        if before is not None and not schema.equals(before):
-            self._result = None
-            held = pa.schema([schema.field(name) for name in self.held_columns(schema.names, input)])
-            self.hold_in(held, input)
-        return plain(given, schema)
-
     def held_columns(self, given: list[str], input: int) -> list[str]:
         """The columns that are held of batches of a side that have the columns ``given``."""
         return self.columns.held_names(given, input)
 
-    def hold_in(self, schema: pa.Schema, input: int) -> None:
-        """Have what is held of a side in these types."""
-        for chunk in self._held[input].chunks:
-            chunk.batch = Batch(plain(chunk.batch.payload, schema))
-
-    def schema_of(self, input: int) -> pa.Schema:
-        """The schema of a side as it came so far; it must be known."""
+    def held_schema(self, input: int) -> pa.Schema:
+        """The columns that are held of a side."""
         schema = self._schemas[input]
-        assert schema is not None
-        return schema
+        return pa.schema([schema.field(name) for name in self.held_columns(schema.names, input)])
 
     def pairs(self, own: Batch, other: Batch, input: int) -> Batch:
         left, right = (own, other) if input == LEFT else (other, own)
@@ -126,39 +101,19 @@ class JoinArrow(IntervalJoin):
     def put_out(self, batch: Batch, times: Vector, outbox: Outbox) -> None:
         outbox.add(with_time(batch.payload, times) if self._gives_time else batch.payload)
 
-    def write_side(self, input: int) -> Iterator[StatePart]:
-        schema = self._schemas[input]
-        if schema is not None:
-            told = pa.RecordBatch.from_pydict({"schema": [schema.serialize().to_pybytes()]})
-            yield StatePart(SIDES[input], told)
-        yield from self.write_held(input)
-
     def write_records(self, batch: Batch, slots: Vector, name: str, **columns: Any) -> Iterator[StatePart]:
         row = batch.payload.to_struct_array()
         return by_columns(name, self._indexes[SIDES.index(name)].keys(slots), {**columns, "row": row})
-
-    def read_side(self, part: StatePart, input: int) -> None:
-        if "schema" in part.batch.schema.names:
-            schema = pa.ipc.read_schema(pa.py_buffer(part.batch["schema"][0].as_py()))
-            self.in_common_types(pa.RecordBatch.from_pylist([], schema=schema), input)
-        else:
-            self.read_held(part, input)
 
     def read_records(self, part: StatePart, input: int) -> tuple[Batch, Vector]:
         return Batch(self.rows_of(part, input)), self._indexes[input].lookup(key_columns_of(part))
 
     def rows_of(self, part: StatePart, input: int) -> pa.RecordBatch:
         """The records of a part, as they are held."""
-        schema = self.schema_of(input)
-        names = self.held_columns(schema.names, input)
-        batch = pa.RecordBatch.from_struct_array(part.batch["row"])
-        return plain(batch, pa.schema([schema.field(name) for name in names]))
+        return plain(pa.RecordBatch.from_struct_array(part.batch["row"]), self.held_schema(input))
 
     def result_schema(self) -> pa.Schema:
-        """The schema of the results for batches as they came so far."""
+        """The schema of the results."""
         if self._result is None:
-            left, right = self._schemas
-            assert left is not None
-            assert right is not None
-            self._result = self.columns.result(left, right)
+            self._result = self.columns.result(*self._schemas)
         return self._result

@@ -14,7 +14,7 @@ from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.joins import LEFT, RIGHT, How
 from minishuffle.dataflow.operators.keykinds import check_key_kinds
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
-from minishuffle.dataflow.operators.widertype import as_type, in_schema, wider_schema
+from minishuffle.dataflow.operators.widertype import as_type, in_schema
 from minishuffle.errors import UsageError, WrongColumns
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.schemas import with_innermost, without_dictionary, without_view
@@ -25,7 +25,6 @@ __all__ = [
     "JoinColumns",
     "SUFFIX",
     "Outbox",
-    "common_schema",
     "joined_names",
     "null_marks",
     "plain",
@@ -57,9 +56,9 @@ def joined_names(left: Sequence[str], right: Sequence[str], suffix: str = SUFFIX
     return names
 
 
-def with_columns(schema: pa.Schema | None, names: frozenset[str] | None) -> pa.Schema | None:
-    """The fields of those names (None: all) of a schema, if there is one."""
-    if schema is None or names is None:
+def with_columns(schema: pa.Schema, names: frozenset[str] | None) -> pa.Schema:
+    """The fields of those names (None: all) of a schema."""
+    if names is None:
         return schema
     return pa.schema([field for field in schema if field.name in names])
 
@@ -76,20 +75,10 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     )
 
 
-def plain(batch: pa.RecordBatch, schema: pa.Schema | None) -> pa.RecordBatch:
-    """The batch without dictionaries and views, its columns as in ``schema`` (None: as they are).
-
-    Raises:
-        UsageError: it has other columns, or a value does not fit.
-    """
-    if schema is None:
-        schema = plain_schema(batch.schema)
-    return in_schema(batch, schema, "the join")
-
-
-def common_schema(before: pa.Schema | None, given: pa.Schema) -> pa.Schema:
-    """The schema for batches of both; see :func:`wider_schema`."""
-    return wider_schema(before, given, "the join")
+def plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch without dictionaries and views, its columns as in ``schema``."""
+    found: pa.RecordBatch = in_schema(batch, schema, "the join")
+    return found
 
 
 def null_marks(arrays: Sequence[pa.Array]) -> np.ndarray[Any, np.dtype[np.bool_]] | None:

@@ -300,14 +300,10 @@ class IntervalJoin(ChainedOperator):
     def write_state(self) -> Iterator[StatePart]:
         yield self.progress.write_state()
         for input in (LEFT, RIGHT):
-            yield from self.write_side(input)
-
-    def write_side(self, input: int) -> Iterator[StatePart]:
-        """Parts "left" or "right"."""
-        return self.write_held(input)
+            yield from self.write_held(input)
 
     def write_held(self, input: int) -> Iterator[StatePart]:
-        """The records that are held of a side."""
+        """The records that are held of a side: parts "left" or "right"."""
         held = self._held[input]
         for chunk in held.chunks:
             numbers = chunk.numbers
@@ -321,11 +317,7 @@ class IntervalJoin(ChainedOperator):
             if part.name == "progress":
                 self.progress.read_state(part)
             else:
-                self.read_side(part, SIDES.index(part.name))
-
-    def read_side(self, part: StatePart, input: int) -> None:
-        """One of the parts of :meth:`write_side`."""
-        self.read_held(part, input)
+                self.read_held(part, SIDES.index(part.name))
 
     def read_held(self, part: StatePart, input: int) -> None:
         """Hold records that were written so."""

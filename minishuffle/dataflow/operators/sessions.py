@@ -29,6 +29,7 @@ from minishuffle.dataflow.operators.base import (
 from minishuffle.dataflow.operators.chained import ChainedOperator, OnError, RecordOperator, emit_rows
 from minishuffle.dataflow.operators.columns import Outputs, grown, merge_states, states_of
 from minishuffle.dataflow.operators.convert import column_of
+from minishuffle.dataflow.operators.joincolumns import plain, plain_schema
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import (
@@ -325,10 +326,10 @@ class SessionArrow(SessionOperator):
         """The numbers of those that have not ended."""
 
     def hold(self, batch: Batch, times: Vector) -> None:
-        self._waiting.add(TimedRows(batch.payload, times))
+        self._waiting.add(TimedRows(plain(batch.payload, plain_schema(batch.payload.schema)), times))
 
     def advance(self, emit: Emit) -> None:
-        due = self._waiting.take_until(self._watermark, self.name)
+        due = self._waiting.take_until(self._watermark)
         if due is not None:
             self._add(due.batch, due.times)
         self._end(emit)

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.moments import Vector
 from minishuffle.dataflow.operators.timeheap import TimeHeap
-from minishuffle.dataflow.operators.widertype import in_schema, wider_schema
 from minishuffle.exchange.gather import taken
 
 __all__ = ["TimedRows", "WaitingRows", "joined"]
@@ -75,14 +74,14 @@ class WaitingRows:
         return self._waiting.earliest
 
     def add(self, rows: TimedRows) -> None:
-        """Hold rows, which may be of another schema than those before."""
+        """Hold rows, of the schema of those before."""
         if len(rows):
             self._push(_Waiting(rows.in_order(), len(rows), self._calls))
             self._rows += len(rows)
             self._calls += 1
 
-    def take_until(self, limit: int, name: str) -> TimedRows | None:
-        """Let go of the rows up to ``limit``, and give them in order of time; ``name`` stands in errors."""
+    def take_until(self, limit: int) -> TimedRows | None:
+        """Let go of the rows up to ``limit``, and give them in order of time."""
         due = []
         for _, some in self._waiting.take_until(limit):
             rows = some.rows
@@ -92,7 +91,7 @@ class WaitingRows:
                 self._push(_Waiting(rows.part(count, len(rows)), some.kept, some.number))
         due.sort(key=itemgetter(0))
         self._rows -= sum(len(rows) for _, rows in due)
-        return joined([rows for _, rows in due], name).in_order() if due else None
+        return joined([rows for _, rows in due]).in_order() if due else None
 
     def _push(self, some: _Waiting) -> None:
         if 2 * len(some.rows) < some.kept:
@@ -100,12 +99,9 @@ class WaitingRows:
         self._waiting.push(int(some.rows.times[0]), some)
 
 
-def joined(runs: Sequence[TimedRows], name: str) -> TimedRows:
-    """Some runs as one, of the schema that all of them fit."""
+def joined(runs: Sequence[TimedRows]) -> TimedRows:
+    """Some runs of one schema as one."""
     if len(runs) == 1:
         return runs[0]
-    schema = None
-    for run in runs:
-        schema = wider_schema(schema, run.batch.schema, name)
-    batch = pa.concat_batches([in_schema(run.batch, schema, name) for run in runs])
+    batch = pa.concat_batches([run.batch for run in runs])
     return TimedRows(batch, np.concatenate([run.times for run in runs]))

@@ -12,9 +12,10 @@ from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.categories import refuse_order
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.convert import column_of
+from minishuffle.dataflow.operators.joincolumns import plain_schema
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.order import check_order, row_order
-from minishuffle.dataflow.operators.widertype import in_schema, wider_schema
+from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.schemas import with_innermost, without_view
 from minishuffle.limits import BATCH_ROWS_MAX
@@ -45,7 +46,6 @@ class TopN(ChainedOperator):
         self._by = by
         self._descending = descending
         self._index = KeyIndex()
-        self._schema: pa.Schema | None = None
         self._batches: list[pa.RecordBatch] = []
         self._slots: list[Vector] = []
         """The slot of each row's key, for each batch."""
@@ -93,11 +93,11 @@ class TopN(ChainedOperator):
             self._take(pa.RecordBatch.from_arrays(columns, [name.removeprefix(_ROW) for name in names]))
 
     def _keep_greatest(self) -> None:
-        for batch in self._batches:
-            self._schema = wider_schema(self._schema, batch.schema, "top_n")
-        assert self._schema is not None
+        schema = self._batches[0].schema
+        if any(not batch.schema.equals(schema) for batch in self._batches):
+            schema = plain_schema(schema)  # Exchanges decode dictionaries, but for what stays in the worker.
         # pyarrow takes no rows of views.
-        plain = pa.schema([each.with_type(with_innermost(each.type, without_view)) for each in self._schema])
+        plain = pa.schema([each.with_type(with_innermost(each.type, without_view)) for each in schema])
         alike = [in_schema(batch, plain, self.name) for batch in self._batches]
         table = pa.Table.from_batches(alike, plain)
         slots = np.concatenate(self._slots)
@@ -107,7 +107,7 @@ class TopN(ChainedOperator):
         ranks = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
         rows = order[ranks < self._n]
         kept = table.take(pa.array(rows)).combine_chunks()
-        self._batches = in_schema(kept, self._schema, self.name).to_batches()
+        self._batches = in_schema(kept, schema, self.name).to_batches()
         self._rows = self._kept = len(rows)
         counts = [batch.num_rows for batch in self._batches]
         self._slots = np.split(slots[rows], np.cumsum(counts)[:-1])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.dataflow.operators.base import END_OF_TIME
-from minishuffle.dataflow.operators.timedrows import TimedRows, WaitingRows, joined
+from minishuffle.dataflow.operators.timedrows import TimedRows, WaitingRows
 
 
 def timed(times: list[int], **columns: pa.Array) -> TimedRows:
@@ -34,7 +34,7 @@ def test_rows_go_in_order_once_their_time_has_come(steps: list[list[int] | int])
             waiting.add(timed(step))
             held += step
         else:
-            assert read(waiting.take_until(step, "window")) == sorted(time for time in held if time <= step)
+            assert read(waiting.take_until(step)) == sorted(time for time in held if time <= step)
             held = [time for time in held if time > step]
         assert len(waiting) == len(held)
         assert waiting.earliest == min(held, default=END_OF_TIME)
@@ -53,7 +53,7 @@ def test_rows_of_views_are_put_in_order_too() -> None:
     for texts, times in ((["a", "b"], [2, 1]), (["c", "d"], [1, 0])):
         nested = pa.array([[text] for text in texts], pa.list_(kind))
         waiting.add(timed(times, s=pa.array(texts, kind), l=nested))
-    rows = waiting.take_until(9, "window")
+    rows = waiting.take_until(9)
     assert rows is not None and rows.batch["s"].type == kind and rows.batch["l"].type == pa.list_(kind)
     assert rows.batch["s"].to_pylist() == ["d", "b", "c", "a"]
     assert rows.batch["l"].to_pylist() == [["d"], ["b"], ["c"], ["a"]]
@@ -63,21 +63,16 @@ def test_rows_of_one_time_go_as_they_came_whatever_else_came_with_them() -> None
     waiting = WaitingRows()
     waiting.add(timed([2, 9], n=pa.array(["first", "last"])))
     waiting.add(timed([1, 2, 9], n=pa.array(["", "second", "last but one"])))
-    found = waiting.take_until(2, "window")
+    found = waiting.take_until(2)
     assert found is not None and found.batch["n"].to_pylist() == ["", "first", "second"]
-    found = waiting.take_until(9, "window")
+    found = waiting.take_until(9)
     assert found is not None and found.batch["n"].to_pylist() == ["last", "last but one"]
 
 
 def test_few_rows_that_stay_do_not_keep_their_batch_in_memory() -> None:
     waiting = WaitingRows()
     waiting.add(timed(list(range(100_000))))
-    assert len(read(waiting.take_until(99_990, "window"))) == 99_991
+    assert len(read(waiting.take_until(99_990))) == 99_991
     (rest,) = waiting
     assert read(rest) == list(range(99_991, 100_000))
     assert sum(buffer.size for buffer in rest.batch["t"].buffers() if buffer) < 1_000
-
-
-def test_rows_of_two_schemas_become_rows_of_both() -> None:
-    both = joined([timed([1], a=pa.array([1])), timed([2], b=pa.array(["x"]))], "window")
-    assert both.batch.to_pylist() == [{"t": 1, "a": 1, "b": None}, {"t": 2, "a": None, "b": "x"}]
