@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -173,32 +173,47 @@ def test_bytes_that_are_not_one_message(body: bytes) -> None:
         unpack_message(body)
 
 
+def keys(count: int) -> dict[str, int]:
+    return {f"key {number}": 0 for number in range(count)}
+
+
 HEARTBEAT = {"type": "heartbeat", "term": 1, "worker": 1, "epoch": 1, "report": {}, "tasks": [], "peers": []}
 
 
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"type": "list_jobs", **{f"key {n}": 0 for n in range(1_000_000)}}, "exceeds max_map_len"),
+        (lambda: {"type": "list_jobs", **keys(1_000_000)}, "exceeds max_map_len"),
+        (lambda: {"type": "list_jobs", **keys(100_000)}, "a map has 100,001 keys, more than 64"),
+        (lambda: HEARTBEAT | {"report": keys(100_000)}, "a map has 100,000 keys"),
+        (lambda: HEARTBEAT | {"tasks": [{}] * 50_000}, "Heartbeat.tasks.0.job: Field required"),
+        (lambda: HEARTBEAT | {"tasks": [{}] * 100_000}, "more than 524,288 values"),
+        (lambda: HEARTBEAT | {"tasks": [[]] * 500_000}, "more than 524,288 values"),
         (
-            {"type": "list_jobs", **{f"key {n}": 0 for n in range(100_000)}},
-            "a map has 100,001 keys, more than 64",
+            lambda: HEARTBEAT | {"tasks": ["x"] * 500_000},
+            "Heartbeat.tasks.0: Input should be a valid dictionary",
         ),
-        (HEARTBEAT | {"report": {f"key {n}": 0 for n in range(100_000)}}, "a map has 100,000 keys"),
-        (HEARTBEAT | {"tasks": [{}] * 50_000}, "Heartbeat.tasks.0.job: Field required"),
-        (HEARTBEAT | {"tasks": [{}] * 100_000}, "more than 524,288 values"),
-        (HEARTBEAT | {"tasks": [[]] * 500_000}, "more than 524,288 values"),
-        (HEARTBEAT | {"tasks": ["x"] * 500_000}, "Heartbeat.tasks.0: Input should be a valid dictionary"),
-        ({"type": "commit_write", "stream": "", "write": "", "partitions": ["x"] * 500_000}, "partitions.0"),
         (
-            {"type": "commit_result", "job": "", "sink": "", "offsets": dict.fromkeys(range(250_000), "x")},
+            lambda: {"type": "commit_write", "stream": "", "write": "", "partitions": ["x"] * 500_000},
+            "partitions.0",
+        ),
+        (
+            lambda: {
+                "type": "commit_result",
+                "job": "",
+                "sink": "",
+                "offsets": dict.fromkeys(range(250_000), "x"),
+            },
             "off",
         ),
-        ({"type": "show_job", "job": "x" * (limits.MESSAGE_TEXT_BYTES_MAX + 1)}, "exceeds max_str_len"),
+        (
+            lambda: {"type": "show_job", "job": "x" * (limits.MESSAGE_TEXT_BYTES_MAX + 1)},
+            "exceeds max_str_len",
+        ),
     ],
 )
-def test_what_a_message_can_have_done_is_bounded(fields: Any, text: str) -> None:
-    body = msgpack.packb(fields)
+def test_what_a_message_can_have_done_is_bounded(fields: Callable[[], Any], text: str) -> None:
+    body = msgpack.packb(fields())
     tracemalloc.start()
     try:
         with pytest.raises(RemoteProtocolError, match=text):
