@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo
 
@@ -222,6 +223,7 @@ def window_of(moment: datetime, size: Size, zone: ZoneInfo, offset: timedelta) -
     return starts[number], starts[number + 1]
 
 
+@cache
 def near_changes(zone: str) -> st.SearchStrategy[datetime]:
     """Moments within two days of some change of the clocks."""
     changes, known = [], ZoneInfo(zone)
@@ -236,9 +238,6 @@ def near_changes(zone: str) -> st.SearchStrategy[datetime]:
     )
 
 
-NEAR = {zone: near_changes(zone) for zone in ZONES}
-
-
 @st.composite
 def cuts(draw: st.DrawFn) -> tuple[str, Size, timedelta, list[datetime]]:
     """A time zone, the size and the offset of windows, and moments."""
@@ -248,7 +247,7 @@ def cuts(draw: st.DrawFn) -> tuple[str, Size, timedelta, list[datetime]]:
     offset = timedelta(days=draw(st.integers(0, days - 1)))
     offset += timedelta(minutes=draw(st.sampled_from([0, 30, 120, 150, 180, 360]) | st.integers(0, 1439)))
     ever = st.datetimes(datetime(1902, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))
-    return zone, size, offset, draw(st.lists(NEAR[zone] | ever, min_size=1, max_size=20))
+    return zone, size, offset, draw(st.lists(near_changes(zone) | ever, min_size=1, max_size=20))
 
 
 @given(cuts())
