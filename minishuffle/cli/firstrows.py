@@ -11,12 +11,13 @@ from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.nodes import Feed, Node, inputs_first
 from minishuffle.dataflow.operators.base import END_OF_TIME, Output, Program, TaskContext, Watermark
 from minishuffle.dataflow.operators.copies import own_rows
-from minishuffle.errors import ResourceExhausted, UsageError
+from minishuffle.errors import ResourceExhausted, ShuffleError, TaskFailed, UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.worker.asynccalls import LoopCalls
 from minishuffle.worker.chain import Chain
 from minishuffle.worker.reader import SourceReader
+from minishuffle.worker.task import describe_failure
 
 __all__ = ["FirstRows"]
 
@@ -48,8 +49,6 @@ class FirstRows:
 
     Args:
         count: of rows of each source.
-
-    Raises (from :meth:`given_to`): what a function of the plan raises.
     """
 
     def __init__(self, count: int) -> None:
@@ -63,15 +62,22 @@ class FirstRows:
 
         Raises:
             UsageError: what Spark writes would come to it.
+            TaskFailed: a function of the plan raised; names the step and has the user's traceback.
         """
         nodes = list(inputs_first([step]))
         feeds = [feed for node in nodes for feed in node.feeds]
         for node in nodes[:-1]:
-            if node.is_source:
-                self._read(node)
-            else:
-                sides = {feed.side for feed in feeds if feed.node is node and feed.side is not None}
-                self._run(node, sorted(sides))
+            sides = {feed.side for feed in feeds if feed.node is node and feed.side is not None}
+            try:
+                if node.is_source:
+                    self._read(node)
+                else:
+                    self._run(node, sorted(sides))
+            except ShuffleError:
+                raise
+            except Exception as error:
+                told = describe_failure(error, node.label)
+                raise TaskFailed(f"{told.text}\n{told.traceback.rstrip()}") from error
         return [batch for feed in step.feeds for batch in self._of(feed)]
 
     def _of(self, feed: Feed) -> list[Batch]:

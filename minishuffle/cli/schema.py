@@ -60,9 +60,11 @@ def schema_lines(ends: Sequence[Any]) -> Iterator[str]:
                 )
             yield f"# {step.step} at {step.place}"
             yield f"# from {rows.read:,} rows"
+            if not found.are_named:
+                yield "# the rows are tuples or lists, whose values have no names: choose names"
             before, _, after = step.form.partition("{}")
             yield f"{before}{{"
-            yield from (f"    {line}" for line in _column_lines(found))
+            yield from (f"    {line}" for line in _column_lines(found.schema))
             yield f"}}{after}"
             return
     yield "# every step has a schema, or needs none"
@@ -73,10 +75,23 @@ def _column_lines(schema: pa.Schema) -> Iterator[str]:
 
     for field in schema:
         comment = "  # no row had a value: choose its type" if pa.types.is_null(field.type) else ""
-        yield f"{json.dumps(field.name, ensure_ascii=False)}: {_written(field.type)},{comment}"
+        yield f"{_quoted(field.name)}: {_written(field.type)},{comment}"
 
 
-_NAMES = {"double": "float64", "float": "float32", "halffloat": "float16", "date32[day]": "date32"}
+def _quoted(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
+
+
+_NAMES = {
+    "double": "float64",
+    "float": "float32",
+    "halffloat": "float16",
+    "date32[day]": "date32",
+    "date64[ms]": "date64",
+    "extension<arrow.uuid>": "uuid",
+    "extension<arrow.json>": "json_",
+    "extension<arrow.bool8>": "bool8",
+}
 """Names of types that pyarrow does not print as it calls them."""
 
 
@@ -85,8 +100,8 @@ def _written(kind: pa.DataType) -> str:
     import pyarrow as pa
 
     name = _NAMES.get(str(kind), str(kind))
-    is_named = name.isidentifier() and not kind.num_fields
-    return json.dumps(name) if is_named and pa.type_for_alias(name) == kind else _made(kind)
+    is_plain = name.isidentifier() and not kind.num_fields and not isinstance(kind, pa.BaseExtensionType)
+    return json.dumps(name) if is_plain and pa.type_for_alias(name) == kind else _made(kind)
 
 
 def _made(kind: pa.DataType) -> str:
@@ -99,16 +114,40 @@ def _made(kind: pa.DataType) -> str:
         return f'pa.{name}("{kind.unit}"{zone})'
     if pa.types.is_decimal(kind):
         return f"pa.decimal{kind.bit_width}({kind.precision}, {kind.scale})"
+    if pa.types.is_fixed_size_binary(kind):
+        return f"pa.binary({kind.byte_width})"
     if pa.types.is_struct(kind):
-        fields = ", ".join(
-            f"{json.dumps(field.name, ensure_ascii=False)}: {_made(field.type)}" for field in kind
+        fields = list(kind)
+        if len({field.name for field in fields}) < len(fields) or not all(field.nullable for field in fields):
+            return f"pa.struct([{', '.join(map(_made_field, fields))}])"
+        return (
+            f"pa.struct({{{', '.join(f'{_quoted(field.name)}: {_made(field.type)}' for field in fields)}}})"
         )
-        return f"pa.struct({{{fields}}})"
     if pa.types.is_map(kind):
-        return f"pa.map_({_made(kind.key_type)}, {_made(kind.item_type)})"
-    if pa.types.is_list(kind):
-        return f"pa.list_({_made(kind.value_type)})"
+        order = ", keys_sorted=True" if kind.keys_sorted else ""
+        return f"pa.map_({_made(kind.key_type)}, {_item_of(kind.item_field, 'value')}{order})"
+    if isinstance(kind, _lists()):
+        length = f", {kind.list_size}" if pa.types.is_fixed_size_list(kind) else ""
+        name = "list_" if length or pa.types.is_list(kind) else str(kind).partition("<")[0]
+        return f"pa.{name}({_item_of(kind.value_field, 'item')}{length})"
     if pa.types.is_dictionary(kind):
-        return f"pa.dictionary({_made(kind.index_type)}, {_made(kind.value_type)})"
+        order = ", ordered=True" if kind.ordered else ""
+        return f"pa.dictionary({_made(kind.index_type)}, {_made(kind.value_type)}{order})"
     name = _NAMES.get(str(kind), str(kind))
     return f"pa.{name}{'_' if name == 'bool' else ''}()"
+
+
+def _lists() -> tuple[type[Any], ...]:
+    import pyarrow as pa
+
+    return pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType
+
+
+def _item_of(field: pa.Field, usual: str) -> str:
+    """What is between the brackets of a list: the type alone, if the field is as pyarrow makes it of that."""
+    return _made(field.type) if field.nullable and field.name == usual else _made_field(field)
+
+
+def _made_field(field: pa.Field) -> str:
+    never_null = "" if field.nullable else ", nullable=False"
+    return f"pa.field({_quoted(field.name)}, {_made(field.type)}{never_null})"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from minishuffle.dataflow.rowtypes import Returns, returned_row
+from minishuffle.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,14 +94,19 @@ def _found(rows: TypedRows | ReturnedRows | ErrorRows) -> RowsSchema | None:
             row = returned_row(fn, returns)
             return None if row is None else RowsSchema(arrow_schema(row))
         case ErrorRows(of):
-            return _found_errors(found_schema(of))
+            return _found_errors(of)
 
 
-def _found_errors(records: RowsSchema | None) -> RowsSchema | None:
+def _found_errors(of: Sequence[KnownRows]) -> RowsSchema | None:
+    """None also for records of no columns, such as numbers, which need none to stand in one."""
     import pyarrow as pa
 
     from minishuffle.dataflow.operators.convert import RowsSchema
 
+    try:
+        records = found_schema(of)
+    except UsageError:
+        return None
     if records is None:
         return None
     schema = records.schema

@@ -266,7 +266,14 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
             time, beside = EventTime(column=HIDDEN_TIME, each=time.each), time
         operator = ToArrow(found or RowsSchema(pa.schema([])), beside, on_error=on_error)
         errors = errors_aside(operator)
-        node = Node(operator.name, feeds, operators=(operator,), follows=True, is_auxiliary=True)
+        node = Node(
+            operator.name,
+            feeds,
+            operators=(operator,),
+            follows=True,
+            is_auxiliary=True,
+            errors=errors_of(operator, feeds),
+        )
         return Table((Feed(node),), found.schema, None, time, errors)
 
     def _undeclared(self) -> Stream[T]:

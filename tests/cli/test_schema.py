@@ -12,7 +12,7 @@ from minishuffle.cli.loading import load_job
 from minishuffle.cli.main import cli
 from minishuffle.cli.schema import _written
 from minishuffle.dataflow.arguments import arrow_schema
-from minishuffle.errors import InvalidGraph, UsageError
+from minishuffle.errors import InvalidGraph, TaskFailed, UsageError
 
 JOB = """\
 from datetime import datetime, timedelta
@@ -103,13 +103,50 @@ def test_a_step_without_rows_has_no_schema_to_show(tmp_path: Path, monkeypatch: 
         load_job("job.py:job").build(["n=5"])
 
 
+ODD = """\
+from minishuffle import Stream
+pairs = Stream.items([{"k": 1}, {"k": 1}]).key_by("k").count().to_table().collect()
+mixed = Stream.items([1, 2]).map(lambda n: {"n": n} if n > 1 else n).to_table().collect()
+raises = Stream.items([0]).map(lambda n: 1 // n).to_table().collect()
+errors = Stream.items([0]).map(lambda n: 1 // n, on_error="side").errors.to_table().collect()
+"""
+PAIRS = """\
+# to_table at odd.py:2
+# from 2 rows
+# the rows are tuples or lists, whose values have no names: choose names
+to_table({
+    "column_1": "int64",
+    "column_2": "int64",
+})
+"""
+
+
+def test_rows_without_names_errors_and_functions_that_raise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd.py").write_text(ODD)
+    assert shown("odd.py:pairs") == PAIRS
+    with pytest.raises(UsageError, match=r"^to_table at odd.py:3: Arrow takes .* and one is 1: map the rows"):
+        shown("odd.py:mixed")
+    with pytest.raises(TaskFailed, match=r"^map: ZeroDivisionError: (?s:.*) line 4, in <lambda>"):
+        shown("odd.py:raises")
+    assert '"record": "int64"' in shown("odd.py:errors")
+
+
 @pytest.mark.parametrize(
     "kind",
     [
         *(pa.bool_(), pa.float32(), pa.date32(), pa.binary(), pa.large_string(), pa.time64("us")),
         *(pa.duration("ms"), pa.timestamp("ns", "Europe/Paris"), pa.decimal128(5, 2), pa.decimal256(50, 1)),
         pa.struct({"a b": pa.list_(pa.bool_()), "c": pa.map_(pa.string(), pa.float64())}),
-        pa.dictionary(pa.int32(), pa.string()),
+        *(pa.dictionary(pa.int32(), pa.string()), pa.dictionary(pa.int8(), pa.string(), ordered=True)),
+        *(pa.uuid(), pa.bool8(), pa.json_(), pa.binary(16), pa.date64(), pa.struct([])),
+        *(pa.large_list(pa.string()), pa.list_(pa.int8(), 3), pa.list_view(pa.int8())),
+        pa.large_list_view(pa.list_(pa.field("element", pa.date64(), nullable=False))),
+        pa.struct([pa.field("a", pa.uuid(), nullable=False)]),
+        pa.struct([("a", pa.int8()), ("a", pa.binary(2))]),
+        pa.map_(pa.string(), pa.field("v", pa.int8(), nullable=False), keys_sorted=True),
     ],
     ids=str,
 )

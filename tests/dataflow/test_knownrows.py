@@ -71,6 +71,10 @@ KNOWN: dict[str, tuple[Callable[[], Stream[Any]], pa.Schema]] = {
         lambda: small().filter(bool, on_error="side").errors,
         pa.schema({"operator": pa.string(), "error": pa.string(), "record": pa.struct(list(SMALL))}),
     ),
+    "errors of to_table": (
+        lambda: items().to_table({"x": int}, on_error="side").errors,
+        pa.schema({"operator": pa.string(), "error": pa.string(), "record": pa.struct(list(OF_ITEMS))}),
+    ),
     "errors of process": (
         lambda: small().key_by("x").process(points, on_error="side").errors,
         pa.schema({"operator": pa.string(), "error": pa.string(), "record": pa.struct(list(SMALL))}),
@@ -94,6 +98,7 @@ UNKNOWN: dict[str, Callable[[], Stream[Any]]] = {
     "count": lambda: small().key_by("x").count(),
     "side": lambda: small().map(point, sides=["odd"]).side("odd"),
     "errors of rows that are not known": lambda: Stream.generate(records=1).map(str, on_error="side").errors,
+    "errors of items without columns": lambda: Stream.items([1]).map(str, on_error="side").errors,
     "no items": lambda: Stream.items([]),
     "text and dicts": lambda: Stream.text(__file__).union(items()),
 }

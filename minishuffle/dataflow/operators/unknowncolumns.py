@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.rowobjects import as_dicts
 from minishuffle.dataflow.operators.times import HIDDEN_TIME
-from minishuffle.errors import InvalidGraph
+from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.exchange.batch import Batch
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["UnknownColumns"]
+__all__ = ["FoundColumns", "UnknownColumns"]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundColumns:
+    """The columns of rows or batches. ``are_named``: by these, and not by their positions alone."""
+
+    schema: pa.Schema
+    are_named: bool
 
 
 class UnknownColumns(ChainedOperator):
@@ -34,28 +43,40 @@ class UnknownColumns(ChainedOperator):
         self.place = place
         self.form = form
 
-    @staticmethod
-    def columns_of(batches: Sequence[Batch]) -> pa.Schema | None:
+    def columns_of(self, batches: Sequence[Batch]) -> FoundColumns | None:
         """Those that hold what comes to it; None: nothing comes.
 
         Raises:
-            UsageError: there are none.
+            UsageError: there are none; names the step and its place.
         """
-        from minishuffle.dataflow.operators.convert import schema_of_rows
-        from minishuffle.dataflow.operators.widertype import wider_schema
-
-        rows: list[Any] = []
-        found: pa.Schema | None = None
-        for batch in batches:
-            if isinstance(batch.payload, list):
-                rows += map(as_dicts, batch.payload)
-            else:
-                found = wider_schema(found, batch.payload.schema, "the batches")
-        if rows:
-            return schema_of_rows(rows)
-        if found is None or HIDDEN_TIME not in found.names:
-            return found
-        return found.remove(found.get_field_index(HIDDEN_TIME))
+        try:
+            return _columns_of(batches)
+        except UsageError as error:
+            raise UsageError(f"{self.step} at {self.place}: {error}") from error
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         raise InvalidGraph(f"{self.step} at {self.place} has no schema yet: this plan is a draft")
+
+
+def _columns_of(batches: Sequence[Batch]) -> FoundColumns | None:
+    from minishuffle.dataflow.operators.convert import schema_of_rows
+    from minishuffle.dataflow.operators.widertype import wider_schema
+
+    rows: list[Any] = []
+    found: pa.Schema | None = None
+    for batch in batches:
+        if isinstance(batch.payload, list):
+            rows += map(as_dicts, batch.payload)
+        else:
+            found = wider_schema(found, batch.payload.schema, "the batches")
+    if rows:
+        lengths = {len(row) if isinstance(row, list) else 0 for row in rows}
+        if lengths == {0} or len(lengths) > 1:
+            return FoundColumns(schema_of_rows(rows), are_named=True)
+        names = [f"column_{number}" for number in range(1, max(lengths) + 1)]
+        return FoundColumns(
+            schema_of_rows([dict(zip(names, row, strict=True)) for row in rows]), are_named=False
+        )
+    if found is not None and HIDDEN_TIME in found.names:
+        found = found.remove(found.get_field_index(HIDDEN_TIME))
+    return None if found is None else FoundColumns(found, are_named=True)
