@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from minishuffle.dataflow.arguments import check_columns
-from minishuffle.errors import UsageError
+from minishuffle.errors import UsageError, WrongColumns
 from minishuffle.exchange.schemas import long_types, with_types
 
 if TYPE_CHECKING:
@@ -39,14 +40,13 @@ def expression_type(schema: pa.Schema, expression: pc.Expression, where: str) ->
     import pyarrow as pa
 
     from minishuffle.dataflow.operators.categories import refuse_order_in
-    from minishuffle.dataflow.operators.relational import missing_column, of_untyped
+    from minishuffle.dataflow.operators.relational import missing_column
 
     refuse_order_in(where, schema, [expression])
     schema = _read_part(schema, expression)
     try:
         if any(map(pa.types.is_null, schema.types)):
-            row = pa.table([pa.nulls(1, kind) for kind in long_types(schema)], names=schema.names)
-            return of_untyped(row, expression).type
+            return _untyped_type(schema, expression)
         kind = _bound_type(schema, expression)
         _check_one_row(schema, expression, where)
         return kind
@@ -56,6 +56,33 @@ def expression_type(schema: pa.Schema, expression: pc.Expression, where: str) ->
         if "MetaFunction" in str(error):
             raise _of_many_rows(expression, where) from error
         raise UsageError(f"{where}: {expression!s:.200}: {error!s:.400}") from error
+
+
+def _untyped_type(schema: pa.Schema, expression: pc.Expression) -> pa.DataType:
+    """The type of what it makes of columns of which some have type null. Raises ArrowException, and
+    WrongColumns if the result depends on the type that they have not."""
+    import pyarrow as pa
+
+    from minishuffle.dataflow.operators.relational import of_untyped
+
+    kinds = long_types(schema)
+    row = pa.table([pa.nulls(1, kind) for kind in kinds], names=schema.names)
+    found = of_untyped(row, expression).type
+    if pa.types.is_null(found):  # It may be that of another column's values.
+        with suppress(pa.ArrowException, WrongColumns):
+            row = pa.table(list(map(_one_value, kinds)), names=schema.names)
+            found = of_untyped(row, expression).type
+    return found
+
+
+def _one_value(kind: pa.DataType) -> pa.Array:
+    """A value of the type; null if it has none that a 1 can become."""
+    import pyarrow as pa
+
+    try:
+        return pa.array([1]).cast(kind)
+    except pa.ArrowException:
+        return pa.nulls(1, kind)
 
 
 def _read_part(schema: pa.Schema, expression: pc.Expression) -> pa.Schema:

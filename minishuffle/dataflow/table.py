@@ -164,8 +164,15 @@ class Table(TableSources, StreamSinks):
         }
         timed = self._with_time_apart() if self._time_column in added else self
         reads = _reads_added(added, columns_read(added.values()))
-        operator = Projection("with_columns", None, added)
-        return timed._step(operator, self._with(added), timed._time, True, reads)
+        schema = self._with(added)
+        untyped = {name: schema.field(name).type for name in added if self._reads_null(added[name])}
+        operator = Projection("with_columns", None, added, untyped=untyped)
+        return timed._step(operator, schema, timed._time, True, reads)
+
+    def _reads_null(self, expression: pc.Expression) -> bool:
+        """Whether it reads a column of type null."""
+        kinds = (self._schema.field(name).type for name in columns_read([expression]))
+        return any(str(kind) == "null" for kind in kinds)
 
     def _with(self, added: Mapping[str, pc.Expression]) -> pa.Schema:
         """The schema with the columns of these expressions."""

@@ -248,6 +248,16 @@ def test_what_is_the_same_whatever_a_type_turns_out_to_be_is_an_answer(name: str
     assert row["z"] == value or name == "not a number" and math.isnan(row["z"])
 
 
+def test_a_result_has_one_type_also_where_no_type_of_what_it_reads_is_known() -> None:
+    rows = Stream.items([{"k": k, "n": None, "t": k} for k in (1, 9)]).to_table().event_time("t")
+    some = pc.if_else(pc.field("k") > 3, pc.field("n") > 1, pc.field("n").is_null())
+    table = rows.with_columns(z=some, one=pc.scalar(1)).key_by("one").aggregate(z=("z", "last"))
+    assert run(table.collect(), Cut(1, rows=1)).rows == [{"one": 1, "z": None}]
+    odd = rows.with_columns(z=pc.if_else(pc.field("k") > 3, pc.coalesce(pc.field("n"), 7), pc.field("n")))
+    with pytest.raises(WrongColumns, match=r"with_columns\(z=...\) reads a column without values"):
+        run(odd.collect(), Cut(1, rows=1))
+
+
 def test_each_expression_finds_the_types_of_its_own_columns() -> None:
     rows: list[dict[str, Any]] = [{"k": 1}, {"k": 2, "s": "x", "at": datetime.datetime(2026, 1, 1)}]
     table = Stream.items(rows).to_table()

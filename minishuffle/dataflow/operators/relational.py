@@ -73,9 +73,11 @@ class Projection(ChainedOperator):
         outputs: what each column is. None: all columns that are there, then those of ``added``.
         added: columns that replace those of their name, or follow the others.
         dropped: columns that are left out, with ``outputs`` None.
+        untyped: the types of those of ``added`` that read columns of type null.
 
     Raises:
         MissingColumn: a batch lacks a column.
+        WrongColumns: one of ``untyped`` has another type.
         UsageError: an expression fails, by an overflow for example.
     """
 
@@ -86,12 +88,15 @@ class Projection(ChainedOperator):
         added: Mapping[str, Value] | None = None,
         dropped: Sequence[str] = (),
         renamed: Mapping[str, str] | None = None,
+        *,
+        untyped: Mapping[str, pa.DataType] | None = None,
     ) -> None:
         self.name = label
         self._outputs = None if outputs is None else dict(outputs)
         self._added = dict(added or {})
         self._dropped = frozenset(dropped)
         self._renamed = dict(renamed or {})
+        self._untyped = dict(untyped or {})
 
     def for_columns(self, used: Used) -> Projection:
         """(At submission.) Without the hidden column of event time if nothing reads it."""
@@ -108,10 +113,22 @@ class Projection(ChainedOperator):
         wanted = self._wanted(given.schema.names)
         computed = {name: value for name, value in wanted.items() if not isinstance(value, str)}
         values = dict(zip(computed, evaluated(given, list(computed.values()), self.name), strict=True))
+        values |= {name: self._typed(name, values[name]) for name in self._untyped}
         arrays = [values[name] if name in values else column_of(given, wanted[name]) for name in wanted]
         made = pa.RecordBatch.from_arrays(arrays, names=list(wanted))
         kept = {name: wanted[name] for name in wanted if name not in values}
         emit(Batch(still_marked(made, given, kept)))
+
+    def _typed(self, name: str, values: pa.Array) -> pa.Array:
+        kind = self._untyped[name]
+        if values.type == kind:
+            return values
+        if values.null_count < len(values):
+            raise WrongColumns(
+                f"{self.name}({name}=...) reads a column without values, so that the type of its result is "
+                "not known: declare the column with to_table(schema), or cast the result"
+            )
+        return pa.nulls(len(values), kind)
 
     def _wanted(self, given: Sequence[str]) -> dict[str, Any]:
         """What each output column is, of a batch that has the columns ``given``."""
