@@ -23,9 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
+from pyarrow import csv
 from xdist.remote import Producer
 
 from minishuffle import launch
@@ -69,9 +71,11 @@ os.environ.setdefault("MINISHUFFLE_SUSPECT_AFTER", "2.0")
 
 launch.Popen = forked.started  # type: ignore[assignment, misc]
 
-# libuv opens a signal pipe for the whole process at its first loop, which is no test's leak.
+# libuv opens a signal pipe for the whole process at its first loop, and pyarrow one when it first reads a
+# whole CSV file: no test leaks those.
 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as first_loop:
     first_loop.run(asyncio.sleep(0))
+csv.read_csv(pa.BufferReader(b"a\n1\n"))
 
 
 OWN_JVM = {"new_jvm", "own_jvm"}
