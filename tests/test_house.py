@@ -81,7 +81,6 @@ SAME_FILE_NAME = {
     "drill": "what it runs and the command",
     "control": "the bytes of control messages, and the links that carry them",
     "connection": "the machine, and an external client's shell of one",
-    "keyed": "the stream and its operators",
     "reader": "a source's reader and a result's",
     "pausing": "the pause of a job, and where each of its tasks stops",
     "spool": "the file and the sink that writes it",

@@ -66,9 +66,7 @@ def _into_store(store: RowStore) -> Take:
 
 
 def _into_objects() -> Take:
-    store = RowStore()
-    store.discard("")  # Nothing is packed from here on.
-    return _into_store(store)
+    return _into_store(RowStore(packs=False))
 
 
 def _into_packed() -> Take:

@@ -62,9 +62,9 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
 
     def count(self, emit: Emission | None = None) -> Stream[Any]:
         """The number of records of each key."""
-        from minishuffle.dataflow.operators.keyed import CountRows
+        from minishuffle.operators.reductions import KeyCount, KeyedReduction
 
-        counting = CountRows(checked_emission(emit, self._stream._feeds))
+        counting = KeyedReduction(KeyCount(), checked_emission(emit, self._stream._feeds))
         feeds = self._rows_by_key(alone=True)
         return Stream((Feed(Node(counting.name, feeds, operators=(counting,))),))
 
@@ -72,10 +72,11 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
         self, fn: Callable[[T, T], T], emit: Emission | None = None, *, on_error: OnError = "fail"
     ) -> Stream[tuple[Any, T]]:
         """Combine the rows of each key: ``fn(value, row)``, the first row being the first value."""
-        from minishuffle.dataflow.operators.keyed import ReduceRows
+        from minishuffle.operators.reductions import KeyedReduction, RowFold
 
         check_callable(fn, "reduce")
-        return self._on_rows(ReduceRows(fn, checked_emission(emit, self._stream._feeds), on_error))
+        when = checked_emission(emit, self._stream._feeds)
+        return self._on_rows(KeyedReduction(RowFold(fn), when, on_error))
 
     def fold(
         self,
@@ -87,13 +88,12 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
     ) -> Stream[tuple[Any, S]]:
         """Any Python value for each key: ``create()`` makes it, ``add(value, row)`` returns the next one, or
         the same changed."""
-        from minishuffle.dataflow.operators.keyed import FoldRows
+        from minishuffle.operators.reductions import KeyedReduction, RowFold
 
         check_callable(create, "fold")
         check_callable(add, "fold")
-        return self._on_rows(
-            FoldRows(create, add, checked_emission(emit, self._stream._feeds), on_error), "fold"
-        )
+        when = checked_emission(emit, self._stream._feeds)
+        return self._on_rows(KeyedReduction(RowFold(add, create), when, on_error), "fold")
 
     def _unkeyed(self) -> Stream[T]:
         return self._stream

@@ -58,11 +58,11 @@ class KeyedTable(Windowable["WindowedTable"]):
 
     def count(self, emit: Emission | None = None) -> Table:
         """The number of rows of each key, in the column ``count``."""
-        from minishuffle.dataflow.operators.keyed import CountArrow
+        from minishuffle.operators.reductions import KeyedReduction, count_by_key
 
         when = checked_emission(emit, self._table._feeds)
         schema = self._aggregated({"count": (self._keys[0], "count")}, at_end=when == "end")
-        return self._computed(CountArrow(self._keys, when, "count"), schema, self._keys)
+        return self._computed(KeyedReduction(count_by_key(self._keys), when), schema, self._keys)
 
     def aggregate(self, emit: Emission | None = None, **columns: tuple[str, str]) -> Table:
         """Columns of each key's rows: ``total=("amount", "sum"), n=("amount", "count")``.
@@ -78,12 +78,13 @@ class KeyedTable(Windowable["WindowedTable"]):
             UsageError: no columns, an unknown function, or two columns of one name.
             UnknownName: there is no such column.
         """
-        from minishuffle.dataflow.operators.aggregates import BY_TIME
-        from minishuffle.dataflow.operators.keyed import AggregateArrow
+        from minishuffle.dataflow.operators.aggregates import BY_TIME, outputs_of
+        from minishuffle.operators.reductions import Aggregation, KeyedReduction
 
         self._check_aggregates(columns)
         when = checked_emission(emit, self._table._feeds)
-        operator = AggregateArrow(self._keys, columns, when, self._table._time)  # type: ignore[arg-type]
+        outputs = outputs_of(columns, self._table._time)  # type: ignore[arg-type]
+        operator = KeyedReduction(Aggregation(self._keys, outputs), when)
         schema = self._aggregated(columns, at_end=when == "end")
         used = (*self._keys, *(column for column, _ in columns.values()))
         if any(function in BY_TIME for _, function in columns.values()):

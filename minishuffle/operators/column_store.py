@@ -37,6 +37,8 @@ class ColumnStore:
     def __init__(self, outputs: Outputs) -> None:
         self._outputs = outputs
         self._index = KeyIndex()
+        self._size = 0
+        """How many slots there are."""
         self._slots: dict[int, list[Vector]] = {}
         """By namespace its slots, ascending; in the order in which namespaces first came."""
         self._is_plain = False
@@ -51,7 +53,7 @@ class ColumnStore:
         """By slot the last mark before it was last touched."""
 
     def __len__(self) -> int:
-        return len(self._index) - self._spare
+        return self._size - self._spare
 
     @property
     def namespaces(self) -> Iterable[int | None]:
@@ -64,9 +66,9 @@ class ColumnStore:
         """
         if self._gone and namespaces is not None and self._must_compact(namespaces):
             self._compact()
-        known = len(self._index)
+        known = self._size
         slots = self._index.lookup([*keys] if namespaces is None else [pa.array(namespaces), *keys])
-        size = len(self._index)
+        size = self._size = len(self._index)
         for _, _, aggregate in self._outputs:
             aggregate.grow(size)
         if size == known:
@@ -86,7 +88,7 @@ class ColumnStore:
         return slots
 
     def _must_compact(self, namespaces: Vector) -> bool:
-        if self._spare > max(_SPARE_SLOTS, len(self._index) // 2):
+        if self._spare > max(_SPARE_SLOTS, self._size // 2):
             return True
         # As a rule only windows that are later than all that have fired come.
         if namespaces.min() > self._latest_gone:
@@ -97,7 +99,7 @@ class ColumnStore:
         live = np.sort(self._slots_of(self._slots))
         index = KeyIndex()
         index.lookup(self._index.keys(live))
-        self._index, self._spare, self._gone = index, 0, set()
+        self._index, self._size, self._spare, self._gone = index, len(index), 0, set()
         for _, _, aggregate in self._outputs:
             aggregate.keep(live)
         self._marks = self._marks[live[live < len(self._marks)]]
@@ -110,7 +112,7 @@ class ColumnStore:
 
     def _all_slots(self) -> Vector:
         """In the order of iteration."""
-        return np.arange(len(self._index)) if self._is_plain else self._slots_of(self._slots)
+        return np.arange(self._size) if self._is_plain else self._slots_of(self._slots)
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -122,7 +124,7 @@ class ColumnStore:
         return self._plain_columns()
 
     def _plain_columns(self) -> Iterator[Columns]:
-        keys, size = self._index.keys(), len(self._index)
+        keys, size = self._index.keys(), self._size
         for first in range(0, size, BATCH_ROWS_MAX):
             some = slice(first, min(first + BATCH_ROWS_MAX, size))
             values = [aggregate.at(some) for _, _, aggregate in self._outputs]
@@ -154,13 +156,13 @@ class ColumnStore:
     # --- what has changed ------------------------------------------------------------------------------
 
     def touch(self, slots: Vector, mark: int) -> None:
-        self._marks = grown(self._marks, len(self._index), -1)
+        self._marks = grown(self._marks, self._size, -1)
         self._marks[slots] = mark
 
     def touched_since(self, mark: int) -> Iterator[Columns]:
         """What :meth:`columns` gives of the slots that were touched at that mark or later."""
         live = self._all_slots()
-        return self._at(live[grown(self._marks, len(self._index), -1)[live] >= mark])
+        return self._at(live[grown(self._marks, self._size, -1)[live] >= mark])
 
     # --- parts -----------------------------------------------------------------------------------------
 
@@ -180,4 +182,4 @@ class ColumnStore:
         names = part.batch.schema.names
         namespaces = part.batch[_NAMESPACE].to_numpy() if _NAMESPACE in names else None
         slots = self.take(key_columns_of(part), namespaces)
-        merge_states(self._outputs, slots, len(self._index), part.batch)
+        merge_states(self._outputs, slots, self._size, part.batch)

@@ -16,7 +16,8 @@ What is no value of a key is in a ``TaskState``, which is written and read in th
 =======================  =======  ====================  ======================================================
 operator                 payload  store                 what it writes
 =======================  =======  ====================  ======================================================
-count, reduce, fold      rows     objects, packed       values: numbers, or packed objects
+reduce, fold             rows     objects, packed       values: numbers, or packed objects
+count                    rows     objects; slots        values: numbers
 count, aggregate         columns  slots                 columns of the aggregates
 distinct                 columns  slots                 keys alone
 top_n                    columns  slots; TaskState      its rows, by key
@@ -35,7 +36,8 @@ sinks                    both     TaskState             the open file, numbers o
 all others               both     none                  nothing
 =======================  =======  ====================  ======================================================
 
-How far event time is at each operator is written by the run loop.
+Broadcast joins, ``map_async`` and sinks write nothing so far. Joins, sessions, windows, ``process`` and
+``top_n`` write the same, from indexes and dicts of their own.
 """
 
 from __future__ import annotations
@@ -96,6 +98,7 @@ class KeyedState:
         timers: of keys (canonical, without a namespace), by the name of their clock. A key with a timer has
             a value.
         ages: whether it is known when each key was last touched, see :meth:`touch`.
+        packs: see ``RowStore``.
         name: of its parts, among those of an operator that has several states.
     """
 
@@ -105,11 +108,13 @@ class KeyedState:
         *,
         timers: Mapping[str, Timers] | None = None,
         ages: bool = False,
+        packs: bool = True,
         name: str = "values",
     ) -> None:
         self.timers = timers or {}
         self._name = name
         self._columns = ColumnStore(outputs or [])
+        self._packs = packs
         self._stores: dict[Namespace, RowStore] = {}
         self._last: Sequence[tuple[RowStore, list[int] | None]] = ()
         """The packed stores of the last batch, and which of its records are of each; None: all."""
@@ -125,12 +130,16 @@ class KeyedState:
 
     def __len__(self) -> int:
         """How many values there are, in all namespaces; keys that were only dropped may be among them."""
+        if self._moved:
+            self._count_moved()
+        return self._total + len(self._columns)
+
+    def _count_moved(self) -> None:
         for namespace in self._moved:
             count = len(self._stores[namespace])
             self._total += count - self._counted.get(namespace, 0)
             self._counted[namespace] = count
         self._moved.clear()
-        return self._total + len(self._columns)
 
     def __contains__(self, namespace: Namespace) -> bool:
         return namespace in self._stores or namespace in self._columns.namespaces
@@ -158,7 +167,7 @@ class KeyedState:
         if self._log is not None:
             self._log.touch(namespace, forms)
         held, places = store.take(forms)
-        self._last = ((store, None),)
+        self._last = () if places is forms else ((store, None),)
         return held, places, forms
 
     def take_each(
@@ -195,7 +204,8 @@ class KeyedState:
             held, found = store.take(own)
             for row, place in zip(mine, found, strict=True):
                 tables[row], places[row] = held, place
-            last.append((store, mine))
+            if found is not own:
+                last.append((store, mine))
         self._last = last
         return tables, places
 
@@ -207,7 +217,7 @@ class KeyedState:
     def _store(self, namespace: Namespace) -> RowStore:
         store = self._stores.get(namespace)
         if store is None:
-            store = self._stores[namespace] = RowStore()
+            store = self._stores[namespace] = RowStore(packs=self._packs)
         self._moved.add(namespace)
         return store
 

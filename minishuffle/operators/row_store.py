@@ -37,6 +37,25 @@ _DTYPES: Final[dict[type, Any]] = {float: np.float64, int: np.int64, object: obj
 """How values of a type are kept; integers as objects if one is longer than 64 bits."""
 
 
+class _Equal:
+    """Is equal to a key, and keeps the object in a dict that it was found equal to."""
+
+    __slots__ = ("_form", "found")
+
+    def __init__(self, form: Any) -> None:
+        self._form = self.found = form
+
+    def __hash__(self) -> int:
+        code: int = self._form.__hash__()
+        return code
+
+    def __eq__(self, other: object) -> bool:
+        if other != self._form:
+            return False
+        self.found = other
+        return True
+
+
 class _Objects(dict[Any, Any]):
     """Gives ``ABSENT`` for a key that is not there."""
 
@@ -48,6 +67,12 @@ class _Objects(dict[Any, Any]):
     def are_known(self, forms: list[Any]) -> list[bool]:
         """Which of these keys are there."""
         return list(map(self.__contains__, forms))
+
+    def stored(self, form: Any) -> Any:
+        """The key itself that is equal to this one: True, say, if 1 is asked for."""
+        equal = _Equal(form)
+        self.get(equal)
+        return equal.found
 
 
 class _Packed:
@@ -143,15 +168,18 @@ class RowStore:
     :meth:`take` gives what stands for the batch's values and where each record finds its own; :meth:`put`
     takes the values back. They come in the batch's order, so that of several records of one key the last
     one's value stays. A key is shown as the first record with it brought it.
+
+    Args:
+        packs: whether many values are packed; not worth it where a loop of C brings those of a dict forward.
     """
 
     __slots__ = ("_batches", "_check_at", "_rows", "_shown", "_values")
 
-    def __init__(self) -> None:
+    def __init__(self, *, packs: bool = True) -> None:
         self._values: _Objects | _Packed = _Objects()
         self._shown: dict[Any, Any] = {}
         """The key to show for a canonical key, where the two differ."""
-        self._check_at: float = PACKED_KEYS_MIN
+        self._check_at: float = PACKED_KEYS_MIN if packs else math.inf
         """Look again whether to pack at so many keys; inf: never."""
         self._batches = self._rows = 0
         """Since the last look."""
@@ -174,7 +202,7 @@ class RowStore:
         """``held`` and ``places``: ``held[place]`` is the value of the key at the same position of ``forms``
         (at least one), :data:`ABSENT` if it has none yet, and is to be set to the new one."""
         values = self._values
-        if isinstance(values, _Packed):
+        if type(values) is _Packed:
             found = values.take(forms)
             if found is not None:
                 return found
@@ -202,12 +230,21 @@ class RowStore:
         for key, form, is_known in zip(keys, forms, known, strict=True):
             if not is_known:
                 new.setdefault(form, key)
+            elif key is not form and form not in self._shown:
+                self._show_stored(form)
         for form, key in new.items():
             if form is not key:
                 self._shown.setdefault(form, key)
 
+    def _show_stored(self, form: Any) -> None:
+        """Show a key that is equal to its canonical form in a dict, and another object. None is packed."""
+        if type(self._values) is _Objects:
+            stored = self._values.stored(form)
+            if type(stored) is not type(form):
+                self._shown[form] = stored
+
     def shown(self, forms: Iterable[Any]) -> Iterable[Any]:
-        """These canonical keys as they are shown."""
+        """These canonical keys, as a batch brought them, as they are shown."""
         shown = self._shown
         return (shown.get(form, form) for form in forms) if shown else forms
 

@@ -7,11 +7,11 @@ from typing import Any, get_args
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.aggregate import AggregateArrow
 from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.operators.chained import Emission
 from minishuffle.dataflow.schemas import aggregated_schema
 from support.batches import as_batch, collecting
+from support.reducing import aggregating
 
 TABLE = pa.table(
     {
@@ -36,7 +36,7 @@ COLUMNS = {
 @pytest.mark.parametrize("keys", [("text",), ("large",), ("at", "amount")])
 def test_what_is_told_is_what_comes(keys: tuple[str, ...], emit: Emission) -> None:
     out: list[Any] = []
-    operator = AggregateArrow(keys, COLUMNS, emit)  # type: ignore[arg-type]
+    operator = aggregating(keys, COLUMNS, emit)
     operator.open(TaskContext("job", "task", 0, 1, 1))
     operator.process(as_batch(TABLE.to_batches()[0]), 0, collecting(out))
     operator.finish(collecting(out))

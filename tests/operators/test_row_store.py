@@ -133,6 +133,19 @@ def test_a_key_that_is_known_stays_as_it_was_shown_when_keys_no_longer_fit() -> 
     assert [repr(key) for key, _ in store.items()] == ["1", "2", "3", "4", str(2**63)]
 
 
+def test_a_key_that_is_plain_and_no_canonical_form_is_shown_too() -> None:
+    store = RowStore()
+    for keys in ([True, 2.0, 3, "a"], [Decimal(1), Decimal(2), Decimal(3), "a", Decimal("NaN")]):
+        forms = canonical_rows(keys)
+        if forms is not keys:
+            store.remember(keys, forms)
+        held, places = store.take(forms)
+        for place in places:
+            held[place] = 0
+    assert list(map(repr, store.shown(forms))) == ["True", "2.0", "3", "'a'", "Decimal('NaN')"]
+    assert len(store) == 5
+
+
 @pytest.mark.usefixtures("soon")
 def test_a_key_is_discarded_and_nothing_is_packed_again() -> None:
     model = Model()

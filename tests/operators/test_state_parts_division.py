@@ -17,7 +17,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.aggregate import AggregateArrow, CountArrow
 from minishuffle.dataflow.operators.aggregates import outputs_of
 from minishuffle.dataflow.operators.asof import AsOfArrow
 from minishuffle.dataflow.operators.base import (
@@ -37,7 +36,6 @@ from minishuffle.dataflow.operators.joinarrow import JoinArrow
 from minishuffle.dataflow.operators.joincolumns import JoinColumns
 from minishuffle.dataflow.operators.joinrows import JoinRows
 from minishuffle.dataflow.operators.joins import Bounds
-from minishuffle.dataflow.operators.keyed import CountRows, FoldRows, ReduceRows
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.process import ProcessRows
 from minishuffle.dataflow.operators.sessions import Closing, SessionArrow, SessionRows
@@ -51,6 +49,7 @@ from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.partitioner import Partitioner
 from minishuffle.operators.state_parts import StatePart, divided
 from support.batches import as_batch, collecting
+from support.reducing import aggregating, counting, counting_columns, folding, reducing
 
 T = EventTime(column="t")
 KEYS = [0, 1, True, 2.0, 2.5, "a", None, (1, "b"), b"x", datetime(2026, 1, 1, tzinfo=UTC)]
@@ -149,10 +148,10 @@ class Case:
 PANES = Panes("panes", lateness=3, early=2)
 
 CASES = {
-    "count": Case(lambda: CountRows("end"), rows),
-    "reduce": Case(lambda: ReduceRows(merged, "end"), rows),
-    "fold": Case(lambda: FoldRows(list, listed, "end"), rows),
-    "fold each": Case(lambda: FoldRows(list, listed, "each"), rows),
+    "count": Case(lambda: counting("end"), rows),
+    "reduce": Case(lambda: reducing(merged, "end"), rows),
+    "fold": Case(lambda: folding(list, listed, "end"), rows),
+    "fold each": Case(lambda: folding(list, listed, "each"), rows),
     "window": Case(lambda: WindowRows(OpenWindows(T, tumbling(7)), list, listed), rows),
     "window panes": Case(lambda: WindowRows(OpenWindows(T, tumbling(7), panes=PANES), list, listed), rows),
     "window panes arrow": Case(
@@ -168,8 +167,8 @@ CASES = {
     "counted arrow": Case(lambda: sessions(Closing.with_size(3)), arrow, (("k", "g"),)),
     "process": Case(lambda: ProcessRows(remember, tell, T), rows),
     "join": Case(lambda: JoinRows("full", Bounds(5, 5), (T, T)), rows, (None, None)),
-    "count arrow": Case(lambda: CountArrow(("k",), "end"), arrow, (("k",),)),
-    "aggregate": Case(lambda: AggregateArrow(("k", "g"), AGGREGATES, "end", T), arrow, (("k", "g"),)),  # type: ignore[arg-type]
+    "count arrow": Case(lambda: counting_columns(("k",), "end"), arrow, (("k",),)),
+    "aggregate": Case(lambda: aggregating(("k", "g"), AGGREGATES, "end", T), arrow, (("k", "g"),)),
     "window arrow": Case(
         lambda: WindowArrow(OpenWindows(T, tumbling(7)), ("k", "g"), outputs()), arrow, (("k", "g"),)
     ),

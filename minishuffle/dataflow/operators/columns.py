@@ -8,7 +8,7 @@ replaced by the operation's neutral element, so that the kernels need not know o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,6 +34,7 @@ __all__ = [
     "is_bytes",
     "is_moment",
     "merge_states",
+    "pieces_of",
     "result_type",
     "states_of",
     "sum_out_of_range",
@@ -43,6 +44,16 @@ __all__ = [
 Vector: TypeAlias = "np.ndarray[Any, Any]"
 
 _INT64_MAX, _INT64_MIN = 2**63 - 1, np.int64(-(2**63))
+PIECE_ROWS = 32_768
+"""Batches are worked through in pieces: short enough for the processor's cache, long enough that the
+switches of the interpreter's lock at each vector operation do not count (8 Ki rows cost twice)."""
+
+
+def pieces_of(rows: int) -> Iterator[tuple[int, int]]:
+    """Begin and length of pieces of like size, about ``PIECE_ROWS`` each: what one of two consumers gets of a
+    full batch is one piece, though it may have some rows more than half of that."""
+    size = max(1, -(-rows // max(1, round(rows / PIECE_ROWS))))
+    return ((start, min(size, rows - start)) for start in range(0, rows, size))
 
 
 def check_result(names: Sequence[str]) -> None:

@@ -15,7 +15,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.aggregate import pieces_of
 from minishuffle.dataflow.operators.aggregates import input_of
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
@@ -27,7 +26,13 @@ from minishuffle.dataflow.operators.base import (
     Watermark,
 )
 from minishuffle.dataflow.operators.chained import ChainedOperator, OnError, RecordOperator, emit_rows
-from minishuffle.dataflow.operators.columns import Outputs, grown, merge_states, states_of
+from minishuffle.dataflow.operators.columns import (
+    Outputs,
+    grown,
+    merge_states,
+    pieces_of,
+    states_of,
+)
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.joincolumns import plain, plain_schema
 from minishuffle.dataflow.operators.keyindex import KeyIndex

@@ -8,10 +8,15 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.aggregate import pieces_of
 from minishuffle.dataflow.operators.aggregates import input_of
 from minishuffle.dataflow.operators.base import Emit, Side
-from minishuffle.dataflow.operators.columns import Outputs, check_result, merge_states, states_of
+from minishuffle.dataflow.operators.columns import (
+    Outputs,
+    check_result,
+    merge_states,
+    pieces_of,
+    states_of,
+)
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.windows import OpenWindows, Starts, WindowOperator

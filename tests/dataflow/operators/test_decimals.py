@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators.aggregate import AggregateArrow
 from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.operators.chained import Emission
 from minishuffle.dataflow.operators.columns import result_type
@@ -19,7 +18,9 @@ from minishuffle.dataflow.operators.convert import RowsToArrow, rows_of
 from minishuffle.dataflow.operators.decimals import DecimalSum, exact_mean, wide
 from minishuffle.errors import UsageError
 from minishuffle.exchange.rows import pack_rows, unpack_rows
+from minishuffle.operators.reductions import KeyedReduction
 from support.batches import as_batch, collecting
+from support.reducing import aggregating
 
 EXACT = Context(prec=80)
 LARGE = pa.decimal128(38, 2)
@@ -32,7 +33,7 @@ amounts = st.one_of(
 ).map(lambda units: Decimal(units).scaleb(-2, EXACT))
 
 
-def run(operator: AggregateArrow, *batches: pa.RecordBatch) -> list[dict[str, Any]]:
+def run(operator: KeyedReduction, *batches: pa.RecordBatch) -> list[dict[str, Any]]:
     out: list[pa.RecordBatch] = []
     operator.open(TaskContext("job", "task", 0, 1, 1))
     for batch in batches:
@@ -73,7 +74,7 @@ def test_sums_and_bounds_are_exact(batches: list[list[tuple[int, Decimal | None]
     last = list({row["k"]: row for row in each}.values())
     emissions: dict[Emission, list[dict[str, Any]]] = {"each": each, "end": last}
     for emit, expected in emissions.items():
-        operator = AggregateArrow(("k",), OUTPUTS, emit)  # type: ignore[arg-type]
+        operator = aggregating(("k",), OUTPUTS, emit)
         if any(row["s"] is not None and row["s"].copy_abs() > TOP for row in expected):
             with pytest.raises(
                 UsageError, match=r"sum of column 'v' leaves the range of decimal128\(38, 2\)"
@@ -91,18 +92,18 @@ def test_sums_may_be_beyond_38_digits_on_their_way() -> None:
         batch_of([(1, TOP), (1, TOP), (2, TOP)]),
         batch_of([(1, BOTTOM), (1, BOTTOM), (2, None), (1, BOTTOM)]),
     ]
-    found = run(AggregateArrow(("k",), {"s": ("v", "sum")}, "end"), *batches)
+    found = run(aggregating(("k",), {"s": ("v", "sum")}, "end"), *batches)
     assert found == [{"k": 1, "s": BOTTOM}, {"k": 2, "s": TOP}]
     narrow = batch_of([(1, Decimal("0.125"))], pa.decimal128(4, 3))
-    wider = AggregateArrow(("k",), {"s": ("v", "sum")}, "end")
+    wider = aggregating(("k",), {"s": ("v", "sum")}, "end")
     with pytest.raises(UsageError, match=r"sum of column 'v' .* decimal128\(38, 3\)"):
         run(wider, *batches, narrow)
     less = [batch_of([(1, TOP), (1, TOP)]), narrow, batch_of([(1, BOTTOM), (1, BOTTOM)])]
-    assert run(AggregateArrow(("k",), {"s": ("v", "sum")}, "end"), *less) == [{"k": 1, "s": Decimal("0.125")}]
+    assert run(aggregating(("k",), {"s": ("v", "sum")}, "end"), *less) == [{"k": 1, "s": Decimal("0.125")}]
 
 
 def test_sums_beyond_38_digits_are_taken_to_another_subtask() -> None:
-    first, second = (AggregateArrow(("k",), {"s": ("v", "sum"), "m": ("v", "mean")}, "end") for _ in range(2))
+    first, second = (aggregating(("k",), {"s": ("v", "sum"), "m": ("v", "mean")}, "end") for _ in range(2))
     first.open(TaskContext("job", "task", 0, 1, 1))
     first.process(as_batch(batch_of([(1, TOP), (1, TOP)])), 0, lambda batch: None)
     second.read_state(list(first.write_state()))
@@ -114,7 +115,7 @@ def test_sums_beyond_38_digits_are_taken_to_another_subtask() -> None:
 
 def mean_of(values: list[Any], kind: pa.DataType, emit: Emission = "end") -> list[Any]:
     batch = pa.record_batch({"k": pa.array([1] * len(values)), "v": pa.array(values, kind)})
-    return [row["m"] for row in run(AggregateArrow(("k",), {"m": ("v", "mean")}, emit), batch)]
+    return [row["m"] for row in run(aggregating(("k",), {"m": ("v", "mean")}, emit), batch)]
 
 
 def test_a_mean_is_the_exact_sum_divided_and_rounded_once() -> None:
@@ -159,7 +160,7 @@ def test_types_of_results(kind: pa.DataType) -> None:
     batch = batch_of([(1, Decimal("1.125")), (1, Decimal("-2.500")), (1, None)], kind)
     functions = {name: ("v", name) for name in ("sum", "min", "max", "mean", "count")}
     out: list[pa.RecordBatch] = []
-    operator = AggregateArrow(("k",), functions, "end")  # type: ignore[arg-type]
+    operator = aggregating(("k",), functions, "end")
     operator.open(TaskContext("job", "task", 0, 1, 1))
     operator.process(as_batch(batch), 0, collecting(out))
     operator.finish(collecting(out))
@@ -185,7 +186,7 @@ def test_decimals_are_keys_and_cross_between_rows_and_arrow() -> None:
     assert batch.schema.equals(schema)
     assert rows_of(as_batch(batch)) == rows
     assert unpack_rows(pack_rows(rows)) == rows
-    found = run(AggregateArrow(("d",), {"s": ("n", "sum")}, "end"), batch, batch)
+    found = run(aggregating(("d",), {"s": ("n", "sum")}, "end"), batch, batch)
     assert {row["d"]: row["s"] for row in found} == {Decimal("1.50"): 2, Decimal("2.25"): 4, None: 6}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any, get_args
 
 import pyarrow as pa
@@ -13,14 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.dataflow.operators import functions
-from minishuffle.dataflow.operators import keyed as keyed_rows
 from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.operators.chained import Emission
-from minishuffle.dataflow.operators.keyed import CountRows, FoldRows, ReduceRows
 from minishuffle.exchange.batch import Batch
 from minishuffle.limits import BATCH_ROWS_MAX
-from minishuffle.operators import row_store
+from minishuffle.operators import reductions, row_store
 from support.batches import as_batch, collecting
+from support.reducing import counting, folding, reducing
 
 EMISSIONS: tuple[Emission, ...] = get_args(Emission)
 
@@ -87,7 +87,7 @@ LONG = 64
 def columns_from_long() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functions, "COLUMN_KEYS_MIN", LONG)
-        patch.setattr(keyed_rows, "COLUMN_KEYS_MIN", LONG)
+        patch.setattr(reductions, "COLUMN_KEYS_MIN", LONG)
         yield
 
 
@@ -101,7 +101,7 @@ def test_counts_do_not_depend_on_how_keys_come(emit: Emission, data: st.DataObje
     keys = data.draw(st.sampled_from([st.sampled_from(list(WHOLE[one])), st.one_of(kinds, st.just(3.0))]))
     drawn = data.draw(st.lists(st.lists(keys, min_size=1, max_size=9), max_size=6))
     batches = [batch * (1 if data.draw(st.booleans()) else LONG) for batch in drawn]
-    out = run(CountRows(emit), *(functions.keys_alone(list(batch)) for batch in batches))
+    out = run(counting(emit), *(functions.keys_alone(list(batch)) for batch in batches))
     rows = [[(key, None) for key in batch] for batch in batches]
     assert loose(out, emit) == expected_of(rows, emit, lambda n, _: n + 1, 0)
 
@@ -111,7 +111,7 @@ def test_keys_that_columns_hold_come_back_as_they_went_in() -> None:
         batch = functions.keys_alone(list(some) * LONG)
         assert isinstance(batch.payload, pa.RecordBatch)
         assert batch.keys[0].equals(batch.payload.column(0))
-        (out,) = run(CountRows("end"), batch)
+        (out,) = run(counting("end"), batch)
         assert [(key, type(key)) for key, _ in out] == [(key, type(key)) for key in some]
     for odd in ([True], [1.0], [1, "a"], [2**70], [("a", 1)], ["\ud800"], [1, True]):
         batch = functions.keys_alone(list(odd) * LONG)
@@ -120,7 +120,7 @@ def test_keys_that_columns_hold_come_back_as_they_went_in() -> None:
 
 @pytest.mark.parametrize("length", [2, LONG])
 def test_state_of_counted_columns_goes_on_as_rows_and_as_columns(length: int) -> None:
-    first, second = CountRows("end"), CountRows("end")
+    first, second = counting("end"), counting("end")
     run(first, functions.keys_alone(["a", "b"] * length))
     second.read_state(list(first.write_state()))
     assert second.state_rows() == first.state_rows() == 2
@@ -148,16 +148,16 @@ def test_rows_as_plain_python_with_one_call_per_record(
 
     records = sum(map(len, batches))
     keys = len({key for batch in batches for key, _ in batch})
-    assert loose(run(CountRows(emit), *keyed(batches)), emit) == expected_of(
+    assert loose(run(counting(emit), *keyed(batches)), emit) == expected_of(
         batches, emit, lambda n, _: n + 1, 0
     )
-    reduced = run(ReduceRows(subtract, emit), *keyed(batches))
+    reduced = run(reducing(subtract, emit), *keyed(batches))
     assert loose(reduced, emit) == expected_of(
         batches, emit, lambda value, row: row if value is None else value - row, None
     )
     assert len(calls) == records - keys
     calls.clear()
-    folded = run(FoldRows(lambda: 1000, subtract, emit), *keyed(batches))
+    folded = run(folding(lambda: 1000, subtract, emit), *keyed(batches))
     assert loose(folded, emit) == expected_of(batches, emit, lambda value, row: value - row, 1000)
     assert calls == [row for batch in batches for _, row in batch]
 
@@ -172,11 +172,19 @@ def test_rows_as_plain_python_with_one_call_per_record(
 )
 def test_equal_keys_of_different_types_are_one_key(emit: Emission, expected: list[Any]) -> None:
     batches = [Batch([0, 0], [1, True]), Batch([0, 0], [1.0, "a"])]
-    for operator in (CountRows(emit), FoldRows(lambda: 0, lambda n, _: n + 1, emit)):
+    for operator in (counting(emit), folding(lambda: 0, lambda n, _: n + 1, emit)):
         out = run(operator, *batches)
         assert out == expected
         if emit == "each":
             assert [type(key) for pairs in out for key, _ in pairs] == [int, bool, float, str]
+
+
+@pytest.mark.parametrize("emit", EMISSIONS[1:])
+def test_a_key_is_shown_as_its_first_record_brought_it(emit: Emission) -> None:
+    batches = [Batch([0], [key]) for key in (True, Decimal(1), (1, 2), (Decimal(1), 2))]
+    for operator in (counting(emit), folding(lambda: 0, lambda n, _: n + 1, emit), reducing(max, emit)):
+        shown = [repr(key) for pairs in run(operator, *batches) for key, _ in pairs]
+        assert list(dict.fromkeys(shown)) == ["True", "(1, 2)"]
 
 
 def test_keys_that_are_shown_as_they_came() -> None:
@@ -186,7 +194,7 @@ def test_keys_that_are_shown_as_they_came() -> None:
     )
     batch = Batch([1, 2, 3, 4, 5, 6], [noon, same, -0.0, 0, math.nan, math.nan])
     for emit in EMISSIONS[1:]:
-        (pairs,) = run(ReduceRows(lambda value, row: value + row, emit), batch)
+        (pairs,) = run(reducing(lambda value, row: value + row, emit), batch)
         assert [value for _, value in pairs] == [3, 7, 11]
         assert pairs[0][0] is noon
         assert math.isnan(pairs[2][0])
@@ -204,7 +212,7 @@ def test_a_record_that_raises_is_dropped_alone(emit: Emission, on_error: Any) ->
     lines: list[str] = []
     context = TaskContext("job", "task", 0, 1, 1, log=lines.append)
     batch = Batch([80, 9, 0, 4, 3, 0], ["a", "b", "a", "a", "b", "c"])
-    out = run(ReduceRows(divide, emit, on_error), batch, context=context)
+    out = run(reducing(divide, emit, on_error), batch, context=context)
     if emit == "each":
         assert out == [[("a", 80), ("b", 9), ("a", 20), ("b", 3), ("c", 0)]]
     else:
@@ -218,20 +226,20 @@ def test_a_batch_of_nothing_but_bad_records_emits_nothing() -> None:
     def refuse(value: Any, row: Any) -> Any:
         raise ValueError("no")
 
-    assert run(FoldRows(lambda: 0, refuse, "batch", "skip"), Batch([1, 2], ["a", "b"])) == []
+    assert run(folding(lambda: 0, refuse, "batch", "skip"), Batch([1, 2], ["a", "b"])) == []
 
 
 @every_emission
 def test_a_failure_names_the_record(emit: Emission) -> None:
     batch = Batch([80, 0, 4], ["a", "a", "a"])
     with pytest.raises(ZeroDivisionError) as caught:
-        run(ReduceRows(lambda value, row: value // row, emit), batch)
+        run(reducing(lambda value, row: value // row, emit), batch)
     assert caught.value.__notes__ == ["raised in operator 'reduce' by the record 0"]
     with pytest.raises(StopIteration):
-        run(FoldRows(lambda: next(iter(())), lambda value, row: row, emit), batch)
+        run(folding(lambda: next(iter(())), lambda value, row: row, emit), batch)
 
 
 def test_the_end_comes_in_chunks() -> None:
     rows = list(range(BATCH_ROWS_MAX + 1))
-    out = run(CountRows("end"), Batch(rows, rows))
+    out = run(counting("end"), Batch(rows, rows))
     assert [len(chunk) for chunk in out] == [BATCH_ROWS_MAX, 1]

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators import aggregate as aggregate_module
-from minishuffle.dataflow.operators.aggregate import AggregateArrow, CountArrow
+from minishuffle.dataflow.operators import columns as columns_module
 from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.operators.chained import Emission
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
 from support.batches import as_batch, collecting
+from support.reducing import aggregating, counting_columns
 
 EMISSIONS: tuple[Emission, ...] = get_args(Emission)
 every_emission = pytest.mark.parametrize("emit", EMISSIONS)
@@ -75,7 +75,7 @@ def arrow_pairs(out: list[pa.RecordBatch], keys: list[str], names: list[str]) ->
 
 def check(batches: list[pa.RecordBatch], keys: list[str], emit: Emission) -> None:
     """Compare with plain Python; the order of keys is promised for "each" only."""
-    out = run(AggregateArrow(tuple(keys), OUTPUTS, emit), *batches)  # type: ignore[arg-type]
+    out = run(aggregating(tuple(keys), OUTPUTS, emit), *batches)
     records = [
         [(tuple(row[key] for key in keys), row["v"]) for row in batch.to_pylist()] for batch in batches
     ]
@@ -123,7 +123,7 @@ def test_arrow_as_plain_python(
 
 @pytest.mark.parametrize("emit", ["batch", "end"])
 def test_arrow_in_pieces(emit: Emission, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregate_module, "PIECE_ROWS", 7)
+    monkeypatch.setattr(columns_module, "PIECE_ROWS", 7)
     generator = np.random.default_rng(5)
     batches = [
         pa.record_batch(
@@ -138,16 +138,16 @@ def test_arrow_in_pieces(emit: Emission, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_arrow_each_in_pieces_keeps_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregate_module, "PIECE_ROWS", 4)
+    monkeypatch.setattr(columns_module, "PIECE_ROWS", 4)
     batch = pa.record_batch({"k": [1, 2, 1, 1, 2, 1], "v": [1, 10, 2, 3, 20, 4]})
-    out = run(AggregateArrow(("k",), {"total": ("v", "sum")}, "each"), batch)
+    out = run(aggregating(("k",), {"total": ("v", "sum")}, "each"), batch)
     assert pa.Table.from_batches(out).to_pydict() == {"k": [1, 2, 1, 1, 2, 1], "total": [1, 10, 3, 6, 30, 10]}
 
 
 @every_emission
 def test_arrow_counts_rows(emit: Emission) -> None:
     batch = pa.record_batch({"a": [1, 1, None, 1], "b": ["x", "y", "x", "x"]})
-    out = run(CountArrow(("a", "b"), emit, name="n"), batch, batch)
+    out = run(counting_columns(("a", "b"), emit, name="n"), batch, batch)
     assert out[0].schema.names == ["a", "b", "n"]
     pairs = arrow_pairs(out, ["a", "b"], ["n"])
     both = {(1, "x"): (4,), (1, "y"): (2,), (None, "x"): (2,)}
@@ -164,7 +164,7 @@ def one_column(values: Any, kind: pa.DataType | None = None) -> pa.RecordBatch:
 
 
 def aggregated(function: Any, emit: Emission, *columns: Any) -> list[Any]:
-    operator = AggregateArrow(("k",), {"out": ("v", function)}, emit)
+    operator = aggregating(("k",), {"out": ("v", function)}, emit)
     out = run(
         operator,
         *[column if isinstance(column, pa.RecordBatch) else one_column(column) for column in columns],
@@ -206,14 +206,14 @@ def test_least_and_greatest_keep_the_type(
     batch = one_column(values, kind)
     for function, wanted in (("min", least), ("max", greatest)):
         assert aggregated(function, emit, batch)[-1] == wanted
-        (*_, last) = run(AggregateArrow(("k",), {"out": ("v", function)}, emit), batch)
+        (*_, last) = run(aggregating(("k",), {"out": ("v", function)}, emit), batch)
         assert last.column("out").type == kind
 
 
 @every_emission
 def test_an_infinite_value_of_one_key_leaves_the_others_alone(emit: Emission) -> None:
     batch = pa.record_batch({"k": [1, 2, 1, 2, 1], "v": [math.inf, 1.0, 1e300, 0.5, -1.0]})
-    out = run(AggregateArrow(("k",), {"s": ("v", "sum")}, emit), batch)
+    out = run(aggregating(("k",), {"s": ("v", "sum")}, emit), batch)
     assert dict(arrow_pairs(out, ["k"], ["s"])[-1]) == {(1,): (math.inf,), (2,): (1.5,)}
 
 
@@ -285,7 +285,7 @@ def test_types_may_come_in_any_order(
     wanted = [Decimal(value) if isinstance(value, str) else value for value in results]
     for order in itertools.permutations(columns):
         batches = [one_column(column) for column in order]
-        last = run(AggregateArrow(("k",), outputs, emit), *batches)[-1]  # type: ignore[arg-type]
+        last = run(aggregating(("k",), outputs, emit), *batches)[-1]
         assert [last.column(name).to_pylist()[-1] for name in names] == wanted
         assert last.column("min").type == last.column("max").type == kind
 
@@ -303,7 +303,7 @@ def test_a_wider_type_leaves_keys_without_a_value_alone(turned: bool) -> None:
         pa.record_batch({"k": [1, 2], "v": pa.array([Decimal(10**30), Decimal(1)], pa.decimal128(31, 0))}),
         pa.record_batch({"k": [3, 2], "v": [Decimal("0.25"), Decimal("0.5")]}),
     ]
-    out = run(AggregateArrow(("k",), OUTPUTS, "end"), *(decimals[::-1] if turned else decimals))  # type: ignore[arg-type]
+    out = run(aggregating(("k",), OUTPUTS, "end"), *(decimals[::-1] if turned else decimals))
     assert {row["k"]: (row["sum"], row["min"], row["max"]) for row in out[0].to_pylist()} == {
         1: (10**30, 10**30, 10**30),
         2: (Decimal("1.5"), Decimal("0.5"), 1),
@@ -354,20 +354,20 @@ def test_types_that_cannot_be_aggregated(function: Any, kind: pa.DataType) -> No
 
 def test_unknown_functions_columns_and_names() -> None:
     with pytest.raises(UsageError, match=r"no aggregate 'median' \(of column 'v'\): write one of sum, count"):
-        AggregateArrow(("k",), {"out": ("v", "median")}, "each")  # type: ignore[dict-item]
+        aggregating(("k",), {"out": ("v", "median")}, "each")  # type: ignore[dict-item]
     with pytest.raises(UsageError, match=r"two columns 'k', .*k, k: .*; a key column gets it by rename\(\)"):
-        AggregateArrow(("k",), {"k": ("v", "sum")}, "each")
+        aggregating(("k",), {"k": ("v", "sum")}, "each")
     with pytest.raises(UsageError, match="at least one key column"):
-        CountArrow((), "each")
-    for operator in (CountArrow(("z",), "each"), AggregateArrow(("k",), {"out": ("z", "sum")}, "end")):
+        counting_columns((), "each")
+    for operator in (counting_columns(("z",), "each"), aggregating(("k",), {"out": ("z", "sum")}, "end")):
         with pytest.raises(UnknownName, match=r"no column 'z' .*: the batch has k, v"):
             run(operator, one_column([1]))
 
 
 def test_arrow_state_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregate_module, "PIECE_ROWS", 1000)
+    monkeypatch.setattr(columns_module, "PIECE_ROWS", 1000)
     keys = np.arange(5000, dtype=np.int64) % 2500
-    out = run(AggregateArrow(("k",), OUTPUTS, "end"), pa.record_batch({"k": keys, "v": keys}))  # type: ignore[arg-type]
+    out = run(aggregating(("k",), OUTPUTS, "end"), pa.record_batch({"k": keys, "v": keys}))
     assert {row["k"]: (row["sum"], row["count"]) for row in out[0].to_pylist()} == {
         key: (2 * key, 2) for key in range(2500)
     }
@@ -375,7 +375,7 @@ def test_arrow_state_grows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_end_comes_in_chunks() -> None:
     keys = list(range(BATCH_ROWS_MAX + 1))
-    out = run(CountArrow(("k",), "end"), pa.record_batch({"k": keys}))
+    out = run(counting_columns(("k",), "end"), pa.record_batch({"k": keys}))
     assert [len(chunk) for chunk in out] == [BATCH_ROWS_MAX, 1]
     assert sorted(row["k"] for chunk in out for row in chunk.to_pylist()) == keys
 
@@ -393,8 +393,8 @@ def test_sums_of_decimals_go_on_beyond_64_bits_within_a_batch(emit: Emission) ->
 
 @pytest.mark.parametrize("rows", [0, 1, 9, 10, 14, 15, 16, 25, 99, 1000])
 def test_pieces_are_of_like_size_and_hold_each_row_once(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregate_module, "PIECE_ROWS", 10)
-    pieces = list(aggregate_module.pieces_of(rows))
+    monkeypatch.setattr(columns_module, "PIECE_ROWS", 10)
+    pieces = list(columns_module.pieces_of(rows))
     assert [row for begin, size in pieces for row in range(begin, begin + size)] == list(range(rows))
     assert all(0 < size <= 15 for _, size in pieces)
     assert len(pieces) <= 1 or min(size for _, size in pieces) > 5
@@ -403,7 +403,8 @@ def test_pieces_are_of_like_size_and_hold_each_row_once(rows: int, monkeypatch: 
 def test_each_of_a_thousand_batches_emits_its_own_keys_once() -> None:
     """There are 255 stamps of batches; a key may come again after as many of them, and new keys after any."""
     batches = [pa.record_batch({"k": [n % 7, 1000 + n // 300, n % 7]}) for n in range(1000)]
-    for number, out in enumerate(run(CountArrow(("k",), "batch"), *batches)):
+    for number, out in enumerate(run(counting_columns(("k",), "batch"), *batches)):
         assert out.column("k").to_pylist() == [number % 7, 1000 + number // 300]
     alone = [pa.record_batch({"k": [1]}), *[pa.record_batch({"k": [2]})] * 254, pa.record_batch({"k": [1]})]
-    assert [out.to_pylist() for out in run(CountArrow(("k",), "batch"), *alone)][-1] == [{"k": 1, "count": 2}]
+    found = [out.to_pylist() for out in run(counting_columns(("k",), "batch"), *alone)]
+    assert found[-1] == [{"k": 1, "count": 2}]
