@@ -18,7 +18,8 @@ from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.gather import take, taken
 from minishuffle.exchange.keys import BOOL8, UUIDS
-from minishuffle.operators.state_parts import StatePart, by_columns, key_columns_of
+from minishuffle.operators.keyed_state import KeyedState
+from minishuffle.operators.state_parts import StatePart
 
 __all__ = ["Distinct", "DistinctCount"]
 
@@ -32,27 +33,25 @@ class Distinct(ChainedOperator):
 
     def __init__(self, keys: tuple[str, ...]) -> None:
         self._keys = keys
-        self._index = KeyIndex()
+        self._state = KeyedState()
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         columns = [column_of(batch.payload, name) for name in self._keys]
-        known = len(self._index)
-        slots = self._index.lookup(columns)
-        if len(self._index) > known:
+        known = len(self._state)
+        slots = self._state.take_columns(columns)
+        if len(self._state) > known:
             found, rows = np.unique(slots, return_index=True)
             given = pa.RecordBatch.from_arrays(columns, names=list(self._keys))
             emit(Batch(taken(given, np.sort(rows[found >= known]))))
 
     def state_rows(self) -> int:
-        return len(self._index)
+        return len(self._state)
 
     def write_state(self) -> Iterator[StatePart]:
-        if len(self._index):
-            yield from by_columns("keys", self._index.keys(), {})
+        return self._state.write()
 
     def read_state(self, parts: Iterable[StatePart]) -> None:
-        for part in parts:
-            self._index.lookup(key_columns_of(part))
+        self._state.read(parts)
 
 
 class DistinctCount(Aggregate):

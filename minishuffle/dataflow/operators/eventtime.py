@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
@@ -29,6 +28,7 @@ from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.limits import WATERMARK_SECONDS_MIN
 from minishuffle.operators.state_parts import StatePart
+from minishuffle.operators.task_state import Holding, Records, TaskState
 
 __all__ = ["AssignEventTime", "HoldTimes", "Watermarks"]
 
@@ -226,16 +226,21 @@ class AssignEventTime(ForgivingOperator):
                 self._told = END_OF_TIME
                 emit(mark)
 
+    def _task_state(self) -> TaskState:
+        """How far each split is. Every subtask reads all: sources deal splits out, no key does."""
+        return TaskState({"splits": Holding("all", self._write_splits, self._read_splits)})
+
+    def _write_splits(self) -> Iterator[Records]:
+        yield Records([(split, time) for split, time in self._open.items() if split != _NO_SPLIT])
+
+    def _read_splits(self, records: Records) -> None:
+        self._before.update(records.payload)
+
     def write_state(self) -> Iterator[StatePart]:
-        """By split, whose number is the key: sources deal splits out, not the hash."""
-        splits = [split for split in self._open if split != _NO_SPLIT]
-        times = [self._open[split] for split in splits]
-        yield StatePart("splits", pa.RecordBatch.from_pydict({"split": splits, "greatest": times}))
+        return self._task_state().write(self.context.index)
 
     def read_state(self, parts: Iterable[StatePart]) -> None:
-        for part in parts:
-            splits, times = (column.to_pylist() for column in part.batch.columns)
-            self._before.update(zip(splits, times, strict=True))
+        self._task_state().read(parts)
 
     def deadline(self) -> float | None:
         times = []
