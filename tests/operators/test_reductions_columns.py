@@ -244,17 +244,10 @@ def test_sums_take_booleans_and_those_of_unsigned_values_are_decimals() -> None:
     assert aggregated("sum", "end", one_column([5, 6], pa.uint32())) == [11]
     large = one_column([2**64 - 1, None, 2**64 - 2], pa.uint64())
     assert aggregated("sum", "end", large) == [Decimal(2**65 - 3)]
-    assert aggregated("sum", "end", [-1], large) == aggregated("sum", "end", large, [-1]) == [2**65 - 4]
-    for function, expected in (("sum", 2.0**65), ("mean", 2.0**65 / 3)):
-        assert (
-            aggregated(function, "end", [0.5], large)
-            == aggregated(function, "end", large, [0.5])
-            == [expected]
-        )
+    assert aggregated("mean", "end", large) == [2.0**64]
 
 
 NULLS = pa.nulls(2)
-SECOND = datetime.datetime(1970, 1, 1, 0, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -262,22 +255,16 @@ SECOND = datetime.datetime(1970, 1, 1, 0, 0, 1)
     [
         ([NULLS, pa.array([5])], pa.int64(), (5, 1, 5, 5, 5.0)),
         ([NULLS, NULLS], pa.null(), (None, 0, None, None, None)),
-        ([pa.array([1, 7]), pa.array([2.5])], pa.float64(), (10.5, 3, 1.0, 7.0, 3.5)),
-        ([pa.array([1.5]), NULLS, pa.array([2], pa.int32())], pa.float64(), (3.5, 2, 1.5, 2.0, 1.75)),
-        ([pa.array([1], pa.int8()), pa.array([300])], pa.int64(), (301, 2, 1, 300, 150.5)),
-        ([pa.array([True, None]), pa.array([5])], pa.int64(), (6, 2, 1, 5, 3.0)),
-        ([pa.array([True]), pa.array([Decimal("2.5")])], pa.decimal128(4, 1), ("3.5", 2, 1, "2.5", 1.75)),
-        (
-            [pa.array([Decimal("1.5")]), pa.array([Decimal("1.25")]), pa.array([7])],
-            pa.decimal128(22, 2),
-            ("9.75", 3, "1.25", 7, 3.25),
-        ),
-        ([pa.array([2**53 + 1]), pa.array([0.5])], pa.float64(), (2.0**53, 2, 0.5, 2.0**53, 2.0**52)),
+        ([pa.array([1.5]), NULLS, pa.array([2.0])], pa.float64(), (3.5, 2, 1.5, 2.0, 1.75)),
+        ([pa.array([1], pa.int8()), pa.array([7], pa.int8())], pa.int8(), (8, 2, 1, 7, 4.0)),
+        ([pa.array([True, None]), pa.array([False])], pa.bool_(), (1, 2, False, True, 0.5)),
+        ([pa.array([Decimal("1.5")]), NULLS], pa.decimal128(2, 1), ("1.5", 1, "1.5", "1.5", 1.5)),
+        ([pa.array([2**53 + 1]), pa.array([0])], pa.int64(), (2**53 + 1, 2, 0, 2**53 + 1, 2.0**52)),
     ],
     ids=lambda value: "-".join(str(array.type) for array in value) if isinstance(value, list) else str(value),
 )
 @every_emission
-def test_types_may_come_in_any_order(
+def test_nulls_without_a_type_may_come_before_and_after_values(
     columns: list[pa.Array], kind: pa.DataType, results: tuple[Any, ...], emit: Emission
 ) -> None:
     names = ("sum", "count", "min", "max", "mean")
@@ -288,52 +275,6 @@ def test_types_may_come_in_any_order(
         last = run(aggregating(("k",), outputs, emit), *batches)[-1]
         assert [last.column(name).to_pylist()[-1] for name in names] == wanted
         assert last.column("min").type == last.column("max").type == kind
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_wider_type_leaves_keys_without_a_value_alone(turned: bool) -> None:
-    batches = [
-        pa.record_batch({"k": [1, 2, 3], "v": pa.array([4, None, 6])}),
-        pa.record_batch({"k": [4, 5], "v": pa.nulls(2)}),
-        pa.record_batch({"k": [6, 1, 5], "v": [0.5, 1.5, 2.5]}),
-    ]
-    for emit in EMISSIONS:
-        check(batches[::-1] if turned else batches, ["k"], emit)
-    decimals = [
-        pa.record_batch({"k": [1, 2], "v": pa.array([Decimal(10**30), Decimal(1)], pa.decimal128(31, 0))}),
-        pa.record_batch({"k": [3, 2], "v": [Decimal("0.25"), Decimal("0.5")]}),
-    ]
-    out = run(aggregating(("k",), OUTPUTS, "end"), *(decimals[::-1] if turned else decimals))
-    assert {row["k"]: (row["sum"], row["min"], row["max"]) for row in out[0].to_pylist()} == {
-        1: (10**30, 10**30, 10**30),
-        2: (Decimal("1.5"), Decimal("0.5"), 1),
-        3: (Decimal("0.25"),) * 3,
-    }
-
-
-def test_moments_of_several_units() -> None:
-    seconds, finer = pa.array([2], pa.timestamp("s")), pa.array([1_000_000], pa.timestamp("us"))
-    assert aggregated("min", "end", seconds, finer) == aggregated("min", "end", finer, seconds) == [SECOND]
-
-
-@pytest.mark.parametrize(
-    ("some", "others", "message"),
-    [
-        (pa.array([Decimal("0.1")]), pa.array([0.1]), "have none in common that is exact"),
-        (pa.array([1]), pa.array(["5"]), "of type string is not supported"),
-        (pa.array([1]), pa.array(["a"]), "types .* and .* have none in common that is exact"),
-        (
-            pa.array([2**64 - 1], pa.uint64()),
-            pa.array([-1]),
-            "type uint64 does not fit the state of type int64",
-        ),
-    ],
-    ids=str,
-)
-def test_types_that_do_not_go_together(some: pa.Array, others: pa.Array, message: str) -> None:
-    for columns in ((some, others), (others, some)):
-        with pytest.raises(UsageError, match=message):
-            aggregated("min" if "string" not in message else "sum", "end", *columns)
 
 
 @pytest.mark.parametrize(

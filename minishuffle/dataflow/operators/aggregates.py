@@ -26,7 +26,7 @@ from minishuffle.dataflow.operators.distinct import DistinctCount
 from minishuffle.dataflow.operators.firstlast import Extreme, FirstOrLast
 from minishuffle.dataflow.operators.spread import Deviation
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.dataflow.operators.widertype import DIGITS_MAX, as_type, wider
+from minishuffle.dataflow.operators.widertype import DIGITS_MAX, as_type
 from minishuffle.errors import InvalidGraph, UsageError
 
 __all__ = ["BY_TIME", "Function", "input_of", "outputs_of"]
@@ -63,7 +63,7 @@ def outputs_of(columns: Mapping[str, tuple[str, Function]], time: EventTime | No
 
 def _of_values(function: Function, column: str) -> Aggregate:
     if function in ("sum", "min", "max"):
-        return _OneType(function, column)
+        return _OfValues(function, column)
     if function == "count":
         return ValueCount()
     if function == "mean":
@@ -81,18 +81,16 @@ def input_of(batch: pa.RecordBatch, column: str, aggregate: Aggregate) -> pa.Arr
     if isinstance(aggregate, FirstOrLast):
         return aggregate.rows_of(batch)
     array = column_of(batch, column)
-    if isinstance(aggregate, _OneType):
+    if isinstance(aggregate, _OfValues):
         aggregate.check(batch.schema.field(column))
     return array
 
 
-class _OneType(Aggregate):
-    """A sum, minimum or maximum. Its state has the type that holds every type of its column so far, in
-    whatever order they came.
+class _OfValues(Aggregate):
+    """A sum, minimum or maximum. Its state is made for the type of its column, when the first one comes.
 
-    Integers and booleans sum as int64, floats as float64, decimals and uint64 as decimal128 of 38 digits.
-    Beside floats, an integer beyond 2**53 is rounded to the nearest float64. A column of type null has no
-    values and sets no type.
+    Integers and booleans sum as int64, floats as float64, decimals and uint64 as decimal128 of 38 digits. A
+    column of type null has no values and needs no state.
 
     Args:
         function: "mean" stands for the sum of which a mean is made: of integers it is a decimal.
@@ -102,13 +100,10 @@ class _OneType(Aggregate):
         self._function = function
         self._name = name
         self._state: Fold | DecimalSum | Extreme | None = None
-        self._kind = self._given = self._stored = pa.null()
-        """The type of all values, of the last column, and of what the state takes."""
-        self._sums_uint64 = False
-        """Some values are uint64, which count as int64 in the first of these types: beside floats they are
-        rounded as other integers are, and without any the sum is a decimal."""
-        self._known = self._size = 0
-        """How many slots there are, and were before the last batch."""
+        self._stored = pa.null()
+        """The type of what the state takes."""
+        self._size = 0
+        """How many slots there are."""
 
     def check(self, field: pa.Field) -> None:
         """Raises WrongColumns if the order of its values is not that of their texts."""
@@ -116,7 +111,7 @@ class _OneType(Aggregate):
             refuse_order(self._function, field)
 
     def grow(self, size: int) -> None:
-        self._known, self._size = self._size, size
+        self._size = size
         if self._state is not None:
             self._state.grow(size)
 
@@ -130,26 +125,9 @@ class _OneType(Aggregate):
         return pa.nulls(len(slots)) if state is None else state.running(slots, self._fitted(column))
 
     def _state_for(self, kind: pa.DataType) -> Fold | DecimalSum | Extreme | None:
-        """The state, in a type that also holds values of type ``kind``; None if no value has come yet."""
-        if kind == self._given or pa.types.is_null(kind):
-            return self._state
-        self._given = kind
-        is_uint64 = self._function in ("sum", "mean") and pa.types.is_uint64(kind)
-        is_first, self._sums_uint64 = is_uint64 and not self._sums_uint64, self._sums_uint64 or is_uint64
-        function = "sum" if self._function == "mean" else self._function
-        kind = pa.int64() if is_uint64 else result_type(function, self._name, kind)
-        wide = kind if self._state is None else wider(self._kind, kind)
-        if wide is None:
-            raise UsageError(
-                f"{self._function} of column {self._name!r}: its types {self._kind} and {kind} have none in "
-                "common that is exact: cast the column first, or declare it with to_table(schema)"
-            )
-        if self._state is None or is_first or (wide != self._kind and kind != self._kind):
-            held, self._kind = self._totals(slice(0, self._known)), wide
-            self._state, self._stored = self._state_of(wide)
-            self._state.grow(self._known)
-            if self._known:
-                self._state.merge(np.arange(self._known), [self._fitted(held)])
+        """The state for values of type ``kind``; None if no value has come yet."""
+        if self._state is None and not pa.types.is_null(kind):
+            self._state, self._stored = self._state_of(kind)
             self._state.grow(self._size)
         return self._state
 
@@ -172,13 +150,17 @@ class _OneType(Aggregate):
                 f"{kind} ({error}): cast the column first, or declare it with to_table(schema)"
             ) from error
 
-    def _state_of(self, kind: pa.DataType) -> tuple[Fold | DecimalSum | Extreme, pa.DataType]:
-        """An empty state for values of type ``kind``, and the type that it takes."""
-        if self._function in ("min", "max"):
+    def _state_of(self, given: pa.DataType) -> tuple[Fold | DecimalSum | Extreme, pa.DataType]:
+        """An empty state for values of a type, and the type that it takes."""
+        sums = self._function in ("sum", "mean")
+        is_decimal = sums and (pa.types.is_uint64(given) or (self._function == "mean" and _is_whole(given)))
+        if is_decimal:
+            kind = pa.decimal128(DIGITS_MAX, 0)
+        else:
+            kind = result_type("sum" if sums else self._function, self._name, given)
+        if not sums:
             by_order = pa.types.is_decimal(kind) or is_bytes(kind)
             return Extreme(self._function) if by_order else Fold(self._function, self._name, kind), kind
-        if pa.types.is_integer(kind) and (self._function == "mean" or self._sums_uint64):
-            kind = pa.decimal128(DIGITS_MAX, 0)
         if pa.types.is_decimal(kind):
             result = wide_decimal(kind) if self._function == "mean" else kind
             return DecimalSum(f"{self._function} of column {self._name!r}", result), kind
@@ -196,7 +178,7 @@ class _OneType(Aggregate):
     def keep(self, slots: Vector) -> None:
         if self._state is not None:
             self._state.keep(slots)
-        self._size = self._known = len(slots)
+        self._size = len(slots)
 
     def as_columns(self, slots: Vector | slice) -> list[pa.Array]:
         return [self._totals(slots)]
@@ -210,12 +192,16 @@ class _OneType(Aggregate):
             state.merge(slots, [self._fitted(column)])
 
 
+def _is_whole(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))
+
+
 class Mean(Aggregate):
     """Sum divided by the number of values, as float64; null if there is none. Of integers and decimals the
     sum is exact, and rounded once, when it is divided."""
 
     def __init__(self, name: str) -> None:
-        self._sum = _OneType("mean", name)
+        self._sum = _OfValues("mean", name)
         self._count = ValueCount()
         self._parts: tuple[Aggregate, ...] = (self._sum, self._count)
 
