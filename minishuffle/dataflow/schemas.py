@@ -71,7 +71,7 @@ def batch_without_rows(schema: pa.Schema) -> pa.RecordBatch:
     """What a function is shown of columns while a plan is built."""
     import pyarrow as pa
 
-    columns = [column.chunk(0) for column in schema.empty_table().columns]
+    columns = [pa.nulls(0, kind) for kind in schema.types]  # empty_table() has none of some nested types
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

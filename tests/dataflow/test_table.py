@@ -304,10 +304,17 @@ def test_rows_that_do_not_fit_may_go_aside() -> None:
 def test_categories_pass_a_function_of_batches_behind_an_exchange_too(schema: Any) -> None:
     """Exchanges decode them, but where the batch is handed over in the worker."""
     categories = pa.array(["x", "y", "x"]).dictionary_encode()
-    table = Table.from_arrow(pa.table({"c": categories, "n": [1, 2, 3]}))
+    lists, parts = (
+        pa.ListArray.from_arrays([0, 1, 2, 3], categories),
+        pa.StructArray.from_arrays([categories], "a"),
+    )
+    table = Table.from_arrow(pa.table({"c": categories, "n": [1, 2, 3], "l": lists, "s": parts}))
     mapped = table.rebalance().map_batches(lambda batch: batch, schema=schema)
     found = rows(mapped.key_by("c").aggregate(n=("n", "sum")))
     assert sorted(row["n"] for row in found) == [2, 4]
+    assert sorted(str((row["l"], row["s"])) for row in rows(mapped)) == [
+        "(['x'], {'a': 'x'})", "(['x'], {'a': 'x'})", "(['y'], {'a': 'y'})"
+    ]  # fmt: skip
 
 
 def test_event_time_follows_its_column() -> None:

@@ -30,6 +30,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minishuffle.dataflow.schemas import batch_without_rows
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
@@ -627,6 +628,12 @@ def test_rows_meet_by_a_column(nesting: str, half: int) -> None:
             for cut in CUTS[:3] if SOAK else CUTS[nesting == "alone" :][:1]:
                 problems += misjoined(column, operators, cut)
     assert problems == []
+
+
+def test_a_function_of_batches_may_be_called_without_rows_whatever_the_types() -> None:
+    table = table_of([column for column in COLUMNS if not re.search("run_end|union", column.kind)], PLACES)
+    empty = batch_without_rows(table.schema)
+    assert (empty.num_rows, empty.schema) == (0, table.schema)
 
 
 # --- random values ---------------------------------------------------------------------------------------

@@ -454,6 +454,10 @@ class ToArrow(ForgivingOperator):
         return None
 
 
+def _decoded(kind: pa.DataType) -> pa.DataType:
+    return with_innermost(kind, without_dictionary)
+
+
 class CheckSchema(ChainedOperator):
     """Passes on batches of columns that fit a schema, in its order; dictionaries may be decoded.
 
@@ -495,7 +499,7 @@ class CheckSchema(ChainedOperator):
             array = column_of(batch, field.name)
             if pa.types.is_null(array.type):  # of values that were all None so far
                 array = pa.nulls(len(array), field.type)
-            if array.type != field.type and without_dictionary(array.type) == without_dictionary(field.type):
+            if array.type != field.type and _decoded(array.type) == _decoded(field.type):
                 field = field.with_type(array.type)  # Exchanges decode dictionaries.
             if array.type != field.type:
                 raise WrongColumns(
