@@ -205,8 +205,8 @@ def of_untyped(table: pa.Table, expression: pc.Expression) -> pa.Array:
     if not found or any(each != first for each in others):
         names = ", ".join(map(repr, untyped))
         raise WrongColumns(
-            f"rows so far have no value in {names}, so that its type is not known, and the result depends on "
-            "it: declare the columns with to_table(schema)"
+            f"no row has a value in {names}, so that its type is not known, and the result depends on it: "
+            f"give it one, as in with_columns({untyped[0]}=pc.field({untyped[0]!r}).cast('int64'))"
         )
     return found[0] if pa.types.is_null(kind) else found[0].cast(kind)
 
