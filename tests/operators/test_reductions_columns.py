@@ -277,6 +277,16 @@ def test_nulls_without_a_type_may_come_before_and_after_values(
         assert last.column("min").type == last.column("max").type == kind
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_keys_whose_values_have_no_type_have_no_value(turned: bool) -> None:
+    batches = [
+        pa.record_batch({"k": [4, 5], "v": pa.nulls(2)}),
+        pa.record_batch({"k": [6, 1, 5], "v": [0.5, 1.5, 2.5]}),
+    ]
+    for emit in EMISSIONS:
+        check(batches[::-1] if turned else batches, ["k"], emit)
+
+
 @pytest.mark.parametrize(
     ("function", "kind"),
     [

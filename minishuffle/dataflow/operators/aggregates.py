@@ -102,8 +102,8 @@ class _OfValues(Aggregate):
         self._state: Fold | DecimalSum | Extreme | None = None
         self._stored = pa.null()
         """The type of what the state takes."""
-        self._size = 0
-        """How many slots there are."""
+        self._known = self._size = 0
+        """How many slots there are, and were before the last batch."""
 
     def check(self, field: pa.Field) -> None:
         """Raises WrongColumns if the order of its values is not that of their texts."""
@@ -111,7 +111,7 @@ class _OfValues(Aggregate):
             refuse_order(self._function, field)
 
     def grow(self, size: int) -> None:
-        self._size = size
+        self._known, self._size = self._size, size
         if self._state is not None:
             self._state.grow(size)
 
@@ -128,6 +128,9 @@ class _OfValues(Aggregate):
         """The state for values of type ``kind``; None if no value has come yet."""
         if self._state is None and not pa.types.is_null(kind):
             self._state, self._stored = self._state_of(kind)
+            self._state.grow(self._known)
+            if self._known:  # slots without a value
+                self._state.update(np.arange(self._known), pa.nulls(self._known, self._stored))
             self._state.grow(self._size)
         return self._state
 
@@ -178,7 +181,7 @@ class _OfValues(Aggregate):
     def keep(self, slots: Vector) -> None:
         if self._state is not None:
             self._state.keep(slots)
-        self._size = len(slots)
+        self._known = self._size = len(slots)
 
     def as_columns(self, slots: Vector | slice) -> list[pa.Array]:
         return [self._totals(slots)]
