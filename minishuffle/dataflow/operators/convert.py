@@ -171,12 +171,12 @@ class RowsToArrow:
 
 
 def _require_positions(rows: list[Any]) -> None:
-    odd = next((row for row in rows if not isinstance(row, tuple | list)), None)
-    if odd is not None:
-        raise UsageError(
-            f"Arrow takes rows that are all dicts, or all tuples or lists, and one is {preview(odd)}: "
-            "map the rows first"
-        )
+    for row in rows:
+        if not isinstance(row, tuple | list):
+            raise UsageError(
+                f"Arrow takes rows that are all dicts, or all tuples or lists, and one is {preview(row)}: "
+                "map the rows first"
+            )
 
 
 def _columns_by_position(rows: list[Any], names: list[str]) -> dict[str, Sequence[Any]]:

@@ -248,12 +248,13 @@ def test_a_value_is_converted_whole_or_refused(kind: pa.DataType, value: Any, ke
         assert rows_of(as_batch(batch)) == [{"a": kept}, {"a": None}]
 
 
-ODD_ROWS: list[Any] = [(1, "x"), (2.5, "y"), {"a": 3}, (None, "z"), {"a": 4, "c": 0}, (5, None)]
+ODD_ROWS: list[Any] = [(1, "x"), (2.5, "y"), {"a": 3}, (None, "z"), {"a": 4, "c": 0}, None, (5, None)]
 ODD = {
     "{'a': 3}": None,
     "(2.5, 'y')": "column 'a': the value 2.5 does not fit the type int64",
     "(None, 'z')": "column 'a': the value None does not fit a column that is not nullable",
     "{'a': 4, 'c': 0}": "column 'c' of the row {'a': 4, 'c': 0} is not in the schema",
+    "None": "all tuples or lists, and one is None",
 }
 
 
@@ -263,7 +264,7 @@ def test_rows_that_do_not_fit_go_by_on_error_with_record_column_and_value() -> N
     operator.open(TaskContext("job", "x", 0, 1, 1, log=letters.append))
     found = [row for batch in run(operator, ODD_ROWS) for row in rows_of(as_batch(batch))]
     assert found == [{"a": 1, "b": "x"}, {"a": 3, "b": None}, {"a": 5, "b": None}]
-    assert operator.context.counters.user_errors == {"dead_letter": 3}
+    assert operator.context.counters.user_errors == {"dead_letter": 4}
     for letter, (record, why) in zip(letters, [each for each in ODD.items() if each[1]], strict=True):
         assert why is not None and why in letter and letter.endswith(f"record {record}")
 
