@@ -281,9 +281,10 @@ class FileSink(ChainedOperator):
     def __init__(self, path: str | Path, roll: Roll, schema: pa.Schema | None = None) -> None:
         self.path = str(_directory_of(path))
         self.roll = roll
-        self._known = schema
-        if schema is not None:
-            check_writable(with_types(schema, filed_types(schema)))
+        self._known = None if schema is None else with_types(schema, filed_types(schema))
+        """Types of all files; None: of rows they are those that hold the rows."""
+        if self._known is not None:
+            check_writable(self._known)
         self._token = uuid4().hex[:12]
         """In the names of its hidden parts, beside the job's id, which another cluster's may have too."""
         self._opened = False
@@ -328,7 +329,7 @@ class FileSink(ChainedOperator):
         self._finished = False
         self._opened = True
         self._settle_earlier()
-        self._schema = self._earlier_types()
+        self._schema = self._known or self._earlier_types()
 
     # --- parts of earlier attempts ---------------------------------------------------------------
 
@@ -371,7 +372,9 @@ class FileSink(ChainedOperator):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         payload = batch.payload
         if not isinstance(payload, list):
-            self._write(with_columns_of(unmarked(payload), filed_types(payload.schema)))
+            columns = with_columns_of(unmarked(payload), filed_types(payload.schema))
+            # Exchanges decode dictionaries, but for what stays in the worker.
+            self._write(columns if self._known is None else in_schema(columns, self._known, WHERE))
             return
         for piece in pieces(batch):
             if piece.payload:
@@ -496,7 +499,7 @@ class FileSink(ChainedOperator):
     def finish(self, emit: Emit) -> None:
         has_parts = self._part or self._pending or self._named or any(self._files.listed.values())
         if not has_parts and self._known is not None and self.context.index == 0:
-            self._schema = with_types(self._known, filed_types(self._known))
+            self._schema = self._known
             self._part = self._begin()
         if self._part is not None:
             self._complete()

@@ -195,6 +195,16 @@ def test_a_table_without_rows_gives_one_file_with_its_columns(tmp_path: Path) ->
     assert ds.dataset(tmp_path, format="parquet").to_table().equals(pa.Table.from_batches([], ARROW.schema))
 
 
+def test_files_of_a_table_have_its_types_however_its_batches_come(tmp_path: Path) -> None:
+    texts = pa.array(["x"] * BATCH_ROWS_MAX)
+    schema = pa.schema({"c": texts.dictionary_encode().type})
+    sink = opened(tmp_path, Listing(), sink=FileSink(tmp_path, NEVER, schema))
+    for column in (texts.dictionary_encode(), texts, texts.dictionary_encode()):
+        sink.process(Batch(pa.record_batch({"c": column})), 0, nothing)
+    sink.finish(nothing)
+    assert parts(tmp_path) == [(schema, [{"c": "x"}])]
+
+
 @pytest.mark.parametrize("rows", [1, BATCH_ROWS_MAX])
 def test_a_failed_attempt_leaves_no_part_that_was_not_complete(rows: int, tmp_path: Path) -> None:
     assert run(tmp_path, pa.record_batch({"n": range(rows)}), finish=False) == {"files": 0, "rows": 0}

@@ -32,7 +32,7 @@ class KeyIndex:
     A key is a row of one or more columns. Nulls are equal to each other and to nothing else, NaNs and
     the two zeros likewise; a batch whose columns have other types than the keys is cast, so that 1, 1.0
     and True are one key. If a value has no equal in the keys' type, the keys get the batch's type or a
-    wider one, and keep their slots.
+    wider one, and keep their slots: keys of Python rows come in the types of each batch of them.
 
     A key's words stand in one row of a :class:`WordTable`, those of its columns one after the other. When a
     column needs more of them, or another type, all rows are written anew.
