@@ -174,8 +174,12 @@ def returned_row(fn: Any, returns: Returns) -> type | None:
 
 
 def _said(fn: Any) -> Any:
+    fn = inspect.unwrap(fn)
+    said = {name: kind for name, kind in getattr(fn, "__annotations__", {}).items() if name == "return"}
+    names = getattr(fn, "__globals__", {})
     try:
-        return typing_extensions.get_type_hints(fn, include_extras=True).get("return")
+        alone = types.SimpleNamespace(__annotations__=said)  # Those of arguments need not be there.
+        return typing_extensions.get_type_hints(alone, names, include_extras=True).get("return")
     except (NameError, TypeError, AttributeError):
         return None  # of names that are there for type checkers alone
 

@@ -119,6 +119,9 @@ def other(given: Any) -> dict[str, int]: ...  # type: ignore[empty-body]
 def hidden(given: Any) -> Nowhere: ...  # type: ignore[name-defined]  # noqa: F821
 
 
+def of_hidden(given: Nowhere) -> Typed: ...  # type: ignore[empty-body, name-defined]  # noqa: F821
+
+
 class Called:
     def __call__(self, given: Any) -> Named: ...  # type: ignore[empty-body]
 
@@ -130,6 +133,7 @@ class Called:
     [
         (row, "row", Typed),
         (functools.partial(row), "row", Typed),
+        (of_hidden, "row", Typed),
         (row_or_aside, "row", Named),
         (Called(), "row", Named),
         (Called().method, "row", Data),
