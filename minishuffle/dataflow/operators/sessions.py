@@ -318,6 +318,10 @@ class SessionArrow(SessionOperator):
         self.keys = keys
         self.outputs = outputs
         self._waiting = WaitingRows()
+        self._given: pa.Schema | None = None
+        self._plain: pa.Schema | None = None
+        """The schema of the last batch, and that of rows that wait, without the dictionaries that exchanges
+        decode."""
         self._index = KeyIndex()
         self._current = np.empty(0, dtype=np.int64)
         """By slot of a key the number of its latest session, or -1."""
@@ -331,7 +335,10 @@ class SessionArrow(SessionOperator):
         """The numbers of those that have not ended."""
 
     def hold(self, batch: Batch, times: Vector) -> None:
-        self._waiting.add(TimedRows(plain(batch.payload, plain_schema(batch.payload.schema)), times))
+        given = batch.payload.schema
+        if self._plain is None or not given.equals(self._given):
+            self._given, self._plain = given, plain_schema(given)
+        self._waiting.add(TimedRows(plain(batch.payload, self._plain), times))
 
     def advance(self, emit: Emit) -> None:
         due = self._waiting.take_until(self._watermark)
