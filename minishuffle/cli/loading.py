@@ -8,7 +8,9 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import sys
+import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -33,6 +35,7 @@ __all__ = ["Found", "Job", "JobParameter", "Kind", "load_job", "load_pipeline"]
 Made = TypeVar("Made")
 
 REQUIRED: Any = inspect.Parameter.empty
+PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 @dataclass(slots=True, frozen=True)
@@ -121,7 +124,8 @@ class Found(Generic[Made]):
         try:
             with _by_value(self.directory, self.kind):
                 made = self.target(**values)
-        except ShuffleError:
+        except ShuffleError as error:
+            _add_place(error)
             raise
         except (Exception, SystemExit) as error:
             raise ShuffleError(f"{what} cannot be built: {told_from_outside(error, _is_ours)}") from error
@@ -216,6 +220,10 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
+    except ShuffleError as error:
+        del sys.modules[name]
+        _add_place(error)
+        raise
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ShuffleError(f"{path} cannot be loaded: {told_from_outside(error, _is_ours)}") from error
@@ -231,6 +239,9 @@ def _load_module(name: str) -> ModuleType:
                 f"there is no module {name!r} here or installed; for a file write {name}.py:ATTRIBUTE"
             ) from None
         raise ShuffleError(f"module {name} cannot be loaded: {told_from_outside(error, _is_ours)}") from error
+    except ShuffleError as error:
+        _add_place(error)
+        raise
     except (Exception, SystemExit) as error:
         raise ShuffleError(f"module {name} cannot be loaded: {told_from_outside(error, _is_ours)}") from error
     return module
@@ -323,3 +334,17 @@ def _parameters(function: Callable[..., Any], spec: str) -> tuple[JobParameter, 
 
 def _is_ours(filename: str) -> bool:
     return filename in (__file__, importlib.__file__) or filename.startswith("<frozen importlib")
+
+
+def _add_place(error: ShuffleError) -> None:
+    """Put the line of the user's file that it came from before the text, unless the text has it."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not _is_package(each.filename)]
+    if not frames:
+        return
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
+    if place not in str(error):
+        error.args = (f"{place}: {error}",)
+
+
+def _is_package(filename: str) -> bool:
+    return filename.startswith(PACKAGE) or _is_ours(filename)

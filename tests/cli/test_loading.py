@@ -12,7 +12,7 @@ from minishuffle.cli.loading import load_job, load_pipeline
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
-from minishuffle.errors import ShuffleError, UnknownName, UsageError
+from minishuffle.errors import InvalidGraph, ShuffleError, UnknownName, UsageError
 
 JOB = '''
 from typing import Annotated
@@ -195,6 +195,20 @@ def test_a_function_that_raises_shows_its_own_traceback_alone(job_file: Path) ->
     text = str(caught.value)
     assert text.count("  File ") == 1
     assert "return Stream.items([1 // count]).collect()" in text
+
+
+@pytest.mark.parametrize("job", ["top", "built"])
+def test_an_error_of_a_step_is_one_line_with_its_place_in_the_file(tmp_path: Path, job: str) -> None:
+    step = 'Stream.items([{"k": 1}]).to_table().select("x").collect()'
+    lines = ["from minishuffle import Stream", f"top = {step}", "def built():", f"    return {step}"]
+    file = tmp_path / "odd.py"
+    file.write_text("\n".join(lines if job == "top" else [lines[0], *lines[2:]]))
+    line = 2 if job == "top" else 3
+    with pytest.raises(UnknownName, match=f"^odd.py:{line}: select: there is no column 'x'; there are k$"):
+        load_job(f"{file}:{job}").build()
+    file.write_text(file.read_text().replace(".to_table()", ".map(str).to_table()"))
+    with pytest.raises(InvalidGraph, match=rf"^to_table at \S*odd.py:{line}: nothing says"):
+        load_job(f"{file}:{job}").build()
 
 
 def test_a_function_that_exits_fails_like_any_other(tmp_path: Path) -> None:
