@@ -11,6 +11,7 @@ from collections import abc
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args, get_origin
+from uuid import UUID
 
 import typing_extensions
 
@@ -99,6 +100,8 @@ def column_type(name: str, kind: Any) -> pa.DataType:
         found = pa.list_(column_type(name, arguments[0]))
     elif origin in _MAPS:
         found = pa.map_(column_type(name, arguments[0]), column_type(name, arguments[1]))
+    elif isinstance(kind, typing.NewType):
+        found = column_type(name, kind.__supertype__)
     elif (fields := fields_of(kind)) is not None:
         found = pa.struct([(each, column_type(f"{name}.{each}", its)) for each, its in fields.items()])
     else:
@@ -130,6 +133,7 @@ def _of_plain(name: str, kind: Any) -> pa.DataType:
         date: pa.date32(),
         time: pa.time64("us"),
         timedelta: pa.duration("us"),
+        UUID: pa.uuid(),
     }
     choices = _CHOICES.get(kind) if isinstance(kind, type) else None
     if choices is not None:

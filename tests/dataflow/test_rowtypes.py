@@ -7,7 +7,8 @@ import functools
 from collections.abc import Awaitable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Required
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NewType, Required
+from uuid import UUID
 
 import pyarrow as pa
 import pydantic
@@ -40,6 +41,9 @@ class Data:
     count: ClassVar[int] = 0
 
 
+Order = NewType("Order", int)
+
+
 class Model(pydantic.BaseModel):
     d: date
     t: time
@@ -47,6 +51,8 @@ class Model(pydantic.BaseModel):
     b: bool
     raw: bytes
     digits: Annotated[Decimal, pa.decimal128(9, 2)]
+    id: UUID
+    order: Order | None
 
 
 TYPED = [("n", pa.int64()), ("tags", pa.list_(pa.string())), ("at", pa.timestamp("us", "UTC"))]
@@ -66,6 +72,8 @@ SCHEMAS: dict[Any, Any] = {
         ("b", pa.bool_()),
         ("raw", pa.binary()),
         ("digits", pa.decimal128(9, 2)),
+        ("id", pa.uuid()),
+        ("order", pa.int64()),
     ],
 }
 
