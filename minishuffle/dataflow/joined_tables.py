@@ -12,7 +12,7 @@ from minishuffle.dataflow.drafts import draft_in
 from minishuffle.dataflow.joined import Apart, On, interval_of, look_up_feeds, look_up_node
 from minishuffle.dataflow.keyed_table import by_key
 from minishuffle.dataflow.nodes import Feed, Node, Reads
-from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
+from minishuffle.dataflow.operators.times import BESIDE, EventTime
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
 
@@ -52,7 +52,7 @@ def join_tables(
     # Times that are keys of each other are equal: a function of batches is shown the one that stands there.
     own = left._time_column, right._time_column
     both = [one for one, other in zip(*keys, strict=True) if (one, other) == own]
-    time = None if times[0].is_none else EventTime(column=both[0] if both else HIDDEN_TIME)
+    time = None if times[0].is_none else EventTime(column=both[0]) if both else BESIDE
     return Table((Feed(node),), schema, None, time, sides)
 
 
@@ -71,7 +71,7 @@ def join_as_of(
     schema, reads = _described(columns, tables, times)
     feeds = (*by_key(left, keys[0]), *by_key(right, keys[1], 1))
     node = Node(operator.name, feeds, operators=(operator,), reads=_all_of_the_right(reads))
-    return Table((Feed(node),), schema, None, EventTime(column=HIDDEN_TIME), sides)
+    return Table((Feed(node),), schema, None, BESIDE, sides)
 
 
 def _all_of_the_right(reads: Reads) -> Reads:
@@ -104,7 +104,7 @@ def look_up(big: Table, small: Table, on: On, how: Literal["inner", "left"], suf
         return draft
     if not isinstance(small, Table):
         refuse_mixture("broadcast_join", "Table", small)
-    small = small._shown()
+    small = small._untimed_beside()
     pairs, feeds = look_up_feeds(big, small, on, how)
     columns = BroadcastColumns(
         tuple(pairs), tuple(pairs.values()), is_left=how == "left", suffix=_checked_suffix(suffix)

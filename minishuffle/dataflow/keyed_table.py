@@ -88,7 +88,7 @@ class KeyedTable(Windowable["WindowedTable"]):
         schema = self._aggregated(columns, at_end=when == "end")
         used = (*self._keys, *(column for column, _ in columns.values()))
         if any(function in BY_TIME for _, function in columns.values()):
-            used = (*used, str(self._table._time_column))
+            used = (*used, *_column_of(self._table._time))
         return self._computed(operator, schema, used)
 
     def distinct(self) -> Table:
@@ -124,7 +124,7 @@ class KeyedTable(Windowable["WindowedTable"]):
         refuse_order("top_n", schema.field(by))
         others = [name for name in schema.names if name not in self._keys]
         picked = self._table._picked({name: name for name in (*self._keys, *others)})
-        shown = KeyedTable(self._table._shown(), self._keys)
+        shown = KeyedTable(self._table._untimed_beside(), self._keys)
         return shown._computed(TopN(self._keys, n, by, descending), picked)
 
     def _unkeyed(self) -> Table:
@@ -303,8 +303,13 @@ class WindowedTable:
         return keyed._computed(
             operator,
             schema,
-            (*keyed._keys, str(self._windowing.time.column), *(column for column, _ in columns.values())),
+            (*keyed._keys, *_column_of(self._windowing.time), *(column for column, _ in columns.values())),
             label=label,
             time=EventTime(column="window_end", shift=-1),
             sides=sides,
         )
+
+
+def _column_of(time: EventTime | None) -> tuple[str, ...]:
+    """The column with the event time, if one has it."""
+    return () if time is None or time.column is None else (time.column,)

@@ -35,7 +35,8 @@ __all__ = [
 Names: TypeAlias = "frozenset[str] | None"
 """Names of columns; None: all."""
 Reads: TypeAlias = "Callable[[Names, int], Names]"
-"""The columns that a step reads of an input, by its number, for those that are wanted of what it gives."""
+"""The columns that a step reads of an input, by its number, for those that are wanted of what it gives; among
+them ``EVENT_TIME`` if the event times beside that are."""
 Partitioning: TypeAlias = Literal["hash", "rebalance", "rescale", "forward", "broadcast", "custom"]
 
 

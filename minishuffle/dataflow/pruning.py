@@ -13,6 +13,7 @@ from typing import Any
 
 from minishuffle.dataflow.nodes import Feed, Names, Node, Reads
 from minishuffle.dataflow.operators.base import Used
+from minishuffle.dataflow.operators.times import EVENT_TIME
 
 __all__ = ["pruned", "reads_also", "reads_only"]
 
@@ -68,7 +69,11 @@ class _Wanted:
         keys = frozenset((feed.exchange and feed.exchange.keys) or ())
         wanted = None
         if node.reads is not None and node not in self._aside:
-            wanted = node.reads(self.of_nodes.get(node), feed.input)
+            gives = self.of_nodes.get(node)
+            if gives is not None and self.times[node]:
+                gives |= {EVENT_TIME}
+            wanted = node.reads(gives, feed.input)
+            wanted = None if wanted is None else wanted - {EVENT_TIME}
         # A batch without columns would have no rows.
         wanted = wanted | keys or None if wanted is not None else None
         self.of_feeds[node, number] = wanted

@@ -30,7 +30,7 @@ from minishuffle.dataflow.bridges import refuse_column_method, refuse_mixture
 from minishuffle.dataflow.drafts import Draft, draft_in
 from minishuffle.dataflow.knownrows import ReturnedRows, found_schema
 from minishuffle.dataflow.nodes import Exchange, Feed, Node, check_not_sinks, known_rows, named_step
-from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
+from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.rowtypes import Returns
 from minishuffle.dataflow.stream_base import StreamBase, errors_aside, errors_of, side_outputs
 from minishuffle.dataflow.stream_sinks import StreamSinks
@@ -261,10 +261,9 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
             return cast("Table", Draft(self._undeclared()._feeds))
         for field in found.schema:
             check_made(field)
-        time, beside = self._time, None
-        if time is not None and time.column is None:
-            time, beside = EventTime(column=HIDDEN_TIME, each=time.each), time
-        operator = ToArrow(found or RowsSchema(pa.schema([])), beside, on_error=on_error)
+        timed = self if self._time is None or self._time.column is not None else self._timed_beside()
+        feeds, time = timed._open_feeds("to_table"), timed._time
+        operator = ToArrow(found or RowsSchema(pa.schema([])), on_error=on_error)
         errors = errors_aside(operator)
         node = Node(
             operator.name,

@@ -7,7 +7,7 @@ not a collection: its batches flow through the job, with an end or without. Expr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,8 +28,8 @@ from minishuffle.dataflow.bridges import refuse_mixture, refuse_row_method
 from minishuffle.dataflow.drafts import draft_in
 from minishuffle.dataflow.expressions import check_expression, columns_read, expression_type
 from minishuffle.dataflow.knownrows import TypedRows
-from minishuffle.dataflow.nodes import Boundary, Feed, Names, Node, Reads
-from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
+from minishuffle.dataflow.nodes import Boundary, Feed, Node, Reads
+from minishuffle.dataflow.operators.times import EVENT_TIME, EventTime
 from minishuffle.dataflow.pruning import reads_also, reads_only
 from minishuffle.dataflow.schemas import batch_without_rows, called_schema
 from minishuffle.dataflow.stream import Stream
@@ -70,13 +70,9 @@ class Table(TableSources, StreamSinks):
         from minishuffle.dataflow.operators.convert import ToRows
 
         check_distinct(self._columns, "to_rows")
-        time = self._time
-        if time is not None and time.is_hidden:
-            time = time.beside()
-        has_time = time is not None and time.is_beside
         known = TypedRows(self._schema)
-        feeds = self._beside("to_rows", ToRows(has_time=has_time), rows=(known,))._feeds
-        return Stream(feeds, None, self._columns, time)
+        feeds = self._beside("to_rows", ToRows(), rows=(known,))._feeds
+        return Stream(feeds, None, self._columns, self._time)
 
     @property
     def errors(self) -> Stream[Any]:
@@ -101,13 +97,11 @@ class Table(TableSources, StreamSinks):
 
         wanted = key_columns(names, "select")
         check_columns(wanted, self._schema.names, "select")
-        timed = self if self._time is None or self._time.column in wanted else self._with_time_apart()
+        timed = self if self._time is None or self._time.column in wanted else self._timed_beside()
         outputs = {name: name for name in wanted}
-        if timed._time is not None and timed._time.is_hidden:
-            outputs[HIDDEN_TIME] = HIDDEN_TIME
         operator = Projection("select", outputs)
         schema = self._picked({name: name for name in wanted})
-        return timed._step(operator, schema, timed._time, True, _reads_selected(outputs))
+        return timed._step(operator, schema, timed._time, True, reads_only(*wanted))
 
     def drop(self, *names: str | Sequence[str]) -> Table:
         """All columns but these. Event time stays, also without its column."""
@@ -118,7 +112,7 @@ class Table(TableSources, StreamSinks):
         left = [name for name in self._schema.names if name not in dropped]
         if not left:
             raise UsageError("drop would leave no column: keep one")
-        timed = self._with_time_apart() if self._time_column in dropped else self
+        timed = self._timed_beside() if self._time_column in dropped else self
         operator = Projection("drop", None, dropped=dropped)
         schema = self._picked({name: name for name in left})
         return timed._step(operator, schema, timed._time, True, reads_also(*dropped))
@@ -162,7 +156,7 @@ class Table(TableSources, StreamSinks):
             name: check_expression(expression, f"with_columns({name}=...)")
             for name, expression in columns.items()
         }
-        timed = self._with_time_apart() if self._time_column in added else self
+        timed = self._timed_beside() if self._time_column in added else self
         reads = _reads_added(added, columns_read(added.values()))
         schema = self._with(added)
         untyped = {name: schema.field(name).type for name in added if self._reads_null(added[name])}
@@ -252,12 +246,12 @@ class Table(TableSources, StreamSinks):
 
         check_callable(fn, "map_batches")
         taken = None if columns is None else key_columns((columns,), "map_batches(columns=...)")
-        timed = self._shown()
+        timed = self._untimed_beside()
         if taken is not None:
-            check_columns([name for name in taken if name != HIDDEN_TIME], self._schema.names, "map_batches")
-            if HIDDEN_TIME in taken:
+            check_columns([name for name in taken if name != EVENT_TIME], self._schema.names, "map_batches")
+            if EVENT_TIME in taken:
                 self._needed_time("map_batches has no event time to give")
-                timed = self._with_time_apart()
+                timed = self._timed_beside()
         if batch_rows is not None and (type(batch_rows) is not int or batch_rows < 1):
             raise UsageError(f"batch_rows is {batch_rows!r}: give a whole number from 1 on")
         reads = None if taken is None else reads_only(*taken)
@@ -266,7 +260,7 @@ class Table(TableSources, StreamSinks):
         found, keeps_time = timed._mapped_schema(fn, schema, taken)
         time = timed._time
         if time is not None and not isinstance(found, UnknownColumns):
-            is_kept = keeps_time if time.is_hidden else time.column in found.names
+            is_kept = keeps_time if time.is_beside else time.column in found.names
             time = time if is_kept else None
         return Table._checked(node, found, time, declared=schema is not None)
 
@@ -276,7 +270,7 @@ class Table(TableSources, StreamSinks):
         schema: pa.Schema | Mapping[str, Any] | str | None,
         taken: Sequence[str] | None,
     ) -> tuple[pa.Schema | UnknownColumns, bool]:
-        """Without the hidden column of event time what ``fn`` gives of the columns ``taken`` (None: all), and
+        """Without the column of event times what ``fn`` gives of the columns ``taken`` (None: all), and
         whether it may give that column too."""
         import pyarrow as pa
 
@@ -285,18 +279,18 @@ class Table(TableSources, StreamSinks):
 
         if schema is not None and schema != "same":
             declared = arrow_schema(schema)
-            if HIDDEN_TIME in declared.names:
+            if EVENT_TIME in declared.names:
                 raise UsageError(
                     "map_batches(schema=...) names EVENT_TIME, which comes beside the columns of the schema: "
                     "leave it out"
                 )
             return declared, True
-        hidden = pa.field(HIDDEN_TIME, pa.int64())
+        beside = pa.field(EVENT_TIME, pa.int64())
         given = self._schema
         if taken is not None:
-            given = pa.schema([hidden if name == HIDDEN_TIME else given.field(name) for name in taken])
+            given = pa.schema([beside if name == EVENT_TIME else given.field(name) for name in taken])
         if schema is not None:
-            return _without_hidden_time(given), True
+            return _without_event_time(given), True
         if hasattr(fn, "open"):
             why = "its function has open(), and is not called while the job is made"
             write = "write schema= with the columns that it gives, or schema='same'"
@@ -305,7 +299,7 @@ class Table(TableSources, StreamSinks):
         found = called_schema("map_batches", lambda: fn(batch_without_rows(given)), shown)
         if isinstance(found, UnknownColumns):
             return found, False
-        return _without_hidden_time(found), HIDDEN_TIME in found.names
+        return _without_event_time(found), EVENT_TIME in found.names
 
     def union(self, *others: Table) -> Table:
         """The rows of this table and the others, in no particular order: the columns of all, of types that
@@ -334,16 +328,15 @@ class Table(TableSources, StreamSinks):
         """This table and the others, with event time in one column of all, or without."""
         tables = [self, *others]
         if any(table._time is None for table in tables):
-            shown = [table._shown() for table in tables]
+            shown = [table._untimed_beside() for table in tables]
             return [Table(table._feeds, table._schema) for table in shown]
         if all(table._time == self._time for table in tables):
             return tables
-        return [table._with_time_apart() for table in tables]
+        return [table._timed_beside() for table in tables]
 
     @staticmethod
     def _widened(tables: Sequence[Table], time: EventTime | None) -> Table:
         """The union of tables that differ."""
-        import pyarrow as pa
 
         from minishuffle.dataflow.operators.relational import Conform
         from minishuffle.dataflow.operators.widertype import wider_schema
@@ -351,18 +344,14 @@ class Table(TableSources, StreamSinks):
         common: pa.Schema = None
         for table in tables:
             common = wider_schema(common, table._schema, "the union")
-        common = whole = with_types(
-            common, [with_innermost(kind, without_dictionary) for kind in common.types]
-        )
-        if time is not None and time.is_hidden:
-            whole = common.append(pa.field(HIDDEN_TIME, pa.int64()))
+        common = with_types(common, [with_innermost(kind, without_dictionary) for kind in common.types])
         feeds = [
             feed
             for table in tables
             for feed in (
                 table._open_feeds("union")
                 if table._schema.equals(common)
-                else table._beside("union", Conform(whole))._feeds
+                else table._beside("union", Conform(common))._feeds
             )
         ]
         return Table(tuple(feeds), common, time=time)
@@ -404,7 +393,7 @@ class Table(TableSources, StreamSinks):
         check_columns([column], self._schema.names, "event_time")
         check_time_type(self._schema, column)
         place = EventTime(column=column, each=watermarks == "each")
-        return self._shown()._timed(place, out_of_order, idle_after, watermarks, on_error)
+        return self._timed(place, out_of_order, idle_after, watermarks, on_error)
 
     def key_by(self, *columns: str | Sequence[str]) -> KeyedTable:
         """Bring the rows of each key together: one or more columns.
@@ -478,30 +467,21 @@ class Table(TableSources, StreamSinks):
     def _time_column(self) -> str | None:
         return None if self._time is None else self._time.column
 
-    def _with_time_apart(self) -> Table:
-        """The same rows with their event time in the hidden column."""
-        from minishuffle.dataflow.operators.hiddentime import KeepTime
+    def _timed_beside(self) -> Table:
+        """The same rows with their event times beside them."""
+        from minishuffle.dataflow.operators.eventtime import HoldTimes
 
         time = self._time
         assert time is not None
-        if time.is_hidden:
+        if time.is_beside:
             return self
-        feeds = self._represented(KeepTime(time), _reads_kept(str(time.column)))
-        return Table(feeds, self._schema, time=EventTime(column=HIDDEN_TIME, each=time.each))
+        feeds = self._represented(HoldTimes(time), _reads_held(str(time.column)))
+        return Table(feeds, self._schema, time=time.beside())
 
-    def _shown(self) -> Table:
-        """The same rows without the hidden column, and then without event time."""
-        from minishuffle.dataflow.operators.hiddentime import HideTime
-
-        if self._time is None or not self._time.is_hidden:
-            return self
-        feeds = self._represented(HideTime(), _reads_shown(self._schema.names))
-        return Table(feeds, self._schema)
-
-    def _sink(
-        self, label: str, sink: Operator, boundary: Boundary | None = None, *, collects: str = ""
-    ) -> Table:
-        return super(Table, self._shown())._sink(label, sink, boundary, collects=collects)
+    def _untimed_beside(self) -> Table:
+        """The same rows without event time if it is beside them."""
+        is_beside = self._time is not None and self._time.is_beside
+        return Table(self._feeds, self._schema) if is_beside else self
 
     def _step(
         self,
@@ -516,30 +496,16 @@ class Table(TableSources, StreamSinks):
         return Table((Feed(node),), schema, time=time)
 
 
-def _without_hidden_time(schema: pa.Schema) -> pa.Schema:
-    place = schema.get_field_index(HIDDEN_TIME)
+def _without_event_time(schema: pa.Schema) -> pa.Schema:
+    place = schema.get_field_index(EVENT_TIME)
     return schema if place < 0 else schema.remove(place)
 
 
-def _reads_shown(columns: Iterable[str]) -> Reads:
-    shown = frozenset(columns)
-    return lambda wanted, input: shown if wanted is None else wanted
-
-
-def _reads_selected(names: Iterable[str]) -> Reads:
-    selected = frozenset(names)
+def _reads_held(time_column: str) -> Reads:
+    """The column too if the event times beside the rows are wanted."""
     return lambda wanted, input: (
-        selected if wanted is None or HIDDEN_TIME in wanted else selected - {HIDDEN_TIME}
+        wanted if wanted is None or EVENT_TIME not in wanted else wanted | {time_column}
     )
-
-
-def _reads_kept(time_column: str) -> Reads:
-    def reads(wanted: Names, input: int) -> Names:
-        if wanted is None or HIDDEN_TIME not in wanted:
-            return wanted
-        return wanted - {HIDDEN_TIME} | {time_column}
-
-    return reads
 
 
 def _reads_renamed(names: Mapping[str, str]) -> Reads:

@@ -16,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.aggregates import input_of
-from minishuffle.dataflow.operators.base import Emit
+from minishuffle.dataflow.operators.base import Emit, Used
 from minishuffle.dataflow.operators.chained import Emission, OnError, RecordOperator, emit_rows
 from minishuffle.dataflow.operators.columns import Outputs, RowCount, check_result, grown, pieces_of
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.copies import copied
+from minishuffle.dataflow.operators.firstlast import FirstOrLast
 from minishuffle.dataflow.operators.functions import COLUMN_KEYS_MIN
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
@@ -70,6 +71,11 @@ class Reduction:
         came."""
         raise NotImplementedError
 
+    @property
+    def reads_times(self) -> bool:
+        """Whether it reads the event times beside records."""
+        return False
+
     def rows(self) -> int:
         """How many keys there are."""
         return len(self.state)
@@ -113,6 +119,9 @@ class KeyedReduction(RecordOperator):
             self.note_failure(error, record)
             raise error
         self.drop(error, record)
+
+    def takes_times(self, input: int, used: Used) -> bool:
+        return self._reduction.reads_times
 
     def finish(self, emit: Emit) -> None:
         if self.emission == "end":
@@ -390,17 +399,21 @@ class Aggregation(Reduction):
         """By slot, that of the last of the batches with the key; 0 for one that is long ago."""
         self._stamp = 0
 
+    @property
+    def reads_times(self) -> bool:
+        return any(isinstance(each, FirstOrLast) and each.reads_times for _, _, each in self._outputs)
+
     def bring(self, batch: Batch, failed: Failed) -> None:
-        for piece in _pieces(batch.payload):
+        for piece in _pieces(batch):
             self._brought(piece)
 
     def each(self, batch: Batch, failed: Failed, emit: Emit) -> None:
-        for piece in _pieces(batch.payload):
+        for piece in _pieces(batch):
             # Nothing of a piece is held while the next one is made: its memory is used again.
             emit(Batch(self._running(piece)))
 
     def latest(self, batch: Batch, failed: Failed, emit: Emit) -> None:
-        taken = [self._brought(piece) for piece in _pieces(batch.payload)]
+        taken = [self._brought(piece) for piece in _pieces(batch)]
         slots = np.concatenate(taken) if len(taken) > 1 else taken[0]
         self._stamps = grown(self._stamps, len(self.state), 0)
         self._stamp = self._stamp % _STAMPS + 1
@@ -419,18 +432,21 @@ class Aggregation(Reduction):
     def _keys_of(self, columns: pa.RecordBatch) -> list[pa.Array]:
         return [column_of(columns, name) for name in self._keys]
 
-    def _brought(self, piece: pa.RecordBatch) -> Vector:
+    def _brought(self, piece: Batch) -> Vector:
         """The slots of the records' keys."""
-        slots = self.state.take_columns(self._keys_of(piece))
+        slots = self.state.take_columns(self._keys_of(piece.payload))
         for _, column, aggregate in self._outputs:
-            aggregate.update(slots, input_of(piece, column, aggregate))
+            aggregate.update(slots, input_of(piece.payload, column, aggregate, piece.times))
         return slots
 
-    def _running(self, piece: pa.RecordBatch) -> pa.RecordBatch:
+    def _running(self, piece: Batch) -> pa.RecordBatch:
         """The keys, and the aggregates after each record."""
-        keys = self._keys_of(piece)
+        columns, times = piece.payload, piece.times
+        keys = self._keys_of(columns)
         slots = self.state.take_columns(keys)
-        values = [each.running(slots, input_of(piece, column, each)) for _, column, each in self._outputs]
+        values = [
+            each.running(slots, input_of(columns, column, each, times)) for _, column, each in self._outputs
+        ]
         return self._made([*keys, *values])
 
     def _made(self, columns: list[pa.Array]) -> pa.RecordBatch:
@@ -442,7 +458,8 @@ def count_by_key(keys: Sequence[str], name: str = "count") -> Aggregation:
     return Aggregation(keys, [(name, keys[0], RowCount())] if keys else [], "count")
 
 
-def _pieces(columns: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _pieces(batch: Batch) -> Iterator[Batch]:
     """Pieces that stay in the processor's cache."""
-    for begin, rows in pieces_of(columns.num_rows):
-        yield columns if rows == columns.num_rows else columns.slice(begin, rows)
+    count = batch.payload.num_rows
+    for begin, rows in pieces_of(count):
+        yield batch if rows == count else batch.slice(begin, begin + rows)

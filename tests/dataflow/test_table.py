@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from minishuffle.dataflow.operators.relational import Explode
-from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
+from minishuffle.dataflow.operators.times import BESIDE, EventTime
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, UnknownName, UsageError, WrongColumns
@@ -336,7 +336,7 @@ def test_event_time_follows_its_column() -> None:
     assert timed.to_rows()._time == place
     assert Stream.items([{"at": 1}]).event_time("at").to_table({"at": int})._time == place
     for table in (timed.select("n"), timed.drop("at"), timed.with_columns(at=n)):
-        assert table._time == EventTime(column=HIDDEN_TIME)
+        assert table._time == BESIDE
     for table in (
         timed.map_batches(lambda batch: batch, schema={"n": int}),
         timed.drop("at").map_batches(lambda batch: batch),

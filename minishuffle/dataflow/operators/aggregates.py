@@ -28,6 +28,7 @@ from minishuffle.dataflow.operators.spread import Deviation
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.widertype import DIGITS_MAX, as_type
 from minishuffle.errors import InvalidGraph, UsageError
+from minishuffle.exchange.batch import Times
 
 __all__ = ["BY_TIME", "Function", "input_of", "outputs_of"]
 
@@ -76,10 +77,12 @@ def _of_values(function: Function, column: str) -> Aggregate:
     raise UsageError(f"no aggregate {function!r} (of column {column!r}): write one of {names}")
 
 
-def input_of(batch: pa.RecordBatch, column: str, aggregate: Aggregate) -> pa.Array:
-    """What the aggregate of that column takes of a batch."""
+def input_of(
+    batch: pa.RecordBatch, column: str, aggregate: Aggregate, times: Times | None = None
+) -> pa.Array:
+    """What the aggregate of that column takes of rows, with the event times beside them."""
     if isinstance(aggregate, FirstOrLast):
-        return aggregate.rows_of(batch)
+        return aggregate.rows_of(batch, times)
     array = column_of(batch, column)
     if isinstance(aggregate, _OfValues):
         aggregate.check(batch.schema.field(column))

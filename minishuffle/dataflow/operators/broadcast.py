@@ -31,7 +31,6 @@ from minishuffle.dataflow.operators.joinrows import is_null
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.keykinds import RowKinds
 from minishuffle.dataflow.operators.moments import Vector
-from minishuffle.dataflow.operators.times import HIDDEN_TIME
 from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.gather import taken
@@ -55,7 +54,6 @@ class BroadcastColumns(JoinColumns):
     """
 
     method = "broadcast_join"
-    passes_on = frozenset({HIDDEN_TIME})
 
     def __init__(
         self, keys: tuple[str, ...], small_keys: tuple[str, ...], *, is_left: bool, suffix: str = SUFFIX
@@ -90,6 +88,9 @@ class _Broadcast(ChainedOperator):
 
     def state_rows(self) -> int:
         return self._held
+
+    def takes_times(self, input: int, used: Used) -> bool:
+        return used.times and input == BIG
 
     def note_size(self, rows: int, size: int) -> None:
         """Count rows and bytes of the small side.
@@ -138,7 +139,7 @@ class BroadcastArrow(_Broadcast):
         small = self._small
         outbox = Outbox(emit)
         for start in range(0, columns.num_rows, BATCH_ROWS_MAX):
-            self._join(columns.slice(start, BATCH_ROWS_MAX), small, outbox)
+            self._join(batch.slice(start, min(start + BATCH_ROWS_MAX, columns.num_rows)), small, outbox)
         outbox.flush()
 
     def _build(self) -> _Small:
@@ -146,7 +147,8 @@ class BroadcastArrow(_Broadcast):
         self._batches = []
         return _Small(table, self.columns)
 
-    def _join(self, batch: pa.RecordBatch, small: _Small, outbox: Outbox) -> None:
+    def _join(self, some: Batch, small: _Small, outbox: Outbox) -> None:
+        batch, times = some.payload, some.times
         given = [column_of(batch, name) for name in self.columns.keys[BIG]]
         self.columns.check_keys(batch.schema, small.schema)
         starts, counts = small.find(given)
@@ -158,7 +160,8 @@ class BroadcastArrow(_Broadcast):
             added = small.others.take(pa.array(found, mask=missing))
             one_each = len(asked) == batch.num_rows and bool((wanted == 1).all())
             own = batch if one_each else taken(batch, asked)
-            outbox.add(pa.RecordBatch.from_arrays([*own.columns, *added.columns], schema=schema))
+            joined = pa.RecordBatch.from_arrays([*own.columns, *added.columns], schema=schema)
+            outbox.add(Batch(joined, None, None if times is None else times.take(asked)))
 
 
 class _Small:
@@ -249,9 +252,6 @@ class BroadcastRows(_Broadcast):
             if len(out.rows) >= out.room:
                 out.look()
         out.flush()
-
-    def takes_times(self, input: int, used: Used) -> bool:
-        return used.times and input == BIG
 
     def finish(self, emit: Emit) -> None:
         self._kinds.complain(self.name, self.context)

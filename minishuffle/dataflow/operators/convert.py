@@ -15,12 +15,9 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Emit, Used
 from minishuffle.dataflow.operators.chained import ChainedOperator, ForgivingOperator, OnError, preview
-from minishuffle.dataflow.operators.hiddentime import gives_time, with_time
-from minishuffle.dataflow.operators.moments import event_times
 from minishuffle.dataflow.operators.nulls import is_strict, misplaced
 from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of, type_of
 from minishuffle.dataflow.operators.rowobjects import as_dicts, shallow
-from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import MissingColumn, UsageError, WrongColumns
 from minishuffle.exchange.batch import Batch
@@ -333,33 +330,16 @@ def _check_nulls(field: pa.Field, array: pa.Array) -> None:
 
 
 class ToRows(ChainedOperator):
-    """Emits Arrow batches as lists of dicts, one per row; lists pass as they are.
-
-    Args:
-        has_time: the batches have the hidden column of event times, which go beside the rows.
-    """
+    """Emits Arrow batches as lists of dicts, one per row; lists pass as they are."""
 
     name = "to_rows"
 
-    def __init__(self, *, has_time: bool = False) -> None:
-        self._has_time = has_time
-        self._gives_times = has_time
-
-    def for_columns(self, used: Used) -> ToRows:
-        """(At submission.) Without times beside the rows if nothing reads them."""
-        narrowed = ToRows(has_time=self._has_time)
-        narrowed._gives_times = self._has_time and used.times
-        return narrowed
+    def takes_times(self, input: int, used: Used) -> bool:
+        return used.times
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        if not len(batch.payload):
-            return
-        if self._has_time:
-            times = event_times(EventTime(column=HIDDEN_TIME), batch) if self._gives_times else None
-            rows = rows_of(Batch(batch.payload.drop_columns([HIDDEN_TIME])))
-            emit(Batch(rows, None, times))
-        else:
-            emit(Batch(rows_of(batch)))
+        if len(batch.payload):
+            emit(Batch(rows_of(batch), None, batch.times))
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,8 +356,6 @@ class ToArrow(ForgivingOperator):
     """Emits lists of rows as Arrow batches; Arrow batches pass as they are.
 
     Args:
-        time: where the event time stands that the hidden column gets; None: there is no such column.
-        adds_time: something reads that column.
         on_error: what becomes of a row that does not fit.
 
     Raises:
@@ -390,25 +368,15 @@ class ToArrow(ForgivingOperator):
     def __init__(
         self,
         rows: RowsSchema,
-        time: EventTime | None = None,
         *,
-        adds_time: bool = True,
         on_error: OnError = "fail",
     ) -> None:
         super().__init__(on_error)
         self._rows = rows
         self._converter = RowsToArrow(rows.schema, inferred=rows.inferred)
-        self._time = time
-        self._adds_time = adds_time
-
-    def for_columns(self, used: Used) -> ToArrow:
-        """(At submission.) Without the hidden column of event time if nothing reads it."""
-        made = ToArrow(self._rows, self._time, adds_time=gives_time(used), on_error=self.on_error)
-        made.errors_tag = self.errors_tag
-        return made
 
     def takes_times(self, input: int, used: Used) -> bool:
-        return self._time is not None and self._time.is_beside and gives_time(used)
+        return used.times
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if not isinstance(batch.payload, list):
@@ -435,9 +403,7 @@ class ToArrow(ForgivingOperator):
                 self._take(records.slice(0, middle), emit)
                 self._take(records.slice(middle, len(rows)), emit)
             return
-        if self._time is not None and self._adds_time:
-            table = with_time(table, event_times(self._time, records))
-        emit(Batch(table))
+        emit(Batch(table, None, records.times))
 
     def _misfit(self, rows: list[Any]) -> Any:
         """The first row that is not converted by itself; None: there is none."""
@@ -481,13 +447,13 @@ class CheckSchema(ChainedOperator):
         payload = batch.payload
         assert isinstance(payload, pa.RecordBatch)
         if self._is_strict or not payload.schema.equals(self.schema, check_metadata=True):
-            batch = Batch(self._checked(payload))
+            batch = Batch(self._checked(payload), None, batch.times)
         emit(batch)
 
+    def takes_times(self, input: int, used: Used) -> bool:
+        return used.times
+
     def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        hidden = batch.column(HIDDEN_TIME) if HIDDEN_TIME in batch.schema.names else None
-        if hidden is not None:
-            batch = batch.drop_columns([HIDDEN_TIME])
         extra = [name for name in batch.schema.names if name not in self.schema.names]
         if extra:
             raise WrongColumns(
@@ -510,5 +476,4 @@ class CheckSchema(ChainedOperator):
             arrays.append(array)
             fields.append(field)
         schema = pa.schema(fields, self.schema.metadata)
-        checked = pa.RecordBatch.from_arrays(arrays, schema=schema)
-        return checked if hidden is None else checked.append_column(HIDDEN_TIME, hidden)
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)

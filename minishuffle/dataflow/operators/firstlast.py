@@ -14,7 +14,7 @@ from minishuffle.dataflow.operators.moments import event_times
 from minishuffle.dataflow.operators.order import row_order
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.widertype import as_type
-from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.batch import Batch, Times
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = ["Extreme", "FirstOrLast"]
@@ -119,9 +119,14 @@ class FirstOrLast(_LeastRows):
         self._columns = columns
         self._time = time
 
-    def rows_of(self, batch: pa.RecordBatch) -> pa.Array:
-        """What is taken of a batch: a struct of the event time and ``columns``."""
-        arrays = [pa.array(event_times(self._time, Batch(batch)))]
+    @property
+    def reads_times(self) -> bool:
+        """Whether it reads the times beside rows."""
+        return self._time.is_beside
+
+    def rows_of(self, batch: pa.RecordBatch, times: Times | None = None) -> pa.Array:
+        """What is taken of rows, with the times beside them: a struct of the event time and ``columns``."""
+        arrays = [pa.array(event_times(self._time, Batch(batch, None, times)))]
         for name in self._columns:
             column = column_of(batch, name)
             arrays.append(as_type(column, result_type(self._what, name, column.type)))

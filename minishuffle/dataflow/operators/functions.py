@@ -522,7 +522,7 @@ class MapBatches(RecordOperator):
             self._retry_row_by_row(columns, emit)
         else:
             for piece in self._batches_of(result):
-                emit(Batch(piece))
+                emit(self.given_batch(piece))
 
     def _retry_row_by_row(self, batch: pa.RecordBatch, emit: Emit) -> None:
         pieces: list[pa.RecordBatch] = []
@@ -537,7 +537,11 @@ class MapBatches(RecordOperator):
         for _, alike in groupby(pieces, key=lambda piece: piece.schema):
             table = pa.Table.from_batches(list(alike)).combine_chunks()
             for piece in table.to_batches(max_chunksize=BATCH_ROWS_MAX):
-                emit(Batch(piece))
+                emit(self.given_batch(piece))
+
+    def given_batch(self, columns: pa.RecordBatch) -> Batch:
+        """What is emitted of columns that the function gave."""
+        return Batch(columns)
 
     def _batches_of(self, result: Any) -> list[pa.RecordBatch]:
         if result is None:

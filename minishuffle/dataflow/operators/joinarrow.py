@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Emit, Used
 from minishuffle.dataflow.operators.convert import column_of
-from minishuffle.dataflow.operators.hiddentime import gives_time, with_time
 from minishuffle.dataflow.operators.joincolumns import (
     JoinColumns,
     Outbox,
@@ -32,7 +31,7 @@ __all__ = ["JoinArrow"]
 
 
 class JoinArrow(IntervalJoin):
-    """Emits the columns that :class:`JoinColumns` says, and the hidden one of event time if it is read.
+    """Emits the columns that :class:`JoinColumns` says, and event times beside them if they are read.
 
     Keys of both sides are compared, of whatever types they are.
 
@@ -51,13 +50,13 @@ class JoinArrow(IntervalJoin):
         super().__init__(columns.how, bounds, times, late, KeyIndex)
         self.columns = columns
         self._schemas = tuple(map(plain_schema, schemas))
-        self._gives_time = not times[LEFT].is_none
+        self._gives_times = not times[LEFT].is_none
         self._result: pa.Schema | None = None
 
     def for_columns(self, used: Used) -> JoinArrow:
         """(At submission.) The same where only these columns of the inputs come."""
         narrowed = copy.copy(self)
-        narrowed._gives_time = self._gives_time and gives_time(used)
+        narrowed._gives_times = self._gives_times and used.times
         narrowed._schemas = tuple(
             with_columns(schema, used.takes[side]) for side, schema in enumerate(self._schemas)
         )
@@ -99,7 +98,7 @@ class JoinArrow(IntervalJoin):
         return Outbox(emit)
 
     def put_out(self, batch: Batch, times: Vector, outbox: Outbox) -> None:
-        outbox.add(with_time(batch.payload, times) if self._gives_time else batch.payload)
+        outbox.add(Batch(batch.payload, None, times if self._gives_times else None))
 
     def write_records(self, batch: Batch, slots: Vector, name: str, **columns: Any) -> Iterator[StatePart]:
         row = batch.payload.to_struct_array()

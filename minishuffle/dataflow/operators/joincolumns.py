@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.joins import LEFT, RIGHT, How
 from minishuffle.dataflow.operators.keykinds import check_key_kinds
-from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
+from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.widertype import as_type, in_schema
 from minishuffle.errors import UsageError, WrongColumns
 from minishuffle.exchange.batch import Batch
@@ -96,25 +96,26 @@ class Outbox:
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        self._batches: list[pa.RecordBatch] = []
+        self._batches: list[Batch] = []
         self._rows = self._bytes = 0
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
-            for piece in pieces(Batch(batch.slice(start, BATCH_ROWS_MAX))):
-                self._add(piece.payload)
+    def add(self, batch: Batch) -> None:
+        rows = batch.payload.num_rows
+        for start in range(0, rows, BATCH_ROWS_MAX):
+            for piece in pieces(batch.slice(start, min(start + BATCH_ROWS_MAX, rows))):
+                self._add(piece)
 
-    def _add(self, batch: Any) -> None:
-        if self._rows + batch.num_rows > BATCH_ROWS_MAX or self._bytes + batch.nbytes > BATCH_BYTES_MAX:
+    def _add(self, batch: Batch) -> None:
+        columns = batch.payload
+        if self._rows + columns.num_rows > BATCH_ROWS_MAX or self._bytes + columns.nbytes > BATCH_BYTES_MAX:
             self.flush()
         self._batches.append(batch)
-        self._rows += batch.num_rows
-        self._bytes += batch.nbytes
+        self._rows += columns.num_rows
+        self._bytes += columns.nbytes
 
     def flush(self) -> None:
         if self._rows:
-            one = len(self._batches) == 1
-            self._emit(Batch(self._batches[0] if one else pa.concat_batches(self._batches)))
+            self._emit(Batch.concat(self._batches))
         self._batches, self._rows, self._bytes = [], 0, 0
 
 
@@ -123,8 +124,8 @@ class JoinColumns:
 
     What is held of a side is its batch in that order: of the left keys and others, of the right others,
     and the keys too if rows of the right may go out alone. Semi and anti joins give the left's columns, and
-    hold the right's keys. A name of the right that the left has too gets ``suffix``. The hidden
-    column of event time is no column here: times are held apart.
+    hold the right's keys. A name of the right that the left has too gets ``suffix``. Event
+    times are held apart.
     """
 
     method = "join"
@@ -159,7 +160,7 @@ class JoinColumns:
         """Those that are no keys, as far as they come into the result."""
         if input == RIGHT and self.shows_left_alone:
             return []
-        return [name for name in given if name not in self.keys[input] and name != HIDDEN_TIME]
+        return [name for name in given if name not in self.keys[input]]
 
     def left_schema(self, schema: pa.Schema) -> pa.Schema:
         """The left's columns as they come into the result."""
@@ -198,8 +199,8 @@ class JoinColumns:
         fixed = self._fixed = dict(zip(others, names, strict=True))
         needed = [set(keys) for keys in self.keys]
         for names_of, time in zip(needed, times, strict=False):
-            if not time.is_none:
-                names_of.add(str(time.column))
+            if time.column is not None:
+                names_of.add(time.column)
 
         def reads(wanted: frozenset[str] | None, input: int) -> frozenset[str] | None:
             if wanted is None:

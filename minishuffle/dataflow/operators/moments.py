@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from minishuffle.dataflow.operators.chained import preview
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns
-from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.batch import Batch, Payload
 
 __all__ = ["TIME_MAX", "TIME_MIN", "datetime_of", "event_times", "microseconds"]
 
@@ -73,13 +73,23 @@ def event_times(time: EventTime, batch: Batch) -> Vector:
     """
     payload = batch.payload
     if time.is_beside:
-        assert batch.times is not None
+        if batch.times is None:
+            raise _no_time_beside(payload)
         times = batch.times
     elif not isinstance(payload, list):
         times = _arrow_times(time, payload)
     else:
         times = _row_times(time, payload)
     return times + time.shift if time.shift else times
+
+
+def _no_time_beside(payload: Payload) -> MissingColumn:
+    """For what a function of ``map_batches`` gave without the column of event times."""
+    given = "rows" if isinstance(payload, list) else ", ".join(payload.schema.names)
+    return MissingColumn(
+        f"no column for the event time: the batch has {given}: keep it in map_batches(), or call "
+        "event_time() again"
+    )
 
 
 def _row_times(time: EventTime, rows: Sequence[Any]) -> Vector:
@@ -121,10 +131,9 @@ def _arrow_times(time: EventTime, batch: pa.RecordBatch) -> Vector:
         raise UsageError("the event time is a function of a row, and these are Arrow batches: name a column")
     index = batch.schema.get_field_index(name)
     if index < 0:
-        shown = "column" if time.is_hidden else f"column {name!r} (or several)"
         raise MissingColumn(
-            f"no {shown} for the event time: the batch has {', '.join(batch.schema.names)}: keep it in "
-            "map_batches(), or call event_time() again"
+            f"no column {name!r} (or several) for the event time: the batch has "
+            f"{', '.join(batch.schema.names)}: keep it in map_batches(), or call event_time() again"
         )
     column = batch.column(index)
     if column.null_count:

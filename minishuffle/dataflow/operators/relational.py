@@ -23,8 +23,8 @@ from minishuffle.dataflow.operators.chained import ChainedOperator, OnError
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.expressionparts import names_in
 from minishuffle.dataflow.operators.functions import MapBatches
-from minishuffle.dataflow.operators.hiddentime import gives_time
-from minishuffle.dataflow.operators.times import HIDDEN_TIME
+from minishuffle.dataflow.operators.moments import event_times
+from minishuffle.dataflow.operators.times import BESIDE, EVENT_TIME, EventTime
 from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import MissingColumn, UsageError, WrongColumns
 from minishuffle.exchange.batch import Batch
@@ -98,13 +98,8 @@ class Projection(ChainedOperator):
         self._renamed = dict(renamed or {})
         self._untyped = dict(untyped or {})
 
-    def for_columns(self, used: Used) -> Projection:
-        """(At submission.) Without the hidden column of event time if nothing reads it."""
-        if self._outputs is None or gives_time(used):
-            return self
-        narrowed = copy.copy(self)
-        narrowed._outputs = {name: value for name, value in self._outputs.items() if name != HIDDEN_TIME}
-        return narrowed
+    def takes_times(self, input: int, used: Used) -> bool:
+        return used.times
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         given = batch.payload
@@ -117,7 +112,7 @@ class Projection(ChainedOperator):
         arrays = [values[name] if name in values else column_of(given, wanted[name]) for name in wanted]
         made = pa.RecordBatch.from_arrays(arrays, names=list(wanted))
         kept = {name: wanted[name] for name in wanted if name not in values}
-        emit(Batch(still_marked(made, given, kept)))
+        emit(Batch(still_marked(made, given, kept), None, batch.times))
 
     def _typed(self, name: str, values: pa.Array) -> pa.Array:
         kind = self._untyped[name]
@@ -133,8 +128,7 @@ class Projection(ChainedOperator):
     def _wanted(self, given: Sequence[str]) -> dict[str, Any]:
         """What each output column is, of a batch that has the columns ``given``."""
         if self._outputs is not None:
-            has_time = HIDDEN_TIME in given
-            return {name: value for name, value in self._outputs.items() if has_time or name != HIDDEN_TIME}
+            return self._outputs
         for name in (*self._dropped, *self._renamed):
             if name not in given:
                 raise MissingColumn(f"{self.name}: no column {name!r}: the batch has {', '.join(given)}")
@@ -286,6 +280,9 @@ class Filter(ChainedOperator):
     def __init__(self, condition: pc.Expression) -> None:
         self._condition = condition
 
+    def takes_times(self, input: int, used: Used) -> bool:
+        return used.times
+
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         given = batch.payload
         if not given.num_rows:
@@ -315,6 +312,9 @@ class Explode(ChainedOperator):
     def __init__(self, column: str) -> None:
         self._column = column
 
+    def takes_times(self, input: int, used: Used) -> bool:
+        return used.times
+
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         given = batch.payload
         lists = column_of(given, self._column)
@@ -332,7 +332,8 @@ class Explode(ChainedOperator):
                 for name, column in zip(given.schema.names, given.columns, strict=True)
             ]
             made = pa.RecordBatch.from_arrays(columns, names=given.schema.names)
-            emit(Batch(still_marked(made, given, {name: name for name in made.schema.names})))
+            times = None if batch.times is None else batch.times.take(piece)
+            emit(Batch(still_marked(made, given, {name: name for name in made.schema.names}), None, times))
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -343,7 +344,8 @@ def is_list(kind: pa.DataType) -> bool:
 
 class MapPieces(MapBatches):
     """Emits what ``fn`` makes of each batch, cut into pieces of at most ``rows`` rows, of the columns
-    ``columns`` (None: all)."""
+    ``columns`` (None: all). Where ``EVENT_TIME`` is among these the function sees event times in a column of
+    that name, and the times of what it gives are taken from there."""
 
     def __init__(
         self,
@@ -355,15 +357,34 @@ class MapPieces(MapBatches):
         super().__init__(fn, on_error)
         self._columns = columns
         self._rows = rows or BATCH_ROWS_MAX
+        self._shows_times = columns is not None and EVENT_TIME in columns
+        self._gives_times = self._shows_times
+
+    def for_columns(self, used: Used) -> MapPieces:
+        """(At submission.) Without times beside what it gives if nothing reads them."""
+        narrowed = copy.copy(self)
+        narrowed._gives_times = self._shows_times and used.times
+        return narrowed
+
+    def takes_times(self, input: int, used: Used) -> bool:
+        return self._shows_times
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         given = batch.payload
         if self._columns is not None:
+            if self._shows_times:
+                given = given.append_column(EVENT_TIME, pa.array(event_times(BESIDE, batch)))
             arrays = [column_of(given, name) for name in self._columns]
             made = pa.RecordBatch.from_arrays(arrays, names=list(self._columns))
             given = still_marked(made, given, {name: name for name in self._columns})
         for start in range(0, given.num_rows, self._rows):
             super().process(Batch(given.slice(start, self._rows)), input, emit)
+
+    def given_batch(self, columns: pa.RecordBatch) -> Batch:
+        if not self._shows_times or EVENT_TIME not in columns.schema.names:
+            return Batch(columns)
+        times = event_times(EventTime(column=EVENT_TIME), Batch(columns)) if self._gives_times else None
+        return Batch(columns.drop_columns([EVENT_TIME]), None, times)
 
 
 class Conform(ChainedOperator):
@@ -379,4 +400,7 @@ class Conform(ChainedOperator):
         self._schema = schema
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        emit(Batch(in_schema(batch.payload, self._schema, "the union")))
+        emit(Batch(in_schema(batch.payload, self._schema, "the union"), None, batch.times))
+
+    def takes_times(self, input: int, used: Used) -> bool:
+        return used.times

@@ -364,7 +364,7 @@ class SessionArrow(SessionOperator):
             before = max(before, int(mine.max()) + 1)
             for _, column, aggregate in self.outputs:
                 aggregate.grow(before)
-                aggregate.update(mine, input_of(piece, column, aggregate))
+                aggregate.update(mine, input_of(piece, column, aggregate, times[first : first + rows]))
 
     def _make_room(self, more: int) -> None:
         """Room for the sessions of all keys, and for so many more."""
@@ -410,8 +410,10 @@ class SessionArrow(SessionOperator):
 
     def write_state(self) -> Iterator[StatePart]:
         yield self.write_watermark()
-        for batch in (waiting.batch for waiting in self._waiting):
-            rows = {f"{_ROW}{name}": column for name, column in zip(batch.schema.names, batch, strict=True)}
+        for waiting in self._waiting:
+            batch = waiting.batch
+            rows = {"time": pa.array(waiting.times)}
+            rows |= {f"{_ROW}{name}": column for name, column in zip(batch.schema.names, batch, strict=True)}
             yield from by_columns("waiting", [column_of(batch, name) for name in self.keys], rows)
         if len(live := self._open):
             columns = {"first": pa.array(self._firsts[live]), "last": pa.array(self._lasts[live])}
@@ -428,7 +430,7 @@ class SessionArrow(SessionOperator):
                 columns = [part.batch.column(name) for name in names]
                 names = [name.removeprefix(_ROW) for name in names]
                 batch = Batch(pa.RecordBatch.from_arrays(columns, names))
-                self.hold(batch, event_times(self._time, batch))
+                self.hold(batch, part.batch["time"].to_numpy())
             else:
                 self._read_sessions(part)
 

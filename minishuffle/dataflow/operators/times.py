@@ -6,12 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["BESIDE", "EVENT_TIME", "HIDDEN_TIME", "EventTime"]
+__all__ = ["BESIDE", "EVENT_TIME", "EventTime"]
 
-HIDDEN_TIME: Final = "__event_time"
-"""The column of a table's event time where no column that it shows is that; see ``hiddentime``."""
-EVENT_TIME: Final = HIDDEN_TIME
-"""The name of that column for functions that ask for it: see :meth:`Table.map_batches`."""
+EVENT_TIME: Final = "__event_time"
+"""The column of event times for functions that ask for it: see :meth:`Table.map_batches`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +31,6 @@ class EventTime:
     def is_none(self) -> bool:
         """Whether there is no time at all, as in joins of bounded data."""
         return self.column is None and self.fn is None and not self.is_beside
-
-    @property
-    def is_hidden(self) -> bool:
-        """Whether no column that is shown holds it."""
-        return self.column == HIDDEN_TIME
 
     def beside(self) -> EventTime:
         """Where it stands once batches have it beside their rows."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.rowobjects import as_dicts
-from minishuffle.dataflow.operators.times import HIDDEN_TIME
 from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.exchange.batch import Batch
 
@@ -77,6 +76,4 @@ def _columns_of(batches: Sequence[Batch]) -> FoundColumns | None:
         return FoundColumns(
             schema_of_rows([dict(zip(names, row, strict=True)) for row in rows]), are_named=False
         )
-    if found is not None and HIDDEN_TIME in found.names:
-        found = found.remove(found.get_field_index(HIDDEN_TIME))
     return None if found is None else FoundColumns(found, are_named=True)

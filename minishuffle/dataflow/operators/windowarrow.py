@@ -20,7 +20,7 @@ from minishuffle.dataflow.operators.columns import (
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.windows import OpenWindows, Starts, WindowOperator
-from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.batch import Batch, Times
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators.state_parts import StatePart, by_columns, key_columns_of
 
@@ -89,14 +89,15 @@ class WindowArrow(WindowOperator):
         for kept, starts in self._windows.admit(batch, self.context, emit):
             columns = kept.payload
             for first, rows in pieces_of(columns.num_rows):
-                self._add(columns.slice(first, rows), starts[first : first + rows])
+                times = None if kept.times is None else kept.times[first : first + rows]
+                self._add(columns.slice(first, rows), times, starts[first : first + rows])
 
-    def _add(self, piece: pa.RecordBatch, starts: Starts) -> None:
+    def _add(self, piece: pa.RecordBatch, times: Times | None, starts: Starts) -> None:
         known = len(self._index)
         slots = self._index.lookup([pa.array(starts), *(column_of(piece, name) for name in self.keys)])
         for _, column, aggregate in self.outputs:
             aggregate.grow(len(self._index))
-            aggregate.update(slots, input_of(piece, column, aggregate))
+            aggregate.update(slots, input_of(piece, column, aggregate, times))
         if len(self._index) > known:
             self._note_new(slots, starts, known)
         if self._windows.panes.tag:

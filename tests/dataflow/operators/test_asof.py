@@ -15,7 +15,7 @@ from minishuffle.dataflow.operators.asof import AsOfArrow
 from minishuffle.dataflow.operators.base import END_OF_TIME, Mark, Side, TaskContext, Watermark
 from minishuffle.dataflow.operators.joincolumns import JoinColumns
 from minishuffle.dataflow.operators.late import Late
-from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
+from minishuffle.dataflow.operators.times import EventTime
 from support.batches import as_batch, collecting
 
 TIMES = (EventTime(column="t"), EventTime(column="u"))
@@ -52,8 +52,8 @@ class Run:
             assert item.time > self.watermark
             self.watermark = item.time
         elif not isinstance(item, Mark):
-            for row in item.payload.to_pylist():
-                assert row[HIDDEN_TIME] == row["t"] > self.watermark
+            for row, time in zip(item.payload.to_pylist(), item.times.tolist(), strict=True):
+                assert time == row["t"] > self.watermark
                 self.rows.append((row["k"], row["t"], row["v"], row["u"], row["v_right"]))
 
     def take(self, steps: list[Step]) -> None:

@@ -30,7 +30,7 @@ from minishuffle.dataflow.operators.joinrows import JoinedTime, JoinRows
 from minishuffle.dataflow.operators.joins import LEFT, RIGHT, Bounds, How, JoinProgress
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import microseconds
-from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
+from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.exchange.batch import Batch
 from support.batches import as_batch, collecting, shown
 
@@ -90,7 +90,7 @@ class Run:
                 (row.get(key, row.get("k")), microseconds(row[time]), row["v"]) for row in rows_of(item.batch)
             )
             return
-        item = shown(item)
+        batch, item = item, shown(item)
         if isinstance(item, Watermark):
             assert item.time > self.watermark
             self.watermark = item.time
@@ -105,21 +105,22 @@ class Run:
             assert all(time_of(row) > self.watermark for row in item)
             self.pairs += [(key, self.of(left, "t"), self.of(right, "u")) for key, left, right in item]
         else:
-            assert min(item[HIDDEN_TIME].to_pylist()) > self.watermark
-            self.pairs += [self.of_arrow(row) for row in item.to_pylist()]
+            times = batch.times.tolist()
+            assert min(times) > self.watermark
+            self.pairs += map(self.of_arrow, item.to_pylist(), times)
 
     @staticmethod
     def of(row: dict[str, Any] | None, time: str) -> Record | None:
         return None if row is None else (row["k"], row[time], row["v"])
 
     @staticmethod
-    def of_arrow(row: dict[str, Any]) -> Pair:
+    def of_arrow(row: dict[str, Any], time: int) -> Pair:
         key, left, right = row["k"], None, None
         if row["v"] is not None:
             left = (key, microseconds(row["t"]), row["v"])
         if row.get("v_right") is not None:
             right = (key, microseconds(row["u"]), row["v_right"])
-        assert row[HIDDEN_TIME] == max(record[1] for record in (left, right) if record)
+        assert time == max(record[1] for record in (left, right) if record)
         return (key, left, right)
 
     def take(self, input: int, item: Any) -> None:

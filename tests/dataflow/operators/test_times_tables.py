@@ -83,7 +83,7 @@ def test_exploded_rows_have_the_time_of_their_row() -> None:
     assert windows(exploded) == [("ann", 0, 2), ("ann", 1, 1), ("bob", 0, 1), ("bob", 2, 1)]
 
 
-def test_nobody_sees_the_hidden_column() -> None:
+def test_nobody_sees_the_column_of_times() -> None:
     table = calls().drop("at", "more")
     assert table._columns == ("user", "n")
     assert [list(row) for row in answers(table)] == [["user", "n"]] * 5
@@ -194,7 +194,7 @@ class InOrder:
         yield pa.record_batch({"user": ["ann", "ann"], "at": times}).slice(offset)
 
 
-def test_late_records_of_a_hidden_time_keep_their_columns_and_time() -> None:
+def test_late_records_keep_their_columns_and_time() -> None:
     schema = {"user": "string", "at": pa.timestamp("us", "UTC")}
     source = Table.source(InOrder(), schema=schema).parallel(1)
     timed = source.event_time("at", watermarks="each").drop("at")
@@ -202,7 +202,7 @@ def test_late_records_of_a_hidden_time_keep_their_columns_and_time() -> None:
     assert late._columns == ("user",)
     assert run(late.collect(), Cut(1)).rows == [{"user": "ann"}]
     windows = late.key_by("user").window(HOUR)._windowing
-    assert windows.time.is_hidden
+    assert windows.time.is_beside
 
 
 @pytest.mark.parametrize("declared", [True, False])
@@ -239,7 +239,7 @@ def hours_of(rows: Stream[Any]) -> list[tuple[str, int, int]]:
     return sorted((user, (start - START) // HOUR, count) for user, start, count in counted)
 
 
-def test_a_schema_does_not_name_the_hidden_column() -> None:
+def test_a_schema_does_not_name_the_column_of_times() -> None:
     schema = {"n": "int64", EVENT_TIME: "int64"}
     with pytest.raises(UsageError, match=r"map_batches\(schema=...\) names EVENT_TIME.*: leave it out"):
         calls().map_batches(lambda batch: batch, columns=["n", EVENT_TIME], schema=schema)
