@@ -261,10 +261,11 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
             return cast("Table", Draft(self._undeclared()._feeds))
         for field in found.schema:
             check_made(field)
-        timed = self if self._time is None or self._time.column is not None else self._timed_beside()
+        in_column = self._time is None or (self._time.column is not None and on_error != "side")
+        timed = self if in_column else self._timed_beside()
         feeds, time = timed._open_feeds("to_table"), timed._time
         operator = ToArrow(found or RowsSchema(pa.schema([])), on_error=on_error)
-        errors = errors_aside(operator)
+        errors = errors_aside(operator, time)
         node = Node(
             operator.name,
             feeds,

@@ -83,7 +83,7 @@ class Table(TableSources, StreamSinks):
             InvalidGraph: there is no such step directly before this.
         """
         aside = self._side("errors")
-        return Stream(aside._feeds)
+        return Stream(aside._feeds, None, None, aside._time)
 
     # --- columns ---------------------------------------------------------------------------------
 

@@ -237,10 +237,11 @@ def test_a_table_that_hides_its_time_gives_rows_that_have_it() -> None:
     assert hours(answers(rows.key_by("user").window(HOUR).count())) == WINDOWS
 
 
-@pytest.mark.parametrize("method", ["map", "filter", "flat_map"])
+@pytest.mark.parametrize("method", ["map", "filter", "flat_map", "to_table"])
 @pytest.mark.parametrize("rows", [calls, shown])
 def test_an_error_has_the_time_of_its_record(method: str, rows: Callable[..., Stream[Any]]) -> None:
-    errors = getattr(rows(GIVEN), method)(boom, on_error="side").errors
+    given = {"minute": pa.int64()} if method == "to_table" else boom
+    errors = getattr(rows(GIVEN), method)(given, on_error="side").errors
     windows = errors.key_by(lambda error: error["record"]["user"]).window(HOUR).count()
     assert hours(answers(windows)) == WINDOWS
 
