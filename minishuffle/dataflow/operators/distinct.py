@@ -34,24 +34,27 @@ class Distinct(ChainedOperator):
     def __init__(self, keys: tuple[str, ...]) -> None:
         self._keys = keys
         self._state = KeyedState()
+        self._known = 0
+        """How many keys there are."""
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         columns = [column_of(batch.payload, name) for name in self._keys]
-        known = len(self._state)
-        slots = self._state.take_columns(columns)
-        if len(self._state) > known:
+        known, slots = self._known, self._state.take_columns(columns)
+        self._known = len(self._state)
+        if self._known > known:
             found, rows = np.unique(slots, return_index=True)
             given = pa.RecordBatch.from_arrays(columns, names=list(self._keys))
             emit(Batch(taken(given, np.sort(rows[found >= known]))))
 
     def state_rows(self) -> int:
-        return len(self._state)
+        return self._known
 
     def write_state(self) -> Iterator[StatePart]:
         return self._state.write()
 
     def read_state(self, parts: Iterable[StatePart]) -> None:
         self._state.read(parts)
+        self._known = len(self._state)
 
 
 class DistinctCount(Aggregate):
