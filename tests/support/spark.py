@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,8 @@ __all__ = ["end_spark", "new_jvm", "own_jvm", "shared_cluster", "spark"]
 
 MASTER = "local[2,4]"
 """Two cores; a task is tried four times."""
+PRELOADED = Path(__file__).with_name("preloaded")
+"""Has each Python that Spark forks others from import what these need (see ``sitecustomize`` there)."""
 _shared: list[SparkSession] = []
 _clusters: list[LocalCluster] = []
 
@@ -37,7 +40,9 @@ def spark(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     from minishuffle.spark.session import spark_session
 
     if not _shared:
-        _shared.append(spark_session("tests", master=MASTER))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(PRELOADED))
+            _shared.append(spark_session("tests", master=MASTER))
         request.config.add_cleanup(end_spark)
     yield _shared[0]
     _shared[0].catalog.clearCache()
