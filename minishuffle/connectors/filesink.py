@@ -135,7 +135,8 @@ class _CheckedFile(io.RawIOBase):
 
 
 def filed_types(schema: pa.Schema) -> list[pa.DataType]:
-    """The types of the columns in files: no views inside of others, and dictionaries of texts and bytes only.
+    """The types of the columns in files: no views inside of others, and no dictionaries but unordered ones of
+    texts and bytes.
 
     pyarrow writes no others, or writes those of durations as numbers.
     """
@@ -152,7 +153,9 @@ def _filed_dictionary(kind: pa.DataType) -> pa.DataType:
         return kind
     long = with_long_dictionary(kind)
     plain = without_dictionary(kind)
-    return long if plain in _FILED_IN_DICTIONARIES and not pa.types.is_dictionary(kind.value_type) else plain
+    is_filed = plain in _FILED_IN_DICTIONARIES and not pa.types.is_dictionary(kind.value_type)
+    # An exchange loses the order of categories: one by which they first came would be another.
+    return long if is_filed and not kind.ordered else plain
 
 
 _FILED_IN_DICTIONARIES: Final = {pa.string(), pa.large_string(), pa.binary(), pa.large_binary()}
