@@ -15,7 +15,7 @@ from minishuffle.cli.main import cli
 
 @pytest.fixture(autouse=True)
 def _look_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Around each failure, where who measures looks for two."""
+    """Around each failure, where who measures looks for two; at a quarter of the usual rate."""
     monkeypatch.setattr(recovery, "WARM_UP_SECONDS", 0.5)
     monkeypatch.setattr(recovery, "WINDOW_SECONDS", 1.0)
 
@@ -23,7 +23,7 @@ def _look_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("failure", "standby"), [("process", 1), ("process", 0), ("task", 0)])
 def test_only_what_failed_restarts_and_the_books_say_what_is_missing(failure: str, standby: int) -> None:
-    options = ["--failure", failure, "--standby", str(standby), "--kills", "2", "--rate", "2000", "--json"]
+    options = ["--failure", failure, "--standby", str(standby), "--kills", "2", "--rate", "500", "--json"]
     result = CliRunner().invoke(cli, ["bench", "recovery", *options])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -40,7 +40,7 @@ def test_only_what_failed_restarts_and_the_books_say_what_is_missing(failure: st
 
 @pytest.mark.slow
 def test_the_loss_of_the_coordinator_costs_no_row_and_no_attempt() -> None:
-    options = ["--failure", "coordinator", "--standby", "0", "--kills", "1", "--rate", "2000", "--json"]
+    options = ["--failure", "coordinator", "--standby", "0", "--kills", "1", "--rate", "500", "--json"]
     result = CliRunner().invoke(cli, ["bench", "recovery", *options])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)

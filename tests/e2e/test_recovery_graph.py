@@ -29,7 +29,7 @@ SPLITS = 4
 PARALLELISM = 4
 WORKERS = PARALLELISM + 1
 """Each subtask has a worker of its own at first, and the last one is there for what is lost."""
-RATE = 2_000
+RATE = 1_000
 """Rows per second of each source."""
 STEP_MICROS = SPLITS * 1_000_000 // RATE
 """Event time between two rows of a split: it runs as fast as the clock."""
