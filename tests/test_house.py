@@ -303,11 +303,14 @@ def test_no_field_is_written_and_never_read(package: tuple[Module, ...]) -> None
     none_of([f"{name} is no exception any more" for name in sorted(set(MAY_BE_UNREAD) - set(found))])
 
 
-GONE = re.compile(r"\b(CountRows|CountArrow|FoldRows|ReduceRows|AggregateArrow)\b")
-"""Twins of one operator, one for rows and one for columns, in whose place there is one class."""
+GONE = re.compile(
+    r"\b(CountRows|CountArrow|FoldRows|ReduceRows|AggregateArrow|KeyedRows|PairRows|UnpairRows|KeepTime|HideTime)\b"
+)
+"""Twins, one for rows and one for columns, in whose place there is one class; and other places of keys and
+event times than ``exchange.batch``."""
 
 
-def test_twins_of_operators_are_gone(package: tuple[Module, ...]) -> None:
+def test_twins_are_gone(package: tuple[Module, ...]) -> None:
     texts = [(module.name, module.text) for module in package]
     none_of([f"{name}: {found}" for name, text in texts for found in GONE.findall(text)])
 
