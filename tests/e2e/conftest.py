@@ -122,7 +122,7 @@ class CommandLine:
 
     def run(self, *arguments: str, code: int = 0) -> tuple[str, str]:
         process = self.start(*arguments)
-        out, err = process.communicate(timeout=2 * SECONDS_MAX)
+        out, err = process.communicate(timeout=4 * SECONDS_MAX)
         assert process.returncode == code, f"{arguments} gave {process.returncode}\n{out}\n{err}"
         return out, err
 

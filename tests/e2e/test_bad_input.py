@@ -35,7 +35,7 @@ from support.settings import NO_RESTARTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 60.0
 
 
 def command(endless: Any, *arguments: str, code: int, directory: Path | None = None) -> str:
@@ -44,7 +44,7 @@ def command(endless: Any, *arguments: str, code: int, directory: Path | None = N
         [sys.executable, "-m", "minishuffle.cli", *endless.flags, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
         cwd=directory,
     )
