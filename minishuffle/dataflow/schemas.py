@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from minishuffle.errors import described
+from minishuffle.errors import InvalidGraph, described
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +34,7 @@ def called_schema(step: str, call: Callable[[], Any], shown: str) -> pa.Schema |
 
     from minishuffle.dataflow.arguments import arrow_schema
     from minishuffle.dataflow.operators.pandasindex import without_unnamed_index
-    from minishuffle.dataflow.unknownschemas import unknown_columns
+    from minishuffle.dataflow.unknownschemas import place_of_call, unknown_columns
 
     write, form = "write schema= with the columns that it gives", "schema={}"
     try:
@@ -42,7 +42,10 @@ def called_schema(step: str, call: Callable[[], Any], shown: str) -> pa.Schema |
     except Exception as error:
         return unknown_columns(step, f"{shown} raised {described(error)}", write, form)
     if not isinstance(given, pa.RecordBatch | pa.Table):
-        return unknown_columns(step, f"{shown} gave a {type(given).__name__} and no batch", write, form)
+        if given is not None:  # No schema would help.
+            what = f"{shown} gave a {type(given).__name__}: return a pyarrow RecordBatch or Table"
+            raise InvalidGraph(f"{step} at {place_of_call()}: {what}")
+        return unknown_columns(step, f"{shown} gave None and no batch", write, form)
     schema = arrow_schema(without_unnamed_index(given).schema.remove_metadata())
     untyped = next((field for field in schema if _has_null_type(field.type)), None)
     if untyped is not None:

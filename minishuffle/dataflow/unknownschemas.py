@@ -16,7 +16,7 @@ from minishuffle.errors import InvalidGraph
 if TYPE_CHECKING:
     from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
 
-__all__ = ["CallPlace", "drafting", "is_draft", "unknown_columns"]
+__all__ = ["CallPlace", "drafting", "is_draft", "place_of_call", "unknown_columns"]
 
 _ROOMS = tuple(f"minishuffle.{room}." for room in ("api", "connectors", "dataflow", "operators", "plan"))
 """Modules whose frames lie between the user's call and the step that it adds."""

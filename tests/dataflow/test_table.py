@@ -136,8 +136,7 @@ class Opened:
     ("fn", "why"),
     [
         (lambda batch: batch["n"][0].as_py(), "raised IndexError: index out of bounds"),
-        (lambda batch: None, "gave a NoneType and no batch"),
-        (lambda batch: batch.to_pydict(), "gave a dict and no batch"),
+        (lambda batch: None, "gave None and no batch"),
         (lambda batch: pa.table({"m": [None] * len(batch)}), "gave the column 'm' in the type null"),
     ],
 )
@@ -148,6 +147,13 @@ def test_a_function_that_does_not_show_its_columns_has_to_say_them(fn: Any, why:
     )
     with pytest.raises(InvalidGraph, match=rf"{says} schema= .*`minishuffle schema .*.py:JOB` shows"):
         orders().map_batches(fn, on_error="skip")
+
+
+def test_a_function_that_gives_no_batch_has_to_return_one() -> None:
+    """A schema would not help."""
+    says = r"^map_batches at .*test_table.py:\d+: .* gave a dict: return a pyarrow RecordBatch or Table$"
+    with pytest.raises(InvalidGraph, match=says):
+        orders().map_batches(lambda batch: batch.to_pydict())
 
 
 def test_a_function_that_is_opened_is_not_called_while_the_job_is_made() -> None:

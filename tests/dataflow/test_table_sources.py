@@ -224,7 +224,6 @@ def test_generated_columns_are_those_of_one_call() -> None:
     ("made", "why"),
     [
         (lambda start, count: 1 / start, "raised ZeroDivisionError: division by zero"),
-        (lambda start, count: [1], "gave a list and no batch"),
         (
             lambda start, count: pa.record_batch({"n": [1], "x": [None]}),
             "gave the column 'x' in the type null",
