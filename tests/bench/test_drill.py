@@ -251,6 +251,7 @@ def test_a_job_takes_failures_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> 
     # As users have it: what is on its way to a host that has gone is bounded by it.
     default = ClusterSettings.model_fields["suspect_after"].default
     monkeypatch.setenv("MINISHUFFLE_SUSPECT_AFTER", str(default))
+    monkeypatch.setattr(drill, "RATE", 500.0)
     found = run_drill(KINDS * TIMES, every=0.2, seed=1)
     assert found["failed_checks"] == [], found
     assert (found["kind"], found["times"]) == ("all", len(KINDS) * TIMES)

@@ -15,7 +15,7 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
 from support.soak import SOAK
 
-HOG_SECONDS = 30.0 if SOAK else 6.0
+HOG_SECONDS = 30.0 if SOAK else 4.0
 GAP_SECONDS_MAX = 3.0
 SCRAPE_P95_SECONDS_MAX = 0.2
 POLL_SECONDS = 0.1

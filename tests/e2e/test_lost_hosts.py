@@ -25,7 +25,7 @@ from minishuffle.config import ClusterSettings
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 SECONDS_MAX = 60.0
-RATE = 2_000.0
+RATE = 1_000.0
 Until = Callable[..., Any]
 
 
@@ -150,7 +150,7 @@ def test_two_workers_that_cannot_reach_each_other_are_named_and_one_gives_its_su
 
 
 def test_a_host_that_is_lost_is_missed_alone() -> None:
-    options = ["--failure", "host", "--kills", "1", "--rate", "2000", "--json"]
+    options = ["--failure", "host", "--kills", "1", "--rate", "500", "--json"]
     result = CliRunner().invoke(cli, ["bench", "recovery", *options])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
