@@ -44,6 +44,7 @@ REFUSALS_SECONDS_MAX = 3_000
 TESTED = (
     "tests/dataflow",
     "tests/connectors",
+    "tests/operators",
     "tests/worker/test_reader.py",
     "tests/worker/test_leaseledger.py",
 )
