@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,39 @@ def test_what_was_recorded_comes_again(part: str, ledger: Ledger) -> None:
     if not SOAK:
         names = names[:: len(names) // SOME[part] + 1]
     found = ledger.differing(part, PLAY[part], names)
+    if part == "deaths":
+        found = without_shifts(found, len(names))
     file = Path(tempfile.gettempdir(), f"ledger-{part}.json")
     if found:
         file.write_text(json.dumps(found, indent=1))
     assert not found, f"{len(found)} of {len(names)} differ, see {file}: {json.dumps(found)[:2000]}"
+
+
+def without_shifts(found: dict[str, Any], played: int) -> dict[str, Any]:
+    """What differs of jobs with deaths: whatever does not hold, and all other ends if they are too many.
+
+    Which of its ends a job comes to depends on the moments at which faults strike, and these on the size of
+    its programs in a simulated network: 300 bytes more behind them gave 11 of 63 jobs another end.
+    """
+    ends = {"finishes", "failed", "canceled"}
+    shifts = Counter(dict.fromkeys(ends, 0))
+    for each in found.values():
+        if each["new"] in ends:
+            shifts[each["old"]] -= 1
+            shifts[each["new"]] += 1
+    # Of so many draws, with a share of a half, three standard deviations.
+    if max(map(abs, shifts.values())) > 1.5 * played**0.5:
+        return found
+    return {name: each for name, each in found.items() if each["new"] not in ends}
+
+
+def test_jobs_with_deaths_may_end_otherwise_one_by_one_and_not_in_all() -> None:
+    def all_of(count: int, new: str) -> dict[str, Any]:
+        return {f"deaths/{number}": {"old": "finishes", "new": new} for number in range(count)}
+
+    assert without_shifts(all_of(33, "failed"), 500) == {}
+    assert len(without_shifts(all_of(34, "failed"), 500)) == 34
+    assert len(without_shifts(all_of(1, "does not hold: a row came twice"), 500)) == 1
 
 
 def test_every_change_has_a_cause_and_its_old_value(ledger: Ledger) -> None:

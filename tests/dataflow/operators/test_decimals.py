@@ -94,6 +94,8 @@ def test_sums_may_be_beyond_38_digits_on_their_way() -> None:
     ]
     found = run(aggregating(("k",), {"s": ("v", "sum")}, "end"), *batches)
     assert found == [{"k": 1, "s": BOTTOM}, {"k": 2, "s": TOP}]
+    with pytest.raises(UsageError, match=r"sum of column 'v' leaves the range of decimal128\(38, 2\)"):
+        run(aggregating(("k",), {"s": ("v", "sum")}, "end"), batch_of([(1, TOP), (1, TOP)]))
 
 
 def test_sums_beyond_38_digits_are_taken_to_another_subtask() -> None:
