@@ -35,7 +35,6 @@ demo: ## Run the main job and the data pipeline on a local cluster; with KEEP=1 
 
 test: lint ## Check style, then types and every test
 	@scripts/bootstrap --tests
-	@$(BIN)/python tests/support/sharedclasses.py
 	$(WITHIN) 3000 $(SIDE_BY_SIDE) -m "not alone"
 	$(WITHIN) 600 $(BIN)/python -m pytest -q -m alone $(ALONE)
 

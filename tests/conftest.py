@@ -32,7 +32,6 @@ from xdist.remote import Producer
 
 from minishuffle import launch
 from support import forked
-from support.sharedclasses import SHARED_CLASSES
 from support.sidebyside import SideBySide, shares_spark
 from support.soak import SOAK
 
@@ -61,10 +60,8 @@ def hypothesis_profile() -> str:
 settings.load_profile(hypothesis_profile())
 
 # The JVMs of Spark live for seconds here: what the second compiler does for them comes too late, and to
-# load and to verify the classes of Spark takes seconds of each.
+# verify the classes of Spark takes more than a second of each.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-if SHARED_CLASSES.exists():
-    SHORT_LIVED += f" -XX:SharedArchiveFile={SHARED_CLASSES} -Xlog:cds=off -Xlog:cds+dynamic=off"
 FOR_EXECUTORS = f"'-Dspark.executor.defaultJavaOptions={SHORT_LIVED}'"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{SHORT_LIVED} {FOR_EXECUTORS}")
 
