@@ -100,19 +100,15 @@ class KeyedReduction(RecordOperator):
         self.name = reduction.name
         self._reduction = reduction
         self.emission = emit
-        takes: dict[Emission, Callable[[Batch, Failed, Emit], None]] = {
-            "each": reduction.each,
-            "batch": reduction.latest,
-            "end": self._bring,
-        }
-        self._take = takes[emit]
+        self._take = reduction.each if emit == "each" else reduction.latest
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        if len(batch.payload):
+        if not len(batch.payload):
+            return
+        if self.emission == "end":
+            self._reduction.bring(batch, self._failed)
+        else:
             self._take(batch, self._failed, emit)
-
-    def _bring(self, batch: Batch, failed: Failed, emit: Emit) -> None:
-        self._reduction.bring(batch, failed)
 
     def _failed(self, error: Exception, record: Any) -> None:
         if self.on_error == "fail":
