@@ -109,6 +109,13 @@ class _EachRow(RecordOperator):
                 results.append(result)
         return kept, results
 
+    def called(self, batch: Batch) -> tuple[Batch, list[Any]]:
+        """The records whose function did not raise, and their results."""
+        if self.on_error == "fail":
+            return batch, self.call(batch.payload)
+        kept, results = self.call_one_by_one(batch)
+        return batch if len(kept) == len(batch.payload) else batch.take(np.array(kept, np.int64)), results
+
     def gathered(self, stamps: _Stamps | None, emit: Emit) -> RowsOut:
         """Where rows go that are given in batches that are not too long, with their times."""
         return RowsOut(self.parted(emit), stamps)
@@ -172,13 +179,7 @@ class FilterRows(_EachRow):
     name = "filter"
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        given = batch
-        if self.on_error == "fail":
-            results = self.call(batch.payload)
-        else:
-            called, results = self.call_one_by_one(batch)
-            if len(called) < len(batch.payload):
-                given = batch.take(np.array(called, np.int64))
+        given, results = self.called(batch)
         self._check(results)
         try:
             rows = list(compress(given.payload, results))
@@ -390,13 +391,7 @@ class KeyRows(_EachRow):
         self._alone = alone
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        given = batch
-        if self.on_error == "fail":
-            keys = self.call(batch.payload)
-        else:
-            called, keys = self.call_one_by_one(batch)
-            if len(called) < len(batch.payload):
-                given = batch.take(np.array(called, np.int64))
+        given, keys = self.called(batch)
         rows = given.payload
         keyed = Batch(rows, rows if all(map(is_, keys, rows)) else keys, given.times)
         if self.on_error != "fail":
