@@ -31,7 +31,7 @@ from pyarrow import csv
 from xdist.remote import Producer
 
 from minishuffle import launch
-from support import forked
+from support import fatal, forked
 from support.sidebyside import SideBySide, shares_spark
 from support.soak import SOAK
 
@@ -150,6 +150,10 @@ def left_behind(before: Held) -> list[str]:
     while (leaked := Held.now().beyond(before)) and time.monotonic() < deadline:
         time.sleep(SETTLE_STEP_SECONDS)
     return leaked
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    fatal.register(config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -100,3 +101,21 @@ def test_both_event_loops_run_coroutines(any_loop: asyncio.Runner, request: pyte
 
     is_uvloop = any_loop.run(kind()).startswith("uvloop")
     assert is_uvloop == ("uvloop" in request.node.name)
+
+
+@pytest.mark.slow
+def test_the_stacks_of_a_process_that_died_stand_at_the_end(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("from support.fatal import register as pytest_configure\n")
+    (tmp_path / "test_dies.py").write_text(
+        "import ctypes\n\ndef test_reads_address_zero():\n    ctypes.string_at(0)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider", "."]
+    environment = {**os.environ, "PYTHONPATH": str(repository / "tests")}
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 1
+    shown = ended.stdout.partition("gw0 died")[2]
+    assert "Fatal Python error: Segmentation fault" in shown
+    assert 'test_dies.py", line 4 in test_reads_address_zero' in shown
+    assert "Extension modules" not in shown
