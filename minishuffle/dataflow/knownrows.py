@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from minishuffle.dataflow.rowtypes import Returns, returned_row
+from minishuffle.dataflow.rowtypes import Returns, returned_row, unread_annotation
 from minishuffle.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ __all__ = [
     "ReturnedRows",
     "TypedRows",
     "all_known",
+    "declared_schema",
     "found_schema",
+    "unread_annotations",
 ]
 
 
@@ -58,6 +60,30 @@ class ErrorRows:
 
 
 KnownRows: TypeAlias = ItemRows | TypedRows | ReturnedRows | ErrorRows
+
+
+def declared_schema(schema: pa.Schema, rows: Sequence[KnownRows]) -> RowsSchema:
+    """The schema for rows of which ``rows`` is known, as it was declared for them.
+
+    Raises:
+        UsageError: they are values of one column, and it has several.
+    """
+    from minishuffle.dataflow.operators.convert import RowsSchema
+
+    are_values = bool(rows) and all(isinstance(each, TypedRows) and each.are_values for each in rows)
+    if are_values and len(schema) != 1:
+        raise UsageError(
+            f"the rows are texts, and the schema has {len(schema)} columns ({', '.join(schema.names)}): "
+            "declare one, or map the rows to dicts"
+        )
+    return RowsSchema(schema, are_values=are_values)
+
+
+def unread_annotations(rows: Sequence[KnownRows]) -> str | None:
+    """Why one of the functions that give the rows does not say their columns, though it is annotated; None:
+    none is, or all can be read."""
+    unread = (unread_annotation(each.fn) for each in rows if isinstance(each, ReturnedRows))
+    return next(filter(None, unread), None)
 
 
 def found_schema(rows: Sequence[KnownRows]) -> RowsSchema | None:

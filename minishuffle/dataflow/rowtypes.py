@@ -3,8 +3,10 @@ a function says that it returns."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import sys
 import types
 import typing
 from collections import abc
@@ -22,7 +24,7 @@ from minishuffle.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Returns", "column_type", "fields_of", "no_type", "returned_row"]
+__all__ = ["Returns", "column_type", "fields_of", "no_type", "returned_row", "unread_annotation"]
 
 Returns: TypeAlias = Literal["row", "rows", "awaited"]
 """What a function gives: a row, an iterable of rows, or an awaitable of a row."""
@@ -163,12 +165,13 @@ def returned_row(fn: Any, returns: Returns) -> type | None:
 
     A class that is called for each row says itself. An :class:`Aside` among what it may give goes elsewhere.
     """
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    if isinstance(fn, type):
-        said: Any = fn
-    else:
-        said = _said(fn if inspect.isroutine(fn) else type(fn).__call__)
+    fn = _called(fn)
+    said: Any = fn
+    if not isinstance(fn, type):
+        try:
+            said = _said(fn)
+        except _UNREAD:
+            return None
     if returns == "awaited" and not _is_coroutine(fn):
         said = _argument(said, (abc.Awaitable, abc.Coroutine), -1)
     elif returns == "rows":
@@ -177,15 +180,51 @@ def returned_row(fn: Any, returns: Returns) -> type | None:
     return said if field_names(said) is not None else None
 
 
+def unread_annotation(fn: Any) -> str | None:
+    """Why nobody knows what a function is annotated to return, as half a sentence; None: one knows."""
+    fn = _called(fn)
+    if not isinstance(fn, type):
+        try:
+            _said(fn)
+        except _UNREAD as error:
+            return f"what {getattr(fn, '__name__', repr(fn))} is annotated to return cannot be read: {error}"
+    return None
+
+
+_UNREAD: Final = (NameError, TypeError, AttributeError)
+"""What an annotation raises that names what is there for type checkers alone."""
+
+
+def _called(fn: Any) -> Any:
+    """What runs when ``fn`` is called: a class, or a function or method."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return fn if isinstance(fn, type) or inspect.isroutine(fn) else type(fn).__call__
+
+
 def _said(fn: Any) -> Any:
+    """What a function is annotated to return; raises one of ``_UNREAD``."""
     fn = inspect.unwrap(fn)
     said = {name: kind for name, kind in getattr(fn, "__annotations__", {}).items() if name == "return"}
+    alone = types.SimpleNamespace(__annotations__=said)  # Those of arguments need not be there.
     names = getattr(fn, "__globals__", {})
-    try:
-        alone = types.SimpleNamespace(__annotations__=said)  # Those of arguments need not be there.
-        return typing_extensions.get_type_hints(alone, names, include_extras=True).get("return")
-    except (NameError, TypeError, AttributeError):
-        return None  # of names that are there for type checkers alone
+    return typing_extensions.get_type_hints(alone, names, _outer_names(fn), include_extras=True).get("return")
+
+
+def _outer_names(fn: Any) -> dict[str, Any]:
+    """The variables of the function around the definition of ``fn``: all of them while it is running, else
+    only the captured ones."""
+    outer, _, _ = getattr(fn, "__qualname__", "").rpartition(".<locals>.")
+    if not outer or not inspect.isfunction(fn):
+        return {}
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and not (frame.f_code.co_qualname == outer and frame.f_globals is fn.__globals__):
+        frame = frame.f_back
+    found = {} if frame is None else dict(frame.f_locals)
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # It has no value yet.
+            found[name] = cell.cell_contents
+    return found
 
 
 def _is_coroutine(fn: Any) -> bool:

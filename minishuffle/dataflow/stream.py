@@ -28,14 +28,19 @@ from minishuffle.dataflow.arguments import (
 )
 from minishuffle.dataflow.bridges import refuse_column_method, refuse_mixture
 from minishuffle.dataflow.drafts import Draft, draft_in
-from minishuffle.dataflow.knownrows import ReturnedRows, found_schema
+from minishuffle.dataflow.knownrows import (
+    ReturnedRows,
+    declared_schema,
+    found_schema,
+    unread_annotations,
+)
 from minishuffle.dataflow.nodes import Exchange, Feed, Node, check_not_sinks, known_rows, named_step
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.rowtypes import Returns
 from minishuffle.dataflow.stream_base import StreamBase, errors_aside, errors_of, side_outputs
 from minishuffle.dataflow.stream_sinks import StreamSinks
 from minishuffle.dataflow.stream_sources import StreamSources
-from minishuffle.dataflow.unknownschemas import unknown_columns
+from minishuffle.dataflow.unknownschemas import place_of_call, unknown_columns
 from minishuffle.errors import InvalidGraph, UsageError
 
 if TYPE_CHECKING:
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.joined import On
     from minishuffle.dataflow.keyed import KeyedStream
     from minishuffle.dataflow.operators.chained import OnError, RecordOperator
+    from minishuffle.dataflow.operators.convert import RowsSchema
     from minishuffle.dataflow.table import Table
 
 __all__ = ["Stream"]
@@ -249,14 +255,18 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         Raises:
             UsageError: it is not a schema, or has a type that is made of no values of Python.
         """
-        import pyarrow as pa
-
-        from minishuffle.dataflow.operators.convert import RowsSchema, ToArrow
+        from minishuffle.dataflow.operators.convert import ToArrow
         from minishuffle.dataflow.operators.pyvalues import check_made
         from minishuffle.dataflow.table import Table
 
-        feeds = self._open_feeds("to_table")
-        found = found_schema(known_rows(feeds)) if schema is None else RowsSchema(arrow_schema(schema))
+        known = known_rows(self._open_feeds("to_table"))
+        if schema is not None:
+            found: RowsSchema | None = declared_schema(arrow_schema(schema), known)
+        else:
+            try:
+                found = found_schema(known)
+            except UsageError as error:
+                raise type(error)(f"to_table at {place_of_call()}: {error}") from error
         if found is None:
             return cast("Table", Draft(self._undeclared()._feeds))
         for field in found.schema:
@@ -264,7 +274,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         in_column = self._time is None or (self._time.column is not None and on_error != "side")
         timed = self if in_column else self._timed_beside()
         feeds, time = timed._open_feeds("to_table"), timed._time
-        operator = ToArrow(found or RowsSchema(pa.schema([])), on_error=on_error)
+        operator = ToArrow(found, on_error=on_error)
         errors = errors_aside(operator, time)
         node = Node(
             operator.name,
@@ -281,17 +291,18 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         Raises:
             InvalidGraph: unless a draft is made.
         """
-        before = ", ".join(dict.fromkeys(named_step(feed.node) for feed in self._feeds))
-        return self._beside(
-            "to_table",
-            unknown_columns(
-                "to_table",
-                f"nothing says which columns the rows of {before} have",
-                "write to_table(schema), or annotate what the last function returns as a TypedDict, "
-                "NamedTuple, dataclass or pydantic model",
-                "to_table({})",
-            ),
-        )
+        unread = unread_annotations(known_rows(self._feeds))
+        if unread is None:
+            before = ", ".join(dict.fromkeys(named_step(feed.node) for feed in self._feeds))
+            why = f"nothing says which columns the rows of {before} have"
+            write = (
+                "annotate what the last function returns as a TypedDict, NamedTuple, dataclass or pydantic "
+                "model"
+            )
+        else:
+            why, write = unread, "define or import that class at the top of the function's module"
+        placeholder = unknown_columns("to_table", why, f"write to_table(schema), or {write}", "to_table({})")
+        return self._beside("to_table", placeholder)
 
     # --- side outputs ------------------------------------------------------------------------------
 

@@ -4,12 +4,14 @@ while ``minishuffle schema`` loads the plan to find them."""
 from __future__ import annotations
 
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Final
 
 from minishuffle.errors import InvalidGraph
 
@@ -20,6 +22,8 @@ __all__ = ["CallPlace", "drafting", "is_draft", "place_of_call", "unknown_column
 
 _ROOMS = tuple(f"minishuffle.{room}." for room in ("api", "connectors", "dataflow", "operators", "plan"))
 """Modules whose frames lie between the user's call and the step that it adds."""
+_LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+"""Folders of code that is no program's own."""
 _DRAFTING: ContextVar[bool] = ContextVar("drafting", default=False)
 
 
@@ -37,15 +41,40 @@ class CallPlace:
 def place_of_call() -> CallPlace:
     """Where the program called the method that is adding a step; the file relative to the working directory
     if it is below."""
+    frame = _calling_frame()
+    return CallPlace(_relative(frame.f_code.co_filename), frame.f_lineno)
+
+
+def _calling_frame() -> FrameType:
     frame = sys._getframe()
-    while frame.f_back is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(_ROOMS):
+    while frame.f_back is not None and _module(frame).startswith(_ROOMS):
         frame = frame.f_back
-    path = Path(frame.f_code.co_filename)
+    return frame
+
+
+def _module(frame: FrameType) -> str:
+    return f"{frame.f_globals.get('__name__', '')}."
+
+
+def _relative(file: str) -> str:
+    path = Path(file)
     try:
-        file = str(path.relative_to(Path.cwd()))
+        return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):
-        file = str(path)
-    return CallPlace(file, frame.f_lineno)
+        return file
+
+
+def _file_of_program() -> str:
+    """The file where the program begins that adds a step, perhaps in a module that it imports: the one that
+    a command loads, or Python runs. "FILE.py" if there is none."""
+    file = "FILE.py"
+    frame: FrameType | None = _calling_frame()
+    while frame is not None and not _module(frame).startswith("minishuffle."):
+        name = frame.f_code.co_filename
+        if name.endswith(".py") and not name.startswith(("<", *_LIBRARIES)):
+            file = _relative(name)
+        frame = frame.f_back
+    return file
 
 
 @contextmanager
@@ -78,10 +107,9 @@ def unknown_columns(step: str, why: str, write: str, form: str) -> UnknownColumn
     """
     place = place_of_call()
     if not is_draft():
-        file = "FILE.py" if place.file.startswith("<") else place.file
         raise InvalidGraph(
-            f"{step} at {place}: {why}: {write}; "
-            f"`minishuffle schema {file}:JOB` shows one for the job (or function) JOB of that file"
+            f"{step} at {place}: {why}: {write}; `minishuffle schema {_file_of_program()}:JOB` shows one for "
+            "the job (or function) JOB of that file"
         )
     from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
 

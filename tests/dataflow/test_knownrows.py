@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
+from minishuffle.dataflow.operators.convert import RowsSchema, ToArrow
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
-from minishuffle.errors import InvalidGraph, UsageError
+from minishuffle.errors import InvalidGraph, UsageError, WrongColumns
+from minishuffle.exchange.batch import Batch
 from support.cutjobs import Cut, run
 
 
@@ -122,6 +125,68 @@ def test_lines_of_text_are_the_column_value(tmp_path: Path) -> None:
     assert (row["operator"], row["record"]) == ("map", "or not")
 
 
+def test_lines_of_text_are_the_only_column_of_a_declared_schema(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("2\nx\n3\n")
+    lines = Stream.text(tmp_path / "a.txt").filter(bool)
+    assert run(lines.to_table({"line": str}).filter(pc.field("line") > "3").collect(), Cut()).rows == [
+        {"line": "x"}
+    ]
+    two = r"the rows are texts, and the schema has 2 columns \(a, b\): declare one, or map the rows"
+    with pytest.raises(UsageError, match=two):
+        lines.to_table({"a": str, "b": str})
+    with pytest.raises(UsageError, match="'x' does not fit") as failed:
+        ran = ToArrow(RowsSchema(pa.schema({"n": pa.uint8()}), are_values=True))
+        ran.process(Batch([2, 3, "x"]), 0, lambda batch: None)
+    assert failed.value.__notes__ == ["raised in operator 'to_table' by the record 'x'"]
+
+
+@pytest.mark.parametrize(
+    ("items", "error", "says"),
+    [
+        (
+            [{"a": 1}, 5],
+            UsageError,
+            "Arrow takes rows that are all dicts, or all tuples or lists, and one is 5",
+        ),
+        (
+            [{"a": 1}, {"a": "x"}],
+            UsageError,
+            "the value 'x' does not fit the type int64 .which other rows have",
+        ),
+        ([(1, 2)], WrongColumns, "rows like .1, 2. have no column names"),
+    ],
+)
+def test_items_that_make_no_columns_are_an_error_with_its_line(
+    items: list[Any], error: type[UsageError], says: str
+) -> None:
+    with pytest.raises(
+        error, match=rf"^to_table at tests/dataflow/test_knownrows.py:\d+: .*{says}"
+    ) as raised:
+        Stream.items(items).to_table()
+    assert type(raised.value) is error
+
+
+def test_a_class_of_the_function_that_makes_the_job_is_known() -> None:
+    class Inner(NamedTuple):
+        x: int
+
+    def inner(row: Any) -> Inner:
+        return Inner(row["x"])
+
+    assert small().map(inner).to_table()._schema == pa.schema({"x": pa.int64()})
+
+
+def test_an_annotation_that_cannot_be_read_is_named() -> None:
+    def odd(row: Any) -> NotThere:  # type: ignore[name-defined]  # noqa: F821
+        return row
+
+    told = "what odd is annotated to return cannot be read: name 'NotThere' is not defined: write to_table"
+    with pytest.raises(
+        InvalidGraph, match=f"{told}.schema., or define or import that class at the top of the"
+    ):
+        small().map(odd).to_table()
+
+
 def test_items_have_their_values_in_the_types_of_all() -> None:
     rows = run(items().to_table().collect(), Cut(2, rows=1)).rows
     assert sorted(rows, key=lambda row: row["x"]) == [
@@ -129,8 +194,6 @@ def test_items_have_their_values_in_the_types_of_all() -> None:
         {"x": 1.0, "y": None, "z": None},
         {"x": 2.5, "y": None, "z": "t"},
     ]
-    with pytest.raises(UsageError, match="no column names"):
-        Stream.items([(1, 2)]).to_table()
 
 
 def test_objects_of_classes_and_tuples_of_them_become_columns() -> None:

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from minishuffle.dataflow.arguments import arrow_schema
 from minishuffle.dataflow.operators.base import Aside
 from minishuffle.dataflow.operators.rowobjects import as_dicts
-from minishuffle.dataflow.rowtypes import returned_row
+from minishuffle.dataflow.rowtypes import returned_row, unread_annotation
 from minishuffle.errors import UsageError
 
 
@@ -162,6 +162,35 @@ class Called:
 )
 def test_the_annotation_of_what_is_returned_counts(fn: Any, returns: Any, expected: Any) -> None:
     assert returned_row(fn, returns) is expected
+
+
+def made_elsewhere(later: bool = False) -> Any:
+    class Inner(NamedTuple):
+        n: int
+
+    def uses_it(row: Any) -> Inner:
+        return Inner(unset) if later else Inner(row)
+
+    if later:
+        unset = 1
+    return uses_it
+
+
+def test_a_class_that_a_closure_uses_is_known_after_its_function_has_returned() -> None:
+    for later in (False, True):
+        found = returned_row(made_elsewhere(later), "row")
+        assert found is not None and found.__name__ == "Inner"
+
+
+def test_what_cannot_be_read_is_named() -> None:
+    def odd(row: Any) -> Missing:  # type: ignore[name-defined]  # noqa: F821
+        return row
+
+    assert returned_row(odd, "row") is None
+    told = unread_annotation(functools.partial(odd, 1))
+    assert told == "what odd is annotated to return cannot be read: name 'Missing' is not defined"
+    for fn in (made_elsewhere(), len, str, lambda row: row, functools.partial(made_elsewhere)):
+        assert unread_annotation(fn) is None
 
 
 def test_objects_of_such_classes_become_dicts_at_any_depth() -> None:

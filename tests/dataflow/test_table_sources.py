@@ -242,7 +242,7 @@ def test_batches_of_other_columns_than_the_first_call_are_refused() -> None:
     def changing(start: int, count: int) -> pa.RecordBatch:
         return pa.RecordBatch.from_pydict({"n": ["a"] * count if start else [1] * count})
 
-    with pytest.raises(UsageError, match="column 'n' has the type string, but int64 is found: cast it"):
+    with pytest.raises(UsageError, match="'n' has the type string, but int64 is what the function gave when"):
         rows(Table.generate(changing, records=100))
 
 

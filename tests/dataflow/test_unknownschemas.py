@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -9,8 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from minishuffle.cli.loading import load_job
 from minishuffle.dataflow.nodes import inputs_first
 from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.dataflow.unknownschemas import CallPlace, drafting, unknown_columns
 from minishuffle.errors import InvalidGraph
@@ -44,6 +48,22 @@ def test_a_draft_has_something_in_its_place_that_does_not_run() -> None:
         placed.process(Batch([]), 0, print)
     with pytest.raises(InvalidGraph, match="nobody knows"):
         unknown()
+
+
+def test_the_command_is_for_the_file_where_the_program_begins_not_for_a_module_that_it_imports(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "beside.py").write_text("def clean(rows):\n    return rows.map(str).to_table()\n")
+    (tmp_path / "job.py").write_text(
+        "from beside import clean\nfrom minishuffle import Stream\n\n\n"
+        "def job():\n    return clean(Stream.items([1]))\n"
+    )
+    with pytest.raises(InvalidGraph, match=r"to_table at .*beside.py:2: .*`minishuffle schema .*job.py:JOB`"):
+        load_job(f"{tmp_path}/job.py:job").build()
+    file = re.escape(str(Path(__file__).relative_to(Path.cwd())))
+    clean = sys.modules.pop("beside").clean
+    with pytest.raises(InvalidGraph, match=rf"beside.py:2: .*`minishuffle schema {file}:JOB`"):
+        clean(Stream.items([1]))
 
 
 class Batches:

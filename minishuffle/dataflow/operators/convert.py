@@ -168,12 +168,23 @@ class RowsToArrow:
 
 
 def _require_positions(rows: list[Any]) -> None:
-    for row in rows:
-        if not isinstance(row, tuple | list):
-            raise UsageError(
-                f"Arrow takes rows that are all dicts, or all tuples or lists, and one is {preview(row)}: "
-                "map the rows first"
-            )
+    """Raises UsageError unless all rows are tuples or lists. It shows a row without columns, else the first
+    one by name where others are by position, or the other way round."""
+    if all(issubclass(kind, tuple | list) for kind in set(map(type, rows))):
+        return
+    ways = list(map(_way, rows))
+    odd = None if None in ways else next((way for way in ways if way != ways[0]), ways[0])
+    raise UsageError(
+        "Arrow takes rows that are all dicts, or all tuples or lists, and one is "
+        f"{preview(rows[ways.index(odd)])}: map the rows first"
+    )
+
+
+def _way(row: Any) -> str | None:
+    """How a row gives its columns; None: it has none."""
+    if isinstance(row, tuple | list):
+        return "position"
+    return None if shallow(row) is None else "name"
 
 
 def _columns_by_position(rows: list[Any], names: list[str]) -> dict[str, Sequence[Any]]:
@@ -281,7 +292,7 @@ def _array(field: pa.Field, values: Sequence[Any], *, inferred: bool) -> pa.Arra
     try:
         array = _made(field.type, values)
     except MISFITS as error:
-        where = "as in the first rows; declare it with to_table(schema)" if inferred else "as declared"
+        where = "which other rows have; declare one with to_table(schema)" if inferred else "as declared"
         raise UsageError(
             f"column {field.name!r}: the value {preview(_misfit(field.type, values))} does not fit "
             f"the type {field.type} ({where})"
@@ -353,7 +364,7 @@ class RowsSchema:
 
 
 class ToArrow(ForgivingOperator):
-    """Emits lists of rows as Arrow batches; Arrow batches pass as they are.
+    """Emits lists of rows as Arrow batches.
 
     Args:
         on_error: what becomes of a row that does not fit.
@@ -379,9 +390,6 @@ class ToArrow(ForgivingOperator):
         return used.times
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        if not isinstance(batch.payload, list):
-            emit(batch)
-            return
         for piece in pieces(batch):
             if piece.payload:
                 self._take(piece, emit)
@@ -390,7 +398,7 @@ class ToArrow(ForgivingOperator):
         """Unless a row that does not fit fails the task, it is found by halves, each converted by itself."""
         rows = records.payload
         try:
-            table = self._converter.convert([(row,) for row in rows] if self._rows.are_values else rows)
+            table = self._converted(rows)
         except UsageError as error:
             if self.on_error == "fail":
                 if (misfit := self._misfit(rows)) is not None:
@@ -405,12 +413,15 @@ class ToArrow(ForgivingOperator):
             return
         emit(Batch(table, None, records.times))
 
+    def _converted(self, rows: list[Any]) -> pa.RecordBatch:
+        return self._converter.convert([(row,) for row in rows] if self._rows.are_values else rows)
+
     def _misfit(self, rows: list[Any]) -> Any:
         """The first row that is not converted by itself; None: there is none."""
         while rows:
             middle = len(rows) // 2
             try:
-                self._converter.convert(rows[:middle] or rows)
+                self._converted(rows[:middle] or rows)
             except UsageError:
                 if not middle:
                     return rows[0]
@@ -428,7 +439,7 @@ class CheckSchema(ChainedOperator):
     """Passes on batches of columns that fit a schema, in its order; dictionaries may be decoded.
 
     Args:
-        declared: the schema is; else it was found by a call of the function when the job was made.
+        declared: the schema is; else a function gave it, which was called when the job was made.
 
     Raises:
         WrongColumns: a column is missing, is not in the schema, or has another type.
@@ -439,13 +450,14 @@ class CheckSchema(ChainedOperator):
 
     def __init__(self, schema: pa.Schema, *, declared: bool = True) -> None:
         self.schema = schema
-        self._kind = "declared" if declared else "found"
-        self._change = "correct" if declared else "declare"
+        self._kind, self._given, self._change = "declared schema", "declared", "correct"
+        if not declared:
+            self._kind = "schema of what the function gave when the job was made"
+            self._given, self._change = "what the function gave when the job was made", "declare"
         self._is_strict = any(map(is_strict, schema))
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         payload = batch.payload
-        assert isinstance(payload, pa.RecordBatch)
         if self._is_strict or not payload.schema.equals(self.schema, check_metadata=True):
             batch = Batch(self._checked(payload), None, batch.times)
         emit(batch)
@@ -457,7 +469,7 @@ class CheckSchema(ChainedOperator):
         extra = [name for name in batch.schema.names if name not in self.schema.names]
         if extra:
             raise WrongColumns(
-                f"column {extra[0]!r} is not in the {self._kind} schema ({', '.join(self.schema.names)}): "
+                f"column {extra[0]!r} is not in the {self._kind} ({', '.join(self.schema.names)}): "
                 f"{self._change} the schema, or drop the column first"
             )
         arrays, fields = [], []
@@ -469,7 +481,7 @@ class CheckSchema(ChainedOperator):
                 field = field.with_type(array.type)  # Exchanges decode dictionaries.
             if array.type != field.type:
                 raise WrongColumns(
-                    f"column {field.name!r} has the type {array.type}, but {field.type} is {self._kind}: "
+                    f"column {field.name!r} has the type {array.type}, but {field.type} is {self._given}: "
                     f"cast it first, or {self._change} the schema"
                 )
             _check_nulls(field, array)
