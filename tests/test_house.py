@@ -117,8 +117,6 @@ PUBLIC_API = frozenset({"kill_worker"})
 """What only users call."""
 SNAPSHOTS = frozenset({"divided"})
 """What only snapshots will call: how state is divided among subtasks. (They also write and read it.)"""
-WINDOWS = frozenset({"take_each", "pop_columns"})
-"""What windows will call, which are not on keyed state yet."""
 PRIVATES = re.compile(r"\._(?!_)\w+\._(?!_)\w+")
 ARGUMENTS_MAX = 5
 MANY_ARGUMENTS = {
@@ -259,7 +257,7 @@ def dead(package: tuple[Module, ...], elsewhere: str) -> Iterator[str]:
             named = node.name
             if counted[named] > 1 or named.startswith("__") or node.decorator_list:
                 continue
-            if named not in PUBLIC_API | SNAPSHOTS | WINDOWS and not CALLED_BY_OTHERS.match(named):
+            if named not in PUBLIC_API | SNAPSHOTS and not CALLED_BY_OTHERS.match(named):
                 yield f"{module.name}:{node.lineno} {named} is used by nothing in the package"
 
 
@@ -304,7 +302,8 @@ def test_no_field_is_written_and_never_read(package: tuple[Module, ...]) -> None
 
 
 GONE = re.compile(
-    r"\b(CountRows|CountArrow|FoldRows|ReduceRows|AggregateArrow|KeyedRows|PairRows|UnpairRows|KeepTime|HideTime)\b"
+    r"\b(CountRows|CountArrow|FoldRows|ReduceRows|AggregateArrow|KeyedRows|PairRows|UnpairRows|KeepTime|HideTime"
+    r"|WindowRows|WindowArrow|SessionRows|SessionArrow)\b"
 )
 """Twins, one for rows and one for columns, in whose place there is one class; and other places of keys and
 event times than ``exchange.batch``."""

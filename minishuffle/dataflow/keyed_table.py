@@ -294,7 +294,7 @@ class WindowedTable:
         return self._computed("window_aggregate", columns, outputs)
 
     def _computed(self, label: str, columns: Aggregates, outputs: Outputs) -> Table:
-        from minishuffle.dataflow.operators.windowarrow import with_panes
+        from minishuffle.operators.windows import with_panes
 
         keyed = self._keyed
         schema = keyed._aggregated(columns, windows=True)

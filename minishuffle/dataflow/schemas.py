@@ -97,8 +97,8 @@ def aggregated_schema(
 
     from minishuffle.dataflow.operators.categories import refuse_order
     from minishuffle.dataflow.operators.columns import result_type
-    from minishuffle.dataflow.operators.windowarrow import MOMENT
     from minishuffle.exchange.schemas import without_dictionary
+    from minishuffle.operators.windows import MOMENT
 
     fields = []
     for name in keys:

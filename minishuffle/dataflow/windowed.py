@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.operators.chained import OnError
     from minishuffle.dataflow.operators.columns import Outputs
     from minishuffle.dataflow.operators.late import Late, LatePolicy
-    from minishuffle.dataflow.operators.sessions import Closing
     from minishuffle.dataflow.operators.windowassigner import WindowAssigner
-    from minishuffle.dataflow.operators.windows import OpenWindows
+    from minishuffle.operators.sessions import Closing
+    from minishuffle.operators.windows import Panes
 
 __all__ = ["Windowable", "WindowedStream", "Windowing"]
 
@@ -119,28 +119,31 @@ class TimeWindows(Windowing):
         on_error: OnError,
     ) -> tuple[Operator, EventTime, Sides]:
         from minishuffle.dataflow.operators.windowassigner import LastMoment
-        from minishuffle.dataflow.operators.windowrows import WindowRows
+        from minishuffle.operators.windows import WindowFold, WindowOperator
 
-        windows, sides = self._opened(stream, SideOutput.made("panes"))
-        operator = WindowRows(windows, create, add, on_error)
+        late, shown, sides = self._aside(stream, SideOutput.made("panes"))
+        values = WindowFold(self.assigner, add, create, shown)
+        operator = WindowOperator(values, self.time, late, on_error)
         return operator, EventTime(fn=LastMoment(self.assigner)), sides
 
     def on_columns(
         self, stream: StreamBase, keys: tuple[str, ...], outputs: Outputs, panes: SideOutput
     ) -> tuple[Operator, Sides]:
-        from minishuffle.dataflow.operators.windowarrow import WindowArrow
+        from minishuffle.operators.windows import WindowAggregation, WindowOperator
 
-        windows, sides = self._opened(stream, panes)
-        return WindowArrow(windows, keys, outputs), sides
+        late, shown, sides = self._aside(stream, panes)
+        values = WindowAggregation(self.assigner, keys, outputs, shown)
+        return WindowOperator(values, self.time, late), sides
 
-    def _opened(self, stream: StreamBase, panes: SideOutput) -> tuple[OpenWindows, Sides]:
-        from minishuffle.dataflow.operators.windows import OpenWindows, Panes
+    def _aside(self, stream: StreamBase, panes: SideOutput) -> tuple[Late, Panes, Sides]:
+        """What becomes of late records, which values are shown before the last ones, and the side outputs to
+        which both go."""
+        from minishuffle.operators.windows import Panes
 
-        put, sides = self._late(stream)
+        late, sides = self._late(stream)
         if self.lateness or self.early:
             sides["panes"] = panes
-        shown = Panes(panes.tag if "panes" in sides else "", self.lateness, self.early)
-        return OpenWindows(self.time, self.assigner, put, shown), sides
+        return late, Panes(panes.tag if "panes" in sides else "", self.lateness, self.early), sides
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,19 +164,21 @@ class SessionWindows(Windowing):
         add: Callable[[Any, Any], Any],
         on_error: OnError,
     ) -> tuple[Operator, EventTime, Sides]:
-        from minishuffle.dataflow.operators.sessions import SessionRows, last_of_session
+        from minishuffle.operators.sessions import SessionFold, SessionOperator, last_of_session
 
-        put, sides = self._late(stream)
-        operator = SessionRows(self.time, self.closing, put, create, add, on_error)
+        late, sides = self._late(stream)
+        sessions = SessionFold(self.closing, add, create)
+        operator = SessionOperator(sessions, self.time, late, on_error)
         return operator, EventTime(fn=last_of_session), sides
 
     def on_columns(
         self, stream: StreamBase, keys: tuple[str, ...], outputs: Outputs, panes: SideOutput
     ) -> tuple[Operator, Sides]:
-        from minishuffle.dataflow.operators.sessions import SessionArrow
+        from minishuffle.operators.sessions import SessionAggregation, SessionOperator
 
-        put, sides = self._late(stream)
-        return SessionArrow(self.time, self.closing, put, keys, outputs), sides
+        late, sides = self._late(stream)
+        sessions = SessionAggregation(self.closing, keys, outputs)
+        return SessionOperator(sessions, self.time, late), sides
 
 
 def _sliding(size: int, slide: timedelta | None, offset: int) -> WindowAssigner:
@@ -301,7 +306,7 @@ class Windowable(Generic[W]):
             InvalidGraph: the records have no event time: see ``event_time`` of streams and tables.
             UsageError: an argument is wrong.
         """
-        from minishuffle.dataflow.operators.sessions import Closing
+        from minishuffle.operators.sessions import Closing
 
         closing = Closing(checked_duration(gap, "session_window", positive=True))
         check_late(late)
@@ -320,7 +325,7 @@ class Windowable(Generic[W]):
             InvalidGraph: the records have no event time: see ``event_time`` of streams and tables.
             UsageError: an argument is wrong.
         """
-        from minishuffle.dataflow.operators.sessions import Closing
+        from minishuffle.operators.sessions import Closing
 
         if type(size) is not int or size < 1:
             raise UsageError(f"count_window takes a whole number from 1 on, not {size!r:.80}")
@@ -363,7 +368,7 @@ class WindowedStream(Generic[T]):
 
     def count(self) -> Stream[Any]:
         """The number of records of each key and window."""
-        from minishuffle.dataflow.operators.windowrows import one_more
+        from minishuffle.operators.windows import one_more
 
         return self._on_rows("window_count", int, one_more)
 

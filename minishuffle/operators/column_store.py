@@ -43,6 +43,8 @@ class ColumnStore:
         """By namespace its slots, ascending; in the order in which namespaces first came."""
         self._is_plain = False
         """There are keys, and no namespaces."""
+        self._arrived: list[int] = []
+        """Namespaces that have come since :meth:`arrived` was last called."""
         self._gone: set[int] = set()
         """Namespaces that have gone, and still have slots."""
         self._latest_gone = 0
@@ -84,7 +86,11 @@ class ColumnStore:
         groups = np.split(order + known, firsts[1:])
         # In the order in which they first came.
         for place in np.argsort([group[0] for group in groups]).tolist():
-            self._slots.setdefault(int(found[place]), []).append(groups[place])
+            namespace = int(found[place])
+            if namespace not in self._slots:
+                self._slots[namespace] = []
+                self._arrived.append(namespace)
+            self._slots[namespace].append(groups[place])
         return slots
 
     def _must_compact(self, namespaces: Vector) -> bool:
@@ -96,7 +102,7 @@ class ColumnStore:
         return bool(np.isin(namespaces, list(self._gone)).any())
 
     def _compact(self) -> None:
-        live = np.sort(self._slots_of(self._slots))
+        live = np.sort(self.slots_of(self._slots))
         index = KeyIndex()
         index.lookup(self._index.keys(live))
         self._index, self._size, self._spare, self._gone = index, len(index), 0, set()
@@ -106,13 +112,19 @@ class ColumnStore:
         for namespace, groups in self._slots.items():
             self._slots[namespace] = [np.searchsorted(live, group) for group in groups]
 
-    def _slots_of(self, namespaces: Iterable[int]) -> Vector:
+    def arrived(self) -> list[int]:
+        """The namespaces that have come since this was last called, in that order."""
+        found, self._arrived = self._arrived, []
+        return found
+
+    def slots_of(self, namespaces: Iterable[int]) -> Vector:
+        """The slots of these namespaces, in the order of iteration."""
         groups = [group for namespace in namespaces for group in self._slots.get(namespace, ())]
         return np.concatenate(groups) if groups else np.zeros(0, np.int64)
 
     def _all_slots(self) -> Vector:
         """In the order of iteration."""
-        return np.arange(self._size) if self._is_plain else self._slots_of(self._slots)
+        return np.arange(self._size) if self._is_plain else self.slots_of(self._slots)
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -120,7 +132,7 @@ class ColumnStore:
         """All that there is, as many slots at a time as make a batch; in the order in which namespaces, and
         keys in them, first came. RuntimeError if slots are numbered anew before all is read."""
         if not self._is_plain:
-            return self._at(self._slots_of(self._slots))
+            return self.at(self.slots_of(self._slots))
         return self._plain_columns()
 
     def _plain_columns(self) -> Iterator[Columns]:
@@ -132,13 +144,16 @@ class ColumnStore:
 
     def pop(self, namespaces: Sequence[int]) -> Iterator[Columns]:
         """Let go of these namespaces, and give what :meth:`columns` gives of them."""
-        slots = self._slots_of(namespaces)
-        self._gone.update(namespace for namespace in namespaces if self._slots.pop(namespace, None))
-        self._latest_gone = max(self._gone, default=0)
+        slots = self.slots_of(namespaces)
+        if gone := [namespace for namespace in namespaces if self._slots.pop(namespace, None)]:
+            latest = max(gone)
+            self._latest_gone = max(latest, self._latest_gone) if self._gone else latest
+            self._gone.update(gone)
         self._spare += len(slots)
-        return self._at(slots)
+        return self.at(slots)
 
-    def _at(self, slots: Vector) -> Iterator[Columns]:
+    def at(self, slots: Vector) -> Iterator[Columns]:
+        """What :meth:`columns` gives of these slots, before the next batch is taken."""
         return self._pieces(slots, self._index)
 
     def _pieces(self, slots: Vector, index: KeyIndex) -> Iterator[Columns]:
@@ -162,7 +177,7 @@ class ColumnStore:
     def touched_since(self, mark: int) -> Iterator[Columns]:
         """What :meth:`columns` gives of the slots that were touched at that mark or later."""
         live = self._all_slots()
-        return self._at(live[grown(self._marks, self._size, -1)[live] >= mark])
+        return self.at(live[grown(self._marks, self._size, -1)[live] >= mark])
 
     # --- parts -----------------------------------------------------------------------------------------
 

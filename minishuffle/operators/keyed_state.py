@@ -25,8 +25,8 @@ process                  rows     objects; timers, age  values: dicts; when touc
 window fold, reduce,     rows     objects, packed       values by start of window; how many panes were shown,
 count                                                   and which values were not
 window aggregate, count  columns  slots                 columns by start of window; the same of panes
-session, count_window    rows     objects; TaskState    first, last, row count, value; rows that wait
-session, count_window    columns  slots; TaskState      first, last, row count, aggregates; rows that wait
+session, count_window    rows     objects; TaskState    key, first, last, row count, value; rows that wait
+session, count_window    columns  TaskState             first, last, row count, aggregates; rows that wait
 interval join            both     slots; TaskState      both sides' rows by key, with time, and which matched
 as-of join               columns  slots; TaskState      both sides' rows by key, with time
 broadcast join           both     TaskState             the small side, whole, once for all subtasks
@@ -36,8 +36,8 @@ sinks                    both     TaskState             the open file, numbers o
 all others               both     none                  nothing
 =======================  =======  ====================  ======================================================
 
-Broadcast joins, ``map_async`` and sinks write nothing so far. Joins, sessions, windows, ``process`` and
-``top_n`` write the same, from indexes and dicts of their own.
+Broadcast joins, ``map_async`` and sinks write nothing so far. Joins, ``process`` and ``top_n`` write the
+same, from indexes and dicts of their own.
 """
 
 from __future__ import annotations
@@ -121,6 +121,8 @@ class KeyedState:
         self._counted: dict[Namespace, int] = {}
         """How many keys of each namespace are in ``_total``."""
         self._total = 0
+        self._arrived: list[Namespace] = []
+        """Namespaces of rows that have come since :meth:`arrived` was last called."""
         self._moved: set[Namespace] = set()
         """Namespaces that may have other keys than were counted."""
         self._touched: dict[Any, float] | None = {} if ages else None
@@ -147,6 +149,12 @@ class KeyedState:
     def __iter__(self) -> Iterator[Namespace]:
         """The namespaces, in the order in which they first came."""
         return chain(self._stores, self._columns.namespaces)
+
+    def arrived(self) -> list[Namespace]:
+        """The namespaces that have come since this was last called, in that order; but not None for keys that
+        are columns."""
+        found, self._arrived = [*self._arrived, *self._columns.arrived()], []
+        return found
 
     # --- a batch of rows -------------------------------------------------------------------------------
 
@@ -218,6 +226,7 @@ class KeyedState:
         store = self._stores.get(namespace)
         if store is None:
             store = self._stores[namespace] = RowStore(packs=self._packs)
+            self._arrived.append(namespace)
         self._moved.add(namespace)
         return store
 
@@ -227,6 +236,10 @@ class KeyedState:
         """Keys, as they are shown, and values of a namespace, in the order in which they first came."""
         store = self._stores.get(namespace)
         return iter(()) if store is None else store.items()
+
+    def pairs(self, forms: list[Any], namespace: Namespace = None) -> list[tuple[Any, Any]]:
+        """What :meth:`items` gives of some canonical keys, at least one, all of which have a value."""
+        return self._stores[namespace].pairs(forms)
 
     def shown(self, forms: Iterable[Any], namespace: Namespace = None) -> Iterable[Any]:
         """Canonical keys of a namespace, as a batch brought them, as they are shown."""
@@ -270,6 +283,15 @@ class KeyedState:
         """Namespaces (None: there are none), keys and aggregates, as many at a time as make a batch, in the
         order in which namespaces, and keys in them, first came."""
         return self._columns.columns()
+
+    def slots_of(self, namespaces: Iterable[int]) -> Vector:
+        """The slots of these namespaces, in the order of iteration; those of a batch that is taken later may
+        be others."""
+        return self._columns.slots_of(namespaces)
+
+    def columns_at(self, slots: Vector) -> Iterator[Columns]:
+        """What :meth:`columns` gives of these slots, before the next batch is taken."""
+        return self._columns.at(slots)
 
     def pop_columns(self, namespaces: Sequence[int]) -> Iterator[Columns]:
         """Let go of these namespaces, and give what :meth:`columns` gives of them, before the next batch is

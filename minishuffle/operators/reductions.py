@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, islice
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.aggregates import input_of
 from minishuffle.dataflow.operators.base import Emit, Used
-from minishuffle.dataflow.operators.chained import Emission, OnError, RecordOperator, emit_rows
+from minishuffle.dataflow.operators.chained import Emission, Failed, OnError, RecordOperator, emit_rows
 from minishuffle.dataflow.operators.columns import Outputs, RowCount, check_result, grown, pieces_of
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.copies import copied
@@ -36,9 +36,6 @@ from minishuffle.operators.row_store import ABSENT
 from minishuffle.operators.state_parts import StatePart
 
 __all__ = ["Aggregation", "KeyCount", "KeyedReduction", "RowFold", "count_by_key"]
-
-Failed: TypeAlias = Callable[[Exception, Any], None]
-"""Takes what a function raised, and the record; raises it again, or drops the record."""
 
 _FEW: Final = 4
 """Up to so many keys are counted in a loop of Python sooner than one of C is reached."""
@@ -106,15 +103,9 @@ class KeyedReduction(RecordOperator):
         if not len(batch.payload):
             return
         if self.emission == "end":
-            self._reduction.bring(batch, self._failed)
+            self._reduction.bring(batch, self.failed)
         else:
-            self._take(batch, self._failed, emit)
-
-    def _failed(self, error: Exception, record: Any) -> None:
-        if self.on_error == "fail":
-            self.note_failure(error, record)
-            raise error
-        self.drop(error, record)
+            self._take(batch, self.failed, emit)
 
     def takes_times(self, input: int, used: Used) -> bool:
         return self._reduction.reads_times

@@ -216,6 +216,16 @@ class RowStore:
                 return self.take(forms)
         return values, forms
 
+    def pairs(self, forms: list[Any]) -> list[tuple[Any, Any]]:
+        """What :meth:`items` gives of some canonical keys, at least one, all of which have a value."""
+        values, shown = self._values, self._shown
+        if isinstance(values, _Packed):
+            found = values.take(forms)
+            assert found is not None
+            held, places = found
+            return [(shown.get(form, form), held[place]) for form, place in zip(forms, places, strict=True)]
+        return [(shown.get(form, values.stored(form)), values[form]) for form in forms]
+
     def put(self, values: list[Any] | None) -> None:
         """The values after each record of the last batch; None if not every record had one."""
         if isinstance(self._values, _Packed):

@@ -12,13 +12,13 @@ import pytest
 from minishuffle.dataflow.nodes import Node, inputs_first
 from minishuffle.dataflow.operators.base import Operator
 from minishuffle.dataflow.operators.eventtime import AssignEventTime
-from minishuffle.dataflow.operators.sessions import last_of_session
 from minishuffle.dataflow.operators.times import BESIDE, EventTime
 from minishuffle.dataflow.operators.windowassigner import LastMoment, tumbling
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, UnknownName, UsageError
+from minishuffle.operators.sessions import last_of_session
 
 MOMENT = pa.timestamp("us", "UTC")
 SCHEMA = pa.schema({"user": pa.string(), "t": MOMENT, "n": pa.int32(), "price": pa.decimal128(6, 2)})

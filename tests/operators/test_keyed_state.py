@@ -388,6 +388,56 @@ def test_several_states_of_an_operator_read_their_own_parts() -> None:
     assert listed(found) == [(None, "'b'", "1")]
 
 
+def test_it_is_known_which_namespaces_have_come_since_one_last_asked() -> None:
+    by_rows, by_columns = KeyedState(), KeyedState([])
+    for starts in ([20, 10, 20], [10, 30]):
+        by_rows.take_each(list("abc")[: len(starts)], starts)
+        by_columns.take_columns([pa.array(list("abc")[: len(starts)])], np.array(starts))
+    assert by_rows.arrived() == by_columns.arrived() == [20, 10, 30]
+    assert by_rows.arrived() == by_columns.arrived() == []
+    list(by_columns.pop_columns([10]))
+    by_rows.pop(10)
+    by_rows.take(["a"], 10)
+    by_columns.take_columns([pa.array(["a"])], np.array([10]))
+    assert by_rows.arrived() == by_columns.arrived() == [10]
+
+
+def test_columns_of_some_slots_of_a_namespace() -> None:
+    state = KeyedState([])
+    state.take_columns([pa.array(list("abcd"))], np.array([20, 10, 10, 20]))
+    slots = state.slots_of([10, 20])
+    assert slots.tolist() == [1, 2, 0, 3]
+    ((starts, (keys,), _),) = state.columns_at(slots[1:3])
+    assert starts is not None
+    assert (starts.tolist(), keys.to_pylist()) == ([10, 20], ["c", "a"])
+
+
+def with_lengths(*batches: list[Any]) -> KeyedState:
+    """Keys in the namespace 7, each with the length of its text."""
+    state = KeyedState()
+    for keys in batches:
+        held, places, _ = state.take(keys, 7)
+        for place, key in zip(places, keys, strict=True):
+            held[place] = len(str(key))
+        state.put(None)
+    return state
+
+
+def test_pairs_of_some_packed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_store, "PACKED_KEYS_MIN", 1)
+    monkeypatch.setattr(row_store, "PACKED_ROWS_MIN", 1)
+    state = with_lengths(["a", "bb", "ccc"], ["a", "bb"])
+    assert state._stores[7].is_packed
+    assert state.pairs(["ccc", "a"], 7) == [("ccc", 3), ("a", 1)]
+    assert list(state.items(7)) == [("a", 1), ("bb", 2), ("ccc", 3)]
+
+
+def test_pairs_have_keys_as_the_first_record_brought_them() -> None:
+    pairs = with_lengths([True, 2], [1, 2], [Decimal(2), 3.0]).pairs([3, 1, 2], 7)
+    assert pairs == [(3, 3), (1, 1), (2, 1)]
+    assert [type(key) for key, _ in pairs] == [float, bool, int]
+
+
 def test_a_timer_that_is_read_is_due_as_its_clock_says() -> None:
     state = KeyedState(timers={"wall": Timers()})
     state.timers["wall"].set("a", 100)

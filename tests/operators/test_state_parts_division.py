@@ -38,16 +38,14 @@ from minishuffle.dataflow.operators.joinrows import JoinRows
 from minishuffle.dataflow.operators.joins import Bounds
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.process import ProcessRows
-from minishuffle.dataflow.operators.sessions import Closing, SessionArrow, SessionRows
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.topn import TopN
-from minishuffle.dataflow.operators.windowarrow import WindowArrow
-from minishuffle.dataflow.operators.windowassigner import SlidingWindows, tumbling
-from minishuffle.dataflow.operators.windowrows import WindowRows, one_more
-from minishuffle.dataflow.operators.windows import OpenWindows, Panes
+from minishuffle.dataflow.operators.windowassigner import SlidingWindows, WindowAssigner, tumbling
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.partitioner import Partitioner
+from minishuffle.operators.sessions import Closing, SessionAggregation, SessionFold, SessionOperator
 from minishuffle.operators.state_parts import StatePart, divided
+from minishuffle.operators.windows import Panes, WindowAggregation, WindowFold, WindowOperator, one_more
 from support.batches import as_batch, collecting
 from support.reducing import aggregating, counting, counting_columns, folding, reducing
 
@@ -128,8 +126,23 @@ def join_arrow(how: Any) -> JoinArrow:
     )
 
 
-def sessions(closing: Closing) -> SessionArrow:
-    return SessionArrow(T, closing, Late(), ("k", "g"), outputs())
+NO_PANES, PANES = Panes(), Panes("panes", lateness=3, early=2)
+
+
+def windows(assigner: WindowAssigner, panes: Panes = NO_PANES) -> WindowOperator:
+    return WindowOperator(WindowFold(assigner, listed, list, panes), T)
+
+
+def windows_arrow(assigner: WindowAssigner, panes: Panes = NO_PANES) -> WindowOperator:
+    return WindowOperator(WindowAggregation(assigner, ("k", "g"), outputs(), panes), T)
+
+
+def sessions(closing: Closing) -> SessionOperator:
+    return SessionOperator(SessionFold(closing, listed, list), T, Late())
+
+
+def sessions_arrow(closing: Closing) -> SessionOperator:
+    return SessionOperator(SessionAggregation(closing, ("k", "g"), outputs()), T, Late())
 
 
 def as_of() -> AsOfArrow:
@@ -145,33 +158,26 @@ class Case:
     """Columns by which the batches of each input are partitioned; None: rows with keys."""
 
 
-PANES = Panes("panes", lateness=3, early=2)
-
 CASES = {
     "count": Case(lambda: counting("end"), rows),
     "reduce": Case(lambda: reducing(merged, "end"), rows),
     "fold": Case(lambda: folding(list, listed, "end"), rows),
     "fold each": Case(lambda: folding(list, listed, "each"), rows),
-    "window": Case(lambda: WindowRows(OpenWindows(T, tumbling(7)), list, listed), rows),
-    "window panes": Case(lambda: WindowRows(OpenWindows(T, tumbling(7), panes=PANES), list, listed), rows),
-    "window panes arrow": Case(
-        lambda: WindowArrow(OpenWindows(T, tumbling(7), panes=PANES), ("k", "g"), outputs()),
-        arrow,
-        (("k", "g"),),
-    ),
-    "window count": Case(lambda: WindowRows(OpenWindows(T, tumbling(7)), int, one_more), rows),
-    "sliding": Case(lambda: WindowRows(OpenWindows(T, SlidingWindows(7, 3)), list, listed), rows),
-    "sessions": Case(lambda: SessionRows(T, Closing(3), Late(), list, listed), rows),
-    "counted": Case(lambda: SessionRows(T, Closing.with_size(3), Late(), list, listed), rows),
-    "sessions arrow": Case(lambda: sessions(Closing(3)), arrow, (("k", "g"),)),
-    "counted arrow": Case(lambda: sessions(Closing.with_size(3)), arrow, (("k", "g"),)),
+    "window": Case(lambda: windows(tumbling(7)), rows),
+    "window panes": Case(lambda: windows(tumbling(7), PANES), rows),
+    "window panes arrow": Case(lambda: windows_arrow(tumbling(7), PANES), arrow, (("k", "g"),)),
+    "sliding panes arrow": Case(lambda: windows_arrow(SlidingWindows(7, 3), PANES), arrow, (("k", "g"),)),
+    "window count": Case(lambda: WindowOperator(WindowFold(tumbling(7), one_more, int), T), rows),
+    "sliding": Case(lambda: windows(SlidingWindows(7, 3)), rows),
+    "sessions": Case(lambda: sessions(Closing(3)), rows),
+    "counted": Case(lambda: sessions(Closing.with_size(3)), rows),
+    "sessions arrow": Case(lambda: sessions_arrow(Closing(3)), arrow, (("k", "g"),)),
+    "counted arrow": Case(lambda: sessions_arrow(Closing.with_size(3)), arrow, (("k", "g"),)),
     "process": Case(lambda: ProcessRows(remember, tell, T), rows),
     "join": Case(lambda: JoinRows("full", Bounds(5, 5), (T, T)), rows, (None, None)),
     "count arrow": Case(lambda: counting_columns(("k",), "end"), arrow, (("k",),)),
     "aggregate": Case(lambda: aggregating(("k", "g"), AGGREGATES, "end", T), arrow, (("k", "g"),)),
-    "window arrow": Case(
-        lambda: WindowArrow(OpenWindows(T, tumbling(7)), ("k", "g"), outputs()), arrow, (("k", "g"),)
-    ),
+    "window arrow": Case(lambda: windows_arrow(tumbling(7)), arrow, (("k", "g"),)),
     "distinct": Case(lambda: Distinct(("k", "g")), arrow, (("k", "g"),)),
     "top_n": Case(lambda: TopN(("k", "g"), 2, "v", True), arrow, (("k", "g"),)),
     "inner join arrow": Case(lambda: join_arrow("inner"), arrow, (("k", "g"), ("k2", "g2"))),

@@ -25,6 +25,7 @@ from minishuffle.operators.state_parts import StatePart
 __all__ = [
     "ChainedOperator",
     "Emission",
+    "Failed",
     "ForgivingOperator",
     "OnError",
     "RecordOperator",
@@ -40,6 +41,9 @@ sends it to the side output of errors."""
 
 Emission: TypeAlias = Literal["each", "batch", "end"]
 """When a keyed operator emits: per record, per key and batch, or per key at the end of the input."""
+
+Failed: TypeAlias = Callable[[Exception, Any], None]
+"""Takes what a function raised, and the record; raises it again, or drops the record."""
 
 
 class ChainedOperator:
@@ -169,6 +173,13 @@ class RecordOperator(ForgivingOperator):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         """See :meth:`Operator.process`."""
         raise NotImplementedError
+
+    def failed(self, error: Exception, record: Any) -> None:
+        """The function raised for a record: raise that again, or drop the record, as ``on_error`` says."""
+        if self.on_error == "fail":
+            self.note_failure(error, record)
+            raise error
+        self.drop(error, record)
 
     def sides_to_read(self) -> Mapping[str, str]:
         return self.side_tags

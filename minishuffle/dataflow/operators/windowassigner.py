@@ -1,6 +1,6 @@
 """Which windows of event time a record is in: tumbling, sliding, or days and months of a time zone.
 
-(Flink: ``WindowAssigner`` and its kinds. Sessions are none of these: see ``sessions.py``.)
+(Flink: ``WindowAssigner`` and its kinds. Sessions are none of these: see ``minishuffle.operators.sessions``.)
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ class WindowAssigner(Protocol):
         records are in them (None: all)."""
         ...
 
+    def latest(self, time: int) -> int:
+        """Where the latest window begins that a time is in."""
+        ...
+
     def ends(self, starts: Vector) -> Vector:
         """The first microsecond after each window."""
         ...
@@ -71,6 +75,10 @@ class SlidingWindows:
             starts = latest - before
             # Only the earliest of them may end before some records: if slide does not divide size.
             yield starts, starts > times - self.size if before + self.slide > self.size else None
+
+    def latest(self, time: int) -> int:
+        """See :meth:`WindowAssigner.latest`."""
+        return time - (time - self.offset) % self.slide
 
     def ends(self, starts: Vector) -> Vector:
         """See :meth:`WindowAssigner.ends`."""
@@ -120,6 +128,11 @@ class CalendarWindows:
         starts, ends = self._starts(numbers), self._starts(numbers + 1)
         # Where the clocks go back over the start of a window, they show times of the one before once more.
         yield np.where(times < ends, starts, ends), None
+
+    def latest(self, time: int) -> int:
+        """See :meth:`WindowAssigner.latest`."""
+        ((starts, _),) = self.assigned(np.array([time], dtype=np.int64))
+        return int(starts[0])
 
     def ends(self, starts: Vector) -> Vector:
         """See :meth:`WindowAssigner.ends`."""

@@ -43,6 +43,7 @@ def test_a_time_is_in_each_window_that_spans_it(size: int, slide: int, offset: i
     assigner = SlidingWindows(size, slide, offset % slide)
     spanning = [start for start in range(time, time - size, -1) if (start - offset) % slide == 0]
     assert windows_of(assigner, time) == spanning
+    assert assigner.latest(time) == spanning[0]
     for start in spanning:
         assert assigner.last(start) == int(assigner.ends(np.array([start]))[0]) - 1 == start + size - 1
 
@@ -61,6 +62,7 @@ def test_days_of_a_time_zone_are_those_of_its_clocks(zone: str, naive: datetime)
     (start,) = windows_of(days, microseconds(moment))
     end = days.last(start) + 1
     assert start <= microseconds(moment) < end
+    assert days.latest(microseconds(moment)) == start
     local = ZoneInfo(zone)
     day = moment.astimezone(local).date()
     assert datetime_of(start).astimezone(local).date() == day

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from copy import deepcopy
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators import windowarrow
 from minishuffle.dataflow.operators.aggregates import Function, outputs_of
 from minishuffle.dataflow.operators.base import (
     END_OF_TIME,
@@ -23,17 +21,17 @@ from minishuffle.dataflow.operators.base import (
     TaskContext,
     Watermark,
 )
+from minishuffle.dataflow.operators.chained import OnError
 from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.eventtime import AssignEventTime
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import microseconds
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.dataflow.operators.windowarrow import WindowArrow
-from minishuffle.dataflow.operators.windowassigner import SlidingWindows, tumbling
-from minishuffle.dataflow.operators.windowrows import WindowRows, one_more
-from minishuffle.dataflow.operators.windows import OpenWindows, Panes
+from minishuffle.dataflow.operators.windowassigner import SlidingWindows, WindowAssigner, tumbling
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
+from minishuffle.operators import row_store
+from minishuffle.operators.windows import Panes, WindowAggregation, WindowFold, WindowOperator, one_more
 from support.batches import as_batch, collecting
 from support.soak import examples
 
@@ -70,13 +68,31 @@ ASIDE, DROPPED = Late("side", "late"), Late()
 NO_PANES = Panes()
 
 
-def on_rows(late: Late = DROPPED, size: int = SIZE, panes: Panes = NO_PANES) -> WindowRows:
-    return WindowRows(OpenWindows(T, tumbling(size), late, panes), list, listed)
+TUMBLING = tumbling(SIZE)
 
 
-def on_arrow(late: Late = DROPPED, size: int = SIZE, panes: Panes = NO_PANES) -> WindowArrow:
+def on_rows(
+    late: Late = DROPPED, panes: Panes = NO_PANES, assigner: WindowAssigner = TUMBLING
+) -> WindowOperator:
+    return WindowOperator(WindowFold(assigner, listed, list, panes), T, late)
+
+
+def on_arrow(
+    late: Late = DROPPED, panes: Panes = NO_PANES, assigner: WindowAssigner = TUMBLING
+) -> WindowOperator:
     outputs = outputs_of({str(name): ("v", name) for name in FUNCTIONS}, T)
-    return WindowArrow(OpenWindows(T, tumbling(size), late, panes), ("k",), outputs)
+    return WindowOperator(WindowAggregation(assigner, ("k",), outputs, panes), T, late)
+
+
+def runs_of(late: Late, panes: Panes, assigner: WindowAssigner) -> Iterator[tuple[Run, Callable[..., Any]]]:
+    """An operator of rows, one whose values are packed from the first key on, and one of columns; and what
+    makes their batches."""
+    yield Run(on_rows(late, panes, assigner)), keyed
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_store, "PACKED_KEYS_MIN", 1)
+        patch.setattr(row_store, "PACKED_ROWS_MIN", 1)
+        yield Run(on_rows(late, panes, assigner)), keyed
+    yield Run(on_arrow(late, panes, assigner)), arrow
 
 
 def aggregates(values: list[int | None]) -> tuple[Any, ...]:
@@ -97,7 +113,7 @@ def pane_of(row: Any) -> Any:
 class Run:
     """What an operator gives, as (key, start, aggregates) tuples, marks, and late (key, time, value)."""
 
-    def __init__(self, operator: WindowRows | WindowArrow) -> None:
+    def __init__(self, operator: WindowOperator) -> None:
         self.operator = operator
         self.out: list[Any] = []
         self.late: list[Row] = []
@@ -146,7 +162,7 @@ def reference(items: list[list[Row] | int], slide: int = SIZE) -> tuple[list[Any
             out.append(Watermark(item))
             continue
         for key, time, value in item:
-            starts = [start for start in range(time, time - SIZE, -1) if start % slide == 0]
+            starts = starts_of(time, slide)
             if starts[0] + SIZE - 1 <= watermark:
                 late.append((key, time, value))
             for start in starts:
@@ -155,8 +171,13 @@ def reference(items: list[list[Row] | int], slide: int = SIZE) -> tuple[list[Any
     return out, late
 
 
+def starts_of(time: int, slide: int) -> list[int]:
+    """Of the windows that a time is in, the latest first."""
+    return [start for start in range(time, time - SIZE, -1) if start % slide == 0]
+
+
 def with_panes(
-    items: list[list[Row] | int], lateness: int, early: int
+    items: list[list[Row] | int], lateness: int, early: int, slide: int
 ) -> tuple[list[Any], list[list[Any]], list[Row]]:
     """Final values and marks, panes after each item, and late records: one record after the other."""
     windows: dict[int, dict[Any, list[int | None]]] = {}
@@ -177,10 +198,12 @@ def with_panes(
         panes.append([])
         if isinstance(item, list):
             for key, time, value in item:
-                start = time // SIZE * SIZE
-                if start + SIZE - 1 + lateness <= watermark:
+                starts = [
+                    start for start in starts_of(time, slide) if start + SIZE - 1 + lateness > watermark
+                ]
+                if not starts:
                     late.append((key, time, value))
-                else:
+                for start in starts:
                     windows.setdefault(start, {}).setdefault(key, []).append(value)
                     changed.setdefault(start, (watermark, set()))[1].add(key)
             continue
@@ -219,11 +242,7 @@ def streams(draw: st.DrawFn) -> list[list[Row] | int]:
 @given(items=streams(), slide=st.sampled_from([SIZE, 5, 4, 1]))
 def test_rows_and_arrow_agree_with_a_loop_over_records(items: list[list[Row] | int], slide: int) -> None:
     out, late = reference(items, slide)
-    windows = OpenWindows(T, SlidingWindows(SIZE, slide), ASIDE)
-    outputs = outputs_of({str(name): ("v", name) for name in FUNCTIONS}, T)
-    by_rows, by_columns = WindowRows(windows, list, listed), WindowArrow(deepcopy(windows), ("k",), outputs)
-    for operator, convert in ((by_rows, keyed), (by_columns, arrow)):
-        run = Run(operator)
+    for run, convert in runs_of(ASIDE, NO_PANES, SlidingWindows(SIZE, slide)):
         for number, item in enumerate(items, 1):
             run.take(Watermark(item) if isinstance(item, int) else convert(item))
             so_far = items[:number]
@@ -238,14 +257,17 @@ def test_rows_and_arrow_agree_with_a_loop_over_records(items: list[list[Row] | i
 
 
 @settings(max_examples=examples(40))
-@given(items=streams(), lateness=st.integers(0, 15), early=st.sampled_from([0, 1, 3, 9]))
+@given(
+    items=streams(),
+    lateness=st.integers(0, 15),
+    early=st.sampled_from([0, 1, 3, 9]),
+    slide=st.sampled_from([SIZE, 5, 4]),
+)
 def test_panes_agree_with_a_loop_over_records(
-    items: list[list[Row] | int], lateness: int, early: int
+    items: list[list[Row] | int], lateness: int, early: int, slide: int
 ) -> None:
-    out, panes, late = with_panes(items, lateness, early)
-    shown = Panes("panes", lateness, early)
-    for operator, convert in ((on_rows(ASIDE, SIZE, shown), keyed), (on_arrow(ASIDE, SIZE, shown), arrow)):
-        run = Run(operator)
+    out, panes, late = with_panes(items, lateness, early, slide)
+    for run, convert in runs_of(ASIDE, Panes("panes", lateness, early), SlidingWindows(SIZE, slide)):
         for item, expected in zip(items, panes, strict=True):
             run.panes.clear()
             run.take(Watermark(item) if isinstance(item, int) else convert(item))
@@ -255,14 +277,14 @@ def test_panes_agree_with_a_loop_over_records(
 
 
 def test_panes_go_out_before_a_chained_function_has_the_values() -> None:
-    operator = on_rows(DROPPED, SIZE, Panes("panes", lateness=1))
+    operator = on_rows(DROPPED, Panes("panes", lateness=1))
     run = Run(operator)
     seen: list[Any] = []
 
     def emit(item: Any) -> None:
         run.emit(item)
-        if isinstance(item, list):
-            for _, _, values in item:
+        if isinstance(item, Batch):
+            for _, _, values in item.payload:
                 values.clear()
         elif isinstance(item, Side):
             seen.extend(run.panes)
@@ -275,7 +297,7 @@ def test_panes_go_out_before_a_chained_function_has_the_values() -> None:
 @pytest.mark.slow
 def test_the_state_of_windows_goes_when_the_last_of_their_panes_has() -> None:
     for make, convert in ((on_rows, keyed), (on_arrow, arrow)):
-        run = Run(make(DROPPED, SIZE, Panes("panes", lateness=12)))  # type: ignore[operator]
+        run = Run(make(DROPPED, Panes("panes", lateness=12)))  # type: ignore[operator]
         for second in range(1000):
             run.take(convert([(second, 10 * second, 1)]))  # type: ignore[operator]
             run.take(Watermark(10 * second + 4))
@@ -361,22 +383,13 @@ def test_what_is_left_goes_out_when_the_input_finishes(make: Make, convert: Make
 
 
 @both
-def test_fired_windows_leave_nothing_behind(
-    make: Make, convert: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(windowarrow, "SPARE_SLOTS", 50)
+def test_fired_windows_leave_nothing_behind(make: Make, convert: Make) -> None:
     operator = make()
     run = Run(operator)
-    held = 0
     for step in range(100):
         run.take(convert([(key, step * SIZE, key) for key in range(20)] + [(1, 5000, step)]))
         run.take(Watermark(step * SIZE + SIZE - 1))
-        if isinstance(operator, WindowRows):
-            held = max(held, sum(map(len, operator._values.values())))
-        else:
-            held = max(held, len(operator._index))
-            assert len(operator._slots) == 1
-    assert held < 150
+        assert operator.state_rows() == 1
     run.take(Watermark(END_OF_TIME))
     results = [item for item in run.out if not isinstance(item, Watermark)]
     assert len(results) == 100 * 20 + 1
@@ -387,9 +400,13 @@ def test_fired_windows_leave_nothing_behind(
 # --- Arrow ----------------------------------------------------------------------------------------
 
 
+def aggregating(keys: tuple[str, ...], columns: dict[str, tuple[str, Function]]) -> WindowOperator:
+    return WindowOperator(WindowAggregation(TUMBLING, keys, outputs_of(columns)), T)
+
+
 def test_the_columns_and_types_of_an_arrow_result() -> None:
     out: list[Any] = []
-    operator = WindowArrow(OpenWindows(T, tumbling(SIZE)), ("k", "t"), outputs_of({"n": ("v", "count")}))
+    operator = aggregating(("k", "t"), {"n": ("v", "count")})
     operator.open(context())
     operator.process(
         as_batch(arrow([("a", 3, 1), (None, 3, None), ("a", 3, 2)], pa.string())), 0, collecting(out)
@@ -404,19 +421,13 @@ def test_the_columns_and_types_of_an_arrow_result() -> None:
 
 def test_two_columns_of_one_name_are_refused() -> None:
     with pytest.raises(UsageError, match="two columns 'window_start', its columns being k, window_start"):
-        WindowArrow(OpenWindows(T, tumbling(1)), ("k",), outputs_of({"window_start": ("v", "sum")}))
+        aggregating(("k",), {"window_start": ("v", "sum")})
 
 
 def test_windows_of_windows() -> None:
     """The results of a window are in time for the next one, whose size is a multiple."""
-    first, second = (
-        on_arrow(),
-        WindowArrow(
-            OpenWindows(EventTime(column="window_end", shift=-1), tumbling(2 * SIZE)),
-            ("k",),
-            outputs_of({"total": ("sum", "sum")}),
-        ),
-    )
+    again = WindowAggregation(tumbling(2 * SIZE), ("k",), outputs_of({"total": ("sum", "sum")}))
+    first, second = on_arrow(), WindowOperator(again, EventTime(column="window_end", shift=-1))
     out: list[Any] = []
     ctx = context()
     first.open(ctx)
@@ -448,9 +459,44 @@ def test_windows_of_windows() -> None:
 # --- rows -----------------------------------------------------------------------------------------
 
 
+def folding(
+    add: Callable[[Any, Any], Any],
+    create: Callable[[], Any] | None,
+    on_error: OnError = "fail",
+    *,
+    assigner: WindowAssigner = TUMBLING,
+) -> WindowOperator:
+    return WindowOperator(WindowFold(assigner, add, create), T, on_error=on_error)
+
+
+def test_a_key_is_shown_in_panes_as_its_first_record_brought_it() -> None:
+    run = Run(on_rows(panes=Panes("panes", early=3)))
+    for key, time in ((True, 0), (1, 3), (1.0, 6)):
+        run.take(keyed([(key, time, 1)]))
+        run.take(Watermark(time + 2))
+    run.operator.finish(run.emit)
+    assert [(type(key), number) for key, *_, number, _ in run.panes] == [(bool, n) for n in range(4)]
+
+
+def test_only_records_whose_function_did_not_raise_are_shown_in_panes() -> None:
+    def add(total: int, row: dict[str, int]) -> int:
+        return total + 10 // row["v"]
+
+    fold = WindowFold(TUMBLING, add, int, Panes("panes", early=3))
+    operator = WindowOperator(fold, T, on_error="skip")
+    operator.open(context())
+    out: list[Any] = []
+    operator.process(keyed([(1, 0, 5), (2, 0, 0), (3, 0, 2)]), 0, out.append)
+    operator.on_mark(Watermark(2), 0, out.append)
+    operator.process(keyed([(1, 1, 0)]), 0, out.append)
+    operator.on_mark(Watermark(5), 0, out.append)
+    shown = [row for item in out if isinstance(item, Side) for row in item.batch.payload]
+    assert [(key, value, number) for key, _, value, number, _ in shown] == [(1, 2, 0), (3, 5, 0)]
+
+
 def test_equal_keys_of_several_kinds_are_one_and_shown_as_the_first() -> None:
     out: list[Any] = []
-    operator = WindowRows(OpenWindows(T, tumbling(SIZE)), int, one_more)
+    operator = folding(one_more, int)
     operator.open(context())
     operator.process(keyed([(1.0, 0, 1), (1, 1, 1), (True, 2, 1), ("1", 3, 1)]), 0, collecting(out))
     operator.finish(collecting(out))
@@ -461,9 +507,7 @@ def test_equal_keys_of_several_kinds_are_one_and_shown_as_the_first() -> None:
 
 def test_the_first_row_is_the_first_value_without_create() -> None:
     out: list[Any] = []
-    operator = WindowRows(
-        OpenWindows(T, tumbling(SIZE)), None, lambda value, row: {"v": value["v"] + row["v"]}
-    )
+    operator = folding(lambda value, row: {"v": value["v"] + row["v"]}, None)
     operator.open(context())
     operator.process(keyed([(1, 0, 1), (1, 1, 2), (2, 1, 7)]), 0, collecting(out))
     operator.finish(collecting(out))
@@ -475,13 +519,13 @@ def test_a_record_whose_function_raises_is_dropped_alone_or_fails_the_task() -> 
         return total + 10 // row["v"]
 
     out: list[Any] = []
-    operator = WindowRows(OpenWindows(T, tumbling(SIZE)), int, add, "skip")
+    operator = folding(add, int, "skip")
     operator.open(context())
     operator.process(keyed([(1, 0, 0), (2, 0, 5), (2, 1, 0), (2, 2, 2)]), 0, collecting(out))
     operator.finish(collecting(out))
     assert [(key, value) for key, _, value in out[0]] == [(2, 7)]
     assert operator.context.counters.user_errors == {"skip": 2}
-    failing = WindowRows(OpenWindows(T, tumbling(SIZE)), int, add)
+    failing = folding(add, int)
     failing.open(context())
     with pytest.raises(ZeroDivisionError) as caught:
         failing.process(keyed([(1, 0, 0)]), 0, collecting(out))
@@ -493,7 +537,7 @@ def test_a_row_that_is_in_several_windows_is_each_ones_own() -> None:
         value["v"] += row["v"]
         return value
 
-    operator = WindowRows(OpenWindows(T, SlidingWindows(SIZE, 5)), None, add)
+    operator = folding(add, None, assigner=SlidingWindows(SIZE, 5))
     operator.open(context())
     out: list[Any] = []
     operator.process(keyed([(1, 7, 1), (1, 8, 2), (1, 11, 4)]), 0, collecting(out))

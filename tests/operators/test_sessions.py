@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators import sessions
 from minishuffle.dataflow.operators.aggregates import outputs_of
 from minishuffle.dataflow.operators.base import (
     END_OF_TIME,
@@ -23,16 +22,17 @@ from minishuffle.dataflow.operators.base import (
 from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import microseconds
-from minishuffle.dataflow.operators.sessions import (
-    Closing,
-    SessionArrow,
-    SessionOperator,
-    SessionRows,
-    last_of_session,
-)
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
+from minishuffle.operators import sessions
+from minishuffle.operators.sessions import (
+    Closing,
+    SessionAggregation,
+    SessionFold,
+    SessionOperator,
+    last_of_session,
+)
 from support.batches import as_batch, collecting
 from support.soak import examples
 
@@ -60,13 +60,13 @@ def listed(values: list[Any], row: dict[str, Any]) -> list[Any]:
     return [*values, row["v"]]
 
 
-def on_rows(closing: Closing = SESSIONS) -> SessionRows:
-    return SessionRows(T, closing, Late("side", "late"), list, listed)
+def on_rows(closing: Closing = SESSIONS) -> SessionOperator:
+    return SessionOperator(SessionFold(closing, listed, list), T, Late("side", "late"))
 
 
-def on_arrow(closing: Closing = SESSIONS) -> SessionArrow:
+def on_arrow(closing: Closing = SESSIONS) -> SessionOperator:
     outputs = outputs_of({"n": ("v", "count"), "s": ("v", "sum")}, T)
-    return SessionArrow(T, closing, Late("side", "late"), ("k",), outputs)
+    return SessionOperator(SessionAggregation(closing, ("k",), outputs), T, Late("side", "late"))
 
 
 BOTH = [(on_rows, keyed), (on_arrow, arrow)]
@@ -176,7 +176,7 @@ def test_rows_and_arrow_agree_with_a_loop_over_records(items: Items, spare: int,
     out, late = reference(items, size)
     closing = Closing.with_size(size) if size else Closing(GAP)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sessions, "SPARE_SLOTS", spare)
+        patch.setattr(sessions, "SPARE_SESSIONS", spare)
         for make, convert in BOTH:
             run = Run(make(closing))
             run.take(items, convert)
@@ -241,14 +241,14 @@ def test_a_record_whose_function_raises_is_dropped_alone_or_fails_the_task() -> 
         return total + 10 // row["v"]
 
     rows = [(1, 1, 5), (1, 2, 0), (2, 3, 0)]
-    skipping = SessionRows(T, Closing(GAP), Late(), int, add, "skip")
+    skipping = SessionOperator(SessionFold(SESSIONS, add, int), T, Late(), "skip")
     skipping.open(context := TaskContext("job", "task", 0, 1, 1))
     out: list[Any] = []
     skipping.process(keyed(rows), 0, collecting(out))
     skipping.finish(collecting(out))
     assert [(key, value) for key, _, _, value in out[0]] == [(1, 2)]
     assert context.counters.user_errors == {"skip": 2}
-    failing = SessionRows(T, Closing(GAP), Late(), int, add)
+    failing = SessionOperator(SessionFold(SESSIONS, add, int), T, Late())
     failing.open(TaskContext("job", "task", 0, 1, 1))
     failing.process(keyed(rows), 0, collecting(out))
     with pytest.raises(ZeroDivisionError) as raised:
@@ -258,4 +258,30 @@ def test_a_record_whose_function_raises_is_dropped_alone_or_fails_the_task() -> 
 
 def test_two_columns_of_one_name_are_refused() -> None:
     with pytest.raises(UsageError, match="would have two columns 'window_start'"):
-        SessionArrow(T, Closing(GAP), Late(), ("k",), outputs_of({"window_start": ("v", "sum")}, T))
+        SessionAggregation(SESSIONS, ("k",), outputs_of({"window_start": ("v", "sum")}, T))
+
+
+def test_a_session_is_shown_with_the_key_of_its_first_record() -> None:
+    """Also where one before it, in the same batch, had the key in another type."""
+    run = Run(on_rows())
+    run.take([[(True, 0, 1), (1, 1, 1), (1.0, 20, 1), (1, 21, 1)], END_OF_TIME], keyed)
+    assert [type(session[0]) for session in run.out[:-1]] == [bool, float]
+
+
+def test_records_of_one_time_are_in_the_order_in_which_they_came_after_a_restart_too() -> None:
+    def spelt(text: str, row: dict[str, Any]) -> str:
+        return text + str(row["v"])
+
+    def operator() -> SessionOperator:
+        made = SessionOperator(SessionFold(SESSIONS, spelt, str), T, Late())
+        made.open(TaskContext("job", "task", 0, 1, 1))
+        return made
+
+    out: list[Any] = []
+    before, after = operator(), operator()
+    for value in range(3):
+        before.process(keyed([(1, 7, value), (1, 5, value)]), 0, out.append)
+    after.read_state(list(before.write_state()))
+    after.process(keyed([(1, 5, 3)]), 0, out.append)
+    after.finish(out.append)
+    assert [row[3] for batch in out for row in batch.payload] == ["0123012"]
