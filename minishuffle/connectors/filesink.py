@@ -67,7 +67,7 @@ class Roll:
 
 @contextmanager
 def _errors_of(path: Path) -> Iterator[None]:
-    """Errors of the system say which file they are about."""
+    """An OSError within becomes a ResourceExhausted that names the path."""
     try:
         yield
     except OSError as error:
@@ -554,7 +554,8 @@ def _changes(before: pa.Schema, after: pa.Schema) -> str:
 
 
 def _named(rows: list[Any]) -> list[Any]:
-    """Rows as dicts, for a stream that declared no names."""
+    """Rows as dicts: a pair has the names key and value, a longer tuple c0, c1 and so on, and what is neither
+    tuple nor dict the name value. Raises UsageError for tuples of several lengths."""
     first = rows[0]
     if isinstance(first, dict):
         return rows

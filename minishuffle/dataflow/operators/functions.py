@@ -57,7 +57,7 @@ class _Stamps:
         self._owners: list[int] = []
         self._counts: list[int] = []
         self._made: Times | None = None
-        """The times of what was noted; taken up to ``_at``."""
+        """A time for each row that was noted, the first ``_at`` of them taken; None: not computed yet."""
         self._at = 0
 
     def note(self, owners: Iterable[int], counts: Iterable[int]) -> None:
@@ -299,7 +299,7 @@ class FlatMapRows(_EachRow):
     def _take_timed(
         self, stamps: _Stamps, rows: list[Any], left: Iterator[Any], made: list[Any], room: int
     ) -> bool:
-        """The same where the number of rows that each gives is needed."""
+        """Like :meth:`_take`; also note how many rows each call gave: its time is repeated as often."""
         fn, extend, ends = self.fn, made.extend, [len(made)]
         end = ends.append
         first = len(rows) - length_hint(left)

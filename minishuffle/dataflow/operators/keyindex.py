@@ -128,7 +128,7 @@ class KeyIndex:
         return slots, absent
 
     def _words(self, given: list[pa.Array]) -> Matrix:
-        """The rows of words of those keys."""
+        """A matrix with one row of int64 words for each key, as the table holds them."""
         only = self._columns[0]
         if isinstance(only, FixedColumn) and self._table.width == 1:
             return only.values(given[0]).reshape(-1, 1)

@@ -84,7 +84,7 @@ def event_times(time: EventTime, batch: Batch) -> Vector:
 
 
 def _no_time_beside(payload: Payload) -> MissingColumn:
-    """For what a function of ``map_batches`` gave without the column of event times."""
+    """The error for a batch from ``map_batches`` that lacks the column of event times."""
     given = "rows" if isinstance(payload, list) else ", ".join(payload.schema.names)
     return MissingColumn(
         f"no column for the event time: the batch has {given}: keep it in map_batches(), or call "
