@@ -221,6 +221,24 @@ class TaskCounters:
     """``count`` of the latency markers that have come, and the seconds that they took: ``p50``, ``p95``,
     ``p99``, ``max``; empty if none has come."""
 
+    def note_late(self, rows: int, *, dropped: bool) -> None:
+        """So many records came too late; ``dropped``: nobody gets them."""
+        self.records_late += rows
+        if dropped:
+            self.late_dropped += rows
+
+    def note_filed(self, rows: int) -> None:
+        """A sink has taken so many more rows, and may lose them."""
+        self.rows_filed += rows
+
+    def note_kept(self, rows: int) -> None:
+        """A sink has kept so many rows in all, those of earlier attempts included."""
+        self.rows_kept = rows
+
+    def note_in_result(self, rows: int) -> None:
+        """A sink that closes has so many rows in its result."""
+        self.rows_in_result += rows
+
     def plus(self, later: TaskCounters) -> TaskCounters:
         """The totals of two attempts; ``later`` is the newer one. Counts stop at ``COUNTED_MAX``."""
         values: dict[str, Any] = {}
@@ -273,6 +291,12 @@ class UserSeries:
     """The place of the operator in its chain, a source first."""
     value: float = 0.0
     histogram: Histogram | None = None
+
+    def add(self, amount: float) -> None:
+        self.value += amount
+
+    def set(self, value: float) -> None:
+        self.value = value
 
 
 @dataclass(slots=True, frozen=True)

@@ -450,7 +450,7 @@ class FileSink(ChainedOperator):
         """Rows, at most as many as the part has room for."""
         part = self._current()
         part.keep(batch)
-        self.context.counters.rows_filed += batch.num_rows
+        self.context.counters.note_filed(batch.num_rows)
         if part.has_row_group or part.kept_bytes >= self.roll.bytes:
             assert self._schema is not None
             part.write_row_group(self._schema)

@@ -107,6 +107,13 @@ class _Numbers:
             rounded = next((value for value in map(_first_rounded, values.chunks) if value is not None), None)
             self.rounded = None if rounded is None else Place(path, part, str(rounded))
 
+    def add_float64(self, values: pa.ChunkedArray) -> bool:
+        """False, and nothing is added, if a value is so large that it may have been rounded."""
+        if pc.any(pc.greater_equal(pc.abs(values), float(_HELD_MAX))).as_py():
+            return False
+        self.has_fraction = True
+        return True
+
     def kind(self) -> pa.DataType:
         """The type for all. Raises UnfitNumber: there is none."""
         if self.has_fraction:
@@ -168,11 +175,8 @@ class InferredTypes:
                 self._texts[part] = kind if self._texts.get(part, kind) == kind else pa.string()
             elif pa.types.is_int64(values.type):
                 numbers.add_int64(path, part, values)
-            elif pa.types.is_float64(values.type):
-                if pc.any(pc.greater_equal(pc.abs(values), float(_HELD_MAX))).as_py():
-                    unclear.append(part)
-                else:
-                    numbers.has_fraction = True
+            elif pa.types.is_float64(values.type) and not numbers.add_float64(values):
+                unclear.append(part)
         return unclear
 
     def tell(self, path: str, literals: Iterable[tuple[Part, int, str]]) -> None:

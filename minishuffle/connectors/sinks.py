@@ -59,10 +59,10 @@ class CountSink(ChainedOperator):
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         self._count += len(batch.payload)
-        self.context.counters.rows_filed = self._count
+        self.context.counters.note_filed(len(batch.payload))
 
     def close(self) -> int:
-        self.context.counters.rows_in_result = self._count
+        self.context.counters.note_in_result(self._count)
         return self._count
 
 
@@ -107,11 +107,11 @@ class UserSink(ChainedOperator):
         self.sink.write(batch.payload)
         if self._is_result_only:
             self._rows += len(batch.payload)
-            self.context.counters.rows_filed = self._rows
+            self.context.counters.note_filed(len(batch.payload))
 
     def close(self) -> Any:
         if not self._opened:
             return None
         result = self.sink.close()
-        self.context.counters.rows_in_result = self._rows
+        self.context.counters.note_in_result(self._rows)
         return result

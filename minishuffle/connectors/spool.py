@@ -100,7 +100,7 @@ class SpoolSink(ChainedOperator):
         if not spool.has_room:
             self.context.wait_until(lambda: spool.has_room)
         spool.append(Batch(batch))
-        self.context.counters.rows_kept = spool.rows
+        self.context.counters.note_kept(spool.rows)
 
     def state_rows(self) -> int:
         return self._kept_rows

@@ -35,7 +35,7 @@ class Late:
         Raises:
             UsageError: there are to be none.
         """
-        context.counters.records_late += len(batch)
+        context.counters.note_late(len(batch), dropped=self.policy == "drop")
         if self.policy == "fail":
             (first,) = rows_of(batch.slice(0, 1))
             raise UsageError(
@@ -44,5 +44,3 @@ class Late:
             )
         if self.policy == "side":
             emit(Side(self.tag, Batch(batch.payload, None, batch.times)))
-        else:
-            context.counters.late_dropped += len(batch)

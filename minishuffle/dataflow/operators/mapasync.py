@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -104,10 +105,9 @@ class MapRowsAsync(RecordOperator):
                 self._wait_for_first()
                 self._give(emit)
                 continue
-            calls = [AsyncCall(row) for row in given[begin : begin + room]]
-            if batch.times is not None:
-                for call, time in zip(calls, batch.times[begin : begin + room].tolist(), strict=True):
-                    call.time = time
+            end = begin + room
+            times = repeat(None) if batch.times is None else batch.times[begin:end].tolist()
+            calls = list(map(AsyncCall, given[begin:end], times))
             self._queue += calls
             self._rows += len(calls)
             self._calls.start(self.fn, calls, self.timeout)

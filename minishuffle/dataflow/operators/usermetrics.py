@@ -37,7 +37,7 @@ class Counter:
         """
         if not amount >= 0:
             raise UsageError(f"counter {self._series.name!r} cannot grow by {amount}: use a gauge")
-        self._series.value += amount
+        self._series.add(amount)
 
 
 class Gauge:
@@ -47,7 +47,7 @@ class Gauge:
         self._series = series
 
     def set(self, value: float) -> None:
-        self._series.value = float(value)
+        self._series.set(float(value))
 
 
 class UserMetrics:
