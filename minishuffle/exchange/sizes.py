@@ -140,8 +140,8 @@ class ListedTimes:
 
     __slots__ = ("times",)
 
-    def __init__(self) -> None:
-        self.times: list[int] = []
+    def __init__(self, times: list[int] | None = None) -> None:
+        self.times = times or []
 
     def take(self, rows: int) -> Times:
         """Those of the next so many rows."""
@@ -153,7 +153,8 @@ class RowsOut:
     """Gathers rows and emits them in batches within ``BATCH_ROWS_MAX`` and about ``BATCH_BYTES_MAX``, with
     their event times if there are ``stamps``.
 
-    Whoever appends to ``rows`` calls :meth:`look` once there are ``room`` of them, and :meth:`flush` at last.
+    Whoever extends or appends to ``rows`` calls :meth:`look` once there are ``room`` of them, and
+    :meth:`flush` at last.
     """
 
     __slots__ = ("_emit", "_stamps", "room", "rows")
@@ -163,6 +164,13 @@ class RowsOut:
         self._stamps = stamps
         self.rows: list[Any] = []
         self.room = FIRST_ROWS
+
+    def extend(self, rows: list[Any]) -> None:
+        """Take more rows: the list itself, which is the caller's no more, if there are none yet."""
+        if self.rows:
+            self.rows += rows
+        else:
+            self.rows = rows
 
     def look(self) -> None:
         """Emit the rows, if there are as many as fit."""

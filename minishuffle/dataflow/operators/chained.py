@@ -240,11 +240,7 @@ def asides_of(results: Sequence[Any]) -> Sequence[Aside]:
 def emit_rows(rows: list[Any], emit: Callable[[Batch], None], times: list[int] | None = None) -> None:
     """Emit rows, with their times, in batches within BATCH_ROWS_MAX and about BATCH_BYTES_MAX; none if there
     are none."""
-    stamps = None
-    if times is not None:
-        stamps = ListedTimes()
-        stamps.times = times
-    out = RowsOut(emit, stamps)
-    out.rows = rows
+    out = RowsOut(emit, None if times is None else ListedTimes(times))
+    out.extend(rows)
     out.look()
     out.flush()

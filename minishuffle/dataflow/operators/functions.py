@@ -161,7 +161,7 @@ class MapRows(_EachRow):
                 kept, results = range(end - begin), self.call(some.payload)
             else:
                 kept, results = self.call_one_by_one(some)
-            out.rows = out.rows + results if out.rows else results
+            out.extend(results)
             if stamps is not None:
                 stamps.note([begin + number for number in kept], repeat(1, len(results)))
             out.look()
@@ -273,7 +273,7 @@ class FlatMapRows(_EachRow):
                 self.emit_parted(Batch(made, None, None if stamps is None else stamps.take(len(made))), emit)
             return
         out = self.gathered(stamps, emit)
-        out.rows = made
+        out.extend(made)
         out.look()
         while take(rows, left, out.rows, out.room):
             out.look()
@@ -331,7 +331,7 @@ class FlatMapRows(_EachRow):
                 except Exception as error:
                     self.note_failure(error, row)
                     raise
-                out.rows += found
+                out.rows.extend(found)
                 if stamps is not None:
                     stamps.note((number,), (len(found),))
                 out.look()
@@ -349,7 +349,7 @@ class FlatMapRows(_EachRow):
             except Exception as error:
                 self.drop(error, row, _time_of(batch, number))
                 continue
-            out.rows += found
+            out.rows.extend(found)
             if stamps is not None:
                 stamps.note((number,), (len(found),))
             if len(out.rows) >= out.room:
