@@ -303,7 +303,7 @@ def test_no_field_is_written_and_never_read(package: tuple[Module, ...]) -> None
 
 GONE = re.compile(
     r"\b(CountRows|CountArrow|FoldRows|ReduceRows|AggregateArrow|KeyedRows|PairRows|UnpairRows|KeepTime|HideTime"
-    r"|WindowRows|WindowArrow|SessionRows|SessionArrow)\b"
+    r"|WindowRows|WindowArrow|SessionRows|SessionArrow|FilterRows|FlatMapRows|Explode|MapPieces)\b"
 )
 """Twins, one for rows and one for columns, in whose place there is one class; and other places of keys and
 event times than ``exchange.batch``."""

@@ -40,7 +40,7 @@ def expression_type(schema: pa.Schema, expression: pc.Expression, where: str) ->
     import pyarrow as pa
 
     from minishuffle.dataflow.operators.categories import refuse_order_in
-    from minishuffle.dataflow.operators.relational import missing_column
+    from minishuffle.operators.evaluation import missing_column
 
     refuse_order_in(where, schema, [expression])
     schema = _read_part(schema, expression)
@@ -63,7 +63,7 @@ def _untyped_type(schema: pa.Schema, expression: pc.Expression) -> pa.DataType:
     WrongColumns if the result depends on the type that they have not."""
     import pyarrow as pa
 
-    from minishuffle.dataflow.operators.relational import of_untyped
+    from minishuffle.operators.evaluation import of_untyped
 
     kinds = long_types(schema)
     row = pa.table([pa.nulls(1, kind) for kind in kinds], names=schema.names)
@@ -100,7 +100,7 @@ def _check_one_row(schema: pa.Schema, expression: pc.Expression, where: str) -> 
     expression for one: pyarrow refuses them when it computes a row, not before."""
     import pyarrow as pa
 
-    from minishuffle.dataflow.operators.relational import computed, fits_no_value
+    from minishuffle.operators.evaluation import computed, fits_no_value
 
     try:
         row = pa.table([pa.nulls(1, kind) for kind in long_types(schema)], names=schema.names)
@@ -130,7 +130,7 @@ def columns_read(expressions: Iterable[pc.Expression]) -> frozenset[str]:
 
 
 def _bound_type(schema: pa.Schema, expression: pc.Expression) -> pa.DataType:
-    from minishuffle.dataflow.operators.relational import computed
+    from minishuffle.operators.evaluation import computed
 
     empty = with_types(schema, long_types(schema)).empty_table()
     kind: pa.DataType = computed(empty, [expression]).schema.field(0).type

@@ -87,10 +87,10 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
 
     def filter(self, fn: Callable[[T], Any], *, on_error: OnError = "fail") -> Stream[T]:
         """The rows for which ``fn(row)`` is true."""
-        from minishuffle.dataflow.operators.functions import FilterRows
+        from minishuffle.operators.filter import Filter
 
         check_callable(fn, "filter")
-        operator = FilterRows(fn, on_error)
+        operator = Filter(fn, on_error)
         timed = self._timed_beside() if on_error == "side" else self
         feeds, sides = timed._open_feeds("filter"), side_outputs(operator, (), timed._time)
         node = Node(
@@ -106,10 +106,10 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         self, fn: Callable[[T], Iterable[U]], *, sides: Sequence[str] = (), on_error: OnError = "fail"
     ) -> Stream[U]:
         """Every item of the iterable that ``fn(row)`` returns; ``Aside(name, row)`` goes to :meth:`side`."""
-        from minishuffle.dataflow.operators.functions import FlatMapRows
+        from minishuffle.operators.flat_map import FlatMap
 
         check_callable(fn, "flat_map")
-        return self._on_rows(FlatMapRows(fn, on_error), sides, "rows")
+        return self._on_rows(FlatMap(fn, on_error), sides, "rows")
 
     def map_async(
         self,

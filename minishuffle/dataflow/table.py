@@ -185,7 +185,7 @@ class Table(TableSources, StreamSinks):
             UnknownName: the expression reads another column.
             UsageError: it is no expression, or gives no truth value.
         """
-        from minishuffle.dataflow.operators.relational import Filter
+        from minishuffle.operators.filter import Filter
 
         check_expression(condition, "filter")
         kind = expression_type(self._schema, condition, "filter")
@@ -202,7 +202,7 @@ class Table(TableSources, StreamSinks):
             UnknownName: there is no such column.
             UsageError: the column's type is no list.
         """
-        from minishuffle.dataflow.operators.relational import Explode, is_list
+        from minishuffle.operators.flat_map import FlatMap, ListColumn, is_list
 
         if not isinstance(column, str):
             raise UsageError(f"explode takes the name of a column, not {column!r:.80}")
@@ -212,7 +212,7 @@ class Table(TableSources, StreamSinks):
             raise UsageError(f"explode: column {column!r} has the type {lists.type}, which is no list")
         values = lists.with_type(lists.type.value_type).with_nullable(True)
         schema = self._schema.set(self._schema.get_field_index(column), values)
-        return self._step(Explode(column), schema, self._time, True, reads_also(column))
+        return self._step(FlatMap(ListColumn(column)), schema, self._time, True, reads_also(column))
 
     def map_batches(
         self,
@@ -241,8 +241,8 @@ class Table(TableSources, StreamSinks):
                 and ``fn`` raises for no rows, gives no batch, or one with a column of nulls alone.
             UnknownName: one of ``columns`` is none.
         """
-        from minishuffle.dataflow.operators.relational import MapPieces
         from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+        from minishuffle.operators.map_batches import MapBatches
 
         check_callable(fn, "map_batches")
         taken = None if columns is None else key_columns((columns,), "map_batches(columns=...)")
@@ -255,7 +255,7 @@ class Table(TableSources, StreamSinks):
         if batch_rows is not None and (type(batch_rows) is not int or batch_rows < 1):
             raise UsageError(f"batch_rows is {batch_rows!r}: give a whole number from 1 on")
         reads = None if taken is None else reads_only(*taken)
-        operator = MapPieces(fn, on_error, taken, batch_rows)
+        operator = MapBatches(fn, on_error, taken, batch_rows)
         node = Node(operator.name, timed._open_feeds(operator.name), operators=(operator,), reads=reads)
         found, keeps_time = timed._mapped_schema(fn, schema, taken)
         time = timed._time

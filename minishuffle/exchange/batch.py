@@ -14,7 +14,7 @@ Nobody changes a batch, or a list or vector in it, once it was handed on: severa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress, repeat
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -112,6 +112,14 @@ class Batch:
         if keys is not None:
             keys = payload if keys is self.payload else list(chain.from_iterable(map(repeat, keys, often)))
         return Batch(payload, keys, times)
+
+    def map_rows(self, fn: Callable[[list[Any]], list[Any]]) -> Batch:
+        """The same records with ``fn(rows)``, as many, in place of their rows; the batch itself if that is
+        the same list. Columns stay as they are."""
+        rows = fn(self.payload) if isinstance(self.payload, list) else self.payload
+        if rows is self.payload:
+            return self
+        return Batch(rows, rows if self.keys is self.payload else self.keys, self.times)
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:

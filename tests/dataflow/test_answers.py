@@ -18,13 +18,13 @@ import pytest
 
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.operators.base import Aside, TaskContext
-from minishuffle.dataflow.operators.functions import FlatMapRows
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.exchange import elements
 from minishuffle.exchange.batch import Batch
 from minishuffle.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
+from minishuffle.operators.flat_map import FlatMap
 from support.cutjobs import Cut, run
 
 CUTS = [Cut(1), Cut(1, seed=3, merges=True), Cut(1, seed=1, rows=1), Cut(2, seed=2, rows=3, merges=True)]
@@ -555,7 +555,7 @@ def test_flat_map_passes_rows_on_as_soon_as_they_are_many() -> None:
         nonlocal passed
         passed += len(batch)
 
-    operator = FlatMapRows(words)
+    operator = FlatMap(words)
     operator.open(TaskContext("job", "task", 0, 1, 1))
     operator.process(Batch(list(range(100))), 0, take)
     assert passed == made == 1_000_000

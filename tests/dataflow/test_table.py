@@ -10,12 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from minishuffle.dataflow.operators.relational import Explode
 from minishuffle.dataflow.operators.times import BESIDE, EventTime
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, UnknownName, UsageError, WrongColumns
-from support.batches import as_batch, shown
 from support.cutjobs import Cut, run
 
 MOMENT = pa.timestamp("us", "UTC")
@@ -243,16 +241,6 @@ def test_explode_gives_a_row_for_each_value() -> None:
     table = orders().explode("tags")
     assert known(table)["tags"] == "string"
     assert sorted((row["n"], row["tags"]) for row in rows(table)) == [(1, "a"), (1, "b"), (4, "c")]
-
-
-def test_values_under_a_null_list_belong_to_no_row() -> None:
-    lists = pa.ListArray.from_arrays(
-        pa.array([0, 1, 3, 5], pa.int32()), pa.array([1, 2, 3, 4, 5]), mask=pa.array([False, True, False])
-    )
-    found: list[dict[str, int]] = []
-    batch = pa.RecordBatch.from_pydict({"id": pa.array([10, 20, 30]), "l": lists})
-    Explode("l").process(as_batch(batch), 0, lambda piece: found.extend(shown(piece).to_pylist()))
-    assert found == [{"id": 10, "l": 1}, {"id": 30, "l": 4}, {"id": 30, "l": 5}]
 
 
 def test_map_batches_gets_the_columns_and_the_rows_it_asks_for() -> None:

@@ -118,3 +118,15 @@ def test_keys_of_several_columns_stay_these_columns() -> None:
     assert isinstance(found, KeyColumns)
     assert [column.to_pylist() for column in found] == [["y", "y", "x"], [2, 2, 1]]
     assert found.numbers == (2, 0)
+
+
+def test_rows_are_replaced_and_columns_are_not() -> None:
+    for form in ("rows", "rows by themselves", "unkeyed rows", "columns", "unkeyed columns"):
+        batch = batch_of(form, [1, 2], ["a", "b"], timed=True)
+        assert batch.map_rows(lambda rows: rows) is batch
+        found = batch.map_rows(lambda rows: [[row] for row in rows])
+        if form.endswith("columns"):
+            assert found is batch
+        else:
+            assert (found.payload, found.times) == ([[[1]], [[2]]], batch.times)
+            assert found.keys is found.payload if form == "rows by themselves" else found.keys is batch.keys

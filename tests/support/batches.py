@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from minishuffle.dataflow.operators.base import Mark, Side
+from minishuffle.dataflow.operators.base import Mark, Operator, Side, TaskContext
 from minishuffle.exchange.batch import Batch
 
-__all__ = ["as_batch", "as_item", "collecting", "shown"]
+__all__ = ["Calls", "as_batch", "as_item", "collecting", "run_operator", "shown"]
 
 
 def as_batch(given: Any) -> Batch:
@@ -33,3 +33,27 @@ def shown(item: Any) -> Any:
 def collecting(out: list[Any]) -> Callable[[Any], None]:
     """Takes what an operator emits, and appends what is :func:`shown` of it."""
     return lambda item: out.append(shown(item))
+
+
+def run_operator(operator: Operator, *batches: Any, context: TaskContext | None = None) -> list[Any]:
+    """What is :func:`shown` of all that an operator emits for these batches, see :func:`as_batch`, and at the
+    end."""
+    out: list[Any] = []
+    operator.open(context or TaskContext("job", "task", 0, 1, 1))
+    for batch in batches:
+        operator.process(as_batch(batch), 0, collecting(out))
+    operator.finish(collecting(out))
+    operator.close()
+    return out
+
+
+class Calls:
+    """A function that remembers its arguments."""
+
+    def __init__(self, fn: Callable[[Any], Any]) -> None:
+        self.fn = fn
+        self.seen: list[Any] = []
+
+    def __call__(self, row: Any) -> Any:
+        self.seen.append(row)
+        return self.fn(row)

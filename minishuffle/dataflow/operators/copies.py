@@ -21,10 +21,11 @@ __all__ = ["copied", "copies_of", "own_rows", "set_apart"]
 def own_rows(batch: Batch) -> Batch:
     """The batch, no row of which shares with anything else what could be changed in it. (Nothing can be in
     Arrow's.)"""
-    payload = batch.payload
-    if batch.keys is not None or not isinstance(payload, list) or _are_fixed(payload):
-        return batch
-    return Batch(copies_of(payload), None, batch.times)
+    return batch if batch.keys is not None else batch.map_rows(_own)
+
+
+def _own(rows: list[Any]) -> list[Any]:
+    return rows if _are_fixed(rows) else copies_of(rows)
 
 
 def copies_of(rows: Iterable[Any]) -> list[Any]:

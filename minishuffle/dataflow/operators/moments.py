@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from minishuffle.dataflow.operators.chained import preview
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns
-from minishuffle.exchange.batch import Batch, Payload
+from minishuffle.errors import UnknownName, UsageError, WrongColumns
+from minishuffle.exchange.batch import Batch
 
 __all__ = ["TIME_MAX", "TIME_MIN", "datetime_of", "event_times", "microseconds"]
 
@@ -73,23 +73,13 @@ def event_times(time: EventTime, batch: Batch) -> Vector:
     """
     payload = batch.payload
     if time.is_beside:
-        if batch.times is None:
-            raise _no_time_beside(payload)
+        assert batch.times is not None
         times = batch.times
     elif not isinstance(payload, list):
         times = _arrow_times(time, payload)
     else:
         times = _row_times(time, payload)
     return times + time.shift if time.shift else times
-
-
-def _no_time_beside(payload: Payload) -> MissingColumn:
-    """The error for a batch from ``map_batches`` that lacks the column of event times."""
-    given = "rows" if isinstance(payload, list) else ", ".join(payload.schema.names)
-    return MissingColumn(
-        f"no column for the event time: the batch has {given}: keep it in map_batches(), or call "
-        "event_time() again"
-    )
 
 
 def _row_times(time: EventTime, rows: Sequence[Any]) -> Vector:
@@ -126,16 +116,8 @@ def _no_time(time: EventTime, row: Any, error: Exception) -> UsageError:
 
 
 def _arrow_times(time: EventTime, batch: pa.RecordBatch) -> Vector:
-    name = time.column
-    if name is None:
-        raise UsageError("the event time is a function of a row, and these are Arrow batches: name a column")
-    index = batch.schema.get_field_index(name)
-    if index < 0:
-        raise MissingColumn(
-            f"no column {name!r} (or several) for the event time: the batch has "
-            f"{', '.join(batch.schema.names)}: keep it in map_batches(), or call event_time() again"
-        )
-    column = batch.column(index)
+    name = str(time.column)
+    column = batch.column(name)
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
         shown = preview(batch.slice(row, 1).to_pylist()[0])

@@ -10,9 +10,8 @@ import pytest
 
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, datetime_of, event_times
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.errors import UnknownName, UsageError
+from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
-from support.batches import as_batch
 
 T = EventTime(column="t")
 AT = datetime(2026, 11, 21, 7, 30, 0, 123456)
@@ -107,14 +106,6 @@ def test_a_function_without_a_time_names_the_record() -> None:
 def test_columns_without_times_are_named(array: pa.Array, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         event_times(T, Batch(pa.record_batch({"t": array})))
-
-
-def test_a_missing_column_and_a_function_on_arrow_are_told() -> None:
-    batch = pa.record_batch({"s": [1]})
-    with pytest.raises(UnknownName, match=r"no column 't' .* keep it in map_batches"):
-        event_times(T, as_batch(batch))
-    with pytest.raises(UsageError, match="name a column"):
-        event_times(EventTime(fn=len), as_batch(batch))
 
 
 def test_moments_beyond_the_calendar_are_told() -> None:
