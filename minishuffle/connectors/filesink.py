@@ -27,10 +27,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from minishuffle.dataflow.operators.base import CompleteFile, Emit, OutputFiles, TaskContext
-from minishuffle.dataflow.operators.categories import unmarked
 from minishuffle.dataflow.operators.chained import ChainedOperator, preview
 from minishuffle.dataflow.operators.convert import RowsToArrow, schema_with_rows
-from minishuffle.dataflow.operators.widertype import in_schema, require_own_names, wider_schema
+from minishuffle.dataflow.operators.widertype import in_schema, require_own_names
 from minishuffle.errors import CannotWrite, LocalProtocolError, ResourceExhausted, UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.schemas import (
@@ -285,7 +284,7 @@ class FileSink(ChainedOperator):
         self.path = str(_directory_of(path))
         self.roll = roll
         self._known = None if schema is None else with_types(schema, filed_types(schema))
-        """Types of all files; None: of rows they are those that hold the rows."""
+        """Types of all files; None: of files of rows, which are those that hold the rows."""
         if self._known is not None:
             check_writable(self._known)
         self._token = uuid4().hex[:12]
@@ -375,17 +374,16 @@ class FileSink(ChainedOperator):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         payload = batch.payload
         if not isinstance(payload, list):
-            columns = with_columns_of(unmarked(payload), filed_types(payload.schema))
+            columns = with_columns_of(payload, filed_types(payload.schema))
             # Exchanges decode dictionaries, but for what stays in the worker.
-            self._write(columns if self._known is None else in_schema(columns, self._known, WHERE))
+            self._write(in_schema(columns, self._known, WHERE))
             return
         for piece in pieces(batch):
             if piece.payload:
                 self._write_rows(_named(piece.payload))
 
     def _write(self, batch: pa.RecordBatch) -> None:
-        if batch.num_rows:
-            self._take_types(wider_schema(self._schema, batch.schema, WHERE))
+        self._schema = self._known
         at = 0
         while at < batch.num_rows:
             piece = batch.slice(at, self._current().room(self.roll.rows))

@@ -153,8 +153,13 @@ def check_late(late: Any) -> None:
 
 
 def check_columns(names: Sequence[str], known: Sequence[str] | None, method: str) -> None:
-    """Raises UnknownName for a name that is not among the ``known`` columns (None: not known yet)."""
+    """Raises UnknownName for a name that is not among the ``known`` columns (None: not known yet), UsageError
+    for one that several have."""
     for name in names:
+        if known is not None and known.count(name) > 1:
+            raise UsageError(
+                f"{method}: there are several columns {name!r}: give each a name of its own first"
+            )
         if known is not None and name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]!r}? " if near else ""

@@ -70,8 +70,7 @@ class KeyedTable(Windowable["WindowedTable"]):
         The functions are sum, count, min, max, mean, std (of a sample), count_distinct, first and last; nulls
         count for nothing, but in first and last, where a null is a value. These go by event time; of rows of
         one time that comes first which has the smallest values in the columns of which the first or last is
-        wanted, in their order, nulls before all others. If a column comes in several types it counts in the
-        wider one: integers beside floats as float64, rounded beyond 2**53. Texts are ordered by code points.
+        wanted, in their order, nulls before all others. Texts are ordered by code points.
 
         Raises:
             InvalidGraph: first or last without event time.

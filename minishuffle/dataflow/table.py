@@ -109,6 +109,7 @@ class Table(TableSources, StreamSinks):
 
         dropped = key_columns(names, "drop")
         check_columns(dropped, self._schema.names, "drop")
+        self._require_own_names("drop")
         left = [name for name in self._schema.names if name not in dropped]
         if not left:
             raise UsageError("drop would leave no column: keep one")
@@ -124,6 +125,7 @@ class Table(TableSources, StreamSinks):
 
         if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names.values()):
             raise UsageError(f"rename takes a dict of old name to new name, not {names!r:.80}")
+        self._require_own_names("rename")
         check_columns(list(names), self._schema.names, "rename")
         old = {names.get(name, name): name for name in self._schema.names}
         if len(old) < len(self._schema.names):
@@ -156,6 +158,7 @@ class Table(TableSources, StreamSinks):
             name: check_expression(expression, f"with_columns({name}=...)")
             for name, expression in columns.items()
         }
+        self._require_own_names("with_columns")
         timed = self._timed_beside() if self._time_column in added else self
         reads = _reads_added(added, columns_read(added.values()))
         schema = self._with(added)
@@ -456,6 +459,12 @@ class Table(TableSources, StreamSinks):
         return self._sink(f"to_spark {name}", SpoolSink(name, schema), boundary)
 
     # --- making nodes ----------------------------------------------------------------------------
+
+    def _require_own_names(self, method: str) -> None:
+        """Raises UsageError if two columns have one name."""
+        from minishuffle.dataflow.operators.widertype import require_own_names
+
+        require_own_names(self._schema, f"the table of {method}()")
 
     def _picked(self, columns: Mapping[str, str]) -> pa.Schema:
         """The schema of these columns, each by its new name."""

@@ -30,7 +30,7 @@ from minishuffle.errors import RemoteProtocolError, ResourceExhausted, UsageErro
 from minishuffle.exchange.batch import Batch, Times
 from minishuffle.exchange.narrowing import Narrowed, narrow, narrow_schema, text_bytes, widen
 from minishuffle.exchange.rows import pack_keyed_rows, pack_rows, unpack_keyed_rows, unpack_rows
-from minishuffle.exchange.schemas import ORDERED, decoded, is_ordered, with_types
+from minishuffle.exchange.schemas import decoded, with_types
 from minishuffle.limits import ELEMENT_BYTES_MAX, SPILL_ELEMENT_BYTES
 
 if TYPE_CHECKING:
@@ -455,21 +455,14 @@ def _may_change(column: pa.Array) -> bool:
 
 
 def _without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Dictionaries are state of a stream; an element stands for itself. A column whose categories had an
-    order is marked, so that nobody takes that of the texts for it."""
+    """Dictionaries are state of a stream; an element stands for itself."""
     import pyarrow as pa
 
     columns = list(map(decoded, batch.columns))
     kinds = [column.type for column in columns]
     if kinds == batch.schema.types:
         return batch
-    schema = with_types(batch.schema, kinds)
-    for number, field in enumerate(batch.schema):
-        if is_ordered(field):
-            schema = schema.set(
-                number, schema.field(number).with_metadata({**(field.metadata or {}), **ORDERED})
-            )
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.RecordBatch.from_arrays(columns, schema=with_types(batch.schema, kinds))
 
 
 def _decode_arrow(payload: Any) -> pa.RecordBatch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from minishuffle.errors import WrongColumns
 
@@ -11,10 +11,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
-    "ORDERED",
     "converted",
     "decoded",
-    "is_ordered",
     "long_types",
     "require_plain",
     "with_columns_of",
@@ -24,19 +22,6 @@ __all__ = [
     "without_dictionary",
     "without_view",
 ]
-
-
-ORDERED: Final = {b"minishuffle.ordered": b"1"}
-"""Metadata of a column that had ordered categories before they were decoded."""
-
-
-def is_ordered(field: pa.Field) -> bool:
-    """Whether the column has categories with an order, or had them before they were decoded."""
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(field.type):
-        return bool(field.type.ordered)
-    return ORDERED.items() <= (field.metadata or {}).items()
 
 
 def require_plain(field: pa.Field) -> None:

@@ -231,6 +231,21 @@ def test_two_columns_of_one_name_make_no_dicts() -> None:
             leave()
 
 
+def test_two_columns_of_one_name_are_neither_read_nor_passed_on() -> None:
+    twice = Table.from_arrow(pa.table([[1], [2], [3]], names=["a", "a", "b"]))
+    for read in (twice.select, twice.explode, twice.event_time, twice.key_by):
+        with pytest.raises(
+            UsageError, match=r"there are several columns 'a': give each a name of its own first"
+        ):
+            read("a")
+    others: list[Callable[[], Any]] = [lambda: twice.drop("b"), lambda: twice.rename({"b": "c"})]
+    for change in (*others, lambda: twice.with_columns(c=pc.scalar(1))):
+        with pytest.raises(
+            UsageError, match=r"^the table of \w+\(\) has two columns of one name: rename some"
+        ):
+            change()
+
+
 def test_a_filter_keeps_rows_for_which_it_is_true() -> None:
     assert [row["n"] for row in by_n(orders().filter(price > 10))] == [2, 4]
     assert by_n(orders().filter(pc.scalar(True))) == by_n(orders())

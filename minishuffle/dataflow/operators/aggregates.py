@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minishuffle.dataflow.operators.categories import refuse_order
 from minishuffle.dataflow.operators.columns import (
     Aggregate,
     Fold,
@@ -17,7 +16,6 @@ from minishuffle.dataflow.operators.columns import (
     ValueCount,
     is_bytes,
     result_type,
-    sum_out_of_range,
 )
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.decimals import DecimalSum, exact_mean
@@ -83,14 +81,11 @@ def input_of(
     """What the aggregate of that column takes of rows, with the event times beside them."""
     if isinstance(aggregate, FirstOrLast):
         return aggregate.rows_of(batch, times)
-    array = column_of(batch, column)
-    if isinstance(aggregate, _OfValues):
-        aggregate.check(batch.schema.field(column))
-    return array
+    return column_of(batch, column)
 
 
 class _OfValues(Aggregate):
-    """A sum, minimum or maximum. Its state is made for the type of its column, when the first one comes.
+    """A sum, minimum or maximum. Its state is made for the type of its column, when that comes first.
 
     Integers and booleans sum as int64, floats as float64, decimals and uint64 as decimal128 of 38 digits. A
     column of type null has no values and needs no state.
@@ -105,56 +100,29 @@ class _OfValues(Aggregate):
         self._state: Fold | DecimalSum | Extreme | None = None
         self._stored = pa.null()
         """The type of what the state takes."""
-        self._known = self._size = 0
-        """How many slots there are, and were before the last batch."""
-
-    def check(self, field: pa.Field) -> None:
-        """Raises WrongColumns if the order of its values is not that of their texts."""
-        if self._function in ("min", "max"):
-            refuse_order(self._function, field)
+        self._size = 0
+        """How many slots there are."""
 
     def grow(self, size: int) -> None:
-        self._known, self._size = self._size, size
+        self._size = size
         if self._state is not None:
             self._state.grow(size)
 
     def update(self, slots: Vector, column: pa.Array) -> None:
         state = self._state_for(column.type)
         if state is not None:
-            state.update(slots, self._fitted(column))
+            state.update(slots, as_type(column, self._stored))
 
     def running(self, slots: Vector, column: pa.Array) -> pa.Array:
         state = self._state_for(column.type)
-        return pa.nulls(len(slots)) if state is None else state.running(slots, self._fitted(column))
+        return pa.nulls(len(slots)) if state is None else state.running(slots, as_type(column, self._stored))
 
     def _state_for(self, kind: pa.DataType) -> Fold | DecimalSum | Extreme | None:
-        """The state for values of type ``kind``; None if no value has come yet."""
+        """The state for values of type ``kind``; None for a column of type null."""
         if self._state is None and not pa.types.is_null(kind):
             self._state, self._stored = self._state_of(kind)
-            self._state.grow(self._known)
-            if self._known:  # slots without a value
-                self._state.update(np.arange(self._known), pa.nulls(self._known, self._stored))
             self._state.grow(self._size)
         return self._state
-
-    def _fitted(self, column: pa.Array) -> pa.Array:
-        """The column in the type of the state."""
-        kind, given = self._stored, column.type
-        is_longer = pa.types.is_decimal256(given) or getattr(given, "scale", 0) != getattr(kind, "scale", 0)
-        if isinstance(self._state, DecimalSum) and is_longer:  # a sum so far, or it gets more digits
-            kind = wide_decimal(kind)
-        if given == kind:
-            return column
-        try:
-            rounds = pa.types.is_floating(kind) and (pa.types.is_integer(given) or pa.types.is_decimal(given))
-            return as_type(column, kind, safe=not rounds)
-        except pa.ArrowException as error:
-            if self._function == "sum" and pa.types.is_integer(kind) and pa.types.is_integer(given):
-                raise sum_out_of_range(self._name) from error
-            raise UsageError(
-                f"{self._function} of column {self._name!r}: type {given} does not fit the state of type "
-                f"{kind} ({error}): cast the column first, or declare it with to_table(schema)"
-            ) from error
 
     def _state_of(self, given: pa.DataType) -> tuple[Fold | DecimalSum | Extreme, pa.DataType]:
         """An empty state for values of a type, and the type that it takes."""
@@ -184,7 +152,7 @@ class _OfValues(Aggregate):
     def keep(self, slots: Vector) -> None:
         if self._state is not None:
             self._state.keep(slots)
-        self._known = self._size = len(slots)
+        self._size = len(slots)
 
     def as_columns(self, slots: Vector | slice) -> list[pa.Array]:
         return [self._totals(slots)]
@@ -195,7 +163,7 @@ class _OfValues(Aggregate):
         if not pa.types.is_decimal256(kind):
             self.update(slots, column)
         elif (state := self._state_for(pa.decimal128(DIGITS_MAX, kind.scale))) is not None:
-            state.merge(slots, [self._fitted(column)])
+            state.merge(slots, columns)
 
 
 def _is_whole(kind: pa.DataType) -> bool:

@@ -1,27 +1,23 @@
-"""Categories that have an order of their own: what goes by order refuses them.
-
-Where dictionaries are decoded that order is lost, and a mark in the column's metadata tells of it.
-"""
+"""Categories that have an order of their own, which is lost where dictionaries are decoded: while a plan is
+built, what goes by order refuses them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import chain
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from minishuffle.dataflow.operators.expressionparts import Path, columns_in_order
 from minishuffle.errors import WrongColumns
-from minishuffle.exchange.schemas import ORDERED, is_ordered
 
-__all__ = ["refuse_order", "refuse_order_in", "still_marked", "unmarked"]
+__all__ = ["refuse_order", "refuse_order_in"]
 
 
 def refuse_order(method: str, field: pa.Field) -> None:
     """Raises WrongColumns if ``method`` would order categories by their texts."""
-    if is_ordered(field):
+    if _is_ordered(field.type):
         name = field.name
         raise WrongColumns(
             f"{method}: the categories of column {name!r} have an order of their own, which texts have not: "
@@ -34,7 +30,7 @@ def refuse_order(method: str, field: pa.Field) -> None:
 def refuse_order_in(where: str, schema: pa.Schema, expressions: Iterable[pc.Expression]) -> None:
     """Raises WrongColumns if one compares such categories by order, or UsageError if it reads a column by its
     number."""
-    if not any(map(_has_ordered, schema)):
+    if not any(map(_has_ordered, schema.types)):
         return
     for path in chain.from_iterable(map(columns_in_order, expressions)):
         field = _field_at(schema, path)
@@ -42,9 +38,12 @@ def refuse_order_in(where: str, schema: pa.Schema, expressions: Iterable[pc.Expr
             refuse_order(where, field.with_name(".".join(map(str, path))))
 
 
-def _has_ordered(field: pa.Field) -> bool:
-    kind = field.type
-    return is_ordered(field) or any(_has_ordered(kind.field(place)) for place in range(kind.num_fields))
+def _is_ordered(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_dictionary(kind) and kind.ordered)
+
+
+def _has_ordered(kind: pa.DataType) -> bool:
+    return _is_ordered(kind) or any(_has_ordered(kind.field(place).type) for place in range(kind.num_fields))
 
 
 def _field_at(schema: pa.Schema, path: Path) -> pa.Field | None:
@@ -60,23 +59,3 @@ def _field_at(schema: pa.Schema, path: Path) -> pa.Field | None:
             return None
         field = kind.field(step)
     return field
-
-
-def still_marked(made: pa.RecordBatch, given: pa.RecordBatch, sources: Mapping[str, Any]) -> pa.RecordBatch:
-    """A batch that was made of another, with the marks of the columns that are as they were: ``sources`` has
-    their names there."""
-    marked = {field.name for field in given.schema if field.metadata and is_ordered(field)}
-    if not marked:
-        return made
-    fields = [
-        field.with_metadata(ORDERED) if sources.get(field.name) in marked else field for field in made.schema
-    ]
-    return pa.RecordBatch.from_arrays(made.columns, schema=pa.schema(fields))
-
-
-def unmarked(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch as whoever reads the results gets it."""
-    if not any(field.metadata and is_ordered(field) for field in batch.schema):
-        return batch
-    fields = [field.remove_metadata() if is_ordered(field) else field for field in batch.schema]
-    return pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields, batch.schema.metadata))

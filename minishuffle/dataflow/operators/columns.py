@@ -184,10 +184,10 @@ class Fold(Aggregate):
         self._seen: Vector | None = None
         """By slot 1 if there was a value, else 0; None as long as no null has come: then all had one."""
         self._size = self._known = 0
-        """How many slots there are, and were before the last batch."""
+        """How many slots there are, and were there when the last batch was taken."""
 
     def grow(self, size: int) -> None:
-        self._known, self._size = self._size, size
+        self._size = size
         self._state = grown(self._state, size, self._neutral)
         if self._seen is not None:
             self._seen = grown(self._seen, size, 0)
@@ -204,6 +204,7 @@ class Fold(Aggregate):
         if column.null_count and self._seen is None:
             self._seen = np.zeros(self._size, dtype=np.int64)
             self._seen[: self._known] = 1
+        self._known = self._size
         values, done = folded(self._operation, self._state, slots, self._numbers(column), wanted=wanted)
         if done < len(slots):
             raise sum_out_of_range(self._name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from decimal import Decimal
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -59,10 +58,10 @@ class Distinct(ChainedOperator):
 
 class DistinctCount(Aggregate):
     """Number of different values of each slot, which are all kept. A null counts for nothing; NaNs are one
-    value, and so are 1, 1.0 and True.
+    value.
 
     Raises:
-        UsageError: values are lists and the like, or come in types that none holds exactly.
+        UsageError: values are lists and the like.
     """
 
     def __init__(self, name: str) -> None:
@@ -127,16 +126,7 @@ class DistinctCount(Aggregate):
 
 
 def _as_key(values: pa.Array) -> pa.Array:
-    """The values; durations as numbers of nanoseconds, so that long ones and exact ones stand side by side;
-    those of extension types that are no keys as they are stored."""
+    """The values; those of extension types that are no keys as they are stored."""
     kind = values.type
-    if isinstance(kind, pa.BaseExtensionType) and kind not in (BOOL8, UUIDS):
-        return _as_key(values.storage)
-    if not pa.types.is_duration(kind):
-        return values
-    nanoseconds = pa.duration("ns")
-    try:
-        return values.cast(nanoseconds).view(pa.int64())
-    except pa.ArrowInvalid:  # beyond 292 years
-        factor = Decimal(pa.scalar(1, kind).cast(nanoseconds).value)
-        return pc.multiply(values.view(pa.int64()).cast(pa.decimal128(19)), factor)
+    is_stored = isinstance(kind, pa.BaseExtensionType) and kind not in (BOOL8, UUIDS)
+    return _as_key(values.storage) if is_stored else values

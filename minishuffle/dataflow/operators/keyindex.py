@@ -15,9 +15,7 @@ from minishuffle.dataflow.operators.keycolumns import (
     exactly,
     key_column,
 )
-from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.dataflow.operators.wordtable import WordTable
-from minishuffle.errors import UsageError
 from minishuffle.exchange.schemas import decoded
 
 __all__ = ["KeyIndex"]
@@ -29,13 +27,12 @@ Matrix: TypeAlias = "np.ndarray[Any, Any]"
 class KeyIndex:
     """Slots (0, 1, …) of keys in the order in which they first appear.
 
-    A key is a row of one or more columns. Nulls are equal to each other and to nothing else, NaNs and
-    the two zeros likewise; a batch whose columns have other types than the keys is cast, so that 1, 1.0
-    and True are one key. If a value has no equal in the keys' type, the keys get the batch's type or a
-    wider one, and keep their slots: keys of Python rows come in the types of each batch of them.
+    A key is a row of one or more columns, of the same types in all batches but for dictionaries, which are
+    decoded. Nulls are equal to each other and to nothing else, NaNs and the two zeros likewise. Keys of other
+    types can be found: 1, 1.0 and True are one key.
 
     A key's words stand in one row of a :class:`WordTable`, those of its columns one after the other. When a
-    column needs more of them, or another type, all rows are written anew.
+    column needs more of them, all rows are written anew.
     """
 
     def __init__(self) -> None:
@@ -46,7 +43,7 @@ class KeyIndex:
         return len(self._table)
 
     def keys(self, slots: Vector | None = None) -> list[pa.Array]:
-        """The columns of the keys in ``slots``, or of all in order; in the types that hold all so far."""
+        """The columns of the keys in ``slots``, or of all in order."""
         rows = self._table.rows if slots is None else self._table.rows.take(slots, axis=0)
         arrays, at = [], 0
         for column in self._columns:
@@ -59,14 +56,13 @@ class KeyIndex:
 
         Raises:
             WrongColumns: a column's type cannot be a key.
-            UsageError: no type holds a column's keys and those before.
             ResourceExhausted: there are too many keys.
         """
-        arrays = list(map(decoded, arrays))
+        given = list(map(decoded, arrays))
         if not self._columns:
-            self._columns = [key_column(array.type) for array in arrays]
+            self._columns = [key_column(array.type) for array in given]
             self._table = WordTable(len(self._columns))
-        given = [self._fitted(number, array) for number, array in enumerate(arrays)]
+        assert [array.type for array in given] == [column.kind for column in self._columns]
         words = self._words(given)
         slots, absent = self._find(given, words)
         if absent:
@@ -96,26 +92,6 @@ class KeyIndex:
         slots, _ = self._find(given, self._words(given))
         slots[absent] = -1
         return slots
-
-    def _fitted(self, number: int, array: pa.Array) -> pa.Array:
-        """The array in the type of that column, which becomes another one if a value needs it."""
-        column = self._columns[number]
-        fitted = exactly(array, column.kind)
-        if fitted is not None:
-            return fitted
-        keys = self.keys()
-        for kind in filter(None, (array.type, wider(column.kind, array.type))):
-            fitted, held = exactly(array, kind), exactly(keys[number], kind)
-            if fitted is not None and held is not None:
-                keys[number] = held
-                self._columns[number] = key_column(kind)
-                self._store(keys)
-                return fitted
-        kinds = " and ".join(sorted((str(column.kind), str(array.type))))
-        raise UsageError(
-            f"a key column has values of the types {kinds}, and neither of them nor a wider one holds all "
-            "exactly: cast the column to one type first"
-        )
 
     def _find(self, given: list[pa.Array], words: Matrix) -> tuple[Vector, int]:
         """The slot of each key, -1 for a new key, and more than 0 if there are new keys."""

@@ -9,12 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Emit
-from minishuffle.dataflow.operators.categories import refuse_order
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.joincolumns import plain_schema
 from minishuffle.dataflow.operators.keyindex import KeyIndex
-from minishuffle.dataflow.operators.order import check_order, row_order
+from minishuffle.dataflow.operators.order import row_order
 from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.schemas import with_innermost, without_view
@@ -59,8 +58,6 @@ class TopN(ChainedOperator):
 
     def _take(self, batch: pa.RecordBatch) -> None:
         keys = [column_of(batch, name) for name in self._keys]
-        check_order(self.name, self._by, column_of(batch, self._by).type)
-        refuse_order(self.name, batch.schema.field(self._by))
         names = [*self._keys, *(name for name in batch.schema.names if name not in self._keys)]
         self._slots.append(self._index.lookup(keys))
         self._batches.append(batch.select(names))

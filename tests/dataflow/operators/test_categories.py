@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from minishuffle.dataflow.operators.categories import refuse_order, refuse_order_in, still_marked, unmarked
+from minishuffle.dataflow.operators.categories import refuse_order_in
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import WrongColumns
-from minishuffle.exchange.schemas import ORDERED
-from support.cutjobs import Cut, run
+from support.cutjobs import run
 
 HOUR = timedelta(hours=1)
 REFUSED = r"the categories of column '(s\.)?size' have an order .* compare their codes"
@@ -69,7 +67,7 @@ def test_nor_does_an_exchange_or_a_choice_of_columns_hide_them(case: str) -> Non
         .filter(pc.field("k") == 1)
     )
     with pytest.raises(WrongColumns, match=REFUSED):
-        run(BY_ORDER[case](table).collect(), Cut(2))
+        BY_ORDER[case](table)
 
 
 def test_what_the_refusal_suggests_gives_the_right_value() -> None:
@@ -102,24 +100,8 @@ def test_files_have_no_order_any_more(sent: bool, tmp_path: Path) -> None:
     run((table.rebalance() if sent else table).select("k", "size").to_files(tmp_path))
     schema = pq.read_schema(next(tmp_path.glob("*.parquet")))
     assert schema.field("size").type == pa.string()
-    assert not (schema.field("size").metadata or {}).keys() & ORDERED.keys()
     greatest = Table.from_files(tmp_path).key_by("k").aggregate(most=("size", "max"))
     assert run(greatest.collect()).rows == [{"k": 1, "most": "S"}]
-
-
-def test_marks_stay_with_their_columns() -> None:
-    marked = pa.schema([pa.field("a", pa.string(), metadata=ORDERED), ("b", pa.string())])
-    given = pa.record_batch([["S"], ["x"]], schema=marked)
-    made = pa.record_batch([["x"], ["S"], ["y"]], ["c", "d", "e"])
-    kept = still_marked(made, given, {"c": "b", "d": "a"})
-    assert [field.metadata for field in kept.schema] == [None, ORDERED, None]
-    assert [field.metadata for field in unmarked(kept).schema] == [None] * 3
-    plain: Any = made
-    assert still_marked(plain, made, {"c": "c"}) is made
-    assert unmarked(made) is made
-    with pytest.raises(WrongColumns, match="^top_n: the categories of column 'd'"):
-        refuse_order("top_n", kept.schema.field("d"))
-    refuse_order("top_n", kept.schema.field("c"))
 
 
 def test_an_expression_may_read_what_is_not_there() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -87,30 +86,6 @@ def test_views_are_merged_and_numbered_anew() -> None:
     other.merge(np.array([1, 0]), one.as_columns(slice(0, 2)))
     other.keep(np.array([1, 0]))
     assert other.at(slice(0, 2)).to_pylist() == [3, 3]
-
-
-def test_values_of_several_types_are_one_where_they_are_equal() -> None:
-    parts = [pa.array([True]), pa.array([1, 2]), pa.array([1.0, 2.5]), pa.array([Decimal("2.5"), Decimal(3)])]
-    units = [pa.array([2**62, 2], pa.duration("s")), pa.array([2000, 1], pa.duration("ms"))]
-    times = [pa.array([2], pa.time32("s")), pa.array([2_000_000, 1], pa.time64("us"))]
-    for order in (parts[:3], parts[2::-1], [parts[0], parts[3], parts[1]], times):
-        aggregate = DistinctCount("v")
-        aggregate.grow(1)
-        for values in order:
-            aggregate.update(np.zeros(len(values), np.int64), values)
-        plain = {value for values in order for value in values.to_pylist()}
-        assert aggregate.at(slice(0, 1)).to_pylist() == [len(plain)]
-    for order in (units, units[::-1]):
-        aggregate = DistinctCount("v")
-        aggregate.grow(1)
-        for values in order:
-            aggregate.update(np.zeros(len(values), np.int64), values)
-        assert aggregate.at(slice(0, 1)).to_pylist() == [3]
-    mixed = DistinctCount("v")
-    mixed.grow(1)
-    mixed.update(np.zeros(1, np.int64), pa.array([2**53 + 1]))
-    with pytest.raises(UsageError, match="double and int64, and neither of them nor a wider one holds all"):
-        mixed.update(np.zeros(1, np.int64), pa.array([0.5]))
 
 
 def test_lists_are_refused() -> None:
