@@ -314,6 +314,61 @@ def test_twins_are_gone(package: tuple[Module, ...]) -> None:
     none_of([f"{name}: {found}" for name, text in texts for found in GONE.findall(text)])
 
 
+OPERATORS = ("operators/", "dataflow/operators/")
+ASKS_FOR_THE_PAYLOAD = {
+    "dataflow/operators/convert.py rows_of": "rows of any batch: what to_rows and sinks give",
+    "dataflow/operators/moments.py event_times": "where event_time finds times, in a row's field or a column",
+    "operators/reductions.py bring": "keys that are counted alone come as a column or as rows",
+    "operators/reductions.py _keys_of": "the same",
+    "operators/task_state.py slice": "the store of what is no value of a key",
+    "operators/task_state.py _parts": "the same",
+}
+"""Operators, by function, that ask whether a batch has rows or columns. No other does: a plan knows it, and
+what is the same for both is a method of ``exchange.batch.Batch``."""
+
+
+def payload_questions(module: Module) -> Iterator[str]:
+    """Functions that ask whether a payload, or a name that is given one, is a list or a record batch."""
+    for function in module.functions():
+        payloads = {
+            ast.unparse(target)
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign) and re.search(r"\.payload$", ast.unparse(node.value))
+            for target in node.targets
+        }
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "type"):
+                asked = ast.unparse(node.args[0])
+                if asked in payloads | {"payload"} or asked.endswith(".payload"):
+                    yield f"{module.name} {function.name}"
+
+
+def test_operators_do_not_ask_for_rows_or_columns(package: tuple[Module, ...]) -> None:
+    found = {
+        each for module in package if module.name.startswith(OPERATORS) for each in payload_questions(module)
+    }
+    none_of([f"{each} asks what its payload is" for each in sorted(found - set(ASKS_FOR_THE_PAYLOAD))])
+    none_of([f"{each} is no exception any more" for each in sorted(set(ASKS_FOR_THE_PAYLOAD) - found)])
+
+
+@pytest.mark.parametrize(
+    ("body", "asks"),
+    [
+        ("payload = batch.payload\n    return isinstance(payload, list)", True),
+        ("rows = batch.payload\n    return type(rows) is list", True),
+        ("if not isinstance(batch.payload, pa.RecordBatch):\n        raise ValueError", True),
+        ("found = batch.keys\n    return isinstance(found, list)", False),
+        ("return [row for row in batch.payload if isinstance(row, dict)]", False),
+    ],
+)
+def test_a_question_for_a_payload_is_found(body: str, asks: bool) -> None:
+    text = f"def f(batch):\n    {body}\n"
+    assert (
+        list(payload_questions(Module("operators/x.py", text, ast.parse(text))))
+        == ["operators/x.py f"] * asks
+    )
+
+
 # --- shapes ----------------------------------------------------------------------------------------
 
 

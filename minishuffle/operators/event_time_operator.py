@@ -140,6 +140,5 @@ class EventTimeOperator(RecordOperator):
         yield Records(pa.RecordBatch.from_pydict({"watermark": [self.progress.watermark]}))
 
     def _read_reached(self, records: Records) -> None:
-        assert isinstance(records.payload, pa.RecordBatch)
         reached = max(records.payload["watermark"].to_pylist())
         self.progress.watermark = max(reached, self.progress.watermark)

@@ -396,7 +396,6 @@ class SessionAggregation(SessionValues):
 
     def _read_sessions(self, records: Records) -> None:
         keys, columns = records.keys, records.payload
-        assert keys is not None and isinstance(columns, pa.RecordBatch)
         owners = self._index.lookup(keys)
         self._make_room(len(owners))
         sessions = np.arange(self._known, self._known + len(owners))

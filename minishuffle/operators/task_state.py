@@ -12,7 +12,7 @@ copy       every subtask, with what subtask 0 has written                 the sm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
@@ -54,8 +54,10 @@ class Records:
     records have matched; their names are not "row", "key", "hash", "order" or "subtask".
     """
 
-    payload: list[Any] | pa.RecordBatch
-    keys: list[Any] | Sequence[pa.Array] | None = None
+    payload: Any
+    """``list[Any] | pa.RecordBatch``."""
+    keys: Any = None
+    """``list[Any] | Sequence[pa.Array] | None``."""
     marks: Mapping[str, pa.Array] = field(default_factory=dict)
 
     def __len__(self) -> int:

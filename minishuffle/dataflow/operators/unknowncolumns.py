@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator
@@ -49,7 +49,7 @@ class UnknownColumns(ChainedOperator):
             UsageError: there are none; names the step and its place.
         """
         try:
-            return _columns_of(batches)
+            return _of_rows(batches) if self.step == "to_table" else _of_columns(batches)
         except UsageError as error:
             raise UsageError(f"{self.step} at {self.place}: {error}") from error
 
@@ -57,23 +57,23 @@ class UnknownColumns(ChainedOperator):
         raise InvalidGraph(f"{self.step} at {self.place} has no schema yet: this plan is a draft")
 
 
-def _columns_of(batches: Sequence[Batch]) -> FoundColumns | None:
+def _of_rows(batches: Sequence[Batch]) -> FoundColumns | None:
     from minishuffle.dataflow.operators.convert import schema_of_rows
+
+    rows = [as_dicts(row) for batch in batches for row in batch.payload]
+    if not rows:
+        return None
+    lengths = {len(row) if isinstance(row, list) else 0 for row in rows}
+    if lengths == {0} or len(lengths) > 1:
+        return FoundColumns(schema_of_rows(rows), are_named=True)
+    names = [f"column_{number}" for number in range(1, max(lengths) + 1)]
+    return FoundColumns(schema_of_rows([dict(zip(names, row, strict=True)) for row in rows]), are_named=False)
+
+
+def _of_columns(batches: Sequence[Batch]) -> FoundColumns | None:
     from minishuffle.dataflow.operators.widertype import wider_schema
 
-    rows: list[Any] = []
     found: pa.Schema | None = None
-    for batch in batches:
-        if isinstance(batch.payload, list):
-            rows += map(as_dicts, batch.payload)
-        else:
-            found = wider_schema(found, batch.payload.schema, "the batches")
-    if rows:
-        lengths = {len(row) if isinstance(row, list) else 0 for row in rows}
-        if lengths == {0} or len(lengths) > 1:
-            return FoundColumns(schema_of_rows(rows), are_named=True)
-        names = [f"column_{number}" for number in range(1, max(lengths) + 1)]
-        return FoundColumns(
-            schema_of_rows([dict(zip(names, row, strict=True)) for row in rows]), are_named=False
-        )
+    for batch in filter(len, batches):
+        found = wider_schema(found, batch.payload.schema, "the batches")
     return None if found is None else FoundColumns(found, are_named=True)
