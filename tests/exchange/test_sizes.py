@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -22,19 +23,19 @@ def in_rows(batch: Any) -> list[Any]:
     return [row["v"] for row in payload.to_pylist()] if isinstance(payload, pa.RecordBatch) else payload
 
 
-BATCHES = {
-    "texts": [LONG] * 80,
-    "dicts": [{"id": number, "text": LONG} for number in range(80)],
-    "nested": [(number, {"texts": ["x" * 1024] * 256}) for number in range(80)],
-    "numbers": [list(range(30_000)) for _ in range(80)],
-    "keyed": Batch([(LONG,)] * 80, list(range(80))),
-    "arrow": pa.RecordBatch.from_pydict({"v": [LONG] * 80}),
+BATCHES: dict[str, Callable[[], Any]] = {
+    "texts": lambda: [LONG] * 80,
+    "dicts": lambda: [{"id": number, "text": LONG} for number in range(80)],
+    "nested": lambda: [(number, {"texts": ["x" * 1024] * 256}) for number in range(80)],
+    "numbers": lambda: [list(range(30_000)) for _ in range(80)],
+    "keyed": lambda: Batch([(LONG,)] * 80, list(range(80))),
+    "arrow": lambda: pa.RecordBatch.from_pydict({"v": [LONG] * 80}),
 }
 
 
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_batch_of_long_rows_is_cut_into_pieces_of_about_the_limit(name: str) -> None:
-    batch = BATCHES[name]
+    batch = BATCHES[name]()
     found = list(pieces(as_batch(batch)))
     assert [row for piece in found for row in in_rows(piece)] == in_rows(batch)
     assert 2 <= len(found) <= 8

@@ -1,4 +1,5 @@
-"""How several processes share the tests (``pytest -n``): by file, and what shares a session of Spark as one.
+"""How several processes share the tests (``pytest -n``): by file, and what shares a session of Spark, or the
+sources as they were parsed, as one.
 
 A JVM takes seconds to start and a minute to become quick. One process has the tests that can do with any
 session, from the beginning on, and the others start none for them.
@@ -14,6 +15,8 @@ SHARED = ("tests/spark/", "tests/pipelines/", "tests/bench/test_spark.py", "test
 """Where tests take the session that is there (see ``support.spark``)."""
 OWN = ("tests/spark/test_cluster.py", "tests/spark/test_session.py", "tests/pipelines/test_interrupt.py")
 """Files among them that start sessions, or whose processes do."""
+RULES = ("tests/test_architecture.py", "tests/test_house.py")
+"""Files that read all sources, which takes longer than most of what they look for."""
 
 
 def shares_spark(file: str) -> bool:
@@ -26,4 +29,4 @@ class SideBySide(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return "Spark" if shares_spark(file) else file
+        return "Spark" if shares_spark(file) else "rules" if file in RULES else file
