@@ -32,6 +32,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert not loaded.intersection(HEAVY)
 
 
+@pytest.mark.slow
 def test_processes_and_commands_load_what_they_use() -> None:
     """Each process of a cluster imports the one, each ``minishuffle jobs`` the other."""
     assert not modules_after("import minishuffle.cli.worker").intersection(["numpy", "pyarrow", "rich"])

@@ -45,6 +45,7 @@ def rows_of(batch: Any) -> list[tuple[Any, ...]]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["rows", "arrow"])
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_every_record_is_made_once_and_from_its_number_alone(kind: Kind, format: Any) -> None:

@@ -45,6 +45,7 @@ def test_what_differs_from_the_formula_is_an_error(monkeypatch: pytest.MonkeyPat
         measure_scale([8])
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_points_and_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "FULL_SLOTS_MAX", 8)
     monkeypatch.setattr(scale, "SIZES", (8, 16))

@@ -72,6 +72,7 @@ def test_it_ends_as_what_it_runs_does(ending: str, code: int) -> None:
     assert ran("import os, sys", start, ending).returncode == code
 
 
+@pytest.mark.slow
 def test_signals_reach_what_it_runs(tmp_path: Path) -> None:
     """A coordinator that is the first process: SIGTERM has it hand over, and both end with 0."""
     create_secret(tmp_path / "secret")

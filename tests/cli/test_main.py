@@ -122,6 +122,7 @@ def test_sigterm_unwinds() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.slow
 def test_a_closed_output_is_no_error() -> None:
     done = subprocess.run(
         ["sh", "-c", 'exec "$0" -m minishuffle.cli submit keyby --describe >&-', sys.executable],

@@ -124,6 +124,7 @@ def minishuffle(
     )
 
 
+@pytest.mark.slow
 def test_what_the_users_own_file_prints_is_escaped_too(tmp_path: Path) -> None:
     path = tmp_path / "job.py"
     path.write_text(PROGRAM, encoding="utf-8")
@@ -132,8 +133,7 @@ def test_what_the_users_own_file_prints_is_escaped_too(tmp_path: Path) -> None:
     assert b"gr\\xfc\\xdfe" in done.stdout and b"items -> m\\xe4p -> collect" in done.stdout
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("arguments", [[], ["submit", "keyby", "--describe"]])
+@pytest.mark.parametrize(("arguments", "unbuffered"), [([], "1"), (["submit", "keyby", "--describe"], "")])
 def test_a_full_standard_output_is_named(arguments: list[str], unbuffered: str) -> None:
     with open("/dev/full", "wb") as full:
         done = minishuffle(*arguments, stdout=full.fileno(), PYTHONUNBUFFERED=unbuffered)

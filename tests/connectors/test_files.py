@@ -208,6 +208,7 @@ for file in (replace(listed[0], size=1), replace(listed[0], path=listed[0].path.
 """
 
 
+@pytest.mark.slow
 def test_an_object_store_is_read_like_a_directory() -> None:
     """In a process of its own: what pyarrow starts for S3 lives until the process ends."""
     parquet = io.BytesIO()

@@ -41,6 +41,7 @@ def always_raise(cluster: FakeCluster, worker: FakeWorker) -> None:
             cluster.report(worker, key, "failed", attempt=task.attempt, error=BOOM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["individual", "region", "full"])
 def test_tasks_that_always_raise_end_their_job_in_bounded_time_with_their_own_traceback_first(
     cluster: FakeCluster, pair: Any, make_graph: MakeGraph, strategy: str

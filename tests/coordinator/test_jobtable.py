@@ -66,6 +66,7 @@ def test_rows_that_a_client_has_fetched_are_dropped_before_any_others(
     assert "the rows of job j2 (count words) are gone" in cluster.refusal(GetRows(job="j2"))[1]
 
 
+@pytest.mark.slow
 def test_the_last_hundred_jobs_that_are_over_are_kept(cluster: FakeCluster, make_graph: MakeGraph) -> None:
     cluster.add()
     running = cluster.submit(make_graph(1, 1))

@@ -259,6 +259,7 @@ def test_results_of_the_last_jobs_stay(
     assert [describe(cluster, job).job for job in ("j2", "j3")] == ["j2", "j3"]
 
 
+@pytest.mark.slow
 def test_results_outlive_the_list_of_jobs_and_what_was_given_up_does_not(
     cluster: FakeCluster, pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -657,6 +657,7 @@ class Sizes:
 SEEN: list[tuple[int, int]] = []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["broadcast", "interval", "alone"])
 def test_joins_of_long_rows_give_batches_within_bytes(kind: str) -> None:
     """One small row meets many, which share none of its bytes in the result; a run goes out alone."""

@@ -6,6 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
 import yaml
 
 from minishuffle.observe.families import METRICS
@@ -50,6 +51,7 @@ def test_the_configuration_scrapes_as_that_of_cluster_up_does(deploy: Path, tmp_
     assert shipped["scrape_configs"] == written["scrape_configs"]
 
 
+@pytest.mark.slow
 def test_each_alert_fires_on_the_series_that_are_to_raise_it(prometheus_binaries: Path, deploy: Path) -> None:
     folder = deploy / "prometheus"
     promtool(prometheus_binaries, "test", "rules", folder / "rules_test.yml")

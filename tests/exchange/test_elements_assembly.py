@@ -222,6 +222,7 @@ def test_long_arrow_elements_are_used_from_their_file(
     assert len(sizes) == 1
 
 
+@pytest.mark.slow
 def test_an_element_of_256_mib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sizes = spilled(monkeypatch)
     size = 256 * limits.MIB

@@ -207,7 +207,8 @@ def read_first(producer: Producer) -> None:
     producer.read_all()
 
 
-@pytest.mark.parametrize("flushing", [Flush.ON_REQUEST, pytest.param(Flush.AT_ONCE, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("flushing", [Flush.ON_REQUEST, Flush.AT_ONCE])
 @pytest.mark.parametrize("acts", [lose, replace, read_first, Producer.attend])
 def test_the_loop_may_act_at_any_instruction_of_a_broadcast(
     acts: Callable[[Producer], None], flushing: Flush

@@ -386,11 +386,12 @@ def write_third(producer: Producer) -> None:
     producer.write(3, 20, rows=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flushing", "drops"),
-    [(Flush.ON_REQUEST, True), pytest.param(Flush.AT_ONCE, False, marks=pytest.mark.slow)],
+    [(Flush.ON_REQUEST, True), (Flush.AT_ONCE, False)],
 )
-@pytest.mark.parametrize("writes", [write_third, pytest.param(end_data, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("writes", [write_third, end_data])
 @pytest.mark.parametrize(
     "acts", [lose_consumer, read_and_lose, lose_and_attach, Producer.attach, Producer.attend]
 )

@@ -351,6 +351,7 @@ def test_many_connections_lock_nobody_out(run: Run[None], caplog: pytest.LogCapt
     assert len(lines) < 10
 
 
+@pytest.mark.slow
 def test_an_answer_that_nobody_reads_does_not_hold_a_connection(run: Run[None]) -> None:
     async def body() -> None:
         async with closing(worker_web(http=HttpLimits(connections=1))) as server:

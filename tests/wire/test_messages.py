@@ -180,6 +180,7 @@ def keys(count: int) -> dict[str, int]:
 HEARTBEAT = {"type": "heartbeat", "term": 1, "worker": 1, "epoch": 1, "report": {}, "tasks": [], "peers": []}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "text"),
     [

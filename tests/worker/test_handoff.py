@@ -245,6 +245,7 @@ def test_a_buffer_whose_return_raises_holds_up_no_other(turns: Turns, paths_of: 
     assert said == ["a", "bad", "b"]
 
 
+@pytest.mark.slow
 def test_a_buffer_given_back_while_the_loop_looks_is_taken_now_or_in_the_next_turn(
     turns: Turns, paths_of: PathsOf
 ) -> None:

@@ -185,6 +185,7 @@ def test_a_cancelled_task_gets_no_segment_and_no_wait(paths_of: PathsOf) -> None
     assert pool.in_use == 0
 
 
+@pytest.mark.slow
 def test_segments_go_round_between_a_task_and_the_loop(long_waits: None, busy_switching: None) -> None:
     """One segment, lent and recycled 20,000 times: the task is woken each time that it waits. Case 229,
     LocalBufferPoolTest."""

@@ -71,6 +71,7 @@ def test_a_job_counts_as_loaded_when_all_of_its_programs_were_opened() -> None:
     assert loader.loaded == 1
 
 
+@pytest.mark.slow
 def test_pyarrow_loads_ahead_what_it_would_import_for_the_first_array() -> None:
     program = """
 import sys, threading

@@ -87,6 +87,7 @@ async def test_sources_go_on_while_there_is_no_coordinator(coordinator: Coordina
     assert isinstance(first, SourcePositions) and first.term == coordinator.term
 
 
+@pytest.mark.slow
 async def test_a_source_waits_for_a_coordinator_that_is_slow_but_not_for_long(
     coordinator: Coordinator,
 ) -> None:

@@ -166,6 +166,7 @@ async def test_collected_rows_and_lines_reach_the_coordinator(coordinator: Coord
     assert [line for m in coordinator.said(LogLines) for line in m.lines] == ["'a'", "'b'"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sink", ["collect", "print"])
 async def test_a_task_waits_for_a_coordinator_that_takes_its_rows_slowly(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, sink: str
@@ -354,6 +355,7 @@ def _has_no_task(running: Running) -> bool:
     return running.snapshot().tasks == ()
 
 
+@pytest.mark.slow
 async def test_a_consumer_tells_producers_of_both_workers_how_large_buffers_are_to_be(
     coordinator: Coordinator,
 ) -> None:

@@ -85,6 +85,7 @@ def collected(coordinator: Coordinator) -> Counter[Any]:
     return Counter(row[0] for message in coordinator.said(Collected) for row in unpack_rows(message.payload))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("producer", "tls"), [(1, False), (2, True)], ids=["the producer dials", "the consumer dials, with TLS"]
 )
