@@ -94,7 +94,6 @@ SAME_NAME = {
     "Worker": "the process, and what the coordinator knows of it",
     "Timers": "the loop's and the user's",
     "preview": "of a table and of a row",
-    "null_marks": "of joins and of key columns",
     "Outbox": "of a join and of a task",
 }
 MAY_BE_UNREAD = {
@@ -302,8 +301,9 @@ def test_no_field_is_written_and_never_read(package: tuple[Module, ...]) -> None
 
 
 GONE = re.compile(
-    r"\b(CountRows|CountArrow|FoldRows|ReduceRows|AggregateArrow|KeyedRows|PairRows|UnpairRows|KeepTime|HideTime"
-    r"|WindowRows|WindowArrow|SessionRows|SessionArrow|FilterRows|FlatMapRows|Explode|MapPieces)\b"
+    r"\b(CountRows|CountArrow|FoldRows|ReduceRows|AggregateArrow|JoinRows|JoinArrow|AsOfArrow|BroadcastRows"
+    r"|BroadcastArrow|FormIndex|KeyedRows|PairRows|UnpairRows|KeepTime|HideTime|WindowRows|WindowArrow"
+    r"|SessionRows|SessionArrow|FilterRows|FlatMapRows|Explode|MapPieces)\b"
 )
 """Twins, one for rows and one for columns, in whose place there is one class; and other places of keys and
 event times than ``exchange.batch``."""

@@ -20,8 +20,8 @@ from minishuffle.errors import InvalidGraph, UsageError
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.keyed import KeyedStream
-    from minishuffle.dataflow.operators.joins import Bounds, How
     from minishuffle.dataflow.operators.late import Late, LatePolicy
+    from minishuffle.operators.join_inputs import Bounds, How
 
 __all__ = ["Apart", "On", "broadcast_join", "interval_join", "interval_of", "look_up_feeds", "look_up_node"]
 
@@ -54,7 +54,7 @@ def interval_of(
     method: str = "join",
 ) -> Interval:
     """``apart`` are ``within``, ``before`` and ``after``; see :func:`interval_join`."""
-    from minishuffle.dataflow.operators.joins import Bounds
+    from minishuffle.operators.join_inputs import Bounds
 
     left, right = inputs
     if how not in HOWS:
@@ -111,7 +111,8 @@ def interval_join(
         UsageError: another argument is wrong, or the keys have different numbers of columns.
     """
     from minishuffle.dataflow.keyed import KeyedStream
-    from minishuffle.dataflow.operators.joinrows import JoinedTime, JoinRows, gives_times
+    from minishuffle.operators.interval_join import IntervalJoin
+    from minishuffle.operators.join_results import JoinedTime, RowResults, gives_times
 
     draft: Stream[Any] | None = draft_in([right])
     if draft is not None:
@@ -120,7 +121,7 @@ def interval_join(
         refuse_mixture("join", "KeyedStream", right)
     interval = interval_of((left._stream, right._stream), (left._keys, right._keys), how, apart, late)
     times = interval.times
-    operator = JoinRows(how, interval.bounds, times, interval.late)
+    operator = IntervalJoin(RowResults(how), interval.bounds, times, interval.late)
     node = Node(operator.name, (*left._rows_by_key(), *right._rows_by_key(1)), operators=(operator,))
     time: EventTime | None = EventTime(fn=JoinedTime(*times))
     if times[0].is_none:
@@ -145,7 +146,7 @@ def broadcast_join(big: Stream[Any], small: Stream[Any], on: On, how: str = "inn
         UsageError: an argument is wrong.
         UnknownName: a stream's columns are known, and one of ``on`` is not among them.
     """
-    from minishuffle.dataflow.operators.broadcast import BroadcastColumns, BroadcastRows
+    from minishuffle.operators.broadcast_join import BroadcastColumns, BroadcastJoin, SmallRows
 
     draft: Stream[Any] | None = draft_in([small])
     if draft is not None:
@@ -157,7 +158,7 @@ def broadcast_join(big: Stream[Any], small: Stream[Any], on: On, how: str = "inn
     names: tuple[str, ...] | None = None
     if big._columns is not None and small._columns is not None:
         names = tuple(columns.names(big._columns, small._columns))
-    node = look_up_node(BroadcastRows(columns, small._columns), feeds)
+    node = look_up_node(BroadcastJoin(SmallRows(columns, small._columns)), feeds)
     return Stream((Feed(node),), None, names, big._time)
 
 

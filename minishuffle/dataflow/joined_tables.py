@@ -19,9 +19,9 @@ from minishuffle.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from minishuffle.dataflow.operators.joincolumns import JoinColumns
-    from minishuffle.dataflow.operators.joins import How
     from minishuffle.dataflow.operators.late import LatePolicy
+    from minishuffle.operators.join_columns import JoinColumns
+    from minishuffle.operators.join_inputs import How
 
 __all__ = ["join_as_of", "join_tables", "look_up"]
 
@@ -39,13 +39,14 @@ def join_tables(
     suffix: str,
 ) -> Table:
     """See :meth:`KeyedTable.join`; ``apart`` are ``within``, ``before`` and ``after``."""
-    from minishuffle.dataflow.operators.joinarrow import JoinArrow
-    from minishuffle.dataflow.operators.joincolumns import JoinColumns
+    from minishuffle.operators.interval_join import IntervalJoin
+    from minishuffle.operators.join_columns import JoinColumns
+    from minishuffle.operators.join_results import ColumnResults
 
     left, right = tables
     bounds, times, put, sides = interval_of(tables, keys, how, apart, late)
     columns = JoinColumns(*keys, how, _checked_suffix(suffix))
-    operator = JoinArrow(columns, bounds, times, (left._schema, right._schema), put)
+    operator = IntervalJoin(ColumnResults(columns, (left._schema, right._schema)), bounds, times, put)
     schema, reads = _described(columns, tables, times)
     feeds = (*by_key(left, keys[0]), *by_key(right, keys[1], 1))
     node = Node(operator.name, feeds, operators=(operator,), reads=reads)
@@ -60,14 +61,13 @@ def join_as_of(
     tables: Tables, keys: Keys, tolerance: timedelta | None, late: LatePolicy, suffix: str
 ) -> Table:
     """See :meth:`KeyedTable.asof_join`."""
-    from minishuffle.dataflow.operators.asof import AsOfArrow
-    from minishuffle.dataflow.operators.joincolumns import JoinColumns
+    from minishuffle.operators.asof_join import AsOfColumns, AsOfJoin
 
     left, right = tables
     micros = None if tolerance is None else checked_duration(tolerance, "asof_join(tolerance=...)")
     _, times, put, sides = interval_of(tables, keys, "left", (timedelta(0), None, None), late, "asof_join")
-    columns = JoinColumns(*keys, "left", _checked_suffix(suffix))
-    operator = AsOfArrow(columns, micros, times, (left._schema, right._schema), put)
+    columns = AsOfColumns(*keys, _checked_suffix(suffix))
+    operator = AsOfJoin(columns, micros, times, (left._schema, right._schema), put)
     schema, reads = _described(columns, tables, times)
     feeds = (*by_key(left, keys[0]), *by_key(right, keys[1], 1))
     node = Node(operator.name, feeds, operators=(operator,), reads=_all_of_the_right(reads))
@@ -97,7 +97,7 @@ def _checked_suffix(suffix: str) -> str:
 def look_up(big: Table, small: Table, on: On, how: Literal["inner", "left"], suffix: str) -> Table:
     """Each row of ``big`` with the rows of ``small`` whose columns ``on`` are equal; see
     :meth:`Table.broadcast_join`."""
-    from minishuffle.dataflow.operators.broadcast import BroadcastArrow, BroadcastColumns
+    from minishuffle.operators.broadcast_join import BroadcastColumns, BroadcastJoin, SmallColumns
 
     draft: Table | None = draft_in([small])
     if draft is not None:
@@ -109,7 +109,7 @@ def look_up(big: Table, small: Table, on: On, how: Literal["inner", "left"], suf
     columns = BroadcastColumns(
         tuple(pairs), tuple(pairs.values()), is_left=how == "left", suffix=_checked_suffix(suffix)
     )
-    operator = BroadcastArrow(columns, small._schema)
+    operator = BroadcastJoin(SmallColumns(columns, small._schema))
     schema, reads = _described(columns, (big, small))
     node = look_up_node(operator, feeds, reads)
     return Table((Feed(node),), schema, None, big._time)

@@ -17,9 +17,9 @@ from minishuffle.dataflow.windowed import Windowable, WindowedStream, Windowing
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.operators.chained import Emission, OnError
-    from minishuffle.dataflow.operators.joins import How
     from minishuffle.dataflow.operators.late import LatePolicy
     from minishuffle.dataflow.operators.process import ProcessContext
+    from minishuffle.operators.join_inputs import How
 
 __all__ = ["KeyedStream"]
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from minishuffle.dataflow.operators.chained import Emission
     from minishuffle.dataflow.operators.columns import Outputs
-    from minishuffle.dataflow.operators.joins import How
     from minishuffle.dataflow.operators.late import LatePolicy
+    from minishuffle.operators.join_inputs import How
 
 __all__ = ["KeyedTable", "WindowedTable"]
 

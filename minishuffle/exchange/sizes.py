@@ -23,6 +23,7 @@ __all__ = [
     "RowsOut",
     "Stamps",
     "encode_all",
+    "payload_bytes",
     "pieces",
     "row_bytes",
     "rows_that_fit",
@@ -66,7 +67,7 @@ def _weight_of_all(values: Sequence[Any], depth: int) -> int:
     return total * len(values) // max(1, len(some))
 
 
-def _bytes_of(payload: Payload) -> int:
+def payload_bytes(payload: Payload) -> int:
     """About how many bytes some rows, at least one, take; of Arrow exactly what its columns do."""
     return _weight_of_all(payload, 0) if isinstance(payload, list) else int(payload.nbytes)
 
@@ -74,7 +75,7 @@ def _bytes_of(payload: Payload) -> int:
 def pieces(batch: Batch) -> Iterator[Batch]:
     """The batch, or slices of it, in order, of about ``BATCH_BYTES_MAX`` each; a longer row by itself."""
     rows = len(batch.payload)
-    if rows < FIRST_ROWS or (size := _bytes_of(batch.payload)) <= BATCH_BYTES_MAX:
+    if rows < FIRST_ROWS or (size := payload_bytes(batch.payload)) <= BATCH_BYTES_MAX:
         yield batch
         return
     step = max(1, rows * BATCH_BYTES_MAX // size)
@@ -176,7 +177,7 @@ class RowsOut:
         """Emit the rows, if there are as many as fit."""
         rows = self.rows
         if len(rows) >= self.room:
-            fitting = len(rows) * BATCH_BYTES_MAX // _bytes_of(rows)
+            fitting = len(rows) * BATCH_BYTES_MAX // payload_bytes(rows)
             self.room = max(1, min(BATCH_ROWS_MAX, fitting))
             if len(rows) >= self.room:
                 self.flush()

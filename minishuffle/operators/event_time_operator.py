@@ -1,4 +1,4 @@
-"""Operators of one input that go by event time, and what becomes of records that come too late for them.
+"""Operators that go by event time, and what becomes of records that come too late for them.
 
 An operator says which records are late, by its own rule; here they are counted, and dropped or sent aside, or
 they fail the task:
@@ -9,6 +9,7 @@ operator               a record is late if
 window                 the last microsecond of the latest window that it is in, and the allowed lateness
                        after that, are at or before the watermark
 session, count_window  its time is at or before the watermark
+join, asof_join        its time is at or before the watermark of its own input
 =====================  ===================================================================================
 
 (Flink: ``WindowOperator.isElementLate``, ``sideOutput``.)
@@ -39,12 +40,12 @@ from minishuffle.exchange.batch import Batch, Mask
 from minishuffle.operators.state_parts import StatePart
 from minishuffle.operators.task_state import Holding, Records, TaskState
 
-__all__ = ["EventTimeOperator", "EventTimeProgress"]
+__all__ = ["EventTimeOperator", "EventTimeProgress", "behind"]
 
 
 @dataclass(slots=True)
 class EventTimeProgress:
-    """How far event time is at an operator; microseconds."""
+    """How far event time is at an input of an operator; microseconds."""
 
     watermark: int = BEGINNING_OF_TIME
     """Never goes back."""
@@ -56,9 +57,25 @@ class EventTimeProgress:
         """What decides whether a record is late."""
         return max(self.watermark, self.own)
 
+    def advance(self, watermark: int) -> None:
+        """Be at least so far."""
+        self.watermark = max(watermark, self.watermark)
+
+    def follow(self, own: int) -> None:
+        """The records to come are those of a producer that is so far."""
+        self.own = own
+
+
+def behind(batch: Batch, progress: EventTimeProgress) -> Mask | None:
+    """Which records have times at or before what is reached; None: none of them."""
+    assert batch.times is not None
+    marks: Mask = batch.times <= progress.reached
+    return marks if marks.any() else None
+
 
 class EventTimeOperator(RecordOperator):
-    """Takes the records that are not late, and moves with the watermark. A subclass says what it does then.
+    """An operator of one input, which takes the records that are not late, and moves with the watermark. A
+    subclass says what it does then.
 
     Args:
         time: where the records' times stand.
@@ -105,15 +122,15 @@ class EventTimeOperator(RecordOperator):
 
     def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
         if isinstance(mark, Reached):
-            self.progress.own = mark.time
+            self.progress.follow(mark.time)
         elif isinstance(mark, Watermark):
-            self.progress.watermark = max(mark.time, self.progress.watermark)
+            self.progress.advance(mark.time)
             emit(Watermark(self.on_watermark(mark.time, emit)))
         else:
             emit(mark)
 
     def finish(self, emit: Emit) -> None:
-        self.progress.watermark = END_OF_TIME
+        self.progress.advance(END_OF_TIME)
         self.on_watermark(END_OF_TIME, emit)
 
     # --- what the plan asks -------------------------------------------------------------------------
@@ -140,5 +157,4 @@ class EventTimeOperator(RecordOperator):
         yield Records(pa.RecordBatch.from_pydict({"watermark": [self.progress.watermark]}))
 
     def _read_reached(self, records: Records) -> None:
-        reached = max(records.payload["watermark"].to_pylist())
-        self.progress.watermark = max(reached, self.progress.watermark)
+        self.progress.advance(max(records.payload["watermark"].to_pylist()))

@@ -28,7 +28,7 @@ window aggregate, count  columns  slots                 columns by start of wind
 session, count_window    rows     objects; TaskState    key, first, last, row count, value; rows that wait
 session, count_window    columns  TaskState             first, last, row count, aggregates; rows that wait
 interval join            both     slots; TaskState      both sides' rows by key, with time, and which matched
-as-of join               columns  slots; TaskState      both sides' rows by key, with time
+as-of join               columns  TaskState             both sides' rows by key, with time
 broadcast join           both     TaskState             the small side, whole, once for all subtasks
 event_time               both     TaskState             the greatest time of each split, for all subtasks
 map_async                rows     TaskState             rows whose call has not ended: none behind a barrier
@@ -36,8 +36,9 @@ sinks                    both     TaskState             the open file, numbers o
 all others               both     none                  nothing
 =======================  =======  ====================  ======================================================
 
-Broadcast joins, ``map_async`` and sinks write nothing so far. Joins, ``process`` and ``top_n`` write the
-same, from indexes and dicts of their own.
+Joins number keys in slots of their own (``key_slots``), by which keys of two sides are compared.
+``map_async`` and sinks write nothing so far. ``process`` and ``top_n`` write the same, from indexes and dicts
+of their own.
 """
 
 from __future__ import annotations

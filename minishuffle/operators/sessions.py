@@ -22,7 +22,6 @@ from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import Failed, OnError, emit_rows
 from minishuffle.dataflow.operators.columns import Outputs, grown, merge_states, pieces_of, states_of
 from minishuffle.dataflow.operators.convert import column_of
-from minishuffle.dataflow.operators.joincolumns import plain, plain_schema
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, datetime_of
@@ -33,7 +32,8 @@ from minishuffle.exchange.keys import canonical_rows
 from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators.column_store import Vector
-from minishuffle.operators.event_time_operator import EventTimeOperator, EventTimeProgress
+from minishuffle.operators.event_time_operator import EventTimeOperator, EventTimeProgress, behind
+from minishuffle.operators.join_columns import plain, plain_schema
 from minishuffle.operators.keyed_state import KeyedState
 from minishuffle.operators.row_store import ABSENT
 from minishuffle.operators.state_parts import StatePart
@@ -133,9 +133,7 @@ class SessionOperator(EventTimeOperator):
         self._waiting = WaitingBatches()
 
     def late(self, batch: Batch, progress: EventTimeProgress) -> Mask | None:
-        assert batch.times is not None
-        late: Mask = batch.times <= progress.reached
-        return late if late.any() else None
+        return behind(batch, progress)
 
     def take(self, batch: Batch, emit: Emit) -> None:
         self._waiting.add(self._sessions.to_hold(batch))

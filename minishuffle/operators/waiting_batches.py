@@ -46,6 +46,12 @@ class WaitingBatches:
         """How many records wait."""
         return self._rows
 
+    @property
+    def earliest(self) -> int:
+        """The least time; ``END_OF_TIME`` if there are no records."""
+        self._begin_run()
+        return self._runs.earliest
+
     def __iter__(self) -> Iterator[Batch]:
         """All of them; added so, they wait as they do here."""
         self._begin_run()

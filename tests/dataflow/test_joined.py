@@ -12,12 +12,13 @@ import pytest
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.keyed import KeyedStream
 from minishuffle.dataflow.nodes import Exchange, Node
-from minishuffle.dataflow.operators.broadcast import BroadcastRows
-from minishuffle.dataflow.operators.joinrows import JoinedTime, JoinRows
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, UnknownName, UsageError
+from minishuffle.operators.broadcast_join import BroadcastJoin
+from minishuffle.operators.interval_join import IntervalJoin
+from minishuffle.operators.join_results import JoinedTime
 
 MOMENT = pa.timestamp("us", "UTC")
 LEFT = pa.schema({"t": MOMENT, "user": pa.dictionary(pa.int8(), pa.string()), "n": pa.int64()})
@@ -49,7 +50,7 @@ def last(stream: Stream[Any]) -> Node:
 def test_two_streams_give_rows() -> None:
     for one, other in ((timed(), timed()), (timed(), right().key_by(lambda row: row["id"]))):
         joined = one.join(other)
-        assert isinstance(last(joined).operators[0], JoinRows)
+        assert isinstance(last(joined).operators[0], IntervalJoin)
         assert [feed.input for feed in last(joined).feeds] == [0, 1]
         assert joined._time is not None
         assert isinstance(joined._time.fn, JoinedTime)
@@ -67,8 +68,8 @@ def test_late_records_of_both_sides_are_streams() -> None:
     joined = left().key_by("user").join(right().key_by("id"), late="side")
     (late,), (late_right,) = joined.late._feeds, joined.late_right._feeds
     operator = last(joined).operators[0]
-    assert isinstance(operator, JoinRows)
-    assert tuple(each.tag for each in operator.late) == (late.side, late_right.side)
+    assert isinstance(operator, IntervalJoin)
+    assert tuple(each.tag for each in operator.lateness) == (late.side, late_right.side)
     assert late.side != late_right.side
     assert joined.late._columns == tuple(LEFT.names)
     assert joined.late_right._columns == tuple(RIGHT.names)
@@ -111,7 +112,7 @@ def test_a_join_needs_times() -> None:
 def test_a_broadcast_join_of_rows_sends_the_small_side_to_all() -> None:
     joined = left().broadcast_join(right(), {"user": "id"})
     node = last(joined)
-    assert isinstance(node.operators[0], BroadcastRows)
+    assert isinstance(node.operators[0], BroadcastJoin)
     assert [(feed.input, feed.exchange) for feed in node.feeds] == [(0, None), (1, Exchange("broadcast"))]
     assert joined._columns == (*LEFT.names, "at", "n_right")
     assert joined._time == EventTime(column="t")

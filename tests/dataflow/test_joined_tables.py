@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.dataflow.nodes import Exchange, Node
-from minishuffle.dataflow.operators.broadcast import BroadcastArrow
-from minishuffle.dataflow.operators.joinarrow import JoinArrow
 from minishuffle.dataflow.operators.times import BESIDE, EventTime
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, UnknownName, UsageError
+from minishuffle.operators.broadcast_join import BroadcastJoin
+from minishuffle.operators.interval_join import IntervalJoin
 from support.cutjobs import Cut, run
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -90,7 +90,7 @@ def test_what_comes_too_late_is_two_tables() -> None:
 def test_bounds_need_not_be_the_same_on_both_sides() -> None:
     joined = shown().key_by("ad").join(clicked().key_by("what"), within=HOUR, after=2 * HOUR)
     operator = last(joined).operators[0]
-    assert isinstance(operator, JoinArrow)
+    assert isinstance(operator, IntervalJoin)
     assert operator.progress.bounds == (3_600_000_000, 7_200_000_000)
 
 
@@ -221,7 +221,7 @@ def test_a_join_exchanges_both_sides_by_key() -> None:
     joined = left().key_by("user").join(right().key_by("id"), "left", within=HOUR)
     node = last(joined)
     (operator,) = node.operators
-    assert isinstance(operator, JoinArrow)
+    assert isinstance(operator, IntervalJoin)
     assert operator.progress.bounds == (3_600_000_000, 3_600_000_000)
     assert [(feed.input, feed.exchange) for feed in node.feeds] == [
         (0, Exchange("hash", keys=("user",))),
@@ -253,7 +253,7 @@ def test_outer_joins_have_nullable_columns() -> None:
 def test_a_broadcast_join_sends_the_small_side_to_all() -> None:
     joined = left().broadcast_join(right(), {"user": "id"}, "left")
     node = last(joined)
-    assert isinstance(node.operators[0], BroadcastArrow)
+    assert isinstance(node.operators[0], BroadcastJoin)
     assert node.operators[0].first_input == 1
     assert [(feed.input, feed.exchange) for feed in node.feeds] == [(0, None), (1, Exchange("broadcast"))]
     assert joined._schema is not None

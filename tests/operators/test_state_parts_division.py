@@ -18,7 +18,6 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.dataflow.operators.aggregates import outputs_of
-from minishuffle.dataflow.operators.asof import AsOfArrow
 from minishuffle.dataflow.operators.base import (
     END_OF_TIME,
     Mark,
@@ -32,10 +31,6 @@ from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.distinct import Distinct
 from minishuffle.dataflow.operators.eventtime import AssignEventTime
-from minishuffle.dataflow.operators.joinarrow import JoinArrow
-from minishuffle.dataflow.operators.joincolumns import JoinColumns
-from minishuffle.dataflow.operators.joinrows import JoinRows
-from minishuffle.dataflow.operators.joins import Bounds
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.process import ProcessRows
 from minishuffle.dataflow.operators.times import EventTime
@@ -43,6 +38,20 @@ from minishuffle.dataflow.operators.topn import TopN
 from minishuffle.dataflow.operators.windowassigner import SlidingWindows, WindowAssigner, tumbling
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.partitioner import Partitioner
+from minishuffle.operators.asof_join import AsOfColumns, AsOfJoin
+from minishuffle.operators.broadcast_join import (
+    BIG,
+    SMALL,
+    BroadcastColumns,
+    BroadcastJoin,
+    SmallColumns,
+    SmallRows,
+    SmallSide,
+)
+from minishuffle.operators.interval_join import IntervalJoin
+from minishuffle.operators.join_columns import JoinColumns
+from minishuffle.operators.join_inputs import Bounds
+from minishuffle.operators.join_results import ColumnResults, RowResults
 from minishuffle.operators.sessions import Closing, SessionAggregation, SessionFold, SessionOperator
 from minishuffle.operators.state_parts import StatePart, divided
 from minishuffle.operators.windows import Panes, WindowAggregation, WindowFold, WindowOperator, one_more
@@ -122,14 +131,13 @@ def outputs() -> list[Any]:
     return outputs_of({name: AGGREGATES[name] for name in OF_EACH_KIND}, T)  # type: ignore[arg-type]
 
 
-def join_arrow(how: Any) -> JoinArrow:
-    columns = JoinColumns(("k", "g"), ("k2", "g2"), how, T)
-    return JoinArrow(
-        columns,
-        Bounds(5, 3),
-        (T, EventTime(column="t2")),
-        (SCHEMA, RIGHT),
-    )
+def join_rows(how: Any) -> IntervalJoin:
+    return IntervalJoin(RowResults(how), Bounds(5, 5), (T, T))
+
+
+def join_columns(how: Any) -> IntervalJoin:
+    results = ColumnResults(JoinColumns(("k", "g"), ("k2", "g2"), how), (SCHEMA, RIGHT))
+    return IntervalJoin(results, Bounds(5, 3), (T, EventTime(column="t2")))
 
 
 NO_PANES, PANES = Panes(), Panes("panes", lateness=3, early=2)
@@ -151,9 +159,9 @@ def sessions_arrow(closing: Closing) -> SessionOperator:
     return SessionOperator(SessionAggregation(closing, ("k", "g"), outputs()), T, Late())
 
 
-def as_of() -> AsOfArrow:
-    columns = JoinColumns(("k", "g"), ("k2", "g2"), "left", T)
-    return AsOfArrow(columns, 9, (T, EventTime(column="t2")), (SCHEMA, RIGHT))
+def as_of() -> AsOfJoin:
+    columns = AsOfColumns(("k", "g"), ("k2", "g2"))
+    return AsOfJoin(columns, 9, (T, EventTime(column="t2")), (SCHEMA, RIGHT))
 
 
 @dataclass(frozen=True)
@@ -180,16 +188,16 @@ CASES = {
     "sessions arrow": Case(lambda: sessions_arrow(Closing(3)), arrow, (("k", "g"),)),
     "counted arrow": Case(lambda: sessions_arrow(Closing.with_size(3)), arrow, (("k", "g"),)),
     "process": Case(lambda: ProcessRows(remember, tell, T), rows),
-    "join": Case(lambda: JoinRows("full", Bounds(5, 5), (T, T)), rows, (None, None)),
+    "join": Case(lambda: join_rows("full"), rows, (None, None)),
     "count arrow": Case(lambda: counting_columns(("k",), "end"), arrow, (("k",),)),
     "aggregate": Case(lambda: aggregating(("k", "g"), AGGREGATES, "end", T), arrow, (("k", "g"),)),
     "window arrow": Case(lambda: windows_arrow(tumbling(7)), arrow, (("k", "g"),)),
     "distinct": Case(lambda: Distinct(("k", "g")), arrow, (("k", "g"),)),
     "top_n": Case(lambda: TopN(("k", "g"), 2, "v", True), arrow, (("k", "g"),)),
-    "inner join arrow": Case(lambda: join_arrow("inner"), arrow, (("k", "g"), ("k2", "g2"))),
-    "semi join arrow": Case(lambda: join_arrow("semi"), arrow, (("k", "g"), ("k2", "g2"))),
+    "inner join arrow": Case(lambda: join_columns("inner"), arrow, (("k", "g"), ("k2", "g2"))),
+    "semi join arrow": Case(lambda: join_columns("semi"), arrow, (("k", "g"), ("k2", "g2"))),
     "as of": Case(as_of, arrow, (("k", "g"), ("k2", "g2"))),
-    "full join arrow": Case(lambda: join_arrow("full"), arrow, (("k", "g"), ("k2", "g2"))),
+    "full join arrow": Case(lambda: join_columns("full"), arrow, (("k", "g"), ("k2", "g2"))),
 }
 
 
@@ -306,3 +314,52 @@ def test_the_event_time_of_splits_goes_with_them() -> None:
 
 def ignore(item: Any) -> None:
     """What is emitted is not looked at."""
+
+
+@pytest.mark.parametrize("kind", ["rows", "columns"])
+@pytest.mark.parametrize("has_begun", [False, True], ids=["before the big side", "behind it"])
+def test_the_small_side_of_a_broadcast_join_goes_on_in_every_subtask(kind: str, has_begun: bool) -> None:
+    by_key = BroadcastColumns(("k",), ("k",), is_left=True)
+    small = [{"k": key, "n": number} for number, key in enumerate([2, 1, None, 2])]
+    schema = pa.schema({"k": pa.int64(), "n": pa.int64()})
+
+    def batch(given: list[dict[str, Any]]) -> Batch:
+        return Batch(given if kind == "rows" else pa.RecordBatch.from_pylist(given))
+
+    def operator(index: int) -> BroadcastJoin:
+        side: SmallSide = SmallRows(by_key) if kind == "rows" else SmallColumns(by_key, schema)
+        made = BroadcastJoin(side)
+        made.open(TaskContext("job", "task", index, 3, 1))
+        return made
+
+    before = [operator(index) for index in range(3)]
+    for each in before:
+        for begin in (0, 2):
+            each.process(batch(small[begin : begin + 2]), SMALL, ignore)
+        if has_begun:
+            each.process(batch([{"k": 1}]), BIG, ignore)
+    parts = [part for each in before for part in each.write_state()]
+    for index in range(2):
+        after = operator(index)
+        after.read_state(divided(parts, index, 2))
+        out: list[Any] = []
+        after.process(batch([{"k": 2}, {"k": 1}, {"k": None}]), BIG, out.append)
+        found = [(row["k"], row["n"]) for each in out for row in rows_of(each)]
+        assert found == [(2, 0), (2, 3), (1, 1), (None, None)]
+
+
+def test_the_columns_of_the_small_sides_rows_stay_in_their_order() -> None:
+    before, after = (BroadcastJoin(SmallRows(BroadcastColumns(("k",), ("k",), is_left=False))) for _ in "12")
+    small = [{"k": 1, "a": 0}, {"k": None, "b": 1}, {"k": 2, "c": 2}, {"k": 1, "d": 3}]
+    found = []
+    for each in (before, after):
+        each.open(TaskContext("job", "task", 0, 1, 1))
+        out: list[Any] = []
+        if each is before:
+            each.process(Batch(small), SMALL, ignore)
+        else:
+            each.read_state(before.write_state())
+        each.process(Batch([{"k": 1}]), BIG, out.append)
+        found.append([list(row.items()) for item in out for row in rows_of(item)])
+    assert found[0] == found[1]
+    assert [name for name, _ in found[0][0]] == ["k", "a", "b", "c", "d"]

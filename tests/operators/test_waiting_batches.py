@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.watermarks import END_OF_TIME
 from minishuffle.operators import waiting_batches
 from minishuffle.operators.waiting_batches import WaitingBatches
 
@@ -61,6 +62,7 @@ def test_records_come_back_in_order_of_time_and_then_as_they_came(
                 assert read(waiting.take_until(step)) == due
             assert len(waiting) == len(held)
             if looks:
+                assert waiting.earliest == min((time for time, _ in held), default=END_OF_TIME)
                 assert sorted(pair for batch in waiting for pair in read(batch)) == sorted(held)
 
 

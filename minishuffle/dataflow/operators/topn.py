@@ -11,13 +11,13 @@ import pyarrow as pa
 from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.convert import column_of
-from minishuffle.dataflow.operators.joincolumns import plain_schema
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.order import row_order
 from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.schemas import with_innermost, without_view
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.join_columns import plain_schema
 from minishuffle.operators.state_parts import StatePart, by_columns
 
 __all__ = ["TopN"]

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators import joinheld
 from minishuffle.dataflow.operators.base import END_OF_TIME
 from minishuffle.dataflow.operators.convert import rows_of
-from minishuffle.dataflow.operators.joinheld import Held
 from minishuffle.exchange.batch import Batch
+from minishuffle.operators import held_records
+from minishuffle.operators.held_records import Held
 
 
 def vector(*numbers: int) -> Any:
@@ -23,8 +23,9 @@ def vector(*numbers: int) -> Any:
 
 def hold(held: Held, slots: Any, times: Any, as_rows: bool = False) -> None:
     names = [f"{slot}@{time}" for slot, time in zip(slots.tolist(), times.tolist(), strict=True)]
-    batch = Batch(names, slots.tolist()) if as_rows else Batch(pa.record_batch({"name": names}))
-    held.add(batch, slots, times, np.zeros(len(slots), dtype=np.bool_))
+    payload = names if as_rows else pa.record_batch({"name": names})
+    batch = Batch(payload, slots.tolist() if as_rows else None, times)
+    held.add(batch, slots, np.zeros(len(slots), dtype=np.bool_))
 
 
 def names_of(batch: Batch) -> list[str]:
@@ -33,7 +34,7 @@ def names_of(batch: Batch) -> list[str]:
 
 def found(held: Held, slots: Any, times: Any) -> list[tuple[int, str]]:
     pairs = []
-    for asked, numbers in held.find(slots, times, Batch(pa.record_batch({"asked": slots}))):
+    for asked, numbers in held.find(slots, Batch(pa.record_batch({"asked": slots}), None, times)):
         pairs += list(zip(asked.tolist(), names_of(held.records(numbers)), strict=True))
     return sorted(pairs)
 
@@ -50,11 +51,12 @@ def test_records_are_found_by_key_and_time_within() -> None:
 
 
 def test_many_partners_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joinheld, "rows_that_fit", lambda weight: 2)
+    monkeypatch.setattr(held_records, "rows_that_fit", lambda weight: 2)
     held = Held(2, 1)
     hold(held, vector(*[0] * 7, 1), vector(1, 1, 2, 3, 4, 5, 6, 3))
     asked, times = vector(0, 1, -1, 0), vector(3, 3, 3, 9)
-    pieces = [len(some) for some, _ in held.find(asked, times, Batch(pa.record_batch({"asked": asked})))]
+    batch = Batch(pa.record_batch({"asked": asked}), None, times)
+    pieces = [len(some) for some, _ in held.find(asked, batch)]
     assert pieces == [2, 2, 2]
     assert found(held, asked, times) == [
         (0, "0@1"),
@@ -81,8 +83,8 @@ def test_all_partners_are_found_once_whatever_came_and_went(
 ) -> None:
     """Room for few numbers, so that there is soon to be more, and numbers are given anew."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joinheld, "ROOM", room)
-        patch.setattr(joinheld, "CHUNK_ROWS_MAX", 50)
+        patch.setattr(held_records, "ROOM", room)
+        patch.setattr(held_records, "CHUNK_ROWS_MAX", 50)
         held, model, limit = Held(before, after), [], -1
         for given_records, past in steps:
             kept = [(slot, time + limit + 1) for slot, time in given_records]
@@ -116,7 +118,7 @@ def test_one_record_after_the_other_makes_few_chunks(as_rows: bool) -> None:
 
 
 def test_chunks_do_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joinheld, "CHUNK_ROWS_MAX", 100)
+    monkeypatch.setattr(held_records, "CHUNK_ROWS_MAX", 100)
     held = Held(0, 0)
     for number in range(1000):
         hold(held, vector(number), vector(7))

@@ -1,4 +1,4 @@
-"""Interval joins of Arrow batches: types, columns, and what is refused; results are in ``test_joins``."""
+"""Interval joins of columns: types, columns, batches; which records match is in ``test_interval_join``."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators import joincolumns
 from minishuffle.dataflow.operators.base import END_OF_TIME, TaskContext, Watermark
-from minishuffle.dataflow.operators.joinarrow import JoinArrow
-from minishuffle.dataflow.operators.joincolumns import JoinColumns
-from minishuffle.dataflow.operators.joins import LEFT, RIGHT, Bounds, How
+from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.errors import UsageError
-from minishuffle.exchange import sizes as exchange_sizes
+from minishuffle.exchange.batch import Batch
+from minishuffle.operators import join_results
+from minishuffle.operators.interval_join import IntervalJoin
+from minishuffle.operators.join_columns import JoinColumns
+from minishuffle.operators.join_inputs import LEFT, RIGHT, Bounds, How
+from minishuffle.operators.join_results import ColumnResults, Outbox
 from support.batches import as_batch, collecting
 
 
-def joined(operator: JoinArrow, left: pa.RecordBatch, right: pa.RecordBatch) -> list[dict[str, Any]]:
+def joined(operator: IntervalJoin, left: pa.RecordBatch, right: pa.RecordBatch) -> list[dict[str, Any]]:
     out: list[Any] = []
     operator.open(TaskContext("job", "task", 0, 1, 1))
     operator.process(as_batch(left), LEFT, collecting(out))
@@ -35,10 +37,10 @@ def joined(operator: JoinArrow, left: pa.RecordBatch, right: pa.RecordBatch) -> 
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-def simple(left: pa.Schema, right: pa.Schema, how: How = "inner", **options: Any) -> JoinArrow:
-    columns = JoinColumns(("k",), ("k",), how)
+def simple(left: pa.Schema, right: pa.Schema, how: How = "inner", **options: Any) -> IntervalJoin:
+    results = ColumnResults(JoinColumns(("k",), ("k",), how), (left, right))
     time = EventTime(column="t")
-    return JoinArrow(columns, Bounds(10, 10), (time, time), (left, right), **options)
+    return IntervalJoin(results, Bounds(10, 10), (time, time), **options)
 
 
 def batch(keys: pa.Array, **columns: Any) -> pa.RecordBatch:
@@ -69,15 +71,8 @@ def test_keys_of_like_types_match(left: pa.Array, right: pa.Array) -> None:
     assert [(row["v"], row["v_right"]) for row in rows] == [(1, 0)]
 
 
-def test_keys_of_unlike_types_are_refused() -> None:
-    for keys in ((pa.array([1]), pa.array(["1"])), (pa.array(["1"]), pa.array([1]))):
-        with pytest.raises(UsageError, match="join: the keys in 'k' of type .* are never equal"):
-            JoinColumns(("k",), ("k",), "inner").check_keys(*(batch(each).schema for each in keys))
-
-
 def test_rows_with_many_partners_go_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (exchange_sizes, joincolumns):
-        monkeypatch.setattr(module, "BATCH_ROWS_MAX", 100)
+    monkeypatch.setattr(join_results, "BATCH_ROWS_MAX", 100)
     sizes: list[int] = []
     one = batch(pa.array([1] * 70))
     operator = simple(one.schema, one.schema)
@@ -121,9 +116,54 @@ def test_nothing_but_the_left_shows_the_right_columns_as_null() -> None:
 
 def test_late_records_with_views_of_texts_are_set_aside_as_they_are() -> None:
     given = batch(pa.array(["a"], pa.string_view()), v=pa.array([b"x"], pa.binary_view()))
-    operator = simple(given.schema, given.schema, late=(Late("side", "late"), Late()))
+    operator = simple(given.schema, given.schema, lateness=(Late("side", "late"), Late()))
     operator.open(TaskContext("job", "task", 0, 1, 1))
     out: list[Any] = []
     operator.on_mark(Watermark(1), LEFT, collecting(out))
     operator.process(as_batch(given), LEFT, collecting(out))
     assert out[0][1].equals(given)
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [("rows", [100, 100, 100]), ("columns", [105, 105, 90])])
+def test_few_results_are_put_together_and_many_are_cut_by_their_bytes(
+    monkeypatch: pytest.MonkeyPatch, kind: str, sizes: list[int]
+) -> None:
+    """A row takes 100 bytes, one of columns 95."""
+    monkeypatch.setattr(join_results, "BATCH_BYTES_MAX", 10_000)
+    texts = [f"{number:>91}" for number in range(300)]
+    columns = pa.record_batch({"text": texts})
+    whole = Batch(texts if kind == "rows" else columns, None, np.arange(300))
+    out: list[Batch] = []
+    outbox = Outbox(out.append)  # type: ignore[arg-type]
+    for begin in range(0, 60, 20):
+        outbox.add(whole.slice(begin, begin + 20))
+    assert out == []
+    outbox.add(whole.slice(60, 300))
+    outbox.flush()
+    outbox.flush()
+    assert [len(each) for each in out] == sizes
+    found = Batch.concat(out)
+    assert found.times is not None
+    assert found.times.tolist() == list(range(300))
+    assert rows_of(found) == (texts if kind == "rows" else columns.to_pylist())
+
+
+def test_a_right_side_of_keys_alone_is_held_and_written() -> None:
+    left, right = pa.record_batch({"k": [1, 2], "v": [5, 6]}), pa.record_batch({"k": [1, 1, 3]})
+    time = EventTime(is_beside=True)
+    before, after = (
+        IntervalJoin(
+            ColumnResults(JoinColumns(("k",), ("k",), "inner"), (left.schema, right.schema)),
+            Bounds(0, 0),
+            (time, time),
+        )
+        for _ in range(2)
+    )
+    for operator in (before, after):
+        operator.open(TaskContext("job", "task", 0, 1, 1))
+    before.process(Batch(right, None, np.array([7, 7, 7])), RIGHT, lambda item: None)
+    after.read_state(before.write_state())
+    assert after.state_rows() == 3
+    out: list[Any] = []
+    after.process(Batch(left, None, np.array([7, 7])), LEFT, collecting(out))
+    assert out[0].to_pylist() == [{"k": 1, "v": 5}] * 2

@@ -14,8 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from minishuffle.dataflow.operators.base import END_OF_TIME
-from minishuffle.dataflow.operators.moments import Vector
-from minishuffle.exchange.batch import Batch, Mask
+from minishuffle.exchange.batch import Batch, Mask, Numbers, Times
 from minishuffle.exchange.sizes import row_bytes, rows_that_fit
 from minishuffle.kernels.machinecode import kernel
 
@@ -33,38 +32,39 @@ class Chunk:
     """Records whose numbers follow each other from ``first`` on to before ``end``. The first ``gone`` by time
     are let go."""
 
-    def __init__(self, batch: Batch, first: int, times: Vector) -> None:
+    def __init__(self, batch: Batch, first: int) -> None:
+        assert batch.times is not None
         self.batch = batch
+        self._times = batch.times
         self.first = first
-        self.end = first + len(times)
+        self.end = first + len(self._times)
         self.gone = 0
         self.row_bytes = row_bytes(batch.payload)
-        self.earliest = int(times.min())
+        self.earliest = int(self._times.min())
         """The least time that is held."""
-        self._times = times
-        self._by_time: Vector | None = None
-        """Their order, to which the times are put too, once one is let go: most chunks are merged before."""
+        self._by_time: Numbers | None = None
+        """Their order, once one is let go: most chunks are merged before."""
 
     @property
-    def numbers(self) -> Vector:
+    def numbers(self) -> Numbers:
         """Those of the records that are held, in order."""
         if not self.gone or self._by_time is None:
             return np.arange(self.first, self.end)
         return np.sort(self._by_time[self.gone :]) + self.first
 
-    def records(self, numbers: Vector) -> Batch:
+    def records(self, numbers: Numbers) -> Batch:
         """Those of these numbers, in their order."""
         return self.batch.take(numbers - self.first)
 
-    def take_until(self, limit: int) -> Vector:
+    def take_until(self, limit: int) -> Numbers:
         """Let go of the records up to ``limit``, and give their numbers."""
         if self._by_time is None:
             self._by_time = np.argsort(self._times, kind="stable")
-            self._times = self._times[self._by_time]
-        before, self.gone = self.gone, int(np.searchsorted(self._times, limit, "right"))
-        if self.gone < len(self._times):
-            self.earliest = int(self._times[self.gone])
-        return self._by_time[before : self.gone] + self.first
+        before, order = self.gone, self._by_time
+        self.gone = int(np.searchsorted(self._times, limit, "right", sorter=order))
+        if self.gone < len(order):
+            self.earliest = int(self._times[order[self.gone]])
+        return order[before : self.gone] + self.first
 
 
 class Held:
@@ -95,38 +95,39 @@ class Held:
         """The least time; ``END_OF_TIME`` if there are no records."""
         return min((chunk.earliest for chunk in self.chunks), default=END_OF_TIME)
 
-    def add(self, batch: Batch, slots: Vector, times: Vector, matched: Mask) -> None:
-        """Hold records, at least one, with the slots of their keys."""
+    def add(self, batch: Batch, slots: Numbers, matched: Mask) -> None:
+        """Hold records with times, at least one, and the slots of their keys."""
+        assert batch.times is not None
         first, end = self._count, self._count + len(slots)
         if end > len(self.slots):
             self._make_room(end)
-        self.slots[first:end], self.times[first:end], self.matched[first:end] = slots, times, matched
+        self.slots[first:end], self.times[first:end], self.matched[first:end] = slots, batch.times, matched
         self._count = end
         self._link(first)
-        self.chunks.append(Chunk(batch, first, self.times[first:end].copy()))
+        # The times may be a part of a longer vector, which would stay as long.
+        self.chunks.append(Chunk(Batch(batch.payload, batch.keys, self.times[first:end].copy()), first))
         while len(self.chunks) > 1 and _is_worth_merging(*self.chunks[-2:]):
             last, before = self.chunks.pop(), self.chunks.pop()
             self.chunks.append(self._merged(before, last))
 
     def _merged(self, before: Chunk, last: Chunk) -> Chunk:
-        batch = Batch.concat([before.batch, last.batch])
-        chunk = Chunk(batch, before.first, self.times[before.first : last.end].copy())
+        chunk = Chunk(Batch.concat([before.batch, last.batch]), before.first)
         if before.gone or last.gone:
             # What is gone of either is earlier than all that is held.
             chunk.take_until(min(before.earliest, last.earliest) - 1)
         return chunk
 
-    def find(self, slots: Vector, times: Vector, batch: Batch) -> Iterator[tuple[Vector, Vector]]:
-        """The partners of records of ``batch`` with these keys (-1: none) and times: (places in it, numbers
-        in order), pairwise, as many at a time as make a batch."""
+    def find(self, slots: Numbers, batch: Batch) -> Iterator[tuple[Numbers, Numbers]]:
+        """The partners of records of ``batch``, which have times, with these keys (-1: none): (places in it,
+        numbers in order), pairwise, as many at a time as make a batch."""
         if not self.chunks:
             return
         weight = row_bytes(batch.payload) + max(chunk.row_bytes for chunk in self.chunks)
-        for asked, numbers in self._pairs(slots, times, rows_that_fit(weight)):
+        for asked, numbers in self._pairs(slots, batch.times, rows_that_fit(weight)):
             order = np.argsort(numbers)
             yield asked[order], numbers[order]
 
-    def records(self, numbers: Vector) -> Batch:
+    def records(self, numbers: Numbers) -> Batch:
         """Those of these numbers, at least one, which are in order."""
         ends = np.array([chunk.end for chunk in self.chunks])
         cuts = [0, *np.searchsorted(numbers, ends).tolist()]
@@ -137,7 +138,7 @@ class Held:
         ]
         return Batch.concat(found)
 
-    def _pairs(self, slots: Vector, times: Vector, most: int) -> Iterator[tuple[Vector, Vector]]:
+    def _pairs(self, slots: Numbers, times: Times | None, most: int) -> Iterator[tuple[Numbers, Numbers]]:
         """(Places given, numbers) of all pairs, at most so many at a time."""
         asked, numbers = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
         place = np.array([0, 0, -2], dtype=np.int64)
@@ -163,7 +164,7 @@ class Held:
             if count:
                 yield asked[:count], numbers[:count]
 
-    def take_until(self, limit: int) -> Iterator[tuple[Chunk, Vector]]:
+    def take_until(self, limit: int) -> Iterator[tuple[Chunk, Numbers]]:
         """Let go of the records up to ``limit``: (chunk, numbers), before the next call of any method."""
         for chunk in self.chunks:
             if chunk.earliest <= limit:
@@ -174,16 +175,15 @@ class Held:
         if self._count > ROOM and 2 * self._gone > self._count:
             self.renumber()
 
-    def renumber(self, slots: Vector | None = None) -> None:
+    def renumber(self, slots: Numbers | None = None) -> None:
         """Give new numbers to what is held; and new slots to the keys, by their slots before."""
         numbers = np.concatenate([self.slots[:0], *(chunk.numbers for chunk in self.chunks)])
         before, self.chunks, first = self.chunks, [], 0
         self.slots, self.times = self.slots[numbers], self.times[numbers]
         self.matched = self.matched[numbers]
         for chunk in before:
-            batch, last = chunk.records(chunk.numbers), first + chunk.end - chunk.first - chunk.gone
-            self.chunks.append(Chunk(batch, first, self.times[first:last].copy()))
-            first = last
+            self.chunks.append(Chunk(chunk.records(chunk.numbers), first))
+            first = self.chunks[-1].end
         if slots is not None:
             self.slots = slots[self.slots]
         self._count, self._gone = len(numbers), 0

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators import asof
-from minishuffle.dataflow.operators.asof import AsOfArrow
 from minishuffle.dataflow.operators.base import END_OF_TIME, Mark, Side, TaskContext, Watermark
-from minishuffle.dataflow.operators.joincolumns import JoinColumns
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.operators import asof_join
+from minishuffle.operators.asof_join import AsOfColumns, AsOfJoin
 from support.batches import as_batch, collecting
 
 TIMES = (EventTime(column="t"), EventTime(column="u"))
@@ -38,8 +37,8 @@ class Run:
     """What a join gives, as (key, time, value, right time, right value); no row behind a watermark."""
 
     def __init__(self, tolerance: int | None) -> None:
-        columns = JoinColumns(("k",), ("key",), "left")
-        self.join = AsOfArrow(columns, tolerance, TIMES, (LEFT_SCHEMA, RIGHT_SCHEMA), ASIDE)
+        columns = AsOfColumns(("k",), ("key",))
+        self.join = AsOfJoin(columns, tolerance, TIMES, (LEFT_SCHEMA, RIGHT_SCHEMA), ASIDE)
         self.join.open(TaskContext("job", "task", 0, 1, 1))
         self.rows: list[Any] = []
         self.late = 0
@@ -117,7 +116,7 @@ def test_each_left_row_has_the_latest_right_one(steps: list[Step], tolerance: in
     rows, late = reference(steps, tolerance)
     run = Run(tolerance)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asof, "BATCH_ROWS_MAX", max(look, 3))
+        patch.setattr(asof_join, "BATCH_ROWS_MAX", max(look, 3))
         run.take(steps)
     assert sorted(run.rows, key=order) == sorted(rows, key=order) and run.late == late
     assert run.join.state_rows() == 0 and run.watermark == END_OF_TIME
@@ -132,7 +131,7 @@ def test_a_left_row_waits_for_the_rights_watermark_alone() -> None:
 
 
 def test_one_right_row_of_each_key_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asof, "BATCH_ROWS_MAX", 10)
+    monkeypatch.setattr(asof_join, "BATCH_ROWS_MAX", 10)
     run = Run(None)
     for time in range(0, 1000, 10):
         run.take([(1, [(key, time + key, time) for key in range(5)]), (0, time), (1, time + 9)])
@@ -159,7 +158,7 @@ def test_of_ties_nan_is_the_greatest_and_null_the_smallest(kind: pa.DataType) ->
         column = pa.array(values, pa.float64()).cast(kind)
         right = pa.record_batch({"key": [1, 1, 1], "u": times, "v": column})
         schemas = (left.schema, right.schema)
-        join = AsOfArrow(JoinColumns(("k",), ("key",), "left"), None, TIMES, schemas, ASIDE)
+        join = AsOfJoin(AsOfColumns(("k",), ("key",)), None, TIMES, schemas, ASIDE)
         join.open(TaskContext("job", "task", 0, 1, 1))
         out: list[Any] = []
         join.process(as_batch(right), 1, collecting(out))

@@ -1,32 +1,24 @@
-"""The columns of joins: their names and types."""
+"""The columns of joins of tables: their names and types, what is held of them, and what comes out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minishuffle.dataflow.operators.base import Emit
-from minishuffle.dataflow.operators.joins import LEFT, RIGHT, How
 from minishuffle.dataflow.operators.keykinds import check_key_kinds
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.widertype import as_type, in_schema
 from minishuffle.errors import UsageError, WrongColumns
-from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.schemas import with_innermost, without_dictionary, without_view
-from minishuffle.exchange.sizes import pieces
-from minishuffle.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
+from minishuffle.operators.join_inputs import LEFT, RIGHT, How
 
 __all__ = [
     "JoinColumns",
     "SUFFIX",
-    "Outbox",
     "joined_names",
-    "null_marks",
     "plain",
     "plain_schema",
     "with_columns",
@@ -81,56 +73,16 @@ def plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return found
 
 
-def null_marks(arrays: Sequence[pa.Array]) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-    """Where one of the arrays is null; None if none is anywhere."""
-    marks = None
-    for array in arrays:
-        if array.null_count:
-            nulls = array.is_null().to_numpy(zero_copy_only=False)
-            marks = nulls if marks is None else marks | nulls
-    return marks
-
-
-class Outbox:
-    """Gathers results and emits them in batches within ``BATCH_ROWS_MAX`` and about ``BATCH_BYTES_MAX``."""
-
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
-        self._batches: list[Batch] = []
-        self._rows = self._bytes = 0
-
-    def add(self, batch: Batch) -> None:
-        rows = batch.payload.num_rows
-        for start in range(0, rows, BATCH_ROWS_MAX):
-            for piece in pieces(batch.slice(start, min(start + BATCH_ROWS_MAX, rows))):
-                self._add(piece)
-
-    def _add(self, batch: Batch) -> None:
-        columns = batch.payload
-        if self._rows + columns.num_rows > BATCH_ROWS_MAX or self._bytes + columns.nbytes > BATCH_BYTES_MAX:
-            self.flush()
-        self._batches.append(batch)
-        self._rows += columns.num_rows
-        self._bytes += columns.nbytes
-
-    def flush(self) -> None:
-        if self._rows:
-            self._emit(Batch.concat(self._batches))
-        self._batches, self._rows, self._bytes = [], 0, 0
-
-
 class JoinColumns:
     """The columns of an interval join: the keys, the left's others, the right's others.
 
-    What is held of a side is its batch in that order: of the left keys and others, of the right others,
-    and the keys too if rows of the right may go out alone. Semi and anti joins give the left's columns, and
-    hold the right's keys. A name of the right that the left has too gets ``suffix``. Event
-    times are held apart.
+    What is held of a side is its batch in that order: of the left keys and others, of the right others, and
+    the keys too if rows of the right may go out alone, or if there are no others. Semi and anti joins give
+    the left's columns, and hold the right's keys. A name of the right that the left has too gets ``suffix``.
+    Event times are held apart.
     """
 
     method = "join"
-    passes_on: frozenset[str] = frozenset()
-    """Columns that the left may have beside those that it shows, and that come into the result."""
 
     def __init__(
         self,
@@ -154,7 +106,7 @@ class JoinColumns:
             return [*keys, *others]
         if self.shows_left_alone:
             return list(keys)
-        return [*others, *keys] if self.how in ("full", "right") else others
+        return [*others, *keys] if self.how in ("full", "right") or not others else others
 
     def others(self, given: Sequence[str], input: int = RIGHT) -> list[str]:
         """Those that are no keys, as far as they come into the result."""
@@ -205,7 +157,7 @@ class JoinColumns:
         def reads(wanted: frozenset[str] | None, input: int) -> frozenset[str] | None:
             if wanted is None:
                 return None
-            shown = {name: name for name in (*left, *self.passes_on)} if input == LEFT else fixed
+            shown = {name: name for name in left} if input == LEFT else fixed
             return frozenset(needed[input] | {name for name, as_ in shown.items() if as_ in wanted})
 
         return reads

@@ -1,5 +1,5 @@
-"""Interval joins of rows and of Arrow against nested loops over all records: results, late ones, watermarks,
-memory."""
+"""Interval joins of rows and of columns against nested loops over all records: results, late ones,
+watermarks, memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators import joins
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
@@ -24,14 +23,15 @@ from minishuffle.dataflow.operators.base import (
     Watermark,
 )
 from minishuffle.dataflow.operators.convert import rows_of
-from minishuffle.dataflow.operators.joinarrow import JoinArrow
-from minishuffle.dataflow.operators.joincolumns import JoinColumns
-from minishuffle.dataflow.operators.joinrows import JoinedTime, JoinRows
-from minishuffle.dataflow.operators.joins import LEFT, RIGHT, Bounds, How, JoinProgress
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import microseconds
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.exchange.batch import Batch
+from minishuffle.operators import interval_join
+from minishuffle.operators.interval_join import IntervalJoin
+from minishuffle.operators.join_columns import JoinColumns
+from minishuffle.operators.join_inputs import LEFT, RIGHT, Bounds, How
+from minishuffle.operators.join_results import ColumnResults, JoinedTime, RowResults
 from support.batches import as_batch, collecting, shown
 
 Times: TypeAlias = tuple[EventTime, EventTime]
@@ -61,19 +61,20 @@ def arrow(input: int, records: list[Record]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def on_rows(how: How, before: int, after: int | None = None, times: Times = TIMES) -> JoinRows:
-    return JoinRows(how, Bounds(before, before if after is None else after), times, ASIDE)
+def on_rows(how: How, before: int, after: int | None = None, times: Times = TIMES) -> IntervalJoin:
+    bounds = Bounds(before, before if after is None else after)
+    return IntervalJoin(RowResults(how), bounds, times, ASIDE)
 
 
-def on_arrow(how: How, before: int, after: int | None = None, times: Times = TIMES) -> JoinArrow:
-    columns, bounds = JoinColumns(("k",), ("key",), how), Bounds(before, before if after is None else after)
-    return JoinArrow(columns, bounds, times, (LEFT_SCHEMA, RIGHT_SCHEMA), ASIDE)
+def on_arrow(how: How, before: int, after: int | None = None, times: Times = TIMES) -> IntervalJoin:
+    results = ColumnResults(JoinColumns(("k",), ("key",), how), (LEFT_SCHEMA, RIGHT_SCHEMA))
+    return IntervalJoin(results, Bounds(before, before if after is None else after), times, ASIDE)
 
 
 class Run:
     """What a join gives: pairs, late records by side, marks; checks that no pair comes behind a watermark."""
 
-    def __init__(self, operator: JoinRows | JoinArrow) -> None:
+    def __init__(self, operator: IntervalJoin) -> None:
         self.operator = operator
         self.pairs: list[Pair] = []
         self.late: tuple[list[Record], list[Record]] = ([], [])
@@ -312,7 +313,7 @@ def test_late_is_said_of_each_side_by_its_own_watermark(make: Make, convert: Mak
 @both
 def test_late_records_may_be_dropped(make: Make, convert: Make) -> None:
     operator = make("inner", 5)
-    operator.late = (Late(), Late())
+    operator.lateness = (Late(), Late())
     run = Run(operator)
     run.take(LEFT, Watermark(100))
     run.take(LEFT, convert(LEFT, [(1, 100, 2)]))
@@ -356,29 +357,10 @@ def test_an_idle_side_does_not_hold_the_other(make: Make, convert: Make) -> None
     assert run.marks == [Watermark(20), Idle(), Active(), Idle()]
 
 
-def test_an_idle_side_does_not_follow_one_that_has_ended_or_is_idle_too() -> None:
-    progress = JoinProgress("inner", Bounds(0, 0))
-    progress.take(Watermark(50), LEFT)
-    progress.take(Idle(), RIGHT)
-    assert progress.reached == [50, 50]
-    assert not progress.idle
-    progress.take(Watermark(END_OF_TIME), LEFT)
-    assert progress.reached == [END_OF_TIME, 50]
-    assert progress.idle
-    progress.take(Active(), RIGHT)
-    assert not progress.idle
-    both_idle = JoinProgress("inner", Bounds(0, 0))
-    both_idle.take(Watermark(50), LEFT)
-    both_idle.take(Idle(), LEFT)
-    both_idle.take(Idle(), RIGHT)
-    assert both_idle.reached == [50, BEGINNING_OF_TIME]
-    assert both_idle.idle
-
-
 @both
 def test_many_steps_leave_nothing_behind(make: Make, convert: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows, and the numbers of keys that are never seen again."""
-    monkeypatch.setattr(joins, "SPARE_KEYS", 50)
+    monkeypatch.setattr(interval_join, "SPARE_KEYS", 50)
     run = Run(make("full", 3))
     run.take(LEFT, convert(LEFT, [(-1, 100_000, 0)]))
     most = 0
@@ -390,7 +372,7 @@ def test_many_steps_leave_nothing_behind(make: Make, convert: Make, monkeypatch:
         run.take(RIGHT, Watermark(time + 9))
         most = max(most, sum(held(run.operator)))
         assert run.operator.state_rows() == sum(held(run.operator)) > 0
-        assert len(run.operator._indexes[LEFT]) <= 50 + 2 * 40
+        assert len(run.operator._keys[LEFT]) <= 50 + 2 * 40
         assert sum(chunk.end - chunk.first for side in run.operator._held for chunk in side.chunks) <= 128
     assert most < 40
     run.end()
