@@ -20,7 +20,7 @@ from minishuffle.errors import InvalidGraph, UsageError
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.keyed import KeyedStream
-    from minishuffle.dataflow.operators.late import Late, LatePolicy
+    from minishuffle.operators.event_time_operator import Late, LatePolicy
     from minishuffle.operators.join_inputs import Bounds, How
 
 __all__ = ["Apart", "On", "broadcast_join", "interval_join", "interval_of", "look_up_feeds", "look_up_node"]

@@ -19,7 +19,7 @@ from minishuffle.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from minishuffle.dataflow.operators.late import LatePolicy
+    from minishuffle.operators.event_time_operator import LatePolicy
     from minishuffle.operators.join_columns import JoinColumns
     from minishuffle.operators.join_inputs import How
 

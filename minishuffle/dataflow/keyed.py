@@ -17,8 +17,8 @@ from minishuffle.dataflow.windowed import Windowable, WindowedStream, Windowing
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.operators.chained import Emission, OnError
-    from minishuffle.dataflow.operators.late import LatePolicy
     from minishuffle.dataflow.operators.process import ProcessContext
+    from minishuffle.operators.event_time_operator import LatePolicy
     from minishuffle.operators.join_inputs import How
 
 __all__ = ["KeyedStream"]

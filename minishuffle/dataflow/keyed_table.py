@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from minishuffle.dataflow.operators.chained import Emission
     from minishuffle.dataflow.operators.columns import Outputs
-    from minishuffle.dataflow.operators.late import LatePolicy
+    from minishuffle.operators.event_time_operator import LatePolicy
     from minishuffle.operators.join_inputs import How
 
 __all__ = ["KeyedTable", "WindowedTable"]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from minishuffle.dataflow.operators.chained import Emission, ForgivingOperator, OnError, RecordOperator
     from minishuffle.dataflow.operators.eventtime import Watermarks
-    from minishuffle.dataflow.operators.late import Late, LatePolicy
+    from minishuffle.operators.event_time_operator import Late, LatePolicy
 
 __all__ = [
     "Columns",
@@ -88,7 +88,7 @@ _SIDE_STEPS = {
 
 def late_of(policy: LatePolicy, side: SideOutput | None) -> Late:
     """What becomes of late records, of which ``side`` are those that are put aside."""
-    from minishuffle.dataflow.operators.late import Late
+    from minishuffle.operators.event_time_operator import Late
 
     return Late(policy, "" if side is None else side.tag)
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.operators.base import Operator
     from minishuffle.dataflow.operators.chained import OnError
     from minishuffle.dataflow.operators.columns import Outputs
-    from minishuffle.dataflow.operators.late import Late, LatePolicy
     from minishuffle.dataflow.operators.windowassigner import WindowAssigner
+    from minishuffle.operators.event_time_operator import Late, LatePolicy
     from minishuffle.operators.sessions import Closing
     from minishuffle.operators.windows import Panes
 

@@ -14,15 +14,15 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import END_OF_TIME, Emit, Used
 from minishuffle.dataflow.operators.convert import column_of
-from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN
 from minishuffle.dataflow.operators.order import row_order
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.exchange.batch import Batch, Numbers
 from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.event_time_operator import Late
 from minishuffle.operators.join_columns import SUFFIX, JoinColumns
-from minishuffle.operators.join_inputs import DROPPED, LEFT, RIGHT, Bounds, TimedJoin, record_times
+from minishuffle.operators.join_inputs import BOTH_DROPPED, LEFT, RIGHT, Bounds, TimedJoin, record_times
 from minishuffle.operators.join_results import ColumnResults, Outbox
 from minishuffle.operators.key_slots import JoinKeys, KeySlots
 from minishuffle.operators.task_state import Records
@@ -102,7 +102,7 @@ class AsOfJoin(TimedJoin):
         tolerance: int | None,
         times: tuple[EventTime, EventTime],
         schemas: tuple[pa.Schema, pa.Schema],
-        lateness: tuple[Late, Late] = DROPPED,
+        lateness: tuple[Late, Late] = BOTH_DROPPED,
     ) -> None:
         before = TIME_MAX - TIME_MIN if tolerance is None else tolerance
         super().__init__(columns.how, Bounds(before, 0), times, lateness)
@@ -120,7 +120,7 @@ class AsOfJoin(TimedJoin):
         narrowed._results = self._results.narrowed(used.takes)
         return narrowed
 
-    def join(self, batch: Batch, input: int, emit: Emit) -> None:
+    def take(self, batch: Batch, input: int, emit: Emit) -> None:
         held, keys = self._results.taken(batch, input)
         # A left row without a key goes out at its time, a right one never.
         self._side(input).add(held if input == LEFT or keys.kept is None else held.mask(keys.kept))

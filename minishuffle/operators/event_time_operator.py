@@ -1,4 +1,4 @@
-"""Operators that go by event time, and what becomes of records that come too late for them.
+"""The run loop of operators that go by event time: their inputs' watermarks, and records that come late.
 
 An operator says which records are late, by its own rule; here they are counted, and dropped or sent aside, or
 they fail the task:
@@ -9,152 +9,301 @@ operator               a record is late if
 window                 the last microsecond of the latest window that it is in, and the allowed lateness
                        after that, are at or before the watermark
 session, count_window  its time is at or before the watermark
-join, asof_join        its time is at or before the watermark of its own input
+interval, as-of join   its time is at or before the watermark of its own input
+process                never: its functions see ``context.time`` and ``context.watermark``
 =====================  ===================================================================================
 
-(Flink: ``WindowOperator.isElementLate``, ``sideOutput``.)
+With ``watermarks="each"`` the watermark of the record's producer counts where it is ahead.
+
+Of two inputs the lesser watermark counts. While one input is idle and the other is not, it counts as far as
+the other; what it still sends of that time is late. (Flink: ``WindowOperator.isElementLate``, ``sideOutput``;
+``IntervalJoinOperator``, where a record is late by the lesser watermark of both.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
+    Active,
     Emit,
+    Idle,
     Mark,
     Reached,
+    Side,
+    TaskContext,
     Used,
     Watermark,
 )
-from minishuffle.dataflow.operators.chained import OnError, RecordOperator
-from minishuffle.dataflow.operators.late import Late
+from minishuffle.dataflow.operators.chained import OnError, RecordOperator, preview
+from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.moments import event_times
 from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch, Mask
 from minishuffle.operators.state_parts import StatePart
 from minishuffle.operators.task_state import Holding, Records, TaskState
 
-__all__ = ["EventTimeOperator", "EventTimeProgress", "behind"]
+__all__ = [
+    "DROPPED",
+    "EventTimeOperator",
+    "EventTimeProgress",
+    "InputProgress",
+    "Late",
+    "LatePolicy",
+    "behind",
+]
+
+LatePolicy: TypeAlias = Literal["drop", "side", "fail"]
+"""Late records are dropped, go to a side output, or end the task with an error."""
+_SIDES: Final = ("late", "late_right")
+"""Names of the side outputs of late records, by input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """What becomes of late records; they are counted in any case. ``tag`` is that of the side output."""
+
+    policy: LatePolicy = "drop"
+    tag: str = ""
+
+    def sides(self, name: str) -> Mapping[str, str]:
+        """The tag under the name, if they go to a side output."""
+        return {name: self.tag} if self.policy == "side" else {}
+
+    def take(self, batch: Batch, context: TaskContext, emit: Emit) -> None:
+        """Some records (at least one) are late.
+
+        Raises:
+            UsageError: there are to be none.
+        """
+        context.counters.note_late(len(batch), dropped=self.policy == "drop")
+        if self.policy == "fail":
+            (first,) = rows_of(batch.slice(0, 1))
+            raise UsageError(
+                f"a record came too late, behind the watermark: {preview(first)}: raise out_of_order= of "
+                "event_time(), or write late='drop' or late='side'"
+            )
+        if self.policy == "side":
+            emit(Side(self.tag, Batch(batch.payload, None, batch.times)))
+
+
+DROPPED: Final = Late()
 
 
 @dataclass(slots=True)
-class EventTimeProgress:
-    """How far event time is at an input of an operator; microseconds."""
+class InputProgress:
+    """How far event time is at one input; microseconds."""
 
     watermark: int = BEGINNING_OF_TIME
     """Never goes back."""
     own: int = BEGINNING_OF_TIME
     """The watermark of the producer that the records at hand come from, where that decides."""
+    last: int = BEGINNING_OF_TIME
+    """What the input had reached before its end."""
+    is_idle: bool = False
 
     @property
     def reached(self) -> int:
         """What decides whether a record is late."""
         return max(self.watermark, self.own)
 
-    def advance(self, watermark: int) -> None:
-        """Be at least so far."""
-        self.watermark = max(watermark, self.watermark)
+    def take(self, mark: Watermark | Idle | Active) -> None:
+        """A watermark has come, or the end, or whether the input is idle."""
+        self.is_idle = isinstance(mark, Idle)
+        if isinstance(mark, Watermark):
+            self.advance(mark.time)
+            if mark.time != END_OF_TIME:
+                self.last = self.watermark
 
-    def follow(self, own: int) -> None:
-        """The records to come are those of a producer that is so far."""
-        self.own = own
+    def advance(self, time: int) -> None:
+        """Be so far at least."""
+        self.watermark = max(time, self.watermark)
+
+    def set_producer_watermark(self, time: int) -> None:
+        """The records that follow come from a producer that is so far."""
+        self.own = time
+
+    def restore(self, reached: int, last: int) -> None:
+        """Be at least as far as an input was."""
+        self.advance(reached)
+        self.last = max(last, self.last)
 
 
-def behind(batch: Batch, progress: EventTimeProgress) -> Mask | None:
-    """Which records have times at or before what is reached; None: none of them."""
+class EventTimeProgress:
+    """How far event time is at all inputs of an operator."""
+
+    def __init__(self, inputs: int) -> None:
+        self.inputs = tuple(InputProgress() for _ in range(inputs))
+
+    @property
+    def watermarks(self) -> tuple[int, ...]:
+        """By input."""
+        return tuple([input.watermark for input in self.inputs])
+
+    @property
+    def ended(self) -> bool:
+        """Whether all inputs have ended."""
+        return min(self.watermarks) == END_OF_TIME
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing but idle and ended inputs."""
+        return not self.ended and all(
+            input.is_idle or input.watermark == END_OF_TIME for input in self.inputs
+        )
+
+    @property
+    def last(self) -> int:
+        """What the inputs had reached before they ended."""
+        return max(input.last for input in self.inputs)
+
+    def take(self, mark: Watermark | Idle | Active, input: int) -> bool:
+        """A watermark of an input, its end, or its idleness has come. Whether event time may have gone on."""
+        before = self.watermarks
+        self.inputs[input].take(mark)
+        active = [
+            other.watermark for other in self.inputs if not other.is_idle and other.watermark != END_OF_TIME
+        ]
+        for other in self.inputs if active else ():
+            if other.is_idle:
+                other.advance(min(active))
+        return isinstance(mark, Watermark) or self.watermarks != before
+
+    def write(self) -> Iterator[Records]:
+        """How far all inputs are."""
+        last = [input.last for input in self.inputs]
+        columns = {"reached": pa.array(self.watermarks), "last": pa.array(last)}
+        yield Records(pa.RecordBatch.from_pydict(columns))
+
+    def read(self, records: Records) -> None:
+        """Be at least as far as a subtask that has written this."""
+        reached, last = (column.to_pylist() for column in records.payload)
+        for input, own in enumerate(self.inputs):
+            own.restore(reached[input], last[input])
+
+
+def behind(batch: Batch, progress: InputProgress) -> Mask:
+    """Which records have a time at or before what their input has reached."""
     assert batch.times is not None
-    marks: Mask = batch.times <= progress.reached
-    return marks if marks.any() else None
+    late: Mask = batch.times <= progress.reached
+    return late
 
 
 class EventTimeOperator(RecordOperator):
-    """An operator of one input, which takes the records that are not late, and moves with the watermark. A
-    subclass says what it does then.
+    """Takes the records that are not late, and moves with the watermarks. A subclass says what it does then.
 
     Args:
-        time: where the records' times stand.
-        late: what becomes of late records.
+        times: where the records' times stand, by input; ``is_none``: they have none.
+        lateness: what becomes of late records, by input.
         fn: the function of the user that is called for each record; None: there is none.
     """
 
     keeps_rows = True
 
-    def __init__(self, time: EventTime, late: Late, fn: Any, on_error: OnError) -> None:
+    def __init__(
+        self,
+        times: Sequence[EventTime],
+        lateness: Sequence[Late],
+        fn: Any = None,
+        on_error: OnError = "fail",
+    ) -> None:
         super().__init__(fn, on_error)
-        self.by_channel = time.each
-        self.progress = EventTimeProgress()
-        self._time = time
-        self._lateness = late
+        self.times = tuple(times)
+        self.progress = EventTimeProgress(len(times))
+        self.by_channel = any(time.each for time in times)
+        self.lateness = tuple(lateness)
+        self._emitted = BEGINNING_OF_TIME
+        """The last watermark that was passed on, and whether idleness was after it."""
+        self._emitted_idle = False
 
     # --- what a subclass does -----------------------------------------------------------------------
 
-    def late(self, batch: Batch, progress: EventTimeProgress) -> Mask | None:
-        """Which records are late; None: none of them. The batch has the records' times."""
+    def late(self, batch: Batch, progress: InputProgress) -> Mask | None:
+        """Which records of an input are late; None: none of them. The batch has the records' times."""
+        return None
+
+    def take(self, batch: Batch, input: int, emit: Emit) -> None:
+        """Take records of an input, at least one, with their times; none of them is late."""
         raise NotImplementedError
 
-    def take(self, batch: Batch, emit: Emit) -> None:
-        """Take records, at least one, with their times, none of which is late."""
+    def on_watermark(self, emit: Emit) -> int:
+        """Event time may have gone on, see ``progress``. The watermark to pass on behind what is emitted now:
+        nothing that is emitted later has a time up to it."""
         raise NotImplementedError
 
-    def on_watermark(self, watermark: int, emit: Emit) -> int:
-        """Event time has come so far; the watermark to pass on, behind what is emitted now."""
-        raise NotImplementedError
+    def on_end(self, emit: Emit) -> None:
+        """All inputs have ended, and :meth:`on_watermark` was called."""
 
     # --- records and marks --------------------------------------------------------------------------
 
+    def timed(self, batch: Batch, input: int) -> Batch:
+        """Records of an input with their times; as they are if they have none."""
+        time = self.times[input]
+        if time.is_none:
+            return batch
+        times = event_times(time, batch)
+        return batch if times is batch.times else Batch(batch.payload, batch.keys, times)
+
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        times = event_times(self._time, batch)
-        if not len(times):
+        if not len(batch.payload):
             return
-        timed = Batch(batch.payload, batch.keys, times)
-        late = self.late(timed, self.progress)
-        if late is not None:
-            self._lateness.take(batch.mask(late), self.context, emit)
+        timed = self.timed(batch, input)
+        late = self.late(timed, self.progress.inputs[input])
+        if late is not None and late.any():
+            self.lateness[input].take(batch.mask(late), self.context, emit)
             timed = timed.mask(~late)
-        if len(timed):
-            self.take(timed, emit)
+            if not len(timed):
+                return
+        self.take(timed, input, emit)
 
     def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
         if isinstance(mark, Reached):
-            self.progress.follow(mark.time)
-        elif isinstance(mark, Watermark):
-            self.progress.advance(mark.time)
-            emit(Watermark(self.on_watermark(mark.time, emit)))
+            own = mark.time if self.times[input].each else BEGINNING_OF_TIME
+            self.progress.inputs[input].set_producer_watermark(own)
+        elif isinstance(mark, Watermark | Idle | Active):
+            if self.progress.take(mark, input):
+                time = self.on_watermark(emit)
+                if self.progress.ended:
+                    self.on_end(emit)
+                self.pass_on(time, emit)
+            if self.progress.idle != self._emitted_idle:
+                self._emitted_idle = self.progress.idle
+                emit(Idle() if self._emitted_idle else Active())
         else:
             emit(mark)
 
-    def finish(self, emit: Emit) -> None:
-        self.progress.advance(END_OF_TIME)
-        self.on_watermark(END_OF_TIME, emit)
+    def pass_on(self, time: int, emit: Emit) -> None:
+        """Pass a watermark on, if it is later than the last one."""
+        if time > self._emitted:
+            self._emitted, self._emitted_idle = time, False
+            emit(Watermark(time))
 
     # --- what the plan asks -------------------------------------------------------------------------
 
     def takes_times(self, input: int, used: Used) -> bool:
-        return self._time.is_beside
+        return self.times[input].is_beside
 
     def sides_to_read(self) -> Mapping[str, str]:
-        return self._lateness.sides("late")
+        found = dict(super().sides_to_read())
+        for name, late in zip(_SIDES, self.lateness, strict=False):
+            found |= late.sides(name)
+        return found
 
     # --- state --------------------------------------------------------------------------------------
 
     def holdings(self) -> dict[str, Holding]:
         """What is no value of a key."""
-        return {"reached": Holding("all", self._write_reached, self._read_reached)}
+        return {"progress": Holding("all", self.progress.write, self.progress.read)}
 
     def write_state(self) -> Iterator[StatePart]:
         return TaskState(self.holdings()).write(self.context.index)
 
     def read_state(self, parts: Iterable[StatePart]) -> None:
         TaskState(self.holdings()).read(parts)
-
-    def _write_reached(self) -> Iterator[Records]:
-        yield Records(pa.RecordBatch.from_pydict({"watermark": [self.progress.watermark]}))
-
-    def _read_reached(self, records: Records) -> None:
-        self.progress.advance(max(records.payload["watermark"].to_pylist()))

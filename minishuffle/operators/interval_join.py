@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Emit, Used
-from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.exchange.batch import Batch, Mask, Numbers, Times
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.event_time_operator import Late
 from minishuffle.operators.held_records import Chunk, Held
-from minishuffle.operators.join_inputs import DROPPED, LEFT, RIGHT, Bounds, TimedJoin, record_times
+from minishuffle.operators.join_inputs import BOTH_DROPPED, LEFT, RIGHT, Bounds, TimedJoin, record_times
 from minishuffle.operators.join_results import JoinResults, Outbox
 from minishuffle.operators.key_slots import KeySlots
 from minishuffle.operators.task_state import Records
@@ -46,7 +46,7 @@ class IntervalJoin(TimedJoin):
         results: JoinResults,
         bounds: Bounds,
         times: tuple[EventTime, EventTime],
-        lateness: tuple[Late, Late] = DROPPED,
+        lateness: tuple[Late, Late] = BOTH_DROPPED,
     ) -> None:
         super().__init__(results.how, bounds, times, lateness)
         self.how = results.how
@@ -64,7 +64,7 @@ class IntervalJoin(TimedJoin):
         narrowed._results = self._results.narrowed(used.takes)
         return narrowed
 
-    def join(self, batch: Batch, input: int, emit: Emit) -> None:
+    def take(self, batch: Batch, input: int, emit: Emit) -> None:
         held, keys = self._results.taken(batch, input)
         slots, others = self._keys[input].lookup(keys), self._keys[1 - input].find(keys)
         if input == RIGHT and self.how in ("semi", "anti"):

@@ -23,7 +23,6 @@ from minishuffle.dataflow.operators.chained import Failed, OnError, emit_rows
 from minishuffle.dataflow.operators.columns import Outputs, grown, merge_states, pieces_of, states_of
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
-from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, datetime_of
 from minishuffle.dataflow.operators.timeheap import TimeHeap
 from minishuffle.dataflow.operators.times import EventTime
@@ -32,7 +31,7 @@ from minishuffle.exchange.keys import canonical_rows
 from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators.column_store import Vector
-from minishuffle.operators.event_time_operator import EventTimeOperator, EventTimeProgress, behind
+from minishuffle.operators.event_time_operator import EventTimeOperator, InputProgress, Late, behind
 from minishuffle.operators.join_columns import plain, plain_schema
 from minishuffle.operators.keyed_state import KeyedState
 from minishuffle.operators.row_store import ABSENT
@@ -128,26 +127,25 @@ class SessionOperator(EventTimeOperator):
     def __init__(
         self, sessions: SessionValues, time: EventTime, late: Late, on_error: OnError = "fail"
     ) -> None:
-        super().__init__(time, late, sessions.fn, on_error)
+        super().__init__((time,), (late,), sessions.fn, on_error)
         self._sessions = sessions
         self._waiting = WaitingBatches()
 
-    def late(self, batch: Batch, progress: EventTimeProgress) -> Mask | None:
+    def late(self, batch: Batch, progress: InputProgress) -> Mask:
         return behind(batch, progress)
 
-    def take(self, batch: Batch, emit: Emit) -> None:
+    def take(self, batch: Batch, input: int, emit: Emit) -> None:
         self._waiting.add(self._sessions.to_hold(batch))
 
-    def on_watermark(self, watermark: int, emit: Emit) -> int:
-        reached = self.progress.watermark
+    def on_watermark(self, emit: Emit) -> int:
+        (reached,) = self.progress.watermarks
         due = self._waiting.take_until(reached)
         if due is not None:
             self._sessions.add(due, self.failed)
         self._sessions.end(reached, emit)
-        return watermark
+        return reached
 
-    def finish(self, emit: Emit) -> None:
-        super().finish(emit)
+    def on_end(self, emit: Emit) -> None:
         self._sessions.forget()
 
     # --- state --------------------------------------------------------------------------------------

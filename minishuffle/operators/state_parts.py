@@ -42,7 +42,6 @@ __all__ = [
     "by_rows",
     "chunks",
     "divided",
-    "greatest",
     "in_order",
     "key_columns_of",
     "keys_of",
@@ -163,11 +162,3 @@ def by_columns(name: str, keys: Sequence[pa.Array], columns: dict[str, pa.Array]
 def key_columns_of(part: StatePart) -> list[pa.Array]:
     names = [name for name in part.batch.schema.names if name.removeprefix(KEY).isdigit()]
     return [part.batch.column(name) for name in names]
-
-
-# --- event time -----------------------------------------------------------------------------------------
-
-
-def greatest(part: StatePart, times: list[int], column: str) -> list[int]:
-    """The greater ones of these times and those of a part that all subtasks get."""
-    return [max(pair) for pair in zip(times, part.batch.column(column).to_pylist(), strict=True)]

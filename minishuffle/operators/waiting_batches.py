@@ -22,11 +22,34 @@ _RUN_ROWS_MIN: Final = 128
 class _Run:
     """Records in order of time."""
 
-    batch: Batch
-    begin: int
-    """Those before this number have been given back; they stay in memory while they are the fewer ones."""
     number: int
     """Runs count from 0, in the order in which their records came."""
+    batch: Batch
+    begin: int = 0
+    """Those before this number have been given back; they stay in memory while they are the fewer ones."""
+
+    def __len__(self) -> int:
+        return len(self.batch) - self.begin
+
+    @property
+    def earliest(self) -> int:
+        assert self.batch.times is not None
+        return int(self.batch.times[self.begin])
+
+    def left(self) -> Batch:
+        """The records that have not been given back."""
+        return self.batch.slice(self.begin, len(self.batch)) if self.begin else self.batch
+
+    def take_until(self, limit: int) -> Batch:
+        """Give back the records up to ``limit``."""
+        batch, begin, rows = self.batch, self.begin, len(self.batch)
+        times = batch.times
+        assert times is not None
+        end = rows if times[-1] <= limit else int(np.searchsorted(times, limit, "right"))
+        self.begin = end
+        if rows < 2 * end < 2 * rows:
+            self.batch, self.begin = batch.take(np.arange(end, rows)), 0
+        return batch.slice(begin, end) if end - begin < rows else batch
 
 
 class WaitingBatches:
@@ -56,7 +79,7 @@ class WaitingBatches:
         """All of them; added so, they wait as they do here."""
         self._begin_run()
         for run in sorted((run for _, run in self._runs), key=attrgetter("number")):
-            yield run.batch.slice(run.begin, len(run.batch)) if run.begin else run.batch
+            yield run.left()
 
     def add(self, batch: Batch) -> None:
         """Hold records."""
@@ -72,16 +95,9 @@ class WaitingBatches:
         self._begin_run()
         due: list[tuple[int, Batch]] = []
         for _, run in self._runs.take_until(limit):
-            batch, begin, rows = run.batch, run.begin, len(run.batch)
-            times = batch.times
-            assert times is not None
-            end = rows if times[-1] <= limit else int(np.searchsorted(times, limit, "right"))
-            due.append((run.number, batch.slice(begin, end) if end - begin < rows else batch))
-            if end < rows:
-                run.begin = end
-                if 2 * end > rows:
-                    run.batch, run.begin = batch.take(np.arange(end, rows)), 0
-                self._push(run)
+            due.append((run.number, run.take_until(limit)))
+            if len(run):
+                self._runs.push(run.earliest, run)
         if not due:
             return None
         due.sort(key=itemgetter(0))
@@ -92,13 +108,10 @@ class WaitingBatches:
     def _begin_run(self) -> None:
         """Have the last batches, if there are any, be a run."""
         if self._latest:
-            self._push(_Run(_in_order(Batch.concat(self._latest)), 0, self._numbers))
+            run = _Run(self._numbers, _in_order(Batch.concat(self._latest)))
+            self._runs.push(run.earliest, run)
             self._numbers += 1
             self._latest, self._latest_rows = [], 0
-
-    def _push(self, run: _Run) -> None:
-        assert run.batch.times is not None
-        self._runs.push(int(run.batch.times[run.begin]), run)
 
 
 def _in_order(batch: Batch) -> Batch:

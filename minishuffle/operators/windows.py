@@ -25,7 +25,6 @@ from minishuffle.dataflow.operators.chained import Failed, OnError, emit_rows
 from minishuffle.dataflow.operators.columns import Aggregate, Outputs, check_result, grown, pieces_of
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.copies import set_apart
-from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import datetime_of
 from minishuffle.dataflow.operators.timeheap import TimeHeap
 from minishuffle.dataflow.operators.times import EventTime
@@ -34,7 +33,7 @@ from minishuffle.exchange.batch import Batch, Mask, Times
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators.column_store import Columns, Vector
-from minishuffle.operators.event_time_operator import EventTimeOperator, EventTimeProgress
+from minishuffle.operators.event_time_operator import DROPPED, EventTimeOperator, InputProgress, Late
 from minishuffle.operators.keyed_state import KeyedState
 from minishuffle.operators.row_store import ABSENT
 from minishuffle.operators.state_parts import StatePart
@@ -57,7 +56,6 @@ MOMENT: Final = pa.timestamp("us", "UTC")
 """The type of the columns window_start and window_end."""
 PANE_NAMES: Final = ("pane", "final")
 
-_DROPPED: Final = Late()
 _FEW: Final = 64
 """The least and the greatest of fewer times are found sooner in a list."""
 _RUN_ROWS_MIN: Final = 32
@@ -91,7 +89,7 @@ class OpenWindows:
         progress: how far the watermark is.
     """
 
-    def __init__(self, assigner: WindowAssigner, panes: Panes, progress: EventTimeProgress) -> None:
+    def __init__(self, assigner: WindowAssigner, panes: Panes, progress: InputProgress) -> None:
         self._assigner = assigner
         self._panes = panes
         self._progress = progress
@@ -136,8 +134,9 @@ class OpenWindows:
             self._changed.discard(start)
             yield start
 
-    def passed_on(self, watermark: int) -> int:
+    def passed_on(self) -> int:
         """The watermark behind the windows: what they emit has the time of their end."""
+        watermark = self._progress.watermark
         return watermark if watermark == END_OF_TIME else self.closed(watermark)
 
 
@@ -191,14 +190,15 @@ class WindowOperator(EventTimeOperator):
     name = "window"
 
     def __init__(
-        self, values: WindowValues, time: EventTime, late: Late = _DROPPED, on_error: OnError = "fail"
+        self, values: WindowValues, time: EventTime, late: Late = DROPPED, on_error: OnError = "fail"
     ) -> None:
-        super().__init__(time, late, values.fn, on_error)
+        super().__init__((time,), (late,), values.fn, on_error)
         self._values = values
         self._assigner = values.assigner
-        self._windows = OpenWindows(values.assigner, values.panes, self.progress)
+        (self._reached,) = self.progress.inputs
+        self._windows = OpenWindows(values.assigner, values.panes, self._reached)
 
-    def late(self, batch: Batch, progress: EventTimeProgress) -> Mask | None:
+    def late(self, batch: Batch, progress: InputProgress) -> Mask | None:
         """Windows fire in order: with its latest one all of a record have."""
         times, assigner, closed = batch.times, self._assigner, self._windows.closed(progress.reached)
         assert times is not None
@@ -208,7 +208,7 @@ class WindowOperator(EventTimeOperator):
         late: Mask = assigner.ends(_latest(assigner, times)) - 1 <= closed
         return late
 
-    def take(self, batch: Batch, emit: Emit) -> None:
+    def take(self, batch: Batch, input: int, emit: Emit) -> None:
         times, assigner = batch.times, self._assigner
         assert times is not None
         if assigner.per_record > 1:
@@ -232,7 +232,7 @@ class WindowOperator(EventTimeOperator):
             starts[:, number] = each
             if within is not None:
                 outside.append((number, ~within))
-        kept = self._assigner.ends(starts) - 1 > self._windows.closed(self.progress.reached)
+        kept = self._assigner.ends(starts) - 1 > self._windows.closed(self._reached.reached)
         for number, mask in outside:
             kept[mask, number] = False
         return batch.take(kept.ravel().nonzero()[0] // kept.shape[1]), starts[kept]
@@ -248,13 +248,13 @@ class WindowOperator(EventTimeOperator):
         for start in changed:
             self._windows.changed(start)
 
-    def on_watermark(self, watermark: int, emit: Emit) -> int:
+    def on_watermark(self, emit: Emit) -> int:
         if due := self._windows.due():
             self._values.fire(due, emit)
         for start in self._windows.to_show():
             if start in self._values.state:
                 self._values.show(start, emit)
-        return self._windows.passed_on(watermark)
+        return self._windows.passed_on()
 
     def state_rows(self) -> int:
         return len(self._values.state)

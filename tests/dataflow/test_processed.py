@@ -27,7 +27,7 @@ def test_process_takes_rows_by_key() -> None:
     (node,) = processed.ends
     (operator,) = node.operators
     assert isinstance(operator, ProcessRows)
-    assert (operator.time, operator.ttl, operator.on_error) == (EventTime(column="t"), 5.0, "skip")
+    assert (operator.times, operator.ttl, operator.on_error) == ((EventTime(column="t"),), 5.0, "skip")
     assert [operator.name for operator in node.feeds[0].node.operators] == ["key_by"]
     assert processed._time == BESIDE
     plain = Stream.items([1]).key_by(int).process(on_record)

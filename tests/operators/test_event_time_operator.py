@@ -1,40 +1,60 @@
-"""Which records an operator takes that goes by event time, and what becomes of the late ones."""
+"""How far event time is at an operator, which records it takes, and what becomes of the late ones."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.base import END_OF_TIME, Emit, Idle, Reached, Side, TaskContext, Watermark
-from minishuffle.dataflow.operators.late import Late
+from minishuffle.dataflow.operators.base import (
+    BEGINNING_OF_TIME,
+    END_OF_TIME,
+    Active,
+    Emit,
+    Idle,
+    Reached,
+    Side,
+    TaskContext,
+    Watermark,
+)
 from minishuffle.dataflow.operators.times import BESIDE, EventTime
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch, Mask
-from minishuffle.operators.event_time_operator import EventTimeOperator, EventTimeProgress
+from minishuffle.operators.event_time_operator import (
+    DROPPED,
+    EventTimeOperator,
+    EventTimeProgress,
+    InputProgress,
+    Late,
+)
 from support.batches import collecting
 
 
 class Taking(EventTimeOperator):
-    """Emits what it takes, and its times; a record at the watermark is late. It holds watermarks back."""
+    """Emits what it takes, with its times; a record at the watermark is late. It holds watermarks back."""
 
-    def late(self, batch: Batch, progress: EventTimeProgress) -> Mask | None:
+    def late(self, batch: Batch, progress: InputProgress) -> Mask | None:
         assert batch.times is not None
         late: Mask = batch.times <= progress.reached
-        return late if late.any() else None
+        return late
 
-    def take(self, batch: Batch, emit: Emit) -> None:
+    def take(self, batch: Batch, input: int, emit: Emit) -> None:
         assert batch.times is not None
         emit(Batch(list(zip(batch.payload, batch.times.tolist(), strict=True))))
 
-    def on_watermark(self, watermark: int, emit: Emit) -> int:
+    def on_watermark(self, emit: Emit) -> int:
+        watermark = min(self.progress.watermarks)
         emit(Batch([f"at {watermark}"]))
-        return watermark - 1
+        return watermark if self.progress.ended else watermark - 1
+
+    def on_end(self, emit: Emit) -> None:
+        emit(Batch(["end"]))
 
 
-def taking(late: Late, time: EventTime = BESIDE) -> tuple[Taking, list[Any], TaskContext]:
-    operator, context = Taking(time, late, None, "fail"), TaskContext("job", "task", 0, 1, 1)
+def taking(*late: Late, time: EventTime = BESIDE) -> tuple[Taking, list[Any], TaskContext]:
+    operator, context = Taking([time] * len(late), late), TaskContext("job", "task", 0, 1, 1)
     operator.open(context)
     return operator, [], context
 
@@ -73,7 +93,7 @@ def test_late_records_fail_the_task_if_there_are_to_be_none() -> None:
 
 
 def test_the_producer_of_the_records_decides_where_it_is_ahead() -> None:
-    operator, out, context = taking(Late())
+    operator, out, context = taking(DROPPED, time=EventTime(is_beside=True, each=True))
     operator.on_mark(Watermark(2), 0, collecting(out))
     operator.on_mark(Reached(5), 0, collecting(out))
     operator.process(timed(5, 6), 0, collecting(out))
@@ -84,7 +104,7 @@ def test_the_producer_of_the_records_decides_where_it_is_ahead() -> None:
 
 
 def test_times_come_from_where_they_stand() -> None:
-    operator, out, _ = taking(Late(), EventTime(fn=len))
+    operator, out, _ = taking(DROPPED, time=EventTime(fn=len))
     operator.process(Batch(["a", "abc"]), 0, collecting(out))
     operator.process(Batch([]), 0, collecting(out))
     assert out == [[("a", 1), ("abc", 3)]]
@@ -96,6 +116,93 @@ def test_the_watermark_goes_on_where_it_was() -> None:
     after, out, context = taking(Late())
     after.read_state(before.write_state())
     after.process(timed(5, 6), 0, collecting(out))
-    after.finish(collecting(out))
-    assert out == [[("row 6", 6)], [f"at {END_OF_TIME}"]]
+    after.on_mark(Watermark(END_OF_TIME), 0, collecting(out))
+    assert out == [[("row 6", 6)], [f"at {END_OF_TIME}"], ["end"], Watermark(END_OF_TIME)]
     assert context.counters.records_late == 1
+
+
+def test_a_watermark_and_idleness_are_passed_on_once() -> None:
+    operator, out, _ = taking(DROPPED)
+    for mark in (
+        Watermark(5),
+        Watermark(5),
+        Idle(),
+        Idle(),
+        Watermark(5),
+        Idle(),
+        Watermark(7),
+        Idle(),
+        Active(),
+    ):
+        operator.on_mark(mark, 0, out.append)
+    marks = [item for item in out if not isinstance(item, Batch)]
+    assert marks == [Watermark(4), Idle(), Active(), Idle(), Watermark(6), Idle(), Active()]
+
+
+def test_the_lesser_watermark_of_two_inputs_counts_and_the_end_comes_once() -> None:
+    operator, out, context = taking(Late("side", "left"), Late("side", "right"))
+    operator.on_mark(Watermark(5), 0, collecting(out))
+    operator.on_mark(Watermark(3), 1, collecting(out))
+    assert out == [[f"at {BEGINNING_OF_TIME}"], ["at 3"], Watermark(2)]
+    out.clear()
+    operator.process(timed(4, 6), 0, out.append)
+    operator.process(timed(4, 3), 1, out.append)
+    assert [item.tag for item in out if isinstance(item, Side)] == ["left", "right"]
+    taken = [item.payload for item in out if isinstance(item, Batch)]
+    assert taken == [[("row 6", 6)], [("row 4", 4)]]
+    assert operator.sides_to_read() == {"late": "left", "late_right": "right"}
+    out.clear()
+    for input in (0, 1):
+        operator.on_mark(Watermark(END_OF_TIME), input, collecting(out))
+    assert out == [["at 3"], [f"at {END_OF_TIME}"], ["end"], Watermark(END_OF_TIME)]
+    assert context.counters.records_late == 2
+
+
+def test_an_idle_input_does_not_follow_one_that_has_ended_or_is_idle_too() -> None:
+    progress = EventTimeProgress(2)
+    progress.take(Watermark(50), 0)
+    assert progress.take(Idle(), 1)
+    assert progress.watermarks == (50, 50)
+    assert not progress.idle
+    progress.take(Watermark(END_OF_TIME), 0)
+    assert progress.watermarks == (END_OF_TIME, 50)
+    assert progress.idle
+    assert not progress.take(Active(), 1)
+    assert not progress.idle
+    both_idle = EventTimeProgress(2)
+    both_idle.take(Watermark(50), 0)
+    both_idle.take(Idle(), 0)
+    both_idle.take(Idle(), 1)
+    assert both_idle.watermarks == (50, BEGINNING_OF_TIME)
+    assert both_idle.idle
+
+
+def test_an_operator_goes_on_where_the_subtask_that_is_farthest_was() -> None:
+    first, second, after = (EventTimeProgress(2) for _ in range(3))
+    first.take(Watermark(50), 0)
+    second.take(Watermark(20), 0)
+    second.take(Watermark(70), 1)
+    for progress in (first, second):
+        for records in progress.write():
+            after.read(records)
+    assert after.watermarks == (50, 70)
+    assert after.last == 70
+
+
+ROWS = [{"t": 1}, {"t": 2}]
+BATCHES = [Batch(ROWS, [1, 1]), Batch(pa.RecordBatch.from_pylist(ROWS))]
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=["rows", "arrow"])
+def test_each_policy(batch: Any) -> None:
+    out: list[Any] = []
+    context = TaskContext("job", "task", 0, 1, 1)
+    Late().take(batch, context, out.append)
+    assert out == []
+    assert (context.counters.records_late, context.counters.late_dropped) == (2, 2)
+    Late("side", "late-1").take(batch, context, out.append)
+    (side,) = out
+    assert isinstance(side, Side) and side.tag == "late-1" and len(side.batch) == 2
+    assert (context.counters.records_late, context.counters.late_dropped) == (4, 2)
+    with pytest.raises(UsageError, match=r"a record came too late.*\{'t': 1\}: raise out_of_order="):
+        Late("fail").take(batch, context, out.append)

@@ -23,11 +23,11 @@ from minishuffle.dataflow.operators.base import (
     Watermark,
 )
 from minishuffle.dataflow.operators.convert import rows_of
-from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import microseconds
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.exchange.batch import Batch
 from minishuffle.operators import interval_join
+from minishuffle.operators.event_time_operator import Late
 from minishuffle.operators.interval_join import IntervalJoin
 from minishuffle.operators.join_columns import JoinColumns
 from minishuffle.operators.join_inputs import LEFT, RIGHT, Bounds, How

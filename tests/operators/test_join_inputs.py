@@ -1,37 +1,30 @@
-"""How far both inputs of a join are; late records and marks are in the tests of the joins."""
+"""What the watermarks of both inputs say of the records that a join holds."""
 
 from __future__ import annotations
 
-from minishuffle.dataflow.operators.base import BEGINNING_OF_TIME, END_OF_TIME, Active, Idle, Watermark
-from minishuffle.operators.join_inputs import LEFT, RIGHT, Bounds, JoinProgress
+import pytest
+
+from minishuffle.dataflow.operators.base import BEGINNING_OF_TIME, END_OF_TIME, Watermark
+from minishuffle.operators.join_inputs import LEFT, RIGHT, Bounds, How, JoinProgress
 
 
-def test_an_idle_side_does_not_follow_one_that_has_ended_or_is_idle_too() -> None:
-    progress = JoinProgress("inner", Bounds(0, 0))
-    progress.take(Watermark(50), LEFT)
-    progress.take(Idle(), RIGHT)
-    assert progress.watermarks == (50, 50)
-    assert not progress.idle
-    progress.take(Watermark(END_OF_TIME), LEFT)
-    assert progress.watermarks == (END_OF_TIME, 50)
-    assert progress.idle
-    progress.take(Active(), RIGHT)
-    assert not progress.idle
-    both_idle = JoinProgress("inner", Bounds(0, 0))
-    both_idle.take(Watermark(50), LEFT)
-    both_idle.take(Idle(), LEFT)
-    both_idle.take(Idle(), RIGHT)
-    assert both_idle.watermarks == (50, BEGINNING_OF_TIME)
-    assert both_idle.idle
+def at(how: How, left: int, right: int) -> JoinProgress:
+    progress = JoinProgress(how, Bounds(3, 5))
+    for input, time in ((LEFT, left), (RIGHT, right)):
+        progress.take(Watermark(time), input)
+    return progress
 
 
-def test_a_join_goes_on_where_the_subtask_that_is_farthest_was() -> None:
-    first, second, after = (JoinProgress("inner", Bounds(0, 0)) for _ in range(3))
-    first.take(Watermark(50), LEFT)
-    second.take(Watermark(20), LEFT)
-    second.take(Watermark(70), RIGHT)
-    for progress in (first, second):
-        for records in progress.write():
-            after.read(records)
-    assert after.watermarks == (50, 70)
-    assert after.last == 70
+def test_a_record_is_held_until_no_partner_can_come() -> None:
+    progress = at("inner", 50, 70)
+    assert (progress.limit(LEFT), progress.limit(RIGHT)) == (65, 47)
+    assert at("inner", END_OF_TIME, 70).limit(RIGHT) == END_OF_TIME
+    assert JoinProgress("inner", Bounds(3, 5)).limit(LEFT) == BEGINNING_OF_TIME
+
+
+@pytest.mark.parametrize(
+    ("how", "watermark"), [("inner", 50), ("left", 41), ("anti", 41), ("right", 29), ("full", 29)]
+)
+def test_records_that_go_out_alone_hold_the_watermark_back(how: How, watermark: int) -> None:
+    assert at(how, 50, 70).watermark((42, 30)) == watermark
+    assert at(how, END_OF_TIME, END_OF_TIME).watermark((END_OF_TIME, END_OF_TIME)) == END_OF_TIME

@@ -20,12 +20,12 @@ from minishuffle.dataflow.operators.base import (
     Watermark,
 )
 from minishuffle.dataflow.operators.convert import rows_of
-from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import microseconds
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.operators import sessions
+from minishuffle.operators.event_time_operator import Late
 from minishuffle.operators.sessions import (
     Closing,
     SessionAggregation,
@@ -137,10 +137,10 @@ def reference(items: Items, size: int = 0) -> tuple[list[Any], list[Row]]:
     ]
     out, before = [], -(1 << 63)
     for item in items:
-        if isinstance(item, int):
+        if isinstance(item, int) and item > before:
             due = [session for session in ended if before < session[2] - 1 <= item]
             out += [set(due), Watermark(item)]
-            before = max(before, item)
+            before = item
     return out, late
 
 
@@ -181,8 +181,6 @@ def test_rows_and_arrow_agree_with_a_loop_over_records(items: Items, spare: int,
             run = Run(make(closing))
             run.take(items, convert)
             assert by_watermark(run.out) == out and run.late == late
-            run.operator.finish(run.emit)
-            assert by_watermark([*run.out, Watermark(END_OF_TIME)])[:-1] == [*out, set()]
             assert run.operator.state_rows() == 0
 
 
@@ -223,8 +221,8 @@ def test_a_window_of_so_many_records_takes_them_in_order_of_time(make: Any, conv
     assert run.out == [Watermark(7)] and run.operator.state_rows() == 4  # two to come, a window of each key
     run.take([8], convert)
     assert run.out[1:] == [(1, 0, 9, 3, 7), Watermark(8)]
-    run.operator.finish(run.emit)
-    assert run.out[3:] == [] and run.operator.state_rows() == 0
+    run.take([END_OF_TIME], convert)
+    assert run.out[3:] == [Watermark(END_OF_TIME)] and run.operator.state_rows() == 0
 
 
 @pytest.mark.parametrize("make, convert", BOTH, ids=["rows", "arrow"])
@@ -232,8 +230,8 @@ def test_what_is_left_goes_out_when_the_input_finishes(make: Any, convert: Conve
     run = Run(make())
     run.take([[(1, 4, 1), (2, 7, 2)], 5], convert)
     assert run.out == [Watermark(5)]
-    run.operator.finish(run.emit)
-    assert run.out[1:] == [(1, 4, 9, 1, 1), (2, 7, 12, 1, 2)]
+    run.take([END_OF_TIME], convert)
+    assert run.out[1:] == [(1, 4, 9, 1, 1), (2, 7, 12, 1, 2), Watermark(END_OF_TIME)]
 
 
 def test_a_record_whose_function_raises_is_dropped_alone_or_fails_the_task() -> None:
@@ -245,14 +243,14 @@ def test_a_record_whose_function_raises_is_dropped_alone_or_fails_the_task() -> 
     skipping.open(context := TaskContext("job", "task", 0, 1, 1))
     out: list[Any] = []
     skipping.process(keyed(rows), 0, collecting(out))
-    skipping.finish(collecting(out))
+    skipping.on_mark(Watermark(END_OF_TIME), 0, collecting(out))
     assert [(key, value) for key, _, _, value in out[0]] == [(1, 2)]
     assert context.counters.user_errors == {"skip": 2}
     failing = SessionOperator(SessionFold(SESSIONS, add, int), T, Late())
     failing.open(TaskContext("job", "task", 0, 1, 1))
     failing.process(keyed(rows), 0, collecting(out))
     with pytest.raises(ZeroDivisionError) as raised:
-        failing.finish(collecting(out))
+        failing.on_mark(Watermark(END_OF_TIME), 0, collecting(out))
     assert raised.value.__notes__ == ["raised in operator 'window' by the record {'k': 1, 't': 2, 'v': 0}"]
 
 
@@ -283,5 +281,5 @@ def test_records_of_one_time_are_in_the_order_in_which_they_came_after_a_restart
         before.process(keyed([(1, 7, value), (1, 5, value)]), 0, out.append)
     after.read_state(list(before.write_state()))
     after.process(keyed([(1, 5, 3)]), 0, out.append)
-    after.finish(out.append)
-    assert [row[3] for batch in out for row in batch.payload] == ["0123012"]
+    after.on_mark(Watermark(END_OF_TIME), 0, out.append)
+    assert [row[3] for batch in out[:-1] for row in batch.payload] == ["0123012"]

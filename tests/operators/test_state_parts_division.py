@@ -31,7 +31,6 @@ from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.distinct import Distinct
 from minishuffle.dataflow.operators.eventtime import AssignEventTime
-from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.process import ProcessRows
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.topn import TopN
@@ -48,6 +47,7 @@ from minishuffle.operators.broadcast_join import (
     SmallRows,
     SmallSide,
 )
+from minishuffle.operators.event_time_operator import Late
 from minishuffle.operators.interval_join import IntervalJoin
 from minishuffle.operators.join_columns import JoinColumns
 from minishuffle.operators.join_inputs import Bounds

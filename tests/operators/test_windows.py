@@ -24,13 +24,13 @@ from minishuffle.dataflow.operators.base import (
 from minishuffle.dataflow.operators.chained import OnError
 from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.eventtime import AssignEventTime
-from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import microseconds
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.windowassigner import SlidingWindows, WindowAssigner, tumbling
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.operators import row_store
+from minishuffle.operators.event_time_operator import Late
 from minishuffle.operators.windows import Panes, WindowAggregation, WindowFold, WindowOperator, one_more
 from support.batches import as_batch, collecting
 from support.soak import examples
@@ -151,6 +151,7 @@ def reference(items: list[list[Row] | int], slide: int = SIZE) -> tuple[list[Any
     """One record after the other; an int is a watermark. Windows begin every ``slide``."""
     windows: dict[int, dict[Any, list[int | None]]] = {}
     watermark = -(1 << 63)
+    seen: set[int] = set()
     out: list[Any] = []
     late: list[Row] = []
     for item in items:
@@ -159,7 +160,9 @@ def reference(items: list[list[Row] | int], slide: int = SIZE) -> tuple[list[Any
             for start in sorted(start for start in windows if start + SIZE - 1 <= watermark):
                 window = windows.pop(start)
                 out += [(key, start, aggregates(values)) for key, values in window.items()]
-            out.append(Watermark(item))
+            if item not in seen:
+                out.append(Watermark(item))
+            seen.add(item)
             continue
         for key, time, value in item:
             starts = starts_of(time, slide)
@@ -169,6 +172,11 @@ def reference(items: list[list[Row] | int], slide: int = SIZE) -> tuple[list[Any
                 if start + SIZE - 1 > watermark:
                     windows.setdefault(start, {}).setdefault(key, []).append(value)
     return out, late
+
+
+def fired(items: list[list[Row] | int], slide: int) -> int:
+    """How many values of keys and windows have gone out."""
+    return sum(not isinstance(item, Watermark) for item in reference(items, slide)[0])
 
 
 def starts_of(time: int, slide: int) -> list[int]:
@@ -207,7 +215,7 @@ def with_panes(
                     windows.setdefault(start, {}).setdefault(key, []).append(value)
                     changed.setdefault(start, (watermark, set()))[1].add(key)
             continue
-        watermark = item
+        is_new, watermark = item > watermark, item
         for start in sorted(start for start in windows if start + SIZE - 1 + lateness <= watermark):
             panes[-1] += [pane(start, key, final=True) for key in windows[start]]
             out += [(key, start, aggregates(values)) for key, values in windows.pop(start).items()]
@@ -219,7 +227,8 @@ def with_panes(
             if is_late or any(since < point <= watermark for point in points):
                 panes[-1] += [pane(start, key, final=False) for key in keys]
                 del changed[start]
-        out.append(Watermark(watermark if watermark == END_OF_TIME else watermark - lateness))
+        if is_new:
+            out.append(Watermark(watermark if watermark == END_OF_TIME else watermark - lateness))
     return out, panes, late
 
 
@@ -246,11 +255,8 @@ def test_rows_and_arrow_agree_with_a_loop_over_records(items: list[list[Row] | i
         for number, item in enumerate(items, 1):
             run.take(Watermark(item) if isinstance(item, int) else convert(item))
             so_far = items[:number]
-            open_keys = (
-                len(reference([*so_far, END_OF_TIME], slide)[0]) - len(reference(so_far, slide)[0]) - 1
-            )
+            open_keys = fired([*so_far, END_OF_TIME], slide) - fired(so_far, slide)
             assert run.operator.state_rows() == open_keys
-        run.operator.finish(run.emit)
         assert run.out == out
         assert run.late == late
         assert (run.context.counters.records_late, run.context.counters.late_dropped) == (len(late), 0)
@@ -290,7 +296,7 @@ def test_panes_go_out_before_a_chained_function_has_the_values() -> None:
             seen.extend(run.panes)
 
     operator.process(keyed([(1, 0, 5)]), 0, emit)
-    operator.finish(emit)
+    operator.on_mark(Watermark(END_OF_TIME), 0, emit)
     assert seen == [(1, 0, (5, 1, 5, 5, 5.0), 0, True)]
 
 
@@ -378,8 +384,8 @@ def test_idleness_passes(make: Make, convert: Make) -> None:
 def test_what_is_left_goes_out_when_the_input_finishes(make: Make, convert: Make) -> None:
     run = Run(make())
     run.take(convert([(1, 25, 5)]))
-    run.operator.finish(run.emit)
-    assert run.out == [(1, 20, aggregates([5]))]
+    run.take(Watermark(END_OF_TIME))
+    assert run.out == [(1, 20, aggregates([5])), Watermark(END_OF_TIME)]
 
 
 @both
@@ -411,7 +417,7 @@ def test_the_columns_and_types_of_an_arrow_result() -> None:
     operator.process(
         as_batch(arrow([("a", 3, 1), (None, 3, None), ("a", 3, 2)], pa.string())), 0, collecting(out)
     )
-    operator.finish(collecting(out))
+    operator.on_mark(Watermark(END_OF_TIME), 0, collecting(out))
     moment = pa.timestamp("us", "UTC")
     names = {"k": pa.string(), "t": pa.timestamp("us"), "window_start": moment, "window_end": moment}
     assert out[0].schema.equals(pa.schema({**names, "n": pa.int64()}))
@@ -474,7 +480,7 @@ def test_a_key_is_shown_in_panes_as_its_first_record_brought_it() -> None:
     for key, time in ((True, 0), (1, 3), (1.0, 6)):
         run.take(keyed([(key, time, 1)]))
         run.take(Watermark(time + 2))
-    run.operator.finish(run.emit)
+    run.take(Watermark(END_OF_TIME))
     assert [(type(key), number) for key, *_, number, _ in run.panes] == [(bool, n) for n in range(4)]
 
 
@@ -499,9 +505,9 @@ def test_equal_keys_of_several_kinds_are_one_and_shown_as_the_first() -> None:
     operator = folding(one_more, int)
     operator.open(context())
     operator.process(keyed([(1.0, 0, 1), (1, 1, 1), (True, 2, 1), ("1", 3, 1)]), 0, collecting(out))
-    operator.finish(collecting(out))
+    operator.on_mark(Watermark(END_OF_TIME), 0, collecting(out))
     start = datetime(1970, 1, 1, tzinfo=UTC)
-    assert out == [[(1.0, start, 3), ("1", start, 1)]]
+    assert out == [[(1.0, start, 3), ("1", start, 1)], Watermark(END_OF_TIME)]
     assert type(out[0][0][0]) is float
 
 
@@ -510,7 +516,7 @@ def test_the_first_row_is_the_first_value_without_create() -> None:
     operator = folding(lambda value, row: {"v": value["v"] + row["v"]}, None)
     operator.open(context())
     operator.process(keyed([(1, 0, 1), (1, 1, 2), (2, 1, 7)]), 0, collecting(out))
-    operator.finish(collecting(out))
+    operator.on_mark(Watermark(END_OF_TIME), 0, collecting(out))
     assert [(key, value["v"]) for key, _, value in out[0]] == [(1, 3), (2, 7)]
 
 
@@ -522,7 +528,7 @@ def test_a_record_whose_function_raises_is_dropped_alone_or_fails_the_task() -> 
     operator = folding(add, int, "skip")
     operator.open(context())
     operator.process(keyed([(1, 0, 0), (2, 0, 5), (2, 1, 0), (2, 2, 2)]), 0, collecting(out))
-    operator.finish(collecting(out))
+    operator.on_mark(Watermark(END_OF_TIME), 0, collecting(out))
     assert [(key, value) for key, _, value in out[0]] == [(2, 7)]
     assert operator.context.counters.user_errors == {"skip": 2}
     failing = folding(add, int)
@@ -541,8 +547,8 @@ def test_a_row_that_is_in_several_windows_is_each_ones_own() -> None:
     operator.open(context())
     out: list[Any] = []
     operator.process(keyed([(1, 7, 1), (1, 8, 2), (1, 11, 4)]), 0, collecting(out))
-    operator.finish(collecting(out))
-    assert [(microseconds(start), row["v"]) for rows in out for _, start, row in rows] == [
+    operator.on_mark(Watermark(END_OF_TIME), 0, collecting(out))
+    assert [(microseconds(start), row["v"]) for rows in out[:-1] for _, start, row in rows] == [
         (0, 3),
         (5, 7),
         (10, 4),

@@ -10,28 +10,19 @@ from itertools import islice, repeat
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
     Aside,
     Emit,
-    Mark,
     TaskContext,
     Used,
-    Watermark,
     refuse_as_rows,
 )
-from minishuffle.dataflow.operators.chained import OnError, RecordOperator
+from minishuffle.dataflow.operators.chained import OnError
 from minishuffle.dataflow.operators.copies import copied
-from minishuffle.dataflow.operators.moments import (
-    TIME_MAX,
-    TIME_MIN,
-    datetime_of,
-    event_times,
-    microseconds,
-)
+from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, datetime_of, microseconds
 from minishuffle.dataflow.operators.timers import Timers
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
@@ -39,15 +30,8 @@ from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.exchange.rows import SCALARS
 from minishuffle.exchange.sizes import ListedTimes, RowsOut
-from minishuffle.operators.state_parts import (
-    StatePart,
-    by_rows,
-    chunks,
-    greatest,
-    keys_of,
-    packed,
-    unpacked,
-)
+from minishuffle.operators.event_time_operator import DROPPED, EventTimeOperator
+from minishuffle.operators.state_parts import StatePart, by_rows, chunks, keys_of, packed, unpacked
 
 __all__ = ["ProcessContext", "ProcessRows"]
 
@@ -129,7 +113,7 @@ class _Entry:
         self.touched = touched
 
 
-class ProcessRows(RecordOperator):
+class ProcessRows(EventTimeOperator):
     """Emits the rows that ``on_record`` and ``on_timer`` return.
 
     Timers of event time fire in order when the watermark has reached them, and before it goes on; all
@@ -145,6 +129,7 @@ class ProcessRows(RecordOperator):
     """
 
     name = "process"
+    keeps_rows = False
 
     def __init__(
         self,
@@ -154,12 +139,10 @@ class ProcessRows(RecordOperator):
         ttl: float | None = None,
         on_error: OnError = "fail",
     ) -> None:
-        super().__init__(on_record, on_error)
+        super().__init__((EventTime() if time is None else time,), (DROPPED,), on_record, on_error)
+        self.by_channel = False  # No record is late.
         self.on_timer = on_timer
-        self.time = time
         self.ttl = math.inf if ttl is None else ttl
-        self.reached = BEGINNING_OF_TIME
-        """The watermark."""
         self._entries: dict[Any, _Entry] = {}
         """By canonical key, those not touched for longest first."""
         self._timers: dict[Clock, Timers] = {"event": Timers(), "wall": Timers()}
@@ -176,8 +159,10 @@ class ProcessRows(RecordOperator):
         narrowed._gives_times = self._gives_times and used.times
         return narrowed
 
-    def takes_times(self, input: int, used: Used) -> bool:
-        return self.time is not None and self.time.is_beside
+    @property
+    def reached(self) -> int:
+        """The watermark."""
+        return self.progress.inputs[0].watermark
 
     def open(self, context: TaskContext) -> None:
         super().open(context)
@@ -194,8 +179,8 @@ class ProcessRows(RecordOperator):
 
     def write_state(self) -> Iterator[StatePart]:
         """Entries come before their timers."""
+        yield from super().write_state()
         stood = self.context.paused_seconds()
-        yield StatePart("reached", pa.RecordBatch.from_pydict({"watermark": [self.reached]}))
         for entries in chunks(self._entries.values()):
             yield by_rows(
                 "entries",
@@ -208,15 +193,15 @@ class ProcessRows(RecordOperator):
                 yield by_rows(clock, [self._entries[form].key for form, _ in some], at=[at for _, at in some])
 
     def read_state(self, parts: Iterable[StatePart]) -> None:
-        for part in parts:
-            if part.name == "reached":
-                (self.reached,) = greatest(part, [self.reached], "watermark")
-            elif part.name == "entries":
+        kept = list(parts)
+        super().read_state(kept)
+        for part in kept:
+            if part.name == "entries":
                 self._read_entries(part)
-            else:
+            elif part.name in self._timers:
                 forms = canonical_rows(keys_of(part))
                 for form, at in zip(forms, part.batch["at"].to_pylist(), strict=True):
-                    self._set(part.name, form, at)  # type: ignore[arg-type]
+                    self._set(part.name, form, at)
                     self._entries[form].timers += 1
         self._entries = dict(sorted(self._entries.items(), key=lambda item: item[1].touched))
 
@@ -229,11 +214,11 @@ class ProcessRows(RecordOperator):
 
     # --- records and timers ---------------------------------------------------------------------------
 
-    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+    def take(self, batch: Batch, input: int, emit: Emit) -> None:
         forms, rows = canonical_rows(batch.keys), batch.payload
         times = [None] * len(rows)
-        if self.time is not None:
-            times = event_times(self.time, batch).tolist()
+        if batch.times is not None and not self.times[0].is_none:
+            times = batch.times.tolist()
         now = self._running()
         out, stamps = self._gathered(emit)
         for key, form, row, time in zip(batch.keys, forms, rows, times, strict=True):
@@ -346,19 +331,18 @@ class ProcessRows(RecordOperator):
 
     def _stamp_of(self, clock: Clock, time: int) -> int | None:
         """The event time of what a timer's function gives: the timer's, or the first that is not late."""
-        if self.time is None:
+        if self.times[0].is_none:
             return None
         return time if clock == "event" or self.reached == BEGINNING_OF_TIME else self.reached + 1
 
     # --- marks and the clock --------------------------------------------------------------------------
 
-    def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
-        if isinstance(mark, Watermark):
-            self.reached = max(mark.time, self.reached)
-            self._fire("event", self.reached, emit)
-            if mark.time == END_OF_TIME:
-                self._timers["wall"] = Timers()
-        emit(mark)
+    def on_watermark(self, emit: Emit) -> int:
+        self._fire("event", self.reached, emit)
+        return self.reached
+
+    def on_end(self, emit: Emit) -> None:
+        self._timers["wall"] = Timers()
 
     def deadline(self) -> float | None:
         left = []
