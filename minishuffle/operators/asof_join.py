@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import END_OF_TIME, Emit, Used
-from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN
 from minishuffle.dataflow.operators.order import row_order
 from minishuffle.dataflow.operators.times import EventTime
@@ -165,7 +164,7 @@ class AsOfJoin(TimedJoin):
         return JoinKeys.of_columns(self._key_columns(rows.payload, input))
 
     def _key_columns(self, columns: pa.RecordBatch, input: int) -> list[pa.Array]:
-        return [column_of(columns, name) for name in self._results.columns.keys[input]]
+        return [columns.column(name) for name in self._results.columns.keys[input]]
 
     def _rights_in_order(self) -> Batch:
         return self._rights.sort(self._results.held_schema(RIGHT))

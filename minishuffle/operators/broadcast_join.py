@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Emit, Mark, TaskContext, Used
 from minishuffle.dataflow.operators.chained import ChainedOperator, preview
-from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keykinds import RowKinds
 from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
 from minishuffle.exchange.batch import Batch, Numbers
@@ -225,7 +224,7 @@ class SmallColumns(SmallSide):
         """Number the keys, and put the rows in order of these numbers."""
         batches = self._batches or [pa.RecordBatch.from_pylist([], schema=self._schema)]
         columns = pa.concat_batches(batches)
-        keys = JoinKeys.of_columns([column_of(columns, name) for name in self._columns.keys[SMALL]])
+        keys = JoinKeys.of_columns([columns.column(name) for name in self._columns.keys[SMALL]])
         slots = KeySlots()
         numbers = slots.lookup(keys)
         order = np.argsort(numbers, kind="stable")[np.count_nonzero(numbers < 0) :]
@@ -236,7 +235,7 @@ class SmallColumns(SmallSide):
     def _join(self, batch: Batch, index: _SmallIndex, outbox: Outbox) -> None:
         columns, others = batch.payload, index.others
         self._columns.check_keys(columns.schema, self._schema)
-        keys = JoinKeys.of_columns([column_of(columns, name) for name in self._columns.keys[BIG]])
+        keys = JoinKeys.of_columns([columns.column(name) for name in self._columns.keys[BIG]])
         starts, counts = index.find(keys)
         schema = self._columns.result(columns.schema, self._schema)
         wanted = np.maximum(counts, 1) if self._columns.is_left else counts

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Emit, TaskContext
-from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keykinds import RowKinds
 from minishuffle.dataflow.operators.moments import microseconds
 from minishuffle.dataflow.operators.times import EventTime
@@ -193,7 +192,7 @@ class ColumnResults(JoinResults):
 
     def taken(self, batch: Batch, input: int) -> tuple[Batch, JoinKeys]:
         given = plain(batch.payload, self._schemas[input])
-        keys = JoinKeys.of_columns([column_of(given, name) for name in self.columns.keys[input]])
+        keys = JoinKeys.of_columns([given.column(name) for name in self.columns.keys[input]])
         held = given.select(self.columns.held_names(given.schema.names, input))
         return Batch(held, None, batch.times), keys
 

@@ -19,7 +19,6 @@ from minishuffle.dataflow.operators.aggregates import input_of
 from minishuffle.dataflow.operators.base import Emit, Used
 from minishuffle.dataflow.operators.chained import Emission, Failed, OnError, RecordOperator, emit_rows
 from minishuffle.dataflow.operators.columns import Outputs, RowCount, check_result, grown, pieces_of
-from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.copies import copied
 from minishuffle.dataflow.operators.firstlast import FirstOrLast
 from minishuffle.dataflow.operators.functions import COLUMN_KEYS_MIN
@@ -368,9 +367,6 @@ class Aggregation(Reduction):
 
     Raises:
         UsageError: there is no key column, or two output columns have one name.
-
-    Bringing raises:
-        UnknownName: a batch lacks a column.
     """
 
     def __init__(self, keys: Sequence[str], outputs: Outputs, name: str = "aggregate") -> None:
@@ -417,7 +413,7 @@ class Aggregation(Reduction):
             emit(Batch(self._made([*keys, *values])))
 
     def _keys_of(self, columns: pa.RecordBatch) -> list[pa.Array]:
-        return [column_of(columns, name) for name in self._keys]
+        return [columns.column(name) for name in self._keys]
 
     def _brought(self, piece: Batch) -> Vector:
         """The slots of the records' keys."""

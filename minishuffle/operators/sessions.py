@@ -21,7 +21,6 @@ from minishuffle.dataflow.operators.aggregates import input_of
 from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import Failed, OnError, emit_rows
 from minishuffle.dataflow.operators.columns import Outputs, grown, merge_states, pieces_of, states_of
-from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, datetime_of
 from minishuffle.dataflow.operators.timeheap import TimeHeap
@@ -318,7 +317,7 @@ class SessionAggregation(SessionValues):
         return Batch(plain(batch.payload, self._plain), None, batch.times)
 
     def keys_of(self, batch: Batch) -> Any:
-        return [column_of(batch.payload, name) for name in self._keys]
+        return [batch.payload.column(name) for name in self._keys]
 
     def add(self, batch: Batch, failed: Failed) -> None:
         times = batch.times

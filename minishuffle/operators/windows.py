@@ -23,7 +23,6 @@ from minishuffle.dataflow.operators.aggregates import input_of
 from minishuffle.dataflow.operators.base import BEGINNING_OF_TIME, END_OF_TIME, Emit, Side
 from minishuffle.dataflow.operators.chained import Failed, OnError, emit_rows
 from minishuffle.dataflow.operators.columns import Aggregate, Outputs, check_result, grown, pieces_of
-from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.copies import set_apart
 from minishuffle.dataflow.operators.moments import datetime_of
 from minishuffle.dataflow.operators.timeheap import TimeHeap
@@ -540,7 +539,7 @@ class WindowAggregation(WindowValues):
             starts = np.full(count, starts)
         for begin, rows in pieces_of(count):
             piece = batch if rows == count else batch.slice(begin, begin + rows)
-            keys = [column_of(piece.payload, name) for name in self._keys]
+            keys = [piece.payload.column(name) for name in self._keys]
             slots = self.state.take_columns(keys, starts[begin : begin + rows])
             for _, column, aggregate in self._outputs:
                 aggregate.update(slots, input_of(piece.payload, column, aggregate, piece.times))

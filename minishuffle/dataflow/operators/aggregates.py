@@ -17,7 +17,6 @@ from minishuffle.dataflow.operators.columns import (
     is_bytes,
     result_type,
 )
-from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.decimals import DecimalSum, exact_mean
 from minishuffle.dataflow.operators.decimals import wide as wide_decimal
 from minishuffle.dataflow.operators.distinct import DistinctCount
@@ -81,7 +80,7 @@ def input_of(
     """What the aggregate of that column takes of rows, with the event times beside them."""
     if isinstance(aggregate, FirstOrLast):
         return aggregate.rows_of(batch, times)
-    return column_of(batch, column)
+    return batch.column(column)
 
 
 class _OfValues(Aggregate):

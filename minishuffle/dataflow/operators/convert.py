@@ -21,7 +21,7 @@ from minishuffle.dataflow.operators.rowobjects import as_dicts, shallow
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import MissingColumn, UsageError, WrongColumns
 from minishuffle.exchange.batch import Batch
-from minishuffle.exchange.schemas import require_plain, with_innermost, without_dictionary
+from minishuffle.exchange.schemas import with_innermost, without_dictionary
 from minishuffle.exchange.sizes import pieces
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "RowsToArrow",
     "ToArrow",
     "ToRows",
-    "column_of",
     "rows_of",
     "schema_of_rows",
     "schema_with_rows",
@@ -98,23 +97,6 @@ def _in_microseconds(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
     return pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
-
-
-def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """A column by name.
-
-    Raises:
-        MissingColumn: there is none (or more than one) of that name; lists the columns.
-        UsageError: it holds runs or a union.
-    """
-    index = batch.schema.get_field_index(name)
-    if index < 0:
-        raise MissingColumn(
-            f"no column {name!r} (or several): the batch has {', '.join(batch.schema.names)}; if others have "
-            "it, declare them all with schema="
-        )
-    require_plain(batch.schema.field(index))
-    return batch.column(index)
 
 
 class RowsToArrow:
@@ -474,7 +456,13 @@ class CheckSchema(ChainedOperator):
             )
         arrays, fields = [], []
         for field in self.schema:
-            array = column_of(batch, field.name)
+            index = batch.schema.get_field_index(field.name)
+            if index < 0:
+                raise MissingColumn(
+                    f"no column {field.name!r} (or several), and one is {self._given}: the batch has "
+                    f"{', '.join(batch.schema.names)}: {self._change} the schema, or give the column"
+                )
+            array = batch.column(index)
             if pa.types.is_null(array.type):  # of values that were all None so far
                 array = pa.nulls(len(array), field.type)
             if array.type != field.type and _decoded(array.type) == _decoded(field.type):

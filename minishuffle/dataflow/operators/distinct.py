@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.columns import SUM, Aggregate, folded, grown, result_type, valid_marks
-from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.gather import take, taken
@@ -37,7 +36,7 @@ class Distinct(ChainedOperator):
         """How many keys there are."""
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        columns = [column_of(batch.payload, name) for name in self._keys]
+        columns = [batch.payload.column(name) for name in self._keys]
         known, slots = self._known, self._state.take_columns(columns)
         self._known = len(self._state)
         if self._known > known:

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.columns import MINIMUM, Aggregate, folded, grown, result_type
-from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.moments import event_times
 from minishuffle.dataflow.operators.order import row_order
 from minishuffle.dataflow.operators.times import EventTime
@@ -128,7 +127,7 @@ class FirstOrLast(_LeastRows):
         """What is taken of rows, with the times beside them: a struct of the event time and ``columns``."""
         arrays = [pa.array(event_times(self._time, Batch(batch, None, times)))]
         for name in self._columns:
-            column = column_of(batch, name)
+            column = batch.column(name)
             arrays.append(as_type(column, result_type(self._what, name, column.type)))
         return pa.StructArray.from_arrays(arrays, names=["time", *map(str, range(len(self._columns)))])
 

@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 
 from minishuffle.dataflow.operators.base import Emit, Used
 from minishuffle.dataflow.operators.chained import ChainedOperator
-from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import WrongColumns
 from minishuffle.exchange.batch import Batch
@@ -65,7 +64,7 @@ class Projection(ChainedOperator):
         computed = {name: value for name, value in wanted.items() if not isinstance(value, str)}
         values = dict(zip(computed, evaluated(given, list(computed.values()), self.name), strict=True))
         values |= {name: self._typed(name, values[name]) for name in self._untyped}
-        arrays = [values[name] if name in values else column_of(given, wanted[name]) for name in wanted]
+        arrays = [values[name] if name in values else given.column(wanted[name]) for name in wanted]
         emit(Batch(pa.RecordBatch.from_arrays(arrays, names=list(wanted)), None, batch.times))
 
     def _typed(self, name: str, values: pa.Array) -> pa.Array:

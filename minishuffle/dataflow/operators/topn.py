@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator
-from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.order import row_order
 from minishuffle.dataflow.operators.widertype import in_schema
@@ -57,7 +56,7 @@ class TopN(ChainedOperator):
             self._take(batch.payload)
 
     def _take(self, batch: pa.RecordBatch) -> None:
-        keys = [column_of(batch, name) for name in self._keys]
+        keys = [batch.column(name) for name in self._keys]
         names = [*self._keys, *(name for name in batch.schema.names if name not in self._keys)]
         self._slots.append(self._index.lookup(keys))
         self._batches.append(batch.select(names))
@@ -79,7 +78,7 @@ class TopN(ChainedOperator):
 
     def write_state(self) -> Iterator[StatePart]:
         for batch in self._batches:
-            keys = [column_of(batch, name) for name in self._keys]
+            keys = [batch.column(name) for name in self._keys]
             rows = {f"{_ROW}{name}": column for name, column in zip(batch.schema.names, batch, strict=True)}
             yield from by_columns("rows", keys, rows)
 
