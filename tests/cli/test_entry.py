@@ -83,14 +83,12 @@ def test_the_console_script_begins_there(repository: Path) -> None:
 
 
 def test_what_is_imported_is_nothing_that_the_garbage_collector_looks_at_again() -> None:
+    """It stays so here too: otherwise each collection of the tests that follow would look at all tests."""
     before = gc.get_freeze_count()
-    try:
-        with importing():
-            assert not gc.isenabled()
-            kept = [[] for _ in range(1000)]
-        assert gc.isenabled() and gc.get_freeze_count() >= before + len(kept)
-        with pytest.raises(ValueError), importing():
-            raise ValueError
-        assert gc.isenabled()
-    finally:
-        gc.unfreeze()
+    with importing():
+        assert not gc.isenabled()
+        kept = [[] for _ in range(1000)]
+    assert gc.isenabled() and gc.get_freeze_count() >= before + len(kept)
+    with pytest.raises(ValueError), importing():
+        raise ValueError
+    assert gc.isenabled()
