@@ -43,7 +43,7 @@ class Chunk:
         self.earliest = int(self._times.min())
         """The least time that is held."""
         self._by_time: Numbers | None = None
-        """Their order, once one is let go: most chunks are merged before."""
+        """The places of the records in order of time; None until one is let go: most chunks merge before."""
 
     @property
     def numbers(self) -> Numbers:

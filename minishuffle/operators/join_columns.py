@@ -96,7 +96,7 @@ class JoinColumns:
         self._suffix = suffix
         self.shows_left_alone = how in ("semi", "anti")
         self._fixed: dict[str, str] | None = None
-        """The names of the result for the right's others, once :meth:`fix` has said them."""
+        """By column of the right that is no key, its name in the result; None before :meth:`fix`."""
 
     def held_names(self, given: Sequence[str], input: int) -> list[str]:
         """The columns that are held of a batch that has the columns ``given``."""

@@ -97,7 +97,7 @@ class OpenWindows:
         self._to_show: TimeHeap[int] = TimeHeap()
         """Starts of windows that have changed, by the watermark at which that is shown."""
         self._changed: set[int] = set()
-        """These starts."""
+        """The starts in ``_to_show``, each of which stands there once."""
 
     def closed(self, watermark: int) -> int:
         """The last microsecond of the latest windows that have fired at a watermark, or would have."""
