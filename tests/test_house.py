@@ -9,11 +9,13 @@ import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
-from support.sources import PACKAGE, ROOT, TESTS, Module, modules, none_of
+from support.sources import PACKAGE, ROOT, TESTS, FunctionNode, Module, modules, none_of
 
 NO_TEST_OF_ITS_OWN = {
     "cli/bench.py": "each benchmark is run by the test of its module in bench",
@@ -117,6 +119,38 @@ PUBLIC_API = frozenset({"kill_worker"})
 SNAPSHOTS = frozenset({"divided"})
 """What only snapshots will call: how state is divided among subtasks. (They also write and read it.)"""
 PRIVATES = re.compile(r"\._(?!_)\w+\._(?!_)\w+")
+JOBS = ("plan/", "api/", "operators/", "connectors/", "dataflow/")
+"""The rooms in which jobs are planned, and those of what runs in their tasks."""
+SMALL_LINES_MAX = 75
+SMALL = {
+    "categories": "categories with an order of their own",
+    "drafts": "plans with steps of unknown columns, which only ``minishuffle schema`` loads",
+    "items": "the source of collections in memory",
+    "nulls": "nulls that a schema rules out",
+    "order": "rows by the values of columns",
+    "pandasindex": "the index of a pandas frame in the metadata of a schema",
+    "processed": "what a user's function with state and timers gives",
+    "rowobjects": "rows that are objects with fields",
+    "spread": "the standard deviation",
+    "timeheap": "what waits for its time",
+    "timers": "timers of keys",
+    "times": "where the event time of a record stands",
+}
+"""Small modules of those rooms, and the subject that has no other home. What is not a subject of its own
+stands with the one that it belongs to."""
+PYTHONS_OWN = frozenset({"_asdict", "_getframe", "_lru_cache_wrapper"})
+READS_PRIVATES = frozenset(
+    {"joined", "joined_tables", "keyed", "keyed_table", "processed", "stream_base", "windowed"}
+)
+"""Modules that read private attributes of other objects."""
+ASSIGNS = {
+    "nodes": "name",
+    "pickling": "modules",
+    "process": "_form key state time timers touched",
+    "stream_base": "errors_tag side_tags",
+    "windowed": "_sides _time",
+}
+"""By module, the attributes of other objects that it assigns, where methods should."""
 ARGUMENTS_MAX = 5
 MANY_ARGUMENTS = {
     "cli/": "click gives each option as an argument",
@@ -178,6 +212,13 @@ def test_file_names_are_unique(package: tuple[Module, ...]) -> None:
     twice = {name for name, found in places.items() if len(found) > 1}
     none_of([f"{name}: {places[name]}" for name in sorted(twice - set(SAME_FILE_NAME))])
     none_of([f"{name} is no exception any more" for name in sorted(set(SAME_FILE_NAME) - twice)])
+
+
+def test_each_small_module_is_the_only_home_of_its_subject(package: tuple[Module, ...]) -> None:
+    checked = [module for module in package if module.name.startswith(JOBS)]
+    small = {stem(each.name) for each in checked if each.text.count("\n") <= SMALL_LINES_MAX} - {"__init__"}
+    none_of([f"{name} has at most {SMALL_LINES_MAX} lines: what is it about?" for name in small - set(SMALL)])
+    none_of([f"{name} is no small module any more" for name in set(SMALL) - small])
 
 
 def public_definitions(module: Module) -> Iterator[str]:
@@ -415,6 +456,94 @@ def test_nothing_reaches_through_two_objects_privates(package: tuple[Module, ...
     none_of([problem for module in checked for problem in through_privates(module)])
 
 
+@dataclass(frozen=True)
+class Access:
+    """An attribute of an object that is no instance of the class in whose code that stands."""
+
+    module: str
+    line: int
+    attribute: str
+    assigned: bool
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} {'assigns' if self.assigned else 'reads'} {self.attribute}"
+
+
+def attributes_of(kind: ast.ClassDef) -> Iterator[str]:
+    """What a class defines: methods, class attributes, slots, and what its methods assign to ``self``."""
+    for node in kind.body:
+        if isinstance(node, FunctionNode):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            yield ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+    for node in ast.walk(kind):
+        if is_of_self(node) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
+            yield from (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
+
+
+def is_of_self(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    """Of ``super()`` too."""
+    if not isinstance(node, ast.Attribute):
+        return False
+    value = node.value.func if isinstance(node.value, ast.Call) else node.value
+    return isinstance(value, ast.Name) and value.id in ("self", "cls", "super")
+
+
+def defined(package: tuple[Module, ...]) -> dict[str, set[str]]:
+    """By class, its attributes and those of all classes above it."""
+    found: dict[str, set[str]] = defaultdict(set)
+    above: dict[str, set[str]] = defaultdict(set)
+    for node in (node for module in package for node in module.nodes):
+        if isinstance(node, ast.ClassDef):
+            found[node.name].update(attributes_of(node))
+            above[node.name].update(name for base in node.bases for name in words_of(ast.unparse(base)))
+    size = -1
+    while size != (now := sum(map(len, found.values()))):
+        size = now
+        for name, bases in above.items():
+            found[name].update(*(found[base] for base in bases if base in found))
+    return found
+
+
+def accesses(module: Module, own: dict[str, set[str]]) -> Iterator[Access]:
+    """Private attributes that are read, and attributes that are assigned, where they are another class's."""
+
+    def look(node: ast.AST, mine: set[str]) -> Iterator[Access]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Attribute) and child.attr not in mine and not is_of_self(child):
+                assigned = not isinstance(child.ctx, ast.Load)
+                if assigned or re.match(r"_(?!_)", child.attr):
+                    yield Access(module.name, child.lineno, child.attr, assigned)
+            yield from look(child, own[child.name] if isinstance(child, ast.ClassDef) else mine)
+
+    return look(module.tree, set())
+
+
+@pytest.fixture(scope="module")
+def others(package: tuple[Module, ...]) -> list[Access]:
+    """All in the rooms of jobs."""
+    own = defined(package)
+    checked = [module for module in package if module.name.startswith(JOBS)]
+    return [each for module in checked for each in accesses(module, own)]
+
+
+def test_nothing_reads_what_another_object_keeps_to_itself(others: list[Access]) -> None:
+    found = [each for each in others if not each.assigned and each.attribute not in PYTHONS_OWN]
+    none_of([str(each) for each in found if stem(each.module) not in READS_PRIVATES])
+    reading = {stem(each.module) for each in found}
+    none_of([f"{name} is no exception any more" for name in sorted(READS_PRIVATES - reading)])
+
+
+def test_attributes_are_assigned_by_their_own_class(others: list[Access]) -> None:
+    found = [each for each in others if each.assigned]
+    none_of([str(each) for each in found if each.attribute not in ASSIGNS.get(stem(each.module), "").split()])
+    assigned = {(stem(each.module), each.attribute) for each in found}
+    listed = {(name, attribute) for name, some in ASSIGNS.items() for attribute in some.split()}
+    none_of([f"{name} {attribute} is no exception any more" for name, attribute in sorted(listed - assigned)])
+
+
 # --- words -----------------------------------------------------------------------------------------
 
 WORDS = {
@@ -502,6 +631,20 @@ def parsed(text: str) -> Module:
 def test_each_rule_finds_what_breaks_it(rule: Callable[[Module], Iterator[str]], text: str) -> None:
     found = [problem for problem in rule(parsed(text)) if "f is used by nothing" not in problem]
     assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("self._a = other._a", []),
+        ("self._a = other._b", ["reads _b"]),
+        ("other.c = 1", ["assigns c"]),
+        ("other._a, self.d = super()._e()", []),
+    ],
+)
+def test_what_is_of_another_class_is_found(line: str, found: list[str]) -> None:
+    module = parsed(f"class A:\n    _a: int\n\nclass B(A):\n    def f(self, other):\n        {line}")
+    assert [str(each).partition(" ")[2] for each in accesses(module, defined((module,)))] == found
 
 
 def test_a_circle_is_found() -> None:

@@ -102,6 +102,10 @@ class KeyColumn:
         for those of :meth:`beyond` is undefined."""
         raise NotImplementedError
 
+    def widen(self, width: int) -> None:
+        """A key takes at least so many words from now on; the caller writes the stored ones anew."""
+        self.width = max(self.width, width)
+
     def width_for(self, array: pa.Array) -> int:
         """Prepare for these keys to be stored; the width that they need."""
         raise NotImplementedError

@@ -123,7 +123,7 @@ class KeyIndex:
         if any(width > column.width for column, width in zip(self._columns, widths, strict=True)):
             stored = self.keys()
             for column, width in zip(self._columns, widths, strict=True):
-                column.width = max(column.width, width)
+                column.widen(width)
             self._store(stored)
             return True
         return sum(column.numbered for column in self._columns) > numbered
@@ -131,6 +131,6 @@ class KeyIndex:
     def _store(self, keys: list[pa.Array]) -> None:
         """Write all rows anew; there are these keys, in order of their slots."""
         for column, array in zip(self._columns, keys, strict=True):
-            column.width = max(column.width, column.width_for(array))
+            column.widen(column.width_for(array))
         self._table = WordTable(sum(column.width for column in self._columns))
         self._table.add(self._words(keys))
