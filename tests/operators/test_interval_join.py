@@ -236,18 +236,17 @@ def held(operator: Any) -> tuple[int, int]:
     return len(operator._held[LEFT]), len(operator._held[RIGHT])
 
 
-@both
 @given(
     steps=interleavings(),
     within=st.sampled_from([0, 4]),
     idle=st.lists(st.tuples(st.integers(0, 14), st.integers(0, 1)), max_size=4),
 )
 def test_idleness_never_makes_the_output_late(
-    make: Make, convert: Make, steps: list[Step], within: int, idle: list[tuple[int, int]]
+    steps: list[Step], within: int, idle: list[tuple[int, int]]
 ) -> None:
-    run = Run(make("full", within))
+    run = Run(on_rows("full", within))
     for number, (input, item) in enumerate(steps):
-        run.take(input, Watermark(item) if isinstance(item, int) else convert(input, item))
+        run.take(input, Watermark(item) if isinstance(item, int) else keyed(input, item))
         for step, side in idle:
             if step == number:
                 run.take(side, Idle())
@@ -296,39 +295,36 @@ def test_a_record_that_no_other_can_match_any_more_is_not_held(make: Make, conve
     assert held(run.operator) == (1, 1)
 
 
-@both
-def test_late_is_said_of_each_side_by_its_own_watermark(make: Make, convert: Make) -> None:
-    run = Run(make("inner", 5))
+def test_late_is_said_of_each_side_by_its_own_watermark() -> None:
+    run = Run(on_rows("inner", 5))
     run.take(LEFT, Watermark(100))
-    run.take(RIGHT, convert(RIGHT, [(1, 98, 1)]))
-    run.take(LEFT, convert(LEFT, [(1, 100, 2), (1, 101, 3)]))
+    run.take(RIGHT, keyed(RIGHT, [(1, 98, 1)]))
+    run.take(LEFT, keyed(LEFT, [(1, 100, 2), (1, 101, 3)]))
     assert run.late == ([(1, 100, 2)], [])
     assert lone(run) == [(1, (1, 101, 3), (1, 98, 1))]
     run.take(RIGHT, Watermark(98))
-    run.take(RIGHT, convert(RIGHT, [(1, 98, 4)]))
+    run.take(RIGHT, keyed(RIGHT, [(1, 98, 4)]))
     assert run.late == ([(1, 100, 2)], [(1, 98, 4)])
     assert run.context.counters.records_late == 2
 
 
-@both
-def test_late_records_may_be_dropped(make: Make, convert: Make) -> None:
-    operator = make("inner", 5)
+def test_late_records_may_be_dropped() -> None:
+    operator = on_rows("inner", 5)
     operator.lateness = (Late(), Late())
     run = Run(operator)
     run.take(LEFT, Watermark(100))
-    run.take(LEFT, convert(LEFT, [(1, 100, 2)]))
+    run.take(LEFT, keyed(LEFT, [(1, 100, 2)]))
     assert run.late == ([], [])
     assert run.context.counters.records_late == 1
 
 
-@both
-def test_the_watermark_waits_for_what_is_held(make: Make, convert: Make) -> None:
+def test_the_watermark_waits_for_what_is_held() -> None:
     for how, told in (("inner", [8, 24, 25, 60]), ("left", [8, 19, 25, 60])):
-        run = Run(make(how, 5))
+        run = Run(on_rows(how, 5))
         run.take(LEFT, Watermark(10))
         assert run.marks == []
         run.take(RIGHT, Watermark(8))
-        run.take(LEFT, convert(LEFT, [(1, 20, 1)]))
+        run.take(LEFT, keyed(LEFT, [(1, 20, 1)]))
         run.take(LEFT, Watermark(50))
         for time in (24, 25):
             run.take(RIGHT, Watermark(time))
@@ -339,10 +335,9 @@ def test_the_watermark_waits_for_what_is_held(make: Make, convert: Make) -> None
         assert run.marks[-1] == Watermark(END_OF_TIME)
 
 
-@both
-def test_an_idle_side_does_not_hold_the_other(make: Make, convert: Make) -> None:
-    run = Run(make("left", 5))
-    run.take(LEFT, convert(LEFT, [(1, 10, 1)]))
+def test_an_idle_side_does_not_hold_the_other() -> None:
+    run = Run(on_rows("left", 5))
+    run.take(LEFT, keyed(LEFT, [(1, 10, 1)]))
     run.take(RIGHT, Idle())
     run.take(LEFT, Watermark(20))
     assert lone(run) == [(1, (1, 10, 1), None)]
@@ -351,7 +346,7 @@ def test_an_idle_side_does_not_hold_the_other(make: Make, convert: Make) -> None
     run.take(LEFT, Idle())
     assert run.marks == [Watermark(20), Idle()]
     run.take(RIGHT, Active())
-    run.take(RIGHT, convert(RIGHT, [(1, 20, 2), (1, 21, 3)]))
+    run.take(RIGHT, keyed(RIGHT, [(1, 20, 2), (1, 21, 3)]))
     assert run.late == ([], [(1, 20, 2)])
     run.take(RIGHT, Idle())
     assert run.marks == [Watermark(20), Idle(), Active(), Idle()]
