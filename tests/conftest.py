@@ -31,7 +31,7 @@ from pyarrow import csv
 from xdist.remote import Producer
 
 from minishuffle import launch
-from support import fatal, forked
+from support import extras, fatal, forked
 from support.sidebyside import SideBySide, shares_spark
 from support.soak import SOAK
 
@@ -154,12 +154,18 @@ def left_behind(before: Held) -> list[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     fatal.register(config)
+    extras.register(config)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    return extras.stand_in(module_path, parent)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what is for the soak alone, and puts first what takes longest: of several processes none has
     a long part left when the others are done. That is what shares a session of Spark, and in it what begins
     with a new one; then files with slow tests."""
+    extras.mark_by_fixture(items)
     for_soak = [item for item in items if item.get_closest_marker("soak")]
     if for_soak and not SOAK:
         config.hook.pytest_deselected(items=for_soak)

@@ -119,3 +119,44 @@ def test_the_stacks_of_a_process_that_died_stand_at_the_end(repository: Path, tm
     assert "Fatal Python error: Segmentation fault" in shown
     assert 'test_dies.py", line 4 in test_reads_address_zero' in shown
     assert "Extension modules" not in shown
+
+
+@pytest.mark.slow
+def test_tests_that_need_more_are_counted_without_what_they_need(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "import sys\n"
+        "from support import extras\n"
+        "sys.modules['pyspark'] = None\n"
+        "pytest_configure = extras.register\n"
+        "pytest_pycollect_makemodule = lambda module_path, parent: extras.stand_in(module_path, parent)\n"
+        "pytest_collection_modifyitems = lambda items: extras.mark_by_fixture(items)\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    extra\n    soak\n")
+    (tmp_path / "test_spark_alone.py").write_text(
+        "import pyspark\nimport pytest\n\n"
+        "pytestmark = [\n    pytest.mark.extra,\n]\n\n"
+        "def test_one(): ...\n\nasync def test_two(): ...\n\ndef helper(): ...\n"
+    )
+    (tmp_path / "test_mixed.py").write_text(
+        "import pytest\n\n"
+        "@pytest.fixture\ndef prometheus_binaries(): ...\n\n"
+        "@pytest.mark.parametrize('n', [1, 2])\ndef test_watched(n, prometheus_binaries): ...\n\n"
+        "@pytest.mark.extra\n@pytest.mark.soak\ndef test_for_hours(): ...\n\n"
+        "def test_plain(): ...\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider", "-p", "no:asyncio"]
+    environment = {**os.environ, "PYTHONPATH": str(repository / "tests")}
+
+    def printed(*options: str) -> str:
+        ended = subprocess.run(
+            [*command, *options], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        )
+        return ended.stdout + ended.stderr
+
+    left_out = printed("-m", "not extra")
+    assert "left out: 3 test functions that need more than requirements.lock" in left_out, left_out
+    assert re.search(r"^1 passed in", left_out, re.MULTILINE), left_out
+    everything = printed()
+    assert "left out" not in everything
+    assert everything.count("this test needs Spark: run scripts/bootstrap --tests") == 2, everything
+    assert "2 failed, 4 passed" in everything

@@ -13,6 +13,7 @@ SECONDS_MAX = 600
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS_MAX + 30)
+@pytest.mark.extra
 def test_the_types_of_the_package_hold(repository: Path) -> None:
     command = [sys.executable, "-m", "mypy"]
     done = subprocess.run(

@@ -12,6 +12,8 @@ from minishuffle.bench import spark as bench
 from minishuffle.cli.main import cli
 from support.spark import spark  # noqa: F401  (a fixture)
 
+pytestmark = pytest.mark.extra
+
 WAYS = ("write", "noop", "python", "read", "parquet_read")
 
 

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
-from pyspark import cloudpickle as spark_pickle
-from pyspark.serializers import CloudPickleSerializer
 
 from minishuffle.cli.loading import load_job, load_pipeline
 from minishuffle.dataflow.compile import compile_job
@@ -48,8 +46,8 @@ def job_file(tmp_path: Path) -> Iterator[Path]:
     yield file
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
-            for pickle in (cloudpickle, spark_pickle):
-                if name in pickle.list_registry_pickle_by_value():
+            for pickle in (cloudpickle, sys.modules.get("pyspark.cloudpickle")):
+                if pickle is not None and name in pickle.list_registry_pickle_by_value():
                     pickle.unregister_pickle_by_value(sys.modules[name])
             del sys.modules[name]
 
@@ -125,7 +123,10 @@ own = Own()
 """
 
 
+@pytest.mark.extra
 def test_functions_of_a_pipelines_file_work_in_tasks_of_spark_that_lack_the_file(job_file: Path) -> None:
+    from pyspark.serializers import CloudPickleSerializer
+
     job_file.write_text(PIPELINE)
     pipeline = load_pipeline(f"{job_file}:own")
     quadruple = sys.modules[pipeline.target.__module__].quadruple

@@ -19,6 +19,8 @@ from minishuffle.pipelines import Pipeline
 from minishuffle.pipelines.run import Outcome
 from minishuffle.pipelines.verdict import compare
 
+pytestmark = pytest.mark.extra
+
 Run = Callable[..., Result]
 
 ROWS = [(f"c{number % 5}", datetime(2013, 4, 19, number % 24, tzinfo=UTC), number) for number in range(60)]

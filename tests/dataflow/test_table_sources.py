@@ -187,11 +187,10 @@ def test_a_json_split_goes_on_behind_an_offset(tmp_path: Path) -> None:
 
 
 def test_frames_are_tables() -> None:
-    class Frame:
-        def __arrow_c_stream__(self, requested: Any = None) -> Any:
-            return pa.table({"a": [1, 2]}).__arrow_c_stream__(requested)
+    import polars as pl
 
-    assert rows(Table.from_arrow(Frame())) == [{"a": 1}, {"a": 2}]
+    frame = pl.DataFrame({"a": [1, 2], "b": pl.Series(["x", "y"], dtype=pl.Categorical)})
+    assert rows(Table.from_arrow(frame)) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
     assert rows(Table.from_arrow(pa.RecordBatch.from_pydict({"a": [3]}))) == [{"a": 3}]
 
 

@@ -178,6 +178,7 @@ def test_no_secret_is_shipped(deploy: Path) -> None:
     assert (deploy / "kubernetes-tls" / ".gitignore").read_text() == "/ca.pem\n/ca-key.pem\n"
 
 
+@pytest.mark.extra
 def test_units_are_well_formed_and_do_not_run_as_root(deploy: Path, tmp_path: Path) -> None:
     units = []
     program = tmp_path / "minishuffle"  # a unit would need quotes around a path with a space

@@ -26,7 +26,12 @@ from minishuffle.observe.prometheus import prometheus_config
 from support.prometheus import Ask, query, running_prometheus
 from support.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [
+    pytest.mark.extra,
+    pytest.mark.slow,
+    pytest.mark.timeout(180),
+    pytest.mark.usefixtures("wider_resources"),
+]
 
 FIRES_SECONDS_MAX = 90.0
 SHORT = {"1m": "5s", "5m": "20s", "10m": "20s"}

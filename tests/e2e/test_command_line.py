@@ -391,6 +391,7 @@ def test_a_demo_that_is_kept_leaves_time_to_look_at_its_page(
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.extra
 def test_the_demo_passes_and_leaves_nothing(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from minishuffle.dataflow.stream import Stream
 from support.sickjobs import Large
 from support.slowlinks import SlowLink
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.extra, pytest.mark.slow, pytest.mark.timeout(180)]
 
 ROW_BYTES = 2_000
 SECONDS_MAX = 60.0

@@ -22,7 +22,7 @@ from minishuffle.cli.main import cli
 from minishuffle.client import JobHandle
 from minishuffle.config import ClusterSettings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.extra, pytest.mark.slow, pytest.mark.timeout(180)]
 
 SECONDS_MAX = 60.0
 RATE = 1_000.0

@@ -74,6 +74,7 @@ def test_every_process_is_another_one(busy: Any) -> None:
         assert any(word.startswith("minishuffle") for word in process.cmdline())
 
 
+@pytest.mark.extra
 def test_many_channels_share_one_connection_and_ss_agrees(busy: Any) -> None:
     samples = busy.samples()
     requests = [value for name, labels, value in samples if _is_request(name, labels)]
@@ -94,6 +95,7 @@ def _is_request(name: str, labels: dict[str, str]) -> bool:
     return name == "minishuffle_frames_total" and labels["type"] == "partition_request"
 
 
+@pytest.mark.extra
 def test_the_ends_of_the_connection_belong_to_the_two_workers(busy: Any) -> None:
     first, second = status(busy)["workers"]
     owners: dict[str, int] = {}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.extra, pytest.mark.slow, pytest.mark.timeout(180)]
 
 HOST = "127.0.0.1"
 WORKERS = 2

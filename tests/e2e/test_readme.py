@@ -140,6 +140,7 @@ def test_the_examples_of_a_section_print_what_is_printed_there(
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.extra
 def test_the_spark_pipeline_runs_as_printed(tmp_path: Path) -> None:
     inputs, own = blocks(SPARK, "Your own Parquet files")
     text = (ROOT / SPARK).read_text(encoding="utf-8")

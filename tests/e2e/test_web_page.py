@@ -32,7 +32,12 @@ from support.browser import NOT_ANSWERED, Shown, chromium, shown
 from support.coordinators import ScriptedCoordinator
 from support.soak import SOAK
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [
+    pytest.mark.extra,
+    pytest.mark.slow,
+    pytest.mark.timeout(180),
+    pytest.mark.usefixtures("wider_resources"),
+]
 
 HOST = "127.0.0.1"
 JOBS = 1_000 if SOAK else 250

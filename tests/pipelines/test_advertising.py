@@ -15,7 +15,12 @@ from minishuffle.pipelines import DataDirectory, advertising
 from minishuffle.pipelines.advertising import KINDS, WITHIN, Advertising, generated_files
 from minishuffle.pipelines.run import run_once
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [
+    pytest.mark.extra,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("wider_resources"),
+]
 
 IMPRESSIONS = 20_000
 

@@ -17,7 +17,12 @@ from minishuffle.pipelines.audit import Audit, Completeness, audited, check_audi
 from minishuffle.pipelines.flights import Flights
 from minishuffle.pipelines.run import Fault, run_once
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [
+    pytest.mark.extra,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("wider_resources"),
+]
 
 ROWS = [(f"c{number % 3}", datetime(2013, 1, 1, number // 3), number) for number in range(30)]
 SCHEMA = "carrier STRING, time_hour TIMESTAMP, minutes BIGINT"

@@ -18,7 +18,7 @@ from minishuffle.pipelines.flights import RESULT, Flights, cleaned, not_late
 
 LateFlights = Callable[[Path, timedelta], Counter[tuple[str, ...]]]
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("wider_resources")]
+pytestmark = [pytest.mark.extra, pytest.mark.slow, pytest.mark.usefixtures("wider_resources")]
 
 KNOWN_SUMS = {
     "flights": 336_776,

@@ -46,6 +46,7 @@ def test_a_damaged_archive_leaves_nothing(archive: Path, tmp_path: Path) -> None
         unpacked_flights(archive, tmp_path / "data")
 
 
+@pytest.mark.extra
 def test_a_package_that_is_missing_or_lacks_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownName, match=r"lacks .*boats\.csv"):
         packaged_file("boats.csv")
@@ -58,6 +59,7 @@ def test_a_package_that_is_missing_or_lacks_a_file(monkeypatch: pytest.MonkeyPat
         packaged_file("flights.csv.zip")
 
 
+@pytest.mark.extra
 def test_names_of_the_airlines() -> None:
     table = airlines_table()
     assert table.column_names == ["carrier", "name"] and table.num_rows == 16

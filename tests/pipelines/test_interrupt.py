@@ -17,7 +17,12 @@ import pytest
 from minishuffle import LocalCluster
 from support.soak import SOAK
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [
+    pytest.mark.extra,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.usefixtures("wider_resources"),
+]
 
 SECONDS_MAX = 150.0
 SLOW = """

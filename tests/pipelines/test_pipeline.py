@@ -11,6 +11,8 @@ from pyspark.sql import DataFrame
 from minishuffle.errors import UsageError
 from minishuffle.pipelines import Input
 
+pytestmark = pytest.mark.extra
+
 
 class Frame(DataFrame):
     """A DataFrame as far as it is looked at before a row moves: it needs no Spark."""

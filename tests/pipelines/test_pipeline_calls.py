@@ -23,6 +23,8 @@ from minishuffle.pipelines.pipeline import asked, check_name
 from minishuffle.pipelines.run import Outcome, checked_inputs, job_of, judged, slots_warning
 from minishuffle.spark.session import SparkFailed
 
+pytestmark = pytest.mark.extra
+
 NOTHING: Any = None
 DATA = DataDirectory(Path())
 OWN = """

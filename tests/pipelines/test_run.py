@@ -20,7 +20,12 @@ from minishuffle.pipelines.flights import Flights
 from minishuffle.pipelines.run import Outcome, run_once
 from minishuffle.spark.session import spark_error
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [
+    pytest.mark.extra,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("wider_resources"),
+]
 
 LateFlights = Callable[[Path, timedelta], Counter[tuple[str, ...]]]
 RESULT_ROWS, DELAY_MINUTES, LATE_FLIGHTS = 5_133, 265_801, 331

@@ -19,7 +19,12 @@ from minishuffle.pipelines.streaming import StreamingRun, run_streaming
 from minishuffle.spark.session import spark_error
 from support.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [
+    pytest.mark.extra,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.usefixtures("wider_resources"),
+]
 
 SECONDS_MAX = 120.0
 RESULT_ROWS = 5_133

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 
 from minishuffle.pipelines.verdict import Verdict, compare, wider_type
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("wider_resources")]
+pytestmark = [pytest.mark.extra, pytest.mark.slow, pytest.mark.usefixtures("wider_resources")]
 
 ROWS = [(f"c{number % 5}", datetime(2013, 1, 1, number % 24), number) for number in range(100)]
 SCHEMA = "carrier STRING, time_hour TIMESTAMP, minutes BIGINT"

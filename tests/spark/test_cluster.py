@@ -23,7 +23,12 @@ from minishuffle.spark.session import spark_session, stop_spark
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [
+    pytest.mark.extra,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("wider_resources"),
+]
 
 EXECUTORS = 2
 SECONDS_MAX = 180.0

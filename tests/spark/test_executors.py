@@ -24,6 +24,8 @@ from minishuffle.local import LocalCluster
 from minishuffle.spark import executors
 from minishuffle.spark.executors import WorkerOrder, run_worker_task
 
+pytestmark = pytest.mark.extra
+
 Until = Callable[..., Any]
 SECONDS_MAX = 60.0
 SECRET = b"c" * 64

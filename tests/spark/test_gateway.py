@@ -14,6 +14,8 @@ from py4j.protocol import OUTPUT_VOID_COMMAND, Py4JNetworkError  # type: ignore[
 
 from minishuffle.spark.gateway import CONNECTIONS_MAX, connect_again
 
+pytestmark = pytest.mark.extra
+
 SECONDS_MAX = 10.0
 SECRET = "secret"
 

@@ -19,6 +19,8 @@ from minishuffle.spark.schemas import (
     spark_schema_of,
 )
 
+pytestmark = pytest.mark.extra
+
 BOTH_WAYS: list[tuple[t.DataType, pa.DataType]] = [
     (t.LongType(), pa.int64()),
     (t.IntegerType(), pa.int32()),

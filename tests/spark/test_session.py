@@ -18,7 +18,7 @@ from pyspark import SparkContext
 from minishuffle.errors import UsageError
 from minishuffle.spark.session import SparkFailed, spark_session, stop_spark
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("own_jvm")]
+pytestmark = [pytest.mark.extra, pytest.mark.timeout(600), pytest.mark.usefixtures("own_jvm")]
 
 SECONDS_MAX = 180.0
 Until = Callable[..., Any]

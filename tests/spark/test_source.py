@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [
+    pytest.mark.extra,
     pytest.mark.slow,
     pytest.mark.timeout(600),
     # New, since the memory of Python processes is measured: those of tests before would count.

@@ -21,7 +21,12 @@ from minishuffle.spark.schemas import arrow_schema_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [
+    pytest.mark.extra,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("wider_resources"),
+]
 
 SECONDS_MAX = 180.0
 HOUR = timedelta(hours=1)

@@ -16,6 +16,8 @@ from minishuffle.spark.schemas import arrow_schema_of
 from minishuffle.spark.source import BatchWriter, MinishuffleDataSource, StreamingWriter, number, switch
 from minishuffle.wire.clients import StreamInfo
 
+pytestmark = pytest.mark.extra
+
 SCHEMA = StructType([StructField("id", LongType())])
 
 

@@ -17,6 +17,8 @@ from minishuffle.remote.reader import ResultInfo, SubtaskRows
 from minishuffle.spark import source
 from minishuffle.spark.source import ResultBatchReader, ResultStreamReader, Rows, shares
 
+pytestmark = pytest.mark.extra
+
 ACCESS = Access("127.0.0.1", 1, "local", b"secret")
 SCHEMA = pa.schema([("id", pa.int64())])
 ALL = ReadAllAvailable()

@@ -23,7 +23,12 @@ from minishuffle.spark.session import activate
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [
+    pytest.mark.extra,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("wider_resources"),
+]
 
 SECONDS_MAX = 180.0
 ROWS = 100_000

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [
+    pytest.mark.extra,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("wider_resources"),
+]
 
 SECONDS_MAX = 180.0
 FILES = 4

@@ -35,6 +35,7 @@ async def get(server: WebServer, path: str, **headers: str) -> tuple[int, CIMult
         return response.status, response.headers, await response.read()
 
 
+@pytest.mark.extra
 def test_what_is_committed_is_what_the_sources_give(tmp_path: Path) -> None:
     """With the packages that package-lock.json names; scripts/bootstrap --tests has installed them."""
     environment = {name: os.environ[name] for name in ("HOME", "PATH")}
