@@ -20,14 +20,20 @@ ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 SIMULATED := tests/e2e/test_simulated_clusters.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast fmt lint types bench soak clean
-.PHONY: soak-setup soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-pause soak-reach soak-tls soak-blocking soak-tcp soak-ledger
+.PHONY: help setup try demo test test-fast fmt lint types bench soak clean
+.PHONY: setup-try soak-setup soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-pause soak-reach soak-tls soak-blocking soak-tcp soak-ledger
 
 help: ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## Make .venv with every pinned dependency
+setup: ## Make .venv with every pinned dependency, Spark's too
 	@scripts/bootstrap
+
+setup-try:
+	@scripts/bootstrap --try
+
+try: setup-try ## Run word count, a keyBy job, and a join whose worker is killed: a minute's look, without Spark
+	@$(WITHIN) 300 $(BIN)/minishuffle demo --only wordcount --only keyby --only recovery
 
 demo: ## Run the main job and the data pipeline on a local cluster; with KEEP=1 keep it until Ctrl-C
 	@scripts/bootstrap --demo
@@ -38,15 +44,14 @@ test: lint ## Check style, then types and every test
 	$(WITHIN) 3000 $(SIDE_BY_SIDE) -m "not alone"
 	$(WITHIN) 600 $(BIN)/python -m pytest -q -m alone $(ALONE)
 
-test-fast: ## Run the tests that take less than a few seconds each
-	@scripts/bootstrap --tests
-	$(WITHIN) 600 $(SIDE_BY_SIDE) -m "not slow and not alone"
+test-fast: setup-try ## Run the tests that take less than a few seconds each and need no more than make try
+	$(WITHIN) 600 $(SIDE_BY_SIDE) -m "not slow and not alone and not extra"
 
-fmt: setup ## Format the code
+fmt: setup-try ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-lint: setup ## Check style and formatting
+lint: setup-try ## Check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 

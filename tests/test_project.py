@@ -69,10 +69,12 @@ PYTHON_THAT_NOTES = """#!/bin/sh
 for file in ${PIP_CONSTRAINT-}; do
     [ -f "$file" ] || { echo "ERROR: no constraints in '$file'"; exit 1; }
 done
+case "$*" in *" pip install "*) echo "$*" >>asked ;; *"-m venv"*) echo "made anew" >>asked ;; esac
 """
 
 
-def test_the_environment_is_made_in_a_folder_with_a_blank_in_its_name(tmp_path: Path) -> None:
+def test_each_form_adds_what_it_needs_to_the_same_environment(tmp_path: Path) -> None:
+    """In a folder with a blank in its name."""
     clone = tmp_path / "with space"
     (clone / "scripts").mkdir(parents=True)
     for name in ("scripts/bootstrap", "requirements.lock", "requirements-spark.lock", "pyproject.toml"):
@@ -81,9 +83,46 @@ def test_the_environment_is_made_in_a_folder_with_a_blank_in_its_name(tmp_path: 
     python.parent.mkdir(parents=True)
     python.write_text(PYTHON_THAT_NOTES)
     python.chmod(0o755)
-    made = subprocess.run([clone / "scripts" / "bootstrap"], capture_output=True, text=True, timeout=60)
-    assert made.returncode == 0, made.stderr
-    assert "done: .venv is ready" in made.stderr
+
+    def asked(*form: str) -> list[list[str]]:
+        """The locks of each installation; the package itself has none."""
+        (clone / "asked").write_text("")
+        script = clone / "scripts" / "bootstrap"
+        made = subprocess.run([script, *form], capture_output=True, text=True, timeout=60)
+        assert made.returncode == 0, made.stderr
+        lines = (clone / "asked").read_text().splitlines()
+        assert "made anew" not in lines
+        assert ("done: .venv is ready" in made.stderr) == bool(lines)
+        return [re.findall(r"--requirement=(\S+)", line) for line in lines]
+
+    assert asked("--try") == [["requirements.lock"], []]
+    assert asked("--try") == []
+    assert asked() == [["requirements.lock", "requirements-spark.lock"], []]
+    assert asked() == asked("--try") == []
+    (clone / "requirements-spark.lock").write_text("pyspark==4.3.1\n")
+    assert asked("--try") == []
+    assert asked() == [["requirements.lock", "requirements-spark.lock"], []]
+
+
+def test_a_look_and_the_fast_tests_need_one_lock_and_no_more() -> None:
+    for target in ("try", "test-fast", "lint", "fmt"):
+        command = ["make", "--no-print-directory", "--dry-run", target]
+        printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+        assert re.findall(r"scripts/bootstrap.*", printed.stdout) == ["scripts/bootstrap --try"], target
+
+
+def test_the_same_pythons_are_allowed_everywhere() -> None:
+    def text_of(name: str) -> str:
+        return (ROOT / name).read_text(encoding="utf-8")
+
+    first, after = map(
+        int, re.findall(r'requires-python = ">=3\.(\d+),<3\.(\d+)"', text_of("pyproject.toml"))[0]
+    )
+    minors = [f"3.{minor}" for minor in range(first, after)]
+    assert re.findall(r"Python :: (3\.\d+)", text_of("pyproject.toml")) == minors
+    assert f"RANGE='(3, {first}) <= sys.version_info[:2] <= (3, {after - 1})'" in text_of("scripts/bootstrap")
+    for name in ("Makefile", "README.md", "deploy/README.md", "requirements.lock", "requirements-spark.lock"):
+        assert f"Python {minors[0]} to {minors[-1]}" in text_of(name), name
 
 
 def test_the_wheel_has_the_page_as_it_is_built_and_not_its_sources(tmp_path: Path) -> None:

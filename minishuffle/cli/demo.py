@@ -146,8 +146,8 @@ REFRESH_SECONDS = 1.0
 NEXT_COMMANDS = (
     "minishuffle cluster up --detach",
     "minishuffle submit keyby",
-    "minishuffle pipeline run flights",
 )
+NEXT_WITH_SPARK = "minishuffle pipeline run flights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,11 +314,13 @@ STAGES: dict[str, tuple[str, Callable[[LocalCluster, Console], Verdict]]] = {
 
 
 @click.command()
-@click.option("--only", type=click.Choice(list(STAGES)), help="Run one stage alone.")
+@click.option(
+    "--only", type=click.Choice(list(STAGES)), multiple=True, help="Only this stage; may be repeated."
+)
 @click.option("--keep", is_flag=True, help="Keep the cluster, with a job that runs, until Ctrl-C.")
 @late_global_options
 @click.pass_context
-def demo(context: click.Context, only: str | None, keep: bool) -> None:
+def demo(context: click.Context, only: tuple[str, ...], keep: bool) -> None:
     """See it work: a cluster of 3 workers, a checked word count, a keyBy job with its metrics, a worker
     killed under a join, and flights from Spark joined with the weather and held against Spark's answer."""
     out = tables.console()
@@ -330,7 +332,7 @@ def demo(context: click.Context, only: str | None, keep: bool) -> None:
         results.append(("cluster", Verdict(True, text), time.monotonic() - began))
         page = f"http://{Address(cluster.client.address.host, cluster.web_port)}/"
         out.print(f"its web page: {page}")
-        for name in [only] if only else STAGES:
+        for name in only or STAGES:
             title, run = STAGES[name]
             out.print(f"\n{name}: {title}")
             began = time.monotonic()
@@ -369,4 +371,5 @@ def _last_screen(out: Console, results: list[tuple[str, Verdict, float]]) -> Non
         table.add_row(name, "ok" if verdict.ok else "FAILED", f"{seconds:.1f}", verdict.text)
     out.print()
     out.print(table)
-    out.print("\nnext:\n  " + "\n  ".join(NEXT_COMMANDS))
+    with_spark = any(name == "flights" for name, _, _ in results)
+    out.print("\n  ".join(["\nnext:", *NEXT_COMMANDS, *([NEXT_WITH_SPARK] if with_spark else [])]))
