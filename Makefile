@@ -20,7 +20,7 @@ ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 SIMULATED := tests/e2e/test_simulated_clusters.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup try demo test test-fast fmt lint types bench soak clean
+.PHONY: help setup try demo test test-fast dist fmt lint types bench soak clean
 .PHONY: setup-try soak-setup soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-pause soak-reach soak-tls soak-blocking soak-tcp soak-ledger
 
 help: ## Print this help
@@ -46,6 +46,9 @@ test: lint ## Check style, then types and every test
 
 test-fast: setup-try ## Run the tests that take less than a few seconds each and need no more than make try
 	$(WITHIN) 600 $(SIDE_BY_SIDE) -m "not slow and not alone and not extra"
+
+dist: setup-try ## Build wheel and sdist, with checksums, and try them on each Python that is here (some minutes)
+	$(WITHIN) 1800 scripts/build-dist
 
 fmt: setup-try ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .

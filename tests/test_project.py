@@ -105,7 +105,7 @@ def test_each_form_adds_what_it_needs_to_the_same_environment(tmp_path: Path) ->
 
 
 def test_a_look_and_the_fast_tests_need_one_lock_and_no_more() -> None:
-    for target in ("try", "test-fast", "lint", "fmt"):
+    for target in ("try", "test-fast", "lint", "fmt", "dist"):
         command = ["make", "--no-print-directory", "--dry-run", target]
         printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
         assert re.findall(r"scripts/bootstrap.*", printed.stdout) == ["scripts/bootstrap --try"], target
@@ -120,6 +120,7 @@ def test_the_same_pythons_are_allowed_everywhere() -> None:
     )
     minors = [f"3.{minor}" for minor in range(first, after)]
     assert re.findall(r"Python :: (3\.\d+)", text_of("pyproject.toml")) == minors
+    assert f"MINORS=({' '.join(minors)})" in text_of("scripts/build-dist")
     assert f"RANGE='(3, {first}) <= sys.version_info[:2] <= (3, {after - 1})'" in text_of("scripts/bootstrap")
     for name in ("Makefile", "README.md", "deploy/README.md", "requirements.lock", "requirements-spark.lock"):
         assert f"Python {minors[0]} to {minors[-1]}" in text_of(name), name
