@@ -3,6 +3,7 @@ while ``minishuffle schema`` loads the plan to find them."""
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -22,8 +23,7 @@ __all__ = ["CallPlace", "drafting", "is_draft", "place_of_call", "unknown_column
 
 _ROOMS = tuple(f"minishuffle.{room}." for room in ("api", "connectors", "dataflow", "operators", "plan"))
 """Modules whose frames lie between the user's call and the step that it adds."""
-_LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-"""Folders of code that is no program's own."""
+_STANDARD_LIBRARY: Final = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _DRAFTING: ContextVar[bool] = ContextVar("drafting", default=False)
 
 
@@ -70,11 +70,16 @@ def _file_of_program() -> str:
     file = "FILE.py"
     frame: FrameType | None = _calling_frame()
     while frame is not None and not _module(frame).startswith("minishuffle."):
-        name = frame.f_code.co_filename
-        if name.endswith(".py") and not name.startswith(("<", *_LIBRARIES)):
-            file = _relative(name)
+        if _is_own(frame.f_code.co_filename):
+            file = _relative(frame.f_code.co_filename)
         frame = frame.f_back
     return file
+
+
+def _is_own(file: str) -> bool:
+    """Whether it may be a program's own, and no library's."""
+    is_file = file.endswith(".py") and not file.startswith(("<", _STANDARD_LIBRARY))
+    return is_file and not {"site-packages", "dist-packages"} & set(Path(file).parts)
 
 
 @contextmanager
