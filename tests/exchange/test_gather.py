@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minishuffle.exchange.gather import take, taken
+from support.soak import examples
 
 BATCH = pa.record_batch(
     {
@@ -79,6 +80,7 @@ def values_of(kind: pa.DataType) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
+@settings(max_examples=examples(20))
 @given(data=st.data())
 def test_what_is_taken_is_what_arrow_takes(kind: pa.DataType, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.none() | values_of(kind) if data.draw(st.booleans()) else values_of(kind)))

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minishuffle.dataflow.operators.base import (
@@ -33,6 +33,7 @@ from minishuffle.operators.join_columns import JoinColumns
 from minishuffle.operators.join_inputs import LEFT, RIGHT, Bounds, How
 from minishuffle.operators.join_results import ColumnResults, JoinedTime, RowResults
 from support.batches import as_batch, collecting, shown
+from support.soak import examples
 
 Times: TypeAlias = tuple[EventTime, EventTime]
 TIMES = (EventTime(column="t"), EventTime(column="u"))
@@ -194,6 +195,7 @@ Make: TypeAlias = Callable[..., Any]
 
 @hows
 @both
+@settings(max_examples=examples(20))
 @given(
     steps=interleavings(), before=st.sampled_from([0, 1, 4, 40]), after=st.sampled_from([None, 0, 1, 4, 40])
 )
