@@ -18,22 +18,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from minishuffle.api.stream import KeyedStream as KeyedStream
+    from minishuffle.api.stream import KeyedTable as KeyedTable
+    from minishuffle.api.stream import Stream as Stream
+    from minishuffle.api.stream import Table as Table
+    from minishuffle.api.stream import WindowedStream as WindowedStream
+    from minishuffle.api.stream import WindowedTable as WindowedTable
     from minishuffle.client import Client as Client
     from minishuffle.client import JobHandle as JobHandle
     from minishuffle.client import JobResult as JobResult
     from minishuffle.connectors.sinks import Sink as Sink
-    from minishuffle.dataflow.graph import JobSettings as JobSettings
-    from minishuffle.dataflow.keyed import KeyedStream as KeyedStream
-    from minishuffle.dataflow.keyed_table import KeyedTable as KeyedTable
-    from minishuffle.dataflow.keyed_table import WindowedTable as WindowedTable
     from minishuffle.dataflow.operators.base import Aside as Aside
     from minishuffle.dataflow.operators.base import Source as Source
     from minishuffle.dataflow.operators.base import TaskContext as TaskContext
     from minishuffle.dataflow.operators.process import ProcessContext as ProcessContext
     from minishuffle.dataflow.operators.times import EVENT_TIME as EVENT_TIME
-    from minishuffle.dataflow.stream import Stream as Stream
-    from minishuffle.dataflow.table import Table as Table
-    from minishuffle.dataflow.windowed import WindowedStream as WindowedStream
     from minishuffle.errors import AuthenticationError as AuthenticationError
     from minishuffle.errors import CannotWrite as CannotWrite
     from minishuffle.errors import InvalidGraph as InvalidGraph
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from minishuffle.errors import WrongInput as WrongInput
     from minishuffle.errors import WrongResult as WrongResult
     from minishuffle.local import LocalCluster as LocalCluster
+    from minishuffle.plan.graph import JobSettings as JobSettings
 
 __version__: Final = "0.1.0"
 
@@ -65,19 +65,19 @@ _MODULE_OF: Final = {
     "Client": "minishuffle.client",
     "JobHandle": "minishuffle.client",
     "JobResult": "minishuffle.client",
-    "JobSettings": "minishuffle.dataflow.graph",
-    "KeyedStream": "minishuffle.dataflow.keyed",
-    "KeyedTable": "minishuffle.dataflow.keyed_table",
-    "WindowedTable": "minishuffle.dataflow.keyed_table",
+    "JobSettings": "minishuffle.plan.graph",
+    "KeyedStream": "minishuffle.api.stream",
+    "KeyedTable": "minishuffle.api.stream",
+    "WindowedTable": "minishuffle.api.stream",
     "Aside": "minishuffle.dataflow.operators.base",
     "Source": "minishuffle.dataflow.operators.base",
     "TaskContext": "minishuffle.dataflow.operators.base",
     "ProcessContext": "minishuffle.dataflow.operators.process",
     "Sink": "minishuffle.connectors.sinks",
     "EVENT_TIME": "minishuffle.dataflow.operators.times",
-    "Stream": "minishuffle.dataflow.stream",
-    "Table": "minishuffle.dataflow.table",
-    "WindowedStream": "minishuffle.dataflow.windowed",
+    "Stream": "minishuffle.api.stream",
+    "Table": "minishuffle.api.stream",
+    "WindowedStream": "minishuffle.api.stream",
     "AuthenticationError": "minishuffle.errors",
     "CannotWrite": "minishuffle.errors",
     "InvalidGraph": "minishuffle.errors",

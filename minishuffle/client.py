@@ -66,8 +66,8 @@ from minishuffle.wire.requests import (
 )
 
 if TYPE_CHECKING:
-    from minishuffle.dataflow.graph import JobSettings
-    from minishuffle.dataflow.stream_base import StreamBase
+    from minishuffle.api.stream_base import StreamBase
+    from minishuffle.plan.graph import JobSettings
 
 __all__ = [
     "Client",
@@ -479,8 +479,8 @@ class Client:
                 pickled.
             ResourceExhausted: not enough slots or buffers; with the arithmetic.
         """
-        from minishuffle.dataflow.arguments import checked_job_name
-        from minishuffle.dataflow.compile import compile_job
+        from minishuffle.plan.arguments import checked_job_name
+        from minishuffle.plan.planner import compile_job
 
         name = checked_job_name(name)
         if parallelism is None:

@@ -30,8 +30,8 @@ from minishuffle.transport.credentials import Credentials
 from minishuffle.wire.requests import ClusterStatus
 
 if TYPE_CHECKING:
-    from minishuffle.dataflow.graph import JobSettings
-    from minishuffle.dataflow.stream_base import StreamBase
+    from minishuffle.api.stream_base import StreamBase
+    from minishuffle.plan.graph import JobSettings
 
 __all__ = ["LocalCluster", "remove_abandoned_state"]
 

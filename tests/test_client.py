@@ -9,10 +9,9 @@ import msgpack
 import pytest
 
 from minishuffle import client as client_module
+from minishuffle.api.stream import Stream
 from minishuffle.client import Client, JobHandle
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import JobGraph
-from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import (
     PeerLost,
     RemoteProtocolError,
@@ -25,6 +24,7 @@ from minishuffle.errors import (
 )
 from minishuffle.exchange.elements import pack_rows
 from minishuffle.ids import Address
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import ControlMessage, ErrorInfo, WorkerReport
 from minishuffle.wire.requests import (
     Accepted,

@@ -41,7 +41,7 @@ def test_processes_and_commands_load_what_they_use() -> None:
 
 def test_the_stream_module_leaves_arrow_for_later() -> None:
     loaded = modules_after("from minishuffle import Stream, KeyedStream, UsageError")
-    assert "minishuffle.dataflow.stream" in loaded
+    assert "minishuffle.api.stream" in loaded
     assert not loaded.intersection(HEAVY)
 
 

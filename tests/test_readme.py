@@ -13,7 +13,7 @@ import pytest
 
 from minishuffle.cli.main import cli
 from minishuffle.config import ClusterSettings
-from minishuffle.dataflow.graph import JobSettings
+from minishuffle.plan.graph import JobSettings
 from minishuffle.protocol.credit import BufferKind, ReceiveCredit, SendCredit
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,7 +67,7 @@ def rows(table: str) -> list[list[str]]:
 
 
 def test_there_is_one_document_for_each_part() -> None:
-    parts = {"", "dataflow", "spark", "observe", "cli", "bench"}
+    parts = {"", "api", "spark", "observe", "cli", "bench"}
     assert set(NAMES) >= {"README.md", *(Path("minishuffle", part, "README.md").as_posix() for part in parts)}
 
 

@@ -15,14 +15,13 @@ from typing import Any, Final, Literal
 import numpy as np
 import psutil
 
+from minishuffle.api.stream import Stream, Table
+from minishuffle.api.stream_base import StreamBase
 from minishuffle.bench.records import BLOCK, Checker, Numbers, blocks_of, expected_sums
 from minishuffle.client import JobResult
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.stream_base import StreamBase
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.requests import ClusterStatus, TaskInfo
 
 __all__ = ["elapsed", "measure_keyby"]

@@ -14,15 +14,15 @@ from typing import Any, Final
 
 import numpy as np
 
+from minishuffle.api.stream import Stream
 from minishuffle.bench.wire import PeerProcess
 from minishuffle.client import JobResult
-from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.operators.base import TaskContext
-from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError
 from minishuffle.exchange.batch import Payload
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import JobSettings
 
 __all__ = ["measure_latency"]
 

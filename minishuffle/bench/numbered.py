@@ -19,9 +19,9 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 
+from minishuffle.api.stream import Stream
 from minishuffle.bench.stalls import Span, awake
 from minishuffle.dataflow.operators.base import TaskContext
-from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError, UsageError
 from minishuffle.exchange.batch import Payload
 from minishuffle.exchange.keys import destination, hash_rows

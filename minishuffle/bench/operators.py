@@ -24,15 +24,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from minishuffle.api.stream import Stream, Table
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.compile import compile_job
-from minishuffle.dataflow.operators.base import Emit, Program, TaskContext, Watermark
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.table import Table
+from minishuffle.dataflow.operators.base import Emit, TaskContext, Watermark
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.watermarks import END_OF_TIME
+from minishuffle.plan.planner import compile_job
+from minishuffle.plan.programs import open_program
 from minishuffle.worker.chain import Chain
 
 __all__ = ["BATCHES", "KEYS", "OPERATORS", "Isolated", "compared", "measure_operators"]
@@ -307,7 +307,7 @@ class Isolated:
         return chain, {side: chain.entrance(input) for side, input in sorted(self._inputs.items())}
 
     def _chain(self, vertex: int, taken: list[Batch] | None) -> tuple[Chain, int]:
-        program: Program = cloudpickle.loads(self._programs[vertex])
+        program = open_program(self._programs[vertex], cloudpickle.loads)
         context = TaskContext(job="j1", name="bench", index=0, parallelism=1, attempt=1)
         for operator in program.operators:
             operator.open(context)

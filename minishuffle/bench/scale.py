@@ -37,13 +37,13 @@ from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.coordinator.workers import WorkerRegistry
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import ShuffleError
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.elements import AssemblyBudget
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.segments import NetworkBufferPool
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.control import encode_message, pack_message, unpack_message
 from minishuffle.wire.messages import (
     CancelTasks,

@@ -29,15 +29,15 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
+from minishuffle.api.stream import Stream
 from minishuffle.bench.numbered import connections_to
 from minishuffle.client import Client, JobHandle
-from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.operators.base import TaskContext
-from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError
 from minishuffle.exchange.batch import Payload
 from minishuffle.ids import Address
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.requests import WorkerInfo
 
 __all__ = ["measure_isolation"]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from minishuffle.api.stream import Table
 from minishuffle.bench.records import Numbers
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
 from minishuffle.spark.session import spark_session, stop_spark

@@ -19,10 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from minishuffle.api.stream import Stream, Table
+from minishuffle.api.stream_base import StreamBase
 from minishuffle.bench.keyby import elapsed
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.stream_base import StreamBase
-from minishuffle.dataflow.table import Table
 from minishuffle.local import LocalCluster
 
 __all__ = ["Words", "measure_wordcount", "write_text"]

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from minishuffle.cli.session import FiniteRange, json_option, late_global_options, print_json
 from minishuffle.cli.tables import byte_text, console, new_table
 from minishuffle.cli.terminal import echo
-from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import ShuffleError, UsageError
+from minishuffle.plan.graph import JobSettings
 
 __all__ = ["bench"]
 

@@ -8,12 +8,14 @@ from contextlib import ExitStack
 from typing import Final
 
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.nodes import Feed, Node, inputs_first
 from minishuffle.dataflow.operators.base import END_OF_TIME, Output, Program, TaskContext, Watermark
 from minishuffle.dataflow.operators.copies import own_rows
 from minishuffle.errors import ResourceExhausted, ShuffleError, TaskFailed, UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.hotkeys import HotKeys
+from minishuffle.plan.end_steps import ScanStep
+from minishuffle.plan.nodes import Feed, Node, inputs_first
+from minishuffle.plan.planner import operator_of
 from minishuffle.worker.asynccalls import LoopCalls
 from minishuffle.worker.chain import Chain
 from minishuffle.worker.reader import SourceReader
@@ -84,11 +86,11 @@ class FirstRows:
         return self._given[feed.node, feed.side]
 
     def _read(self, node: Node) -> None:
-        if node.source is None:
+        if not isinstance(node.step, ScanStep):
             raise UsageError(
                 f"{node.label} gives rows while a job runs alone: declare the schemas behind it by hand"
             )
-        reader = SourceReader(node.source, 0, 1, time.monotonic())
+        reader = SourceReader(node.step.source, 0, 1, time.monotonic())
         batches: list[Batch] = []
         left, give_up = self._count, time.monotonic() + WAIT_SECONDS
         while left and (found := reader.poll(time.monotonic())) is not None:
@@ -107,7 +109,8 @@ class FirstRows:
         edges: dict[int, str | None] = dict(enumerate([None, *sides]))
         kept = {edge: _Kept() for edge in edges}
         outputs = [Output(edge, "forward", side=side, times=True) for edge, side in edges.items()]
-        chain = Chain(Program(None, list(node.operators), outputs), kept, 0, TaskCounters())  # type: ignore[arg-type]
+        operator = operator_of(node, {name: name for name in node.step.sides})
+        chain = Chain(Program(None, [operator], outputs), kept, 0, TaskCounters())  # type: ignore[arg-type]
         context = TaskContext(
             job="draft",
             name=node.label,
@@ -121,9 +124,8 @@ class FirstRows:
             async_calls=lambda: LoopCalls("first rows", lambda: None),
         )
         with ExitStack() as opened:
-            for operator in node.operators:
-                operator.open(context)
-                opened.callback(operator.close)
+            operator.open(context)
+            opened.callback(operator.close)
             for number, batches in self._inputs(node):
                 enter = chain.entrance(number)
                 for batch in batches:
@@ -135,7 +137,7 @@ class FirstRows:
 
     def _inputs(self, node: Node) -> Iterator[tuple[int, list[Batch]]]:
         """By the number of the input what comes there; that which is read to its end first is the first."""
-        first = node.operators[0].first_input
+        first = node.step.first_input
         numbers = sorted({feed.input for feed in node.feeds}, key=lambda number: (number != first, number))
         for number in numbers:
             yield number, [batch for feed in node.feeds if feed.input == number for batch in self._of(feed)]

@@ -14,14 +14,15 @@ from minishuffle.cli.leftout import left_out, left_out_texts
 from minishuffle.cli.session import Session, json_option, late_global_options, print_json, session_of
 from minishuffle.cli.terminal import echo
 from minishuffle.client import Client, JobHandle, JobResult, loss_text, new_submission, results_of
-from minishuffle.dataflow.graph import JobGraph, JobSettings
 from minishuffle.errors import ShuffleError, TaskFailed, UsageError
 from minishuffle.limits import PARALLELISM_MAX
+from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.outputs import ListedFile
 from minishuffle.wire.requests import JobInfo
 
 if TYPE_CHECKING:
     from minishuffle.cli.loading import Job
+    from minishuffle.plan.planner import JobPlan
 
 __all__ = ["jobs", "submit"]
 
@@ -226,28 +227,28 @@ def _as_map(result: JobResult) -> dict[str, Any]:
     }
 
 
-def _graph(job: Job, given: tuple[str, ...], parallelism: int, settings: JobSettings) -> JobGraph | None:
-    """What the job becomes, or None when a parameter must be set first."""
+def _plan(job: Job, given: tuple[str, ...], parallelism: int, settings: JobSettings) -> JobPlan | None:
+    """The plans of the job, or None when a parameter must be set first."""
     named = {setting.partition("=")[0] for setting in given}
     if any(parameter.required and parameter.name not in named for parameter in job.parameters):
         return None
-    from minishuffle.dataflow.compile import compile_job
+    from minishuffle.plan.planner import plan_job
 
-    return compile_job(job.build(given), parallelism=parallelism, settings=settings)
+    return plan_job(job.build(given), parallelism=parallelism, settings=settings)
 
 
 def _describe(
     job: Job, given: tuple[str, ...], as_json: bool, *, parallelism: int, settings: JobSettings
 ) -> None:
-    from minishuffle.cli.plan import plan_lines, plan_map
+    from minishuffle.plan.explain import plan_lines, plan_map
 
     try:
-        graph, problem = _graph(job, given, parallelism, settings), None
+        found, problem = _plan(job, given, parallelism, settings), None
     except UsageError as error:
         if given:
             raise
         # With its defaults alone the job may not stand; its parameters are still worth showing.
-        graph, problem = None, str(error)
+        found, problem = None, str(error)
     if as_json:
         parameters = [
             {
@@ -258,16 +259,16 @@ def _describe(
             }
             for parameter in job.parameters
         ]
-        plan = {"operators": None, "problem": problem} if graph is None else plan_map(graph)
+        plan = {"operators": None, "problem": problem} if found is None else plan_map(found)
         print_json({"job": job.name, "doc": job.doc, "parameters": parameters, **plan})
         return
     echo(f"{job.name}\n{job.doc}" if job.doc else job.name)
     echo("\nparameters (--set key=value):" if job.parameters else "\nno parameters")
     for parameter in job.parameters:
         echo(f"  {parameter}{' (required)' if parameter.required else ''}")
-    if graph is not None:
+    if found is not None:
         echo()
-        for line in plan_lines(graph):
+        for line in plan_lines(found):
             echo(line)
     elif problem is not None:
         echo(f"\noperators unknown: {problem}")

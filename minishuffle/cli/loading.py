@@ -16,19 +16,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Generic, TypeVar
 
 import cloudpickle
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
+from minishuffle.api.stream_base import StreamBase
 from minishuffle.cli.localmodules import local_modules
-from minishuffle.dataflow.pickling import send_modules
-from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.errors import ShuffleError, UnknownName, UsageError, told_from_outside
 from minishuffle.examples import BUILT_IN
 from minishuffle.pipelines import BUILT_IN as PIPELINES
 from minishuffle.pipelines import Pipeline
+from minishuffle.plan.pickling import send_modules
 
 __all__ = ["Found", "Job", "JobParameter", "Kind", "load_job", "load_pipeline"]
 
@@ -338,13 +338,21 @@ def _is_ours(filename: str) -> bool:
 
 def _add_place(error: ShuffleError) -> None:
     """Put the line of the user's file that it came from before the text, unless the text has it."""
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if not _is_package(each.filename)]
-    if not frames:
+    lines = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not _is_package(frame)
+    ]
+    if not lines:
         return
-    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
+    file, line = lines[-1]
+    place = f"{Path(file).name}:{line}"
     if place not in str(error):
         error.args = (f"{place}: {error}",)
 
 
-def _is_package(filename: str) -> bool:
-    return filename.startswith(PACKAGE) or _is_ours(filename)
+def _is_package(frame: FrameType) -> bool:
+    """Whether the code is the package's, or such as dataclasses make for it, which has no file."""
+    file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
+    is_made = file == "<string>" and module.startswith("minishuffle.")
+    return file.startswith(PACKAGE) or _is_ours(file) or is_made

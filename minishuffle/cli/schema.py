@@ -30,11 +30,11 @@ def schema(job: str, given: tuple[str, ...]) -> None:
     first 1,000 rows of each source; no sink is opened. Write the schema there, and see the next one.
     """
     from minishuffle.cli.loading import load_job
-    from minishuffle.dataflow.unknownschemas import drafting
+    from minishuffle.plan.unknownschemas import drafting
 
     with drafting():
         stream = load_job(job).build(given)
-    for line in schema_lines(stream.ends):
+    for line in schema_lines(stream.plan.ends):
         echo(line)
 
 
@@ -45,12 +45,12 @@ def schema_lines(ends: Sequence[Any]) -> Iterator[str]:
         UsageError: no rows come to the step, or they make no columns.
     """
     from minishuffle.cli.firstrows import FirstRows
-    from minishuffle.dataflow.nodes import inputs_first
-    from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+    from minishuffle.plan.column_steps import UnknownStep
+    from minishuffle.plan.nodes import inputs_first
 
     for node in inputs_first(ends):
-        step = node.operators[-1] if node.operators else None
-        if isinstance(step, UnknownColumns):
+        if isinstance(node.step, UnknownStep):
+            step = node.step.unknown
             rows = FirstRows(DRAFT_ROWS)
             found = step.columns_of(rows.given_to(node))
             if found is None:

@@ -53,7 +53,7 @@ class ParquetSource:
         self.schema = common_schema(schemas).remove_metadata() if schema is None else schema
         self.columns = None if schema is None else schema.names
 
-    def for_columns(self, names: frozenset[str]) -> ParquetSource:
+    def projected(self, names: frozenset[str]) -> ParquetSource:
         """(At submission.) The same for these columns, those of them that there are."""
         narrowed = copy.copy(self)
         narrowed.schema = pa.schema([field for field in self.schema if field.name in names])

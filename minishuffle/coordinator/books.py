@@ -41,7 +41,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from pydantic import TypeAdapter
 
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import Edge
+from minishuffle.plan.graph import Edge
 from minishuffle.wire.messages import COUNT_MAX
 from minishuffle.wire.packed import PeerRows, unpack_traffic
 

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.lifecycle import PENDING, WAITING, Subtask
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.plan.graph import JobGraph
 
 __all__ = ["Done", "Ends", "EndsOfOne", "done_with", "is_stale", "repeating", "wanted_again"]
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from minishuffle import limits
 from minishuffle.coordinator.books import TaskKey
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import ErrorInfo
 
 __all__ = [

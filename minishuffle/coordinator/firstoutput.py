@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from minishuffle.dataflow.graph import JobGraph
+from minishuffle.plan.graph import JobGraph
 
 __all__ = ["FirstOutputs"]
 

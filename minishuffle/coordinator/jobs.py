@@ -40,8 +40,6 @@ from minishuffle.coordinator.recoveries import Recoveries
 from minishuffle.coordinator.slots import NOWHERE, Slots
 from minishuffle.coordinator.stageprogress import DueStage, StageProgress
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import JobGraph, Placement
-from minishuffle.dataflow.stages import deploys_later
 from minishuffle.errors import (
     PartitionLost,
     PeerLost,
@@ -52,6 +50,8 @@ from minishuffle.errors import (
     error_from_code,
 )
 from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.plan.graph import JobGraph, Placement
+from minishuffle.plan.stages import deploys_later
 from minishuffle.wire.messages import (
     ChannelEnds,
     Collected,

@@ -44,9 +44,9 @@ from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.lifecycle import recalled_subtask
 from minishuffle.coordinator.pausing import JobPause
 from minishuffle.coordinator.workers import RegistryNumbers, Worker
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, ShuffleError
 from minishuffle.ids import Changes, RecordKey
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import Register
 from minishuffle.wire.packed import pack_placement, unpack_placement
 

@@ -50,9 +50,9 @@ from minishuffle import limits
 from minishuffle.coordinator.books import AttemptRecord, TaskKey, Totals
 from minishuffle.coordinator.positions import Resumption
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import ResourceExhausted
 from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.plan.graph import JobGraph, Placement
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.wire.requests import TaskInfo
 

@@ -35,7 +35,7 @@ from typing import Any
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.failover import pipelined_regions
 from minishuffle.coordinator.lifecycle import WAITING, Subtask
-from minishuffle.dataflow.graph import JobGraph
+from minishuffle.plan.graph import JobGraph
 
 __all__ = ["Again", "Replays"]
 

@@ -24,7 +24,7 @@ from typing import Any, Final, Literal
 
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.lifecycle import WAITING, Subtask, names_of
-from minishuffle.dataflow.graph import JobGraph
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import PauseTasks, Standing
 
 __all__ = ["JobPause", "Phase", "TRIES_MAX"]

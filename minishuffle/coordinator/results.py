@@ -23,9 +23,9 @@ from minishuffle.coordinator.instructions import Instruction, Reply, refusal
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.jobtable import JobTable
 from minishuffle.coordinator.polls import require_room
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError, error_from_code
 from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.clients import (
     CommitResult,
     DescribeResult,

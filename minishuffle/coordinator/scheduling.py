@@ -18,11 +18,11 @@ from minishuffle.coordinator.positions import Resumption
 from minishuffle.coordinator.slots import NOWHERE
 from minishuffle.coordinator.stageprogress import stage_slots
 from minishuffle.coordinator.workers import Worker
-from minishuffle.dataflow.arguments import checked_job_name
-from minishuffle.dataflow.graph import JobGraph, Placement
-from minishuffle.dataflow.stages import is_staged, slots_needed
 from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
 from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.plan.arguments import checked_job_name
+from minishuffle.plan.graph import JobGraph, Placement
+from minishuffle.plan.stages import is_staged, slots_needed
 from minishuffle.wire.advertised import linkable_groups, unlinkable
 from minishuffle.wire.messages import (
     CancelTasks,

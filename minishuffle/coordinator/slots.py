@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-from minishuffle.dataflow.graph import Placement
+from minishuffle.plan.graph import Placement
 
 __all__ = ["NOWHERE", "Slots"]
 

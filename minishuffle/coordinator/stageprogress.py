@@ -1,7 +1,7 @@
 """The stages of one job on the schedule ``stages``: which may be deployed, and which slots the job holds for
 them. Pure.
 
-A stage (see :mod:`~minishuffle.dataflow.stages`) waits, is deployed as a whole, and is complete when each of
+A stage (see :mod:`~minishuffle.plan.stages`) waits, is deployed as a whole, and is complete when each of
 its tasks has finished; what it stored stays then, and holds no slot. It runs again, in the next version, if
 partitions are lost that others have yet to read::
 
@@ -32,8 +32,8 @@ from typing import Any, Final, Literal
 
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.lifecycle import WAITING, Subtask
-from minishuffle.dataflow.graph import JobGraph
-from minishuffle.dataflow.stages import Stage, is_staged, stages_of
+from minishuffle.plan.graph import JobGraph
+from minishuffle.plan.stages import Stage, is_staged, stages_of
 
 __all__ = ["DueStage", "StageProgress", "stage_slots"]
 

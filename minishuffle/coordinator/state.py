@@ -65,9 +65,9 @@ from minishuffle.coordinator.takeover import missing, reconciled
 from minishuffle.coordinator.workers import Worker, WorkerRegistry
 from minishuffle.coordinator.writeahead import WriteAhead
 from minishuffle.counters import CoordinatorSnapshot
-from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
 from minishuffle.ids import Changes, RecordKey
+from minishuffle.plan.graph import JobGraph, Placement
 from minishuffle.releases import compared_releases
 from minishuffle.wire.clients import ResultExpected, UpstreamExpected, WriteBegun, WriteEnded
 from minishuffle.wire.inquiries import AskWorkers, WorkerAnswered

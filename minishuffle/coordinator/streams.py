@@ -26,8 +26,8 @@ from minishuffle import limits
 from minishuffle.coordinator.instructions import Instruction, Reply, refusal
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.polls import require_room
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError, error_from_code
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.clients import (
     ROWS_FORGOTTEN,
     AbortWrite,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from minishuffle.coordinator.jobs import Job
-from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import TaskCancelled
 from minishuffle.ids import Changes
+from minishuffle.plan.graph import JobGraph, Placement
 from minishuffle.wire.requests import SubmitJob
 
 __all__ = ["WITHDRAWN_KEPT", "Submission", "Submissions"]

@@ -13,8 +13,8 @@ from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.lifecycle import Subtask
 from minishuffle.coordinator.scheduling import consumer_ends, current_attempts, placed_attempt
-from minishuffle.dataflow.stages import deploys_later
 from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.plan.stages import deploys_later
 from minishuffle.wire.messages import (
     CancelTasks,
     ControlMessage,

@@ -1,1 +1,1 @@
-"""What a user writes, and the job graph that becomes of it."""
+"""What tasks run."""

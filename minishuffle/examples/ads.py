@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from minishuffle.api.stream import Table
 from minishuffle.dataflow.operators.base import TaskContext
-from minishuffle.dataflow.table import Table
 from minishuffle.examples.adrequests import FEATURES, LATEST, MOMENT, AdRequests, Values, sigmoid, timestamps
 
 __all__ = ["Training", "ads", "answer", "clicks", "impressions"]

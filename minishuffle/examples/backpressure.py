@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import Field
 
+from minishuffle.api.stream import Stream
 from minishuffle.dataflow.operators.base import TaskContext
-from minishuffle.dataflow.stream import Stream
 
 __all__ = ["backpressure"]
 

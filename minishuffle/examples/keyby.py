@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from minishuffle.api.stream import Stream
 from minishuffle.dataflow.operators.base import TaskContext
-from minishuffle.dataflow.stream import Stream
 from minishuffle.exchange.batch import Payload
 
 __all__ = ["keyby"]

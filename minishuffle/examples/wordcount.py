@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from minishuffle.dataflow.stream import Stream
+from minishuffle.api.stream import Stream
 
 __all__ = ["SHIPPED_TEXT", "wordcount", "words"]
 

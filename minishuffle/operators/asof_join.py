@@ -6,13 +6,12 @@ the right rows up to both watermarks only the latest of each key is needed any m
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import END_OF_TIME, Emit, Used
+from minishuffle.dataflow.operators.base import END_OF_TIME, Emit
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN
 from minishuffle.dataflow.operators.order import row_order
 from minishuffle.dataflow.operators.times import EventTime
@@ -90,34 +89,26 @@ class AsOfJoin(TimedJoin):
 
     Args:
         tolerance: how far before the left row the right one may be, microseconds; None: as far as it may.
-        schemas: of the left and right batches.
     """
 
     name = "asof_join"
 
     def __init__(
         self,
-        columns: AsOfColumns,
+        results: ColumnResults,
         tolerance: int | None,
         times: tuple[EventTime, EventTime],
-        schemas: tuple[pa.Schema, pa.Schema],
         lateness: tuple[Late, Late] = BOTH_DROPPED,
+        *,
+        gives_times: bool = True,
     ) -> None:
         before = TIME_MAX - TIME_MIN if tolerance is None else tolerance
-        super().__init__(columns.how, Bounds(before, 0), times, lateness)
-        self._results = ColumnResults(columns, schemas)
-        self._gives_times = self._results.gives_times(times)
+        super().__init__(results.how, Bounds(before, 0), times, lateness)
+        self._results = results
+        self._gives_times = gives_times and results.gives_times(times)
         self._lefts, self._rights = WaitingBatches(), _RightRows()
         self._needed = 0
         """Right rows that were left when they were last looked through."""
-
-    def for_columns(self, used: Used) -> AsOfJoin:
-        """(At submission.) The same where only these columns of the inputs come, without times beside what it
-        gives if nothing reads them."""
-        narrowed = copy.copy(self)
-        narrowed._gives_times = self._gives_times and used.times
-        narrowed._results = self._results.narrowed(used.takes)
-        return narrowed
 
     def take(self, batch: Batch, input: int, emit: Emit) -> None:
         held, keys = self._results.taken(batch, input)

@@ -5,7 +5,6 @@ The small side is input number 1 and is read to its end before the other: see ``
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Emit, Mark, TaskContext, Used
+from minishuffle.dataflow.operators.base import Emit, Mark, TaskContext
 from minishuffle.dataflow.operators.chained import ChainedOperator, preview
 from minishuffle.dataflow.operators.keykinds import RowKinds
 from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
@@ -103,15 +102,6 @@ class BroadcastJoin(ChainedOperator):
         self._bytes = 0
         self._held = 0
         """Rows of the small side."""
-
-    def for_columns(self, used: Used) -> BroadcastJoin:
-        """(At submission.) The same where only these columns of the inputs come."""
-        narrowed = copy.copy(self)
-        narrowed._small = self._small.narrowed(used.takes[SMALL])
-        return narrowed
-
-    def takes_times(self, input: int, used: Used) -> bool:
-        return used.times and input == BIG
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if input == SMALL:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from minishuffle.dataflow.operators.base import Emit, Used
+from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import OnError, RecordOperator
 from minishuffle.exchange.batch import Batch, Times
 from minishuffle.exchange.sizes import RowsOut
@@ -97,9 +97,6 @@ class EachRow(RecordOperator):
     def gathered(self, stamps: RowTimes | None, emit: Emit) -> RowsOut:
         """Where rows go that are given in batches that are not too long, with their times."""
         return RowsOut(self.parted(emit), stamps)
-
-    def takes_times(self, input: int, used: Used) -> bool:
-        return used.times
 
 
 def times_of(batch: Batch) -> RowTimes | None:

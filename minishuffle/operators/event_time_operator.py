@@ -22,7 +22,7 @@ the other; what it still sends of that time is late. (Flink: ``WindowOperator.is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -38,7 +38,6 @@ from minishuffle.dataflow.operators.base import (
     Reached,
     Side,
     TaskContext,
-    Used,
     Watermark,
 )
 from minishuffle.dataflow.operators.chained import OnError, RecordOperator, preview
@@ -62,8 +61,6 @@ __all__ = [
 
 LatePolicy: TypeAlias = Literal["drop", "side", "fail"]
 """Late records are dropped, go to a side output, or end the task with an error."""
-_SIDES: Final = ("late", "late_right")
-"""Names of the side outputs of late records, by input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +69,6 @@ class Late:
 
     policy: LatePolicy = "drop"
     tag: str = ""
-
-    def sides(self, name: str) -> Mapping[str, str]:
-        """The tag under the name, if they go to a side output."""
-        return {name: self.tag} if self.policy == "side" else {}
 
     def take(self, batch: Batch, context: TaskContext, emit: Emit) -> None:
         """Some records (at least one) are late.
@@ -284,17 +277,6 @@ class EventTimeOperator(RecordOperator):
         if time > self._emitted:
             self._emitted, self._emitted_idle = time, False
             emit(Watermark(time))
-
-    # --- what the plan asks -------------------------------------------------------------------------
-
-    def takes_times(self, input: int, used: Used) -> bool:
-        return self.times[input].is_beside
-
-    def sides_to_read(self) -> Mapping[str, str]:
-        found = dict(super().sides_to_read())
-        for name, late in zip(_SIDES, self.lateness, strict=False):
-            found |= late.sides(name)
-        return found
 
     # --- state --------------------------------------------------------------------------------------
 

@@ -8,14 +8,13 @@ which could match comes any more. Without event time records are held until both
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Emit, Used
+from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.exchange.batch import Batch, Mask, Numbers, Times
 from minishuffle.limits import BATCH_ROWS_MAX
@@ -47,22 +46,16 @@ class IntervalJoin(TimedJoin):
         bounds: Bounds,
         times: tuple[EventTime, EventTime],
         lateness: tuple[Late, Late] = BOTH_DROPPED,
+        *,
+        gives_times: bool = True,
     ) -> None:
         super().__init__(results.how, bounds, times, lateness)
         self.how = results.how
         self._results = results
-        self._gives_times = results.gives_times(times)
+        self._gives_times = gives_times and results.gives_times(times)
         self._keys = (KeySlots(), KeySlots())
         bounds = self.progress.bounds
         self._held = (Held(*bounds.of(RIGHT)), Held(*bounds.of(LEFT)))
-
-    def for_columns(self, used: Used) -> IntervalJoin:
-        """(At submission.) The same where only these columns of the inputs come, without times beside what it
-        gives if nothing reads them."""
-        narrowed = copy.copy(self)
-        narrowed._gives_times = self._gives_times and used.times
-        narrowed._results = self._results.narrowed(used.takes)
-        return narrowed
 
     def take(self, batch: Batch, input: int, emit: Emit) -> None:
         held, keys = self._results.taken(batch, input)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Emit, Used
+from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import OnError, RecordOperator
 from minishuffle.dataflow.operators.moments import event_times
 from minishuffle.dataflow.operators.pandasindex import without_unnamed_index
@@ -32,6 +31,7 @@ class MapBatches(RecordOperator):
         columns: what ``fn`` gets; None: all. Where ``EVENT_TIME`` is among them it sees event times in a
             column of that name, and the times of what it gives are taken from there.
         rows: so many at most are given to it at a time.
+        gives_times: something reads the times beside what it emits.
 
     Raises:
         MissingColumn: ``fn`` gave no column of event times, and something reads them.
@@ -46,21 +46,14 @@ class MapBatches(RecordOperator):
         on_error: OnError = "fail",
         columns: Sequence[str] | None = None,
         rows: int | None = None,
+        *,
+        gives_times: bool = True,
     ) -> None:
         super().__init__(fn, on_error)
         self._columns = columns
         self._rows = rows or BATCH_ROWS_MAX
         self._shows_times = columns is not None and EVENT_TIME in columns
-        self._gives_times = self._shows_times
-
-    def for_columns(self, used: Used) -> MapBatches:
-        """(At submission.) Without times beside what it gives if nothing reads them."""
-        narrowed = copy.copy(self)
-        narrowed._gives_times = self._shows_times and used.times
-        return narrowed
-
-    def takes_times(self, input: int, used: Used) -> bool:
-        return self._shows_times
+        self._gives_times = self._shows_times and gives_times
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         given = batch.payload

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.aggregates import input_of
-from minishuffle.dataflow.operators.base import Emit, Used
+from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import Emission, Failed, OnError, RecordOperator, emit_rows
 from minishuffle.dataflow.operators.columns import Outputs, RowCount, check_result, grown, pieces_of
 from minishuffle.dataflow.operators.copies import copied
@@ -105,9 +105,6 @@ class KeyedReduction(RecordOperator):
             self._reduction.bring(batch, self.failed)
         else:
             self._take(batch, self.failed, emit)
-
-    def takes_times(self, input: int, used: Used) -> bool:
-        return self._reduction.reads_times
 
     def finish(self, emit: Emit) -> None:
         if self.emission == "end":

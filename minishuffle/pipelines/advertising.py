@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field
 
-from minishuffle.dataflow.table import Table
+from minishuffle.api.stream import Table
 from minishuffle.pipelines.pipeline import DataDirectory, Input, Pipeline
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from minishuffle.dataflow.table import Table
+from minishuffle.api.stream import Table
 from minishuffle.errors import ShuffleError, UnknownName
 from minishuffle.limits import PARALLELISM_MAX
 from minishuffle.pipelines.pipeline import DataDirectory, Input, Pipeline

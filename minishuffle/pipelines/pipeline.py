@@ -12,14 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from minishuffle.dataflow.arguments import checked_name, checked_parallelism
 from minishuffle.errors import ShuffleError, UsageError, told_from_outside
+from minishuffle.plan.arguments import checked_name, checked_parallelism
 from minishuffle.spark.session import spark_error
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from minishuffle.dataflow.table import Table
+    from minishuffle.api.stream import Table
 
 __all__ = ["DataDirectory", "Input", "Pipeline", "asked", "check_name", "is_frame"]
 

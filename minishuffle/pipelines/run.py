@@ -12,13 +12,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from minishuffle.api.stream import Table
 from minishuffle.client import Client, JobHandle, JobResult, loss_text, workers_at_work
-from minishuffle.dataflow.nodes import inputs_first
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
 from minishuffle.pipelines.audit import Audit, Completeness, WorkerKill, audited, check_audit, worker_killed
 from minishuffle.pipelines.pipeline import DataDirectory, Input, Pipeline, asked, check_name, is_frame
 from minishuffle.pipelines.verdict import Verdict, compare
+from minishuffle.plan.end_steps import ExternalStep
+from minishuffle.plan.nodes import inputs_first
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -224,7 +225,7 @@ def job_of(
         kind = type(table).__name__
         hint = ": end it with to_table(schema)" if kind == "Stream" else ""
         raise UsageError(f"pipeline {pipeline.name}: job must return a Table, not {kind}{hint}")
-    sinks = [node.label for node in table.ends if node.is_sink]
+    sinks = [node.label for node in table.plan.ends if node.is_sink]
     if sinks:
         raise UsageError(
             f"pipeline {pipeline.name}: job must return the result's table, which Spark reads: leave out "
@@ -236,8 +237,8 @@ def job_of(
 
 def check_uses_all(pipeline: Pipeline, table: Table, inputs: Mapping[str, Input]) -> None:
     """Raises UsageError when Spark would write what no job reads, or the job wait for what nobody writes."""
-    sources = [node.boundary for node in inputs_first(table.ends) if node.is_source]
-    used = {boundary.name for boundary in sources if boundary is not None}
+    steps = [node.step for node in inputs_first(table.plan.ends)]
+    used = {step.boundary.name for step in steps if isinstance(step, ExternalStep)}
     for name in inputs:
         if name not in used:
             raise UsageError(f"pipeline {pipeline.name}: job() does not use the input {name!r}")

@@ -25,9 +25,9 @@ from minishuffle.transport.credentials import Credentials
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from minishuffle.api.stream_base import StreamBase
     from minishuffle.client import JobHandle
-    from minishuffle.dataflow.graph import JobSettings
-    from minishuffle.dataflow.stream_base import StreamBase
+    from minishuffle.plan.graph import JobSettings
 
 __all__ = ["SparkCluster", "Supply", "WorkerSupplier"]
 

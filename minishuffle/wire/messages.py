@@ -600,7 +600,7 @@ class Acknowledge(ControlMessage):
 
 
 class DeployTasks(ControlMessage):
-    """Start these tasks of a job. ``programs`` maps operator id to its cloudpickled program; a standby worker
+    """Start these tasks of a job. ``programs`` maps operator id to its packed program; a standby worker
     may have them already, see PrepareJob."""
 
     type: Literal["deploy"] = "deploy"
@@ -609,7 +609,7 @@ class DeployTasks(ControlMessage):
     name: str
     """The job's name, for metrics."""
     settings: dict[str, Any]
-    """The ``dataflow.graph.JobSettings`` as a plain map."""
+    """The ``plan.graph.JobSettings`` as a plain map."""
     programs: dict[int, bytes]
     tasks: list[TaskSpec]
     workers: list[WorkerAddress]

@@ -138,7 +138,7 @@ class UserCall(ControlMessage):
 
 
 class SubmitJob(ControlMessage):
-    """``graph`` is ``dataflow.graph.JobGraph.to_bytes()``.
+    """``graph`` is ``plan.graph.JobGraph.to_bytes()``.
 
     ``submission`` is an id that the client made, or empty: as long as its job is known, the same id is
     answered with that job and starts no other.

@@ -16,8 +16,8 @@ from typing import Final
 
 from minishuffle import limits
 from minishuffle.counters import Histogram
-from minishuffle.dataflow.graph import JobSettings
 from minishuffle.exchange.partition import ResultPartition
+from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.frames import LatencyMarker
 
 __all__ = ["LATENCY_SECONDS_BOUNDS", "LatencyMarkers"]

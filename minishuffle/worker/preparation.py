@@ -10,6 +10,7 @@ from functools import partial
 
 import cloudpickle
 
+from minishuffle.plan.programs import open_program
 from minishuffle.worker.interpreter import compete
 
 __all__ = ["ProgramLoader"]
@@ -54,7 +55,9 @@ class ProgramLoader:
 
 def _load(job: str, programs: Sequence[bytes]) -> None:
     failed = False
-    loads: list[Callable[[], object]] = [partial(cloudpickle.loads, program) for program in programs]
+    loads: list[Callable[[], object]] = [
+        partial(open_program, program, cloudpickle.loads) for program in programs
+    ]
     for load in (*loads, _load_arrow):
         try:
             load()

@@ -53,6 +53,7 @@ from minishuffle.exchange.rows import pack_result
 from minishuffle.exchange.sizes import Drop, sendable
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import FIRST_ATTEMPT, AttemptId
+from minishuffle.plan.programs import open_program
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker.activity import cpu_wait_seconds
 from minishuffle.worker.asynccalls import LoopCalls
@@ -273,7 +274,7 @@ class Task:
     def _execute(self) -> bytes:
         self._recovers = self.attempt_id.attempt > FIRST_ATTEMPT
         self.paths.calls.enter()
-        program: Program = cloudpickle.loads(self.program)
+        program = open_program(self.program, cloudpickle.loads)
         import_from(program.modules)
         context = self._context()
         opened: list[Operator] = []

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from minishuffle.api.stream import Stream
 from minishuffle.bench import keyby
 from minishuffle.bench.records import TS_BEGIN, Checker
 from minishuffle.cli.main import cli
-from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
 
 pytestmark = pytest.mark.slow

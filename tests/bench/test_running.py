@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from minishuffle.api.stream import Stream
 from minishuffle.bench import running
 from minishuffle.bench.numbered import Gap
 from minishuffle.bench.running import JobWatch, drill_running, records_by_subtask, totals_problems, victims_of
 from minishuffle.cli.main import cli
-from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError, UsageError
 from minishuffle.local import LocalCluster
 from minishuffle.wire.requests import JobInfo, TaskInfo

@@ -8,16 +8,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from minishuffle.api.stream import Stream, Table
 from minishuffle.cli.firstrows import FirstRows
 from minishuffle.dataflow.operators.convert import rows_of
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
 
 
 def given_to(stream: Any, count: int = 10) -> list[Any]:
     """What comes to the last step."""
-    (end,) = stream.collect().ends
+    (end,) = stream.collect().plan.ends
     return [row for batch in FirstRows(count).given_to(end) for row in rows_of(batch)]
 
 

@@ -13,8 +13,8 @@ from minishuffle.cli.tables import event_line
 from minishuffle.client import Client, JobResult
 from minishuffle.config import create_secret
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import PeerLost
+from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.outputs import ListedFile
 from minishuffle.wire.requests import JobEvent, JobInfo, TaskInfo
 

@@ -6,11 +6,10 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
+from minishuffle.api.stream import Stream, Table
 from minishuffle.cli.loading import load_job, load_pipeline
-from minishuffle.dataflow.compile import compile_job
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, ShuffleError, UnknownName, UsageError
+from minishuffle.plan.planner import compile_job
 
 JOB = '''
 from typing import Annotated
@@ -263,7 +262,8 @@ def test_functions_may_import_what_lies_beside_the_file_whenever_they_run(job_fi
     program = (
         "import sys, cloudpickle\n"
         "from minishuffle.worker.jobimports import import_from\n"
-        "program = cloudpickle.loads(sys.stdin.buffer.read())\n"
+        "from minishuffle.plan.programs import open_program\n"
+        "program = open_program(sys.stdin.buffer.read(), cloudpickle.loads)\n"
         "import_from(program.modules)\n"
         "first, then, _ = program.operators\n"
         "print(then.fn(first.fn(3)))"

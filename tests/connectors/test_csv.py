@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from minishuffle.api.stream import Table
 from minishuffle.connectors.csv import CsvSource
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import UnknownName, UsageError, WrongInput
 from minishuffle.limits import BATCH_ROWS_MAX, CSV_BLOCK_BYTES
 

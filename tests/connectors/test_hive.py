@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from minishuffle.dataflow.table import Table
+from minishuffle.api.stream import Table
 from minishuffle.errors import UnknownName, UsageError
 from support.cutjobs import Cut, run
 
@@ -31,7 +31,7 @@ def rows(table: Table) -> list[Any]:
 
 def test_directories_give_columns_of_texts(root: Path) -> None:
     table = Table.from_files(root, partitioning="hive")
-    assert table._columns == ("n", "day", "shop")
+    assert table.plan.gives.columns == ("n", "day", "shop")
     assert [(row["n"], row["day"], row["shop"]) for row in rows(table)] == [
         (1, "2026-01-01", "01"), (2, "2026-01-01", "01"), (3, "2026-01-01", None), (4, "2026-01-01", "a/b")
     ]  # fmt: skip

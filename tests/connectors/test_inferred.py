@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from minishuffle.api.stream import Table
 from minishuffle.connectors.csv import CsvSource
 from minishuffle.connectors.inferred import InferredTypes
 from minishuffle.connectors.json import JsonSource
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
 from support.cutjobs import Cut, run
 from tests.dataflow.test_jobs import execute

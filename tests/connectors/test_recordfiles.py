@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from minishuffle.api.stream import Table
 from minishuffle.connectors import recordfiles
 from minishuffle.connectors.csv import CsvSource
 from minishuffle.connectors.json import JsonSource
 from minishuffle.connectors.text import TextSource
 from minishuffle.dataflow.operators.base import Portion
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError, WrongInput
 from minishuffle.wire.packed import SplitPosition
 from minishuffle.worker.reader import SourceReader

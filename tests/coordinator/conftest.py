@@ -24,9 +24,9 @@ from minishuffle.coordinator.instructions import (
 from minishuffle.coordinator.journalrecords import job_records, recalled_jobs
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
-from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import ShuffleError
 from minishuffle.ids import Changes, RecordKey
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.clients import BeginWrite, WriteBegun
 from minishuffle.wire.messages import (
     CancelTasks,

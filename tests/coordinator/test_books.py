@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minishuffle.coordinator.books import ATTEMPTS_KEPT, AttemptRecord, Books, rows_received
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import Edge
+from minishuffle.plan.graph import Edge
 from minishuffle.wire.packed import PeerRows, pack_traffic
 
 END = Literal["", "finished", "early", "died"]

@@ -18,8 +18,8 @@ from minishuffle.coordinator.deaths import (
     kind_of,
 )
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import DeployTasks, TaskReport, WorkerLost
 from minishuffle.wire.requests import Accepted, GetEvents, JobEvent, JobEvents, UserCall, WorkerEnded
 

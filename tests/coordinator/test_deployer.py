@@ -14,8 +14,8 @@ from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.standby import Preparations
 from minishuffle.coordinator.workers import WorkerRegistry
 from minishuffle.coordinator.writeahead import WriteAhead
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import PeerLost
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import (
     CancelTasks,
     ControlMessage,

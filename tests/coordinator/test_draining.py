@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.coordinator.draining import EVICTION_SECONDS_MAX, Drain
-from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import ResourceExhausted, TaskFailed, UnknownName
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.messages import (
     CancelTasks,
     ChannelEnds,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from minishuffle.coordinator.ends import Ends, repeating
-from minishuffle.dataflow.graph import Edge, JobGraph
 from minishuffle.errors import TaskFailed
+from minishuffle.plan.graph import Edge, JobGraph
 from minishuffle.wire.messages import (
     ChannelEnds,
     ConsumerEnds,

@@ -18,8 +18,8 @@ from minishuffle.coordinator.failover import (
     Failures,
     Regions,
 )
-from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import ResourceExhausted
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.messages import ErrorInfo
 
 MANY = 1_000

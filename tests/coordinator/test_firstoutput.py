@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.coordinator.firstoutput import FirstOutputs
-from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 
 
 def graph(*edges: str, start_when: str = "all") -> JobGraph:

@@ -10,8 +10,8 @@ import pytest
 
 from minishuffle.coordinator.slots import Slots
 from minishuffle.coordinator.state import CoordinatorState
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.requests import CancelJob, SubmitJob
 
 if TYPE_CHECKING:

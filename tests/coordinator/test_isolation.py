@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import JobGraph
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import CancelTasks, TaskReport
 from minishuffle.wire.requests import (
     CancelJob,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.coordinator.links import ANSWER_SECONDS
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import (
     Heartbeat,
     Probe,

@@ -11,8 +11,8 @@ import pytest
 from minishuffle import limits
 from minishuffle.coordinator.lifecycle import TASK_MOVES
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import CannotWrite, ResourceExhausted, TaskFailed, UsageError, WrongResult
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import (
     CancelTasks,
     DeployTasks,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.dataflow.graph import Edge, JobGraph, Vertex
 from minishuffle.errors import ResourceExhausted, TaskFailed
+from minishuffle.plan.graph import Edge, JobGraph, Vertex
 from minishuffle.wire.messages import (
     DeployTasks,
     ErrorInfo,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import PeerLost, ResourceExhausted
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.messages import DeployTasks, ReleaseJob, Shutdown, TasksRestarted
 from minishuffle.wire.requests import (
     CancelJob,

@@ -15,8 +15,8 @@ from minishuffle.coordinator import books
 from minishuffle.coordinator.failover import DELAY_SECONDS_MAX, JITTER, QUIET_SECONDS
 from minishuffle.coordinator.jobs import Job
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted, TaskFailed
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import ErrorInfo, TaskStateChanged
 from minishuffle.wire.packed import PeerRows, pack_traffic
 from support.soak import SOAK

@@ -9,8 +9,8 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.coordinator.jobtable import JOBS_KEPT
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.requests import GetRows, ListJobs
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from minishuffle.coordinator.journalrecords import (
 )
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ShuffleError
 from minishuffle.ids import RecordKey
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.packed import SplitPosition, pack_positions
 from minishuffle.wire.requests import CancelJob, GetEvents
 

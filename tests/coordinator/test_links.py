@@ -10,7 +10,7 @@ import pytest
 from minishuffle import limits
 from minishuffle.coordinator.links import ANSWER_SECONDS, PROBES_PER_TIMEOUT, Links
 from minishuffle.coordinator.workers import WorkerRegistry
-from minishuffle.dataflow.graph import JobGraph
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import PeerReport, Probe, Probed, UnlinkedPeer
 from minishuffle.wire.requests import CancelJob, ClusterStatus, GetEvents, GetStatus
 

@@ -9,7 +9,7 @@ import pytest
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.lifecycle import Subtask, first_attempts
 from minishuffle.coordinator.lostpartitions import Again, Replays
-from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 
 PARTITIONERS = {"h": "hash", "r": "rebalance", "f": "forward", "b": "broadcast"}
 

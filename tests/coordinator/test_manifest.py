@@ -11,7 +11,7 @@ from minishuffle import limits
 from minishuffle.coordinator import manifest as manifest_module
 from minishuffle.coordinator.manifest import Manifest
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import JobGraph
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import Acknowledge, ErrorInfo, TaskReport
 from minishuffle.wire.outputs import FileCompleted, GetFiles, JobFiles
 from minishuffle.wire.requests import CancelJob

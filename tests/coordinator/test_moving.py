@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import TaskFailed
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import CancelTasks, DeployTasks, DivideTasks, PauseTasks, Shutdown
 from minishuffle.wire.requests import DrainWorker, PauseJob
 

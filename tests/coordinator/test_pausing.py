@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import TaskFailed, UsageError
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.messages import DeployTasks, PauseTasks, SourcePositions, Standing, TaskReport
 from minishuffle.wire.packed import SplitPosition, pack_positions
 from minishuffle.wire.requests import CancelJob, GetEvents, PauseJob, ResumeJob, WaitPause

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle import limits
-from minishuffle.dataflow.graph import JobGraph
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.requests import GetEvents, GetLogs, GetRows, WaitJob
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from minishuffle.coordinator.jobreports import heard
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.positions import Resumption, SourceProgress
-from minishuffle.dataflow.graph import JobGraph
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import Acknowledge, SourcePositions, TaskStateChanged
 from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
 

@@ -19,9 +19,9 @@ from minishuffle.config import ClusterSettings, read_coordinator
 from minishuffle.coordinator import journal
 from minishuffle.coordinator.journal import CoordinatorJournal, JournalLost
 from minishuffle.coordinator.process import Coordinator, run_coordinator
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import AuthenticationError, ResourceExhausted, ShuffleError, UnknownName, UsageError
 from minishuffle.ids import Address, Changes, RecordKey
+from minishuffle.plan.graph import JobGraph
 from minishuffle.transport.admission import REFUSAL_LINES
 from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.wire.frames import Role

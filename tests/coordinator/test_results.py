@@ -10,8 +10,8 @@ from minishuffle import limits
 from minishuffle.coordinator.jobtable import JOBS_KEPT
 from minishuffle.coordinator.results import GIVEN_UP
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import InvalidGraph, PeerLost, ResourceExhausted, UnknownName, UsageError
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.clients import (
     CommitResult,
     DescribeResult,

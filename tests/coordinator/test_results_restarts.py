@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import JobGraph, Vertex
+from minishuffle.plan.graph import JobGraph, Vertex
 from minishuffle.wire.clients import (
     CommitResult,
     DescribeResult,

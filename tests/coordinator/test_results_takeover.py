@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from minishuffle import limits
 from minishuffle.coordinator.instructions import Journal
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import JobGraph, JobSettings, Vertex
 from minishuffle.errors import ResourceExhausted
+from minishuffle.plan.graph import JobGraph, JobSettings, Vertex
 from minishuffle.wire.clients import (
     CommitResult,
     DescribeResult,

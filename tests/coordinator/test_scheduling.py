@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.coordinator.scheduling import buffers_needed, check_buffers, place, worker_need
-from minishuffle.dataflow.graph import Edge, JobGraph, Vertex
 from minishuffle.errors import ResourceExhausted
+from minishuffle.plan.graph import Edge, JobGraph, Vertex
 
 
 def graph_of(parallelism: int) -> JobGraph:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.scheduling import deployments
-from minishuffle.dataflow.graph import Edge, JobGraph
+from minishuffle.plan.graph import Edge, JobGraph
 from minishuffle.wire.messages import TaskAttempt, WorkerAddress
 
 ADDRESSES = [WorkerAddress(worker=w, epoch=w, host="10.0.0.1", data_port=5000 + w) for w in (1, 2)]

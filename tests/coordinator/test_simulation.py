@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.coordinator.lifecycle import JOB_OVER
-from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings
 from minishuffle.errors import PeerLost, TaskFailed
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings
 from minishuffle.wire.messages import (
     CancelTasks,
     ErrorInfo,

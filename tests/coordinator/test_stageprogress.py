@@ -9,8 +9,8 @@ import pytest
 
 from minishuffle.coordinator.lifecycle import WAITING, first_attempts
 from minishuffle.coordinator.stageprogress import StageProgress, stage_slots
-from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
-from minishuffle.dataflow.stages import slots_needed
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
+from minishuffle.plan.stages import slots_needed
 
 
 def graph(

@@ -12,8 +12,8 @@ from minishuffle.coordinator.journalrecords import Recorder
 from minishuffle.coordinator.shutdown import CLOSING_SECONDS, DRAIN_SECONDS
 from minishuffle.coordinator.workers import RegistryNumbers
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, ResourceExhausted, TaskFailed, UsageError
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import (
     Acknowledge,
     CancelTasks,

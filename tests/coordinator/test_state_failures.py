@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import PeerLost, ResourceExhausted, TaskCancelled, TaskFailed
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import (
     CancelTasks,
     ClockSet,

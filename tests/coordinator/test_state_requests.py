@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle import limits
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted, UnknownName
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import ControlMessage, PeerReport, Shutdown, WorkerReport
 from minishuffle.wire.requests import (
     CancelJob,

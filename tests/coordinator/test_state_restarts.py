@@ -18,8 +18,8 @@ from hypothesis.stateful import (
 )
 
 from minishuffle.coordinator.lifecycle import JOB_OVER
-from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import ResourceExhausted, TaskFailed
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.messages import DeployTasks, Dial, ErrorInfo, PrepareJob, Shutdown, TasksRestarted
 from minishuffle.wire.requests import (
     Accepted,

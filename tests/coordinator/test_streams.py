@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.coordinator.scheduling import buffers_needed
-from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.clients import (
     AbortWrite,
     BeginWrite,

@@ -8,7 +8,7 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import JobGraph, JobSettings, Vertex
+from minishuffle.plan.graph import JobGraph, JobSettings, Vertex
 from minishuffle.wire.clients import (
     ROWS_FORGOTTEN,
     BeginWrite,

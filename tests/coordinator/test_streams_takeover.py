@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from minishuffle import limits
-from minishuffle.dataflow.graph import JobGraph, JobSettings, Vertex
+from minishuffle.plan.graph import JobGraph, JobSettings, Vertex
 from minishuffle.wire.clients import (
     ROWS_FORGOTTEN,
     BeginWrite,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import TaskCancelled
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.requests import (
     Accepted,
     CancelSubmission,

@@ -9,9 +9,9 @@ import pytest
 
 from minishuffle.coordinator.takeover import missing, reconciled
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted, TaskFailed
 from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import (
     Acknowledge,
     CancelTasks,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.dataflow.graph import JobGraph
+from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import Advertise, Advertised, DeployTasks, Dial
 from minishuffle.wire.requests import GetStatus, SubmitJob
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from minishuffle.coordinator.instructions import Journal, Reply, SendToWorker
 from minishuffle.coordinator.writeahead import WriteAhead
-from minishuffle.dataflow.graph import JobGraph, JobSettings, Vertex
 from minishuffle.errors import CannotWrite, ResourceExhausted
+from minishuffle.plan.graph import JobGraph, JobSettings, Vertex
 from minishuffle.wire.messages import (
     Acknowledge,
     Advertise,

@@ -16,15 +16,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 import pytest
 
-from minishuffle.dataflow.compile import compile_job
+from minishuffle.api.stream import Stream, Table
 from minishuffle.dataflow.operators.base import Aside, TaskContext
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.exchange import elements
 from minishuffle.exchange.batch import Batch
 from minishuffle.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 from minishuffle.operators.flat_map import FlatMap
+from minishuffle.plan.planner import compile_job
 from support.cutjobs import Cut, run
 
 CUTS = [Cut(1), Cut(1, seed=3, merges=True), Cut(1, seed=1, rows=1), Cut(2, seed=2, rows=3, merges=True)]

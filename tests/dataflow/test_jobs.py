@@ -15,15 +15,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from minishuffle.dataflow.compile import compile_job
-from minishuffle.dataflow.graph import JobGraph
+from minishuffle.api.stream import Stream, Table
 from minishuffle.dataflow.operators.base import Emit, Operator, Output, Program, TaskContext
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import decode, encode, read_header
 from minishuffle.exchange.partitioner import Partitioner
+from minishuffle.plan.graph import JobGraph
+from minishuffle.plan.planner import compile_job
+from minishuffle.plan.programs import open_program
 from minishuffle.worker.reader import SourceReader
 from support.listing import Listing
 
@@ -63,7 +63,7 @@ class Execution:
 
     def _run_subtask(self, number: int, index: int) -> None:
         vertex = self.graph.vertices[number]
-        program: Program = cloudpickle.loads(vertex.program)
+        program: Program = open_program(vertex.program, cloudpickle.loads)
         context = TaskContext(
             "j1", vertex.name, index, vertex.parallelism, 1, collect=self.rows.extend, log=self.log.append
         )

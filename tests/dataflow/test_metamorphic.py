@@ -17,8 +17,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.table import Table
+from minishuffle.api.stream import Stream, Table
+from minishuffle.plan.rewrites import CHAINING, REWRITES
 from support.cutjobs import Cut, run
 from support.pipelines import (
     APART,
@@ -63,11 +63,16 @@ def rows_of(keys: st.SearchStrategy[Any], optional: bool) -> st.SearchStrategy[R
 
 # --- pipelines ---
 
+SEEDS, SIZES = st.integers(0, 99), st.integers(1, 9) | st.none()
+REWRITTEN = st.none() | st.sets(st.sampled_from([*REWRITES, CHAINING])).map(
+    lambda names: tuple(sorted(names))
+)
+"""Which rewrites of the plan are made."""
 CUTS = st.tuples(
-    st.builds(Cut, st.just(1), st.integers(0, 99), st.none(), st.just(True)),
-    st.builds(Cut, st.just(1), st.integers(0, 99), st.integers(1, 4)),
-    st.builds(Cut, st.just(2), st.integers(0, 99), st.integers(1, 9) | st.none(), st.booleans()),
-    st.builds(Cut, st.just(4), st.integers(0, 99), st.integers(1, 9) | st.none(), st.booleans()),
+    st.builds(Cut, st.just(1), SEEDS, st.none(), st.just(True)),
+    st.builds(Cut, st.just(1), SEEDS, st.integers(1, 4), optimise=REWRITTEN),
+    st.builds(Cut, st.just(2), SEEDS, SIZES, st.booleans()),
+    st.builds(Cut, st.just(4), SEEDS, SIZES, st.booleans(), REWRITTEN),
 )
 
 

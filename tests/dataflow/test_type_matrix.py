@@ -30,10 +30,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.schemas import batch_without_rows
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.table import Table
+from minishuffle.api.stream import Stream, Table
 from minishuffle.errors import UsageError
+from minishuffle.plan.schemas import batch_without_rows
 from support.cutjobs import Cut, run
 from support.soak import SOAK, examples
 
@@ -342,7 +341,9 @@ WIDE: dict[str, Wide] = {
         lambda table, names: table.with_columns(**{name: pc.field(name) == pc.field(name) for name in names}),
         lambda values: {n: None if value is None else True for n, value in enumerate(values)},
     ),
-    "map_batches": wide(lambda table, names: table.map_batches(lambda batch: batch, schema=table._schema)),
+    "map_batches": wide(
+        lambda table, names: table.map_batches(lambda batch: batch, schema=table.plan.gives.schema)
+    ),
     "union": wide(
         lambda table, names: table.union(table.filter(pc.field("i") < 0).with_columns(more=pc.scalar(1)))
     ),
@@ -356,7 +357,7 @@ WIDE: dict[str, Wide] = {
         lambda table, names: table.key_by("i").asof_join(other(table, names).key_by("i")), result="{}_right"
     ),
     "to_rows": wide(lambda table, names: table.to_rows()),  # type: ignore[arg-type,return-value]
-    "to_table": wide(lambda table, names: table.to_rows().to_table(table._schema)),
+    "to_table": wide(lambda table, names: table.to_rows().to_table(table.plan.gives.schema)),
     "to_files": Wide(through_files, itself),
     **{f"aggregate {function}": folded(function, windows=False) for function in FOLDS},
     **{f"window {function}": folded(function, windows=True) for function in FOLDS},
@@ -586,7 +587,7 @@ def test_columns_pass_side_by_side(operator: str) -> None:
 
 def told_apart(table: Table, operator: str, x: str) -> Any:
     """Its rows with the column under the operator's name: those of all sinks of a run come together."""
-    names = [x, "count"] if "count" in (table._columns or ()) else [x]
+    names = [x, "count"] if "count" in (table.plan.gives.columns or ()) else [x]
     return table.select(*names).rename({x: operator}).collect(operator)
 
 

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
+from minishuffle.api.stream import Stream
 from minishuffle.local import LocalCluster
 from minishuffle.observe.prometheus import prometheus_config
+from minishuffle.plan.graph import JobSettings
 from support.prometheus import Ask, query, running_prometheus
 from support.waiting import until
 

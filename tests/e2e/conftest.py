@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.cli.demo import Samples, scrape, total
-from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UsageError
 from minishuffle.ids import Address
 from minishuffle.local import LocalCluster

@@ -20,10 +20,8 @@ import pyarrow as pa
 import pytest
 
 from minishuffle import limits
+from minishuffle.api.stream import Stream, Table
 from minishuffle.client import Client
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import (
     AuthenticationError,
     ResourceExhausted,
@@ -31,6 +29,7 @@ from minishuffle.errors import (
     UnknownName,
     UsageError,
 )
+from minishuffle.plan.graph import JobSettings
 from support.settings import NO_RESTARTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.client import JobHandle
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import TaskFailed
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.requests import JOB_LIVE, TaskInfo
 from support.waiting import until
 

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from minishuffle import limits
+from minishuffle.api.stream import Stream
 from minishuffle.cli.demo import Samples, scrape, total
 from minishuffle.config import ClusterSettings, create_secret
 from minishuffle.coordinator.scheduling import deployments
-from minishuffle.dataflow.compile import compile_job
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
 from minishuffle.exchange.elements import unpack_rows
 from minishuffle.ids import Address
 from minishuffle.launch import Child, settings_flags, spawn, stop_children, wait_until_ready
+from minishuffle.plan.graph import JobSettings
+from minishuffle.plan.planner import compile_job
 from minishuffle.transport.control import ControlLink, ControlServer
 from minishuffle.wire.decoder import FrameDecoder
 from minishuffle.wire.frames import (

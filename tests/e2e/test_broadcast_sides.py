@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.client import JobHandle
-from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
 
 pytestmark = pytest.mark.timeout(120)

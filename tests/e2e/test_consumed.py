@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from minishuffle import limits
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
+from minishuffle.api.stream import Stream
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import JobSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -22,11 +22,11 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+from minishuffle.api.stream import Stream
 from minishuffle.cli.main import cli
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
 from minishuffle.observe.diagnosis import SHORT_OF_CPU
+from minishuffle.plan.graph import JobSettings
 from support.sickjobs import SICK, FailsOnce, SickJob, healthy, numbers
 from support.soak import SOAK
 from support.waiting import until

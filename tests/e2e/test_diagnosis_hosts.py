@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from minishuffle.api.stream import Stream
 from minishuffle.bench.hosts import HostCluster, Hosts
 from minishuffle.cli.main import cli
-from minishuffle.dataflow.stream import Stream
 from support.sickjobs import Large
 from support.slowlinks import SlowLink
 

@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.table import Table
+from minishuffle.api.stream import Stream, Table
 from minishuffle.exchange.batch import Batch
 from minishuffle.local import LocalCluster
 

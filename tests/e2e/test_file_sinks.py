@@ -12,8 +12,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.client import JobHandle, results_of
-from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
 
 pytestmark = pytest.mark.timeout(120)

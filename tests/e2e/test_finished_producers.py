@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from minishuffle import LocalCluster, Stream
-from minishuffle.dataflow.graph import JobSettings
+from minishuffle.plan.graph import JobSettings
 from support.waiting import until
 
 ROWS = 30_000

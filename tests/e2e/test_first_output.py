@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.client import JobHandle
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.requests import TaskInfo
 from support.waiting import until
 

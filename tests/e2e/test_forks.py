@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from minishuffle.dataflow.stream import Stream
+from minishuffle.api.stream import Stream
 from minishuffle.local import LocalCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

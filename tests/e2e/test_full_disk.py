@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 
-from minishuffle.dataflow.stream import Stream
+from minishuffle.api.stream import Stream
 from minishuffle.errors import ResourceExhausted
 from minishuffle.local import LocalCluster
 

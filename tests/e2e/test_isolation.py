@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from minishuffle.dataflow.stream import Stream
+from minishuffle.api.stream import Stream
 from minishuffle.local import LocalCluster
 from support.soak import SOAK
 

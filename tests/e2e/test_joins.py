@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from minishuffle.api.stream import Stream, Table
 from minishuffle.dataflow.operators.process import ProcessContext
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.table import Table
 from minishuffle.exchange.batch import Batch
 from minishuffle.local import LocalCluster
 

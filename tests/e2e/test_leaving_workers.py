@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.client import Client, JobHandle
 from minishuffle.config import ClusterSettings, create_secret, read_secret
-from minishuffle.dataflow.stream import Stream
 from minishuffle.launch import Child, start_processes, stop_children
 from minishuffle.local import LocalCluster
 from support.soak import SOAK

@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.client import JobHandle
 from minishuffle.dataflow.operators.base import Aside
-from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import TaskFailed, UnknownName, UsageError
 from minishuffle.local import LocalCluster
 from support.settings import NO_RESTARTS

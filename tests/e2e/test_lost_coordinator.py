@@ -20,9 +20,8 @@ import psutil
 import pyarrow as pa
 import pytest
 
+from minishuffle.api.stream import Stream, Table
 from minishuffle.client import Client
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.table import Table
 from minishuffle.ids import Address
 from minishuffle.launch import Child, settings_flags
 from minishuffle.local import LocalCluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from minishuffle.dataflow.table import Table
+from minishuffle.api.stream import Table
 from minishuffle.local import LocalCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

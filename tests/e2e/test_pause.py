@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.client import JobHandle
-from minishuffle.dataflow.stream import Stream
 from minishuffle.examples.ads import ads, answer
 from minishuffle.local import LocalCluster
 

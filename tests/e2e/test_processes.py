@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from minishuffle import launch
+from minishuffle.api.stream import Stream
 from minishuffle.cli.worker import Endings, run_process, say_ready
 from minishuffle.config import ClusterSettings
-from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

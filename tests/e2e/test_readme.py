@@ -31,7 +31,7 @@ from minishuffle.examples.wordcount import SHIPPED_TEXT
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-DATAFLOW = "minishuffle/dataflow/README.md"
+DATAFLOW = "minishuffle/api/README.md"
 SPARK = "minishuffle/spark/README.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$\n?((?:\n*    [^\n]*\n)*)", re.MULTILINE | re.DOTALL)
 TEXT = "moby.txt"

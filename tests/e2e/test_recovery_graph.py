@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from minishuffle.dataflow.graph import JobSettings
+from minishuffle.api.stream import Stream
 from minishuffle.dataflow.operators.base import TaskContext
-from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.requests import JobInfo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.usefixtures("wider_resources")]

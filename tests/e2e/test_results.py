@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from minishuffle.api.stream import Stream, Table
 from minishuffle.config import read_secret
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import (
     AuthenticationError,
     PeerLost,
@@ -26,6 +24,7 @@ from minishuffle.errors import (
 )
 from minishuffle.exchange.batch import Batch
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import JobSettings
 from minishuffle.remote.access import Access
 from minishuffle.remote.reader import ResultInfo, ResultReader, commit_result, describe_result, wait_result
 

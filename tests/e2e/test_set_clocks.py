@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from minishuffle.dataflow.graph import JobSettings
+from minishuffle.api.stream import Stream
 from minishuffle.dataflow.operators.process import ProcessContext
-from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import JobSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 

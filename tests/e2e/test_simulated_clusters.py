@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import pytest
 
-from minishuffle.dataflow.graph import Edge
+from minishuffle.plan.graph import Edge
 from support.simulated_faults import (
     APART,
     CLOCKS_SET,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from minishuffle import LocalCluster, Stream
-from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import TaskCancelled
+from minishuffle.plan.graph import JobSettings
 from support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("wider_resources")]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.client import JobHandle
-from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
 from minishuffle.wire.requests import ClusterStatus
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from minishuffle import limits
+from minishuffle.api.stream import Stream
 from minishuffle.client import JobHandle
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.scheduling import buffers_needed
-from minishuffle.dataflow.compile import compile_job
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
 from minishuffle.examples.ads import ads
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import JobSettings
+from minishuffle.plan.planner import compile_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
+from minishuffle.api.stream import Stream
+from minishuffle.api.stream_base import StreamBase
 from minishuffle.client import JobHandle
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.examples.ads import ads, answer
 from minishuffle.examples.backpressure import backpressure
 from minishuffle.examples.keyby import keyby
 from minishuffle.examples.wordcount import wordcount
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import JobSettings
 from support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.authority import Authority, here
 from minishuffle.client import Client
 from minishuffle.config import TlsFiles, read_secret
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError
 from minishuffle.ids import Address
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import JobSettings
 from minishuffle.remote.access import find_access
 from minishuffle.transport.credentials import Credentials
 from minishuffle.wire.handshake import HandshakeRefused

@@ -16,15 +16,15 @@ import pytest
 from click.testing import CliRunner
 from playwright.sync_api import Browser, Page
 
+from minishuffle.api.stream import Stream
 from minishuffle.cli.demo import Samples, total
 from minishuffle.cli.main import cli
 from minishuffle.client import JobHandle
 from minishuffle.config import web_token
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted
 from minishuffle.examples.backpressure import backpressure
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import JobSettings
 from minishuffle.web.guard import WebAccess
 from minishuffle.web.server import serve_coordinator_web
 from support.accesses import READ_TOKEN, TOKEN, access

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from minishuffle.counters import LIMITS, TCP_LIMITS
-from minishuffle.dataflow.compile import compile_job
 from minishuffle.examples.backpressure import BATCH_ROWS, PacedSource, backpressure
 from minishuffle.local import LocalCluster
+from minishuffle.plan.planner import compile_job
 
 PRODUCE, CONSUME, SECONDS = 4.0, 2.0, 4.0
 """MB/s, and seconds of each half."""

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from minishuffle.dataflow.compile import compile_job
 from minishuffle.examples import wordcount as wordcount_module
 from minishuffle.examples.keyby import SlowCount, keyby
 from minishuffle.examples.wordcount import SHIPPED_TEXT, wordcount, words
+from minishuffle.plan.planner import compile_job
 
 
 def test_the_shipped_text_is_what_the_notice_says() -> None:

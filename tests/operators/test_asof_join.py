@@ -15,6 +15,7 @@ from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.operators import asof_join
 from minishuffle.operators.asof_join import AsOfColumns, AsOfJoin
 from minishuffle.operators.event_time_operator import Late
+from minishuffle.operators.join_results import ColumnResults
 from support.batches import as_batch, collecting
 
 TIMES = (EventTime(column="t"), EventTime(column="u"))
@@ -38,7 +39,7 @@ class Run:
 
     def __init__(self, tolerance: int | None) -> None:
         columns = AsOfColumns(("k",), ("key",))
-        self.join = AsOfJoin(columns, tolerance, TIMES, (LEFT_SCHEMA, RIGHT_SCHEMA), ASIDE)
+        self.join = AsOfJoin(ColumnResults(columns, (LEFT_SCHEMA, RIGHT_SCHEMA)), tolerance, TIMES, ASIDE)
         self.join.open(TaskContext("job", "task", 0, 1, 1))
         self.rows: list[Any] = []
         self.late = 0
@@ -158,7 +159,7 @@ def test_of_ties_nan_is_the_greatest_and_null_the_smallest(kind: pa.DataType) ->
         column = pa.array(values, pa.float64()).cast(kind)
         right = pa.record_batch({"key": [1, 1, 1], "u": times, "v": column})
         schemas = (left.schema, right.schema)
-        join = AsOfJoin(AsOfColumns(("k",), ("key",)), None, TIMES, schemas, ASIDE)
+        join = AsOfJoin(ColumnResults(AsOfColumns(("k",), ("key",)), schemas), None, TIMES, ASIDE)
         join.open(TaskContext("job", "task", 0, 1, 1))
         out: list[Any] = []
         join.process(as_batch(right), 1, collecting(out))

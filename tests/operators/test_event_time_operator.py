@@ -82,7 +82,6 @@ def test_late_records_go_aside_with_the_times_that_were_beside_them() -> None:
     assert (side.tag, side.batch.payload) == ("late", ["row 5", "row 2"])
     assert side.batch.times is not None and side.batch.times.tolist() == [5, 2]
     assert (context.counters.records_late, context.counters.late_dropped) == (2, 0)
-    assert operator.sides_to_read() == {"late": "late"}
 
 
 def test_late_records_fail_the_task_if_there_are_to_be_none() -> None:
@@ -150,7 +149,6 @@ def test_the_lesser_watermark_of_two_inputs_counts_and_the_end_comes_once() -> N
     assert [item.tag for item in out if isinstance(item, Side)] == ["left", "right"]
     taken = [item.payload for item in out if isinstance(item, Batch)]
     assert taken == [[("row 6", 6)], [("row 4", 4)]]
-    assert operator.sides_to_read() == {"late": "left", "late_right": "right"}
     out.clear()
     for input in (0, 1):
         operator.on_mark(Watermark(END_OF_TIME), input, collecting(out))

@@ -161,7 +161,7 @@ def sessions_arrow(closing: Closing) -> SessionOperator:
 
 def as_of() -> AsOfJoin:
     columns = AsOfColumns(("k", "g"), ("k2", "g2"))
-    return AsOfJoin(columns, 9, (T, EventTime(column="t2")), (SCHEMA, RIGHT))
+    return AsOfJoin(ColumnResults(columns, (SCHEMA, RIGHT)), 9, (T, EventTime(column="t2")))
 
 
 @dataclass(frozen=True)

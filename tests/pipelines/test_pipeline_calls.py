@@ -165,7 +165,7 @@ def test_a_job_of_other_streams_is_refused(job: Any, problem: str) -> None:
 def test_a_job_of_all_inputs_will_do() -> None:
     pipeline = Given(lambda streams: streams["a"].union(streams["b"]))
     stream = job_of(pipeline, checked_inputs(pipeline, NOTHING, DATA), 2)
-    assert [node.is_sink for node in stream.ends] == [True]
+    assert [node.is_sink for node in stream.plan.ends] == [True]
 
 
 def test_a_column_that_arrow_lacks_is_named_with_its_input() -> None:

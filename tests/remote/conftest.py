@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from minishuffle.api.stream import Table
 from minishuffle.cli.demo import scrape, total
 from minishuffle.client import JobHandle
 from minishuffle.config import read_secret
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import PeerLost
 from minishuffle.ids import Address
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import JobSettings
 from minishuffle.remote.access import Access
 from minishuffle.remote.connection import ExternalConnection
 from minishuffle.remote.writer import StreamWriter

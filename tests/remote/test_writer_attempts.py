@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
 
+from minishuffle.api.stream import Table
 from minishuffle.cli.main import cli
 from minishuffle.client import JobHandle
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import PeerLost, ShuffleError, Superseded, UnknownName, UsageError
 from minishuffle.remote.writer import StreamWriter, abort_write, commit_write, end_stream
 

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from minishuffle.api.stream import Table
 from minishuffle.config import read_secret
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.table import Table
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import JobSettings
 from minishuffle.remote.access import Access
 from minishuffle.remote.writer import StreamWriter, commit_write
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 
-from minishuffle.dataflow.arguments import schema_message
-from minishuffle.dataflow.table import Table
+from minishuffle.api.stream import Table
 from minishuffle.errors import UsageError
+from minishuffle.plan.arguments import schema_message
 from minishuffle.spark.schemas import (
     arrow_schema_of,
     check_same_columns,
@@ -209,4 +209,4 @@ def test_other_parts_of_a_column_are_refused() -> None:
 )
 def test_what_spark_writes_can_be_declared_in_a_stream(kind: t.DataType) -> None:
     schema = arrow_schema_of(t.StructType([t.StructField("c", kind)]))
-    assert Table.from_spark("types", schema)._schema == schema
+    assert Table.from_spark("types", schema).plan.gives.schema == schema

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
+from minishuffle.api.stream import Table
 from minishuffle.config import create_secret
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.table import Table
 from minishuffle.local import LocalCluster
+from minishuffle.plan.graph import JobSettings
 from minishuffle.spark.schemas import arrow_schema_of
 from minishuffle.spark.session import SparkFailed, activate, spark_error
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pytest
 
+from minishuffle.api.stream import Table
 from minishuffle.client import JobHandle
-from minishuffle.dataflow.table import Table
 from minishuffle.local import LocalCluster
 from minishuffle.spark.schemas import arrow_schema_of
 from minishuffle.spark.session import activate

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.table import Table
+from minishuffle.api.stream import Stream, Table
 from minishuffle.local import LocalCluster
 from minishuffle.remote.access import Access
 from minishuffle.remote.writer import end_stream

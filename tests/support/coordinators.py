@@ -13,8 +13,8 @@ from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot, TaskCounters
-from minishuffle.dataflow.graph import Edge, JobGraph, Vertex
 from minishuffle.errors import error_from_code
+from minishuffle.plan.graph import Edge, JobGraph, Vertex
 from minishuffle.wire.inquiries import WorkerAnswered, WorkerAsked
 from minishuffle.wire.messages import (
     ControlMessage,

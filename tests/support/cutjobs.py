@@ -15,16 +15,17 @@ from typing import Any
 
 import cloudpickle
 
+from minishuffle.api.stream_base import StreamBase
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.compile import compile_job
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.dataflow.operators.base import Emit, Mark, Program, TaskContext, Watermark
-from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import WHOLE, read_header, unpinned
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.watermarks import END_OF_TIME, WatermarkValve
+from minishuffle.plan.graph import JobGraph
+from minishuffle.plan.planner import compile_job
+from minishuffle.plan.programs import open_program
 from minishuffle.worker.chain import Chain
 from minishuffle.worker.inputs import Inputs
 from minishuffle.worker.reader import SourceReader
@@ -41,6 +42,8 @@ class Cut:
     seed: int = 0
     rows: int | None = None
     merges: bool = False
+    optimise: tuple[str, ...] | None = None
+    """The rewrites of the plan that are made; None: all."""
 
 
 @dataclass
@@ -184,7 +187,7 @@ class _Task:
         graph, dice = run.graph, run.dice
         told = graph.vertices[vertex]
         self._run, self._dice = run, dice
-        self._program: Program = cloudpickle.loads(told.program)
+        self._program: Program = open_program(told.program, cloudpickle.loads)
         self._context = TaskContext(
             job="j1",
             name=told.name,
@@ -350,5 +353,7 @@ def run(stream: StreamBase, cut: Cut | None = None) -> Outcome:
     Raises: whatever an operator or a function of the job raises.
     """
     cut = cut or Cut()
-    graph = JobGraph.from_bytes(compile_job(stream, parallelism=cut.parallelism).to_bytes())
+    graph = JobGraph.from_bytes(
+        compile_job(stream, parallelism=cut.parallelism, optimise=cut.optimise).to_bytes()
+    )
     return _Run(graph, cut).run()

@@ -17,9 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from minishuffle.api.stream import Stream, Table
 from minishuffle.dataflow.operators.base import Aside
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.table import Table
 from support.cutjobs import Cut, run
 from support.ledger import ROOT, Value, digest, unplain
 from support.pipelines import (
@@ -42,7 +41,9 @@ KEYED_STEP = {
 PROGRAM_SECONDS_MAX = 120
 REFUSALS_SECONDS_MAX = 3_000
 TESTED = (
+    "tests/api",
     "tests/dataflow",
+    "tests/plan",
     "tests/connectors",
     "tests/operators",
     "tests/worker/test_reader.py",

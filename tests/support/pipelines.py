@@ -16,10 +16,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.stream_base import StreamBase
-from minishuffle.dataflow.table import Table
-from minishuffle.dataflow.windowed import WindowedStream
+from minishuffle.api.stream import Stream, Table, WindowedStream
+from minishuffle.api.stream_base import StreamBase
 from support.plainanswers import (
     SECOND,
     Row,

@@ -15,9 +15,9 @@ from typing import Any
 
 import cloudpickle
 
-from minishuffle.dataflow.graph import JobSettings
+from minishuffle.api.stream import Stream
 from minishuffle.dataflow.operators.base import TaskContext
-from minishuffle.dataflow.stream import Stream
+from minishuffle.plan.graph import JobSettings
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -8,7 +8,7 @@ knows of every exchange what was sent, what came, and in which order.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal, TypeAlias
@@ -16,10 +16,12 @@ from typing import Any, Literal, TypeAlias
 import cloudpickle
 import pyarrow as pa
 
-from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
-from minishuffle.dataflow.operators.base import Emit, Mark, Output, Program, TaskContext, Watermark
+from minishuffle.dataflow.operators.base import Emit, Mark, Output, TaskContext, Watermark
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.exchange.batch import Batch
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
+from minishuffle.plan.kinds import OperatorSpec
+from minishuffle.plan.programs import ProgramSpec, pack_program
 
 __all__ = ["Audit", "Injected", "Mischief", "Plan", "Strategy", "is_side", "make_plan"]
 
@@ -413,11 +415,16 @@ def make_plan(
                 operators=[stage.name],
                 is_source=source is not None,
                 bounded=ends,
-                program=cloudpickle.dumps(Program(source, [stage], outputs)),
+                program=pack_program(_program(source, stage, outputs), cloudpickle.dumps),
             )
         )
     settings = _draw_schedule(later, _draw_settings(random, later, strategy), blocking=blocking)
     return Plan(JobGraph(vertices=vertices, edges=edges, settings=settings), bounded, numbers)
+
+
+def _program(source: Any, stage: Stage, outputs: Sequence[Output]) -> ProgramSpec:
+    operator = OperatorSpec("instance", {"operator": stage})
+    return ProgramSpec(source, [(stage.name, operator)], outputs)
 
 
 def _draw_settings(random: Random, later: Random, strategy: Strategy) -> JobSettings:

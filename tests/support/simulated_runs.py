@@ -11,7 +11,7 @@ from random import Random
 
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.scheduling import buffers_needed
-from minishuffle.dataflow.stages import slots_needed
+from minishuffle.plan.stages import slots_needed
 from minishuffle.wire.messages import ControlMessage
 from minishuffle.wire.requests import (
     JOB_LIVE,

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from minishuffle.dataflow.graph import Edge
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.partitioner import Partitioner
+from minishuffle.plan.graph import Edge
 from minishuffle.worker import chain
 from support.simulated_jobs import Sender, as_rows
 

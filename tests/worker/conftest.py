@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.coordinator.scheduling import deployments
-from minishuffle.dataflow.compile import compile_job
-from minishuffle.dataflow.graph import JobGraph, JobSettings
 from minishuffle.dataflow.operators.base import CompleteFile
-from minishuffle.dataflow.stream import Stream
 from minishuffle.exchange.elements import unpack_rows
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import AttemptId
+from minishuffle.plan.graph import JobGraph, JobSettings
+from minishuffle.plan.planner import compile_job
 from minishuffle.wire.messages import DeployTasks, LogLines, WorkerAddress, WritePosition
 from minishuffle.worker import handoff
 from minishuffle.worker.handoff import LoopInbox, TaskPaths

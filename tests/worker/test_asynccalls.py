@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.dataflow.operators.base import AsyncCall, TaskContext
-from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UsageError, WrongResult
 from minishuffle.worker.asynccalls import LoopCalls
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from minishuffle import limits
-from minishuffle.dataflow.table import Table
+from minishuffle.api.stream import Table
 from minishuffle.wire.clients import (
     BeginWrite,
     EndWrite,

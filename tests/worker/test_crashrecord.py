@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.dataflow.operators.base import TaskContext
-from minishuffle.dataflow.stream import Stream
 from minishuffle.exchange.batch import Batch
 from minishuffle.wire.requests import UserCall
 from minishuffle.worker import crashrecord

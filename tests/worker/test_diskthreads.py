@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from minishuffle import limits
-from minishuffle.dataflow.stream import Stream
+from minishuffle.api.stream import Stream
 from minishuffle.errors import PartitionLost, ResourceExhausted, ShuffleError
 from minishuffle.worker.diskthreads import DiskThreads
 from minishuffle.worker.handoff import LoopInbox

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.counters import FLOW
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
 from minishuffle.ids import JobId, PartitionId
+from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.worker import flow
 from minishuffle.worker.flow import Turns

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.dataflow.operators.base import END_OF_TIME, Active, Idle, Reached, SplitMark, Watermark
-from minishuffle.dataflow.stream import Stream
 from minishuffle.exchange.elements import ElementFormat, pack_rows
 from minishuffle.exchange.gate import Element, InputGate
 from minishuffle.exchange.watermarks import WatermarkValve

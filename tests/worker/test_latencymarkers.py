@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from minishuffle import limits
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
+from minishuffle.api.stream import Stream
 from minishuffle.exchange.pipelined import PipelinedPartition
+from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.frames import LatencyMarker
 from minishuffle.worker.latencymarkers import LatencyMarkers
 

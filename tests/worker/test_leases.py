@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.connectors.generator import TURNS_PER_SECOND
-from minishuffle.dataflow.compile import compile_job
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
+from minishuffle.plan.graph import JobSettings
+from minishuffle.plan.planner import compile_job
 from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
 from minishuffle.worker.state import StartTask
 from support.attempts import attempt

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
 
+from minishuffle.plan.programs import ProgramSpec, pack_program
 from minishuffle.worker.preparation import ProgramLoader
 from support.waiting import until
 
@@ -37,6 +39,10 @@ class Waits:
         Waits.go.wait(seconds)
 
 
+def program_with(value: Any) -> bytes:
+    return pack_program(ProgramSpec(source=value), cloudpickle.dumps)
+
+
 def ended(loader: ProgramLoader) -> bool:
     for thread in loader.threads:
         thread.join(SECONDS_MAX)
@@ -48,7 +54,7 @@ def test_what_a_program_imports_is_loaded(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(tmp_path))
     import bought_in
 
-    program = cloudpickle.dumps(bought_in.double)
+    program = program_with(bought_in.double)
     monkeypatch.delitem(sys.modules, "bought_in")
     loader = ProgramLoader()
     loader.load("j1", [program])
@@ -59,8 +65,8 @@ def test_what_a_program_imports_is_loaded(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_job_counts_as_loaded_when_all_of_its_programs_were_opened() -> None:
     Waits.go.clear()
     loader = ProgramLoader()
-    loader.load("j1", [cloudpickle.dumps(1), cloudpickle.dumps(Waits())])
-    loader.load("j2", [cloudpickle.dumps(Refuses())])
+    loader.load("j1", [program_with(1), program_with(Waits())])
+    loader.load("j2", [program_with(Refuses())])
     for thread in loader.threads:
         if thread.name == "j2:load":
             thread.join(SECONDS_MAX)
@@ -76,10 +82,11 @@ def test_pyarrow_loads_ahead_what_it_would_import_for_the_first_array() -> None:
     program = """
 import sys, threading
 import cloudpickle, pyarrow
+from minishuffle.plan.programs import ProgramSpec, pack_program
 from minishuffle.worker.preparation import ProgramLoader
 assert "pandas" not in sys.modules
 loader = ProgramLoader()
-loader.load("j1", [cloudpickle.dumps(pyarrow.RecordBatch)])
+loader.load("j1", [pack_program(ProgramSpec(pyarrow.RecordBatch), cloudpickle.dumps)])
 for thread in loader.threads:
     thread.join(60)
 before = set(sys.modules)
@@ -96,9 +103,9 @@ def test_a_program_that_cannot_be_loaded_is_logged_once_and_does_no_harm(
 ) -> None:
     monkeypatch.delitem(sys.modules, "this", raising=False)
     loader = ProgramLoader()
-    refuses = cloudpickle.dumps(Refuses())
+    refuses = program_with(Refuses())
     with caplog.at_level(logging.WARNING):
-        loader.load("j1", [refuses, b"no pickle at all", cloudpickle.dumps(Path)])
+        loader.load("j1", [refuses, b"no pickle at all", program_with(Path)])
         assert ended(loader)
     assert [record.message for record in caplog.records] == [
         "programs of job j1 cannot be loaded ahead of need"
@@ -109,9 +116,9 @@ def test_a_program_that_cannot_be_loaded_is_logged_once_and_does_no_harm(
 def test_a_program_that_is_slow_to_load_holds_nobody_up() -> None:
     Waits.go.clear()
     loader = ProgramLoader()
-    loader.load("j1", [cloudpickle.dumps(Waits())])
+    loader.load("j1", [program_with(Waits())])
     (slow,) = loader.threads
-    loader.load("j2", [cloudpickle.dumps(1)])
+    loader.load("j2", [program_with(1)])
     until(lambda: [*loader.threads] == [slow], "the end of the other one")
     Waits.go.set()
     assert ended(loader)

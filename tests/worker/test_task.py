@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import pytest
 
-from minishuffle.dataflow.graph import JobSettings
+from minishuffle.api.stream import Stream
 from minishuffle.dataflow.operators.base import TaskContext
-from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import InvalidGraph, TaskCancelled, TaskFailed, UnserializableRecord
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.rows import unpack_result
+from minishuffle.plan.graph import JobSettings
+from minishuffle.plan.programs import ProgramSpec, pack_program
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker import task as task_module
 from minishuffle.worker.task import PACKAGE, TaskOutcome, describe_failure
@@ -302,7 +303,7 @@ def test_the_runtimes_frames_are_left_out_of_every_error_behind_the_first() -> N
             raise ExceptionGroup("both", [KeyError("inner")]) from None
 
     def msgpack_failure() -> None:
-        from minishuffle.dataflow.graph import JobGraph
+        from minishuffle.plan.graph import JobGraph
 
         JobGraph.from_bytes(None)  # type: ignore[arg-type]
 
@@ -363,14 +364,15 @@ async def test_an_error_of_the_runtime_has_no_traceback(site: Site) -> None:
 async def test_a_program_that_cannot_be_opened_fails_its_task(site: Site) -> None:
     message = site.message(compiled_elsewhere(), "j1")
     (spec,) = message.tasks
-    site.deployment.start(start_task(message, b"not a pickle"))
+    program = pack_program(ProgramSpec(), lambda objects: b"not a pickle")
+    site.deployment.start(start_task(message, program))
     (outcome,) = await site.finish()
     assert error_of(outcome).task == f"{spec.name}[0]"
     assert "UnpicklingError" in error_of(outcome).text
 
 
 def compiled_elsewhere() -> Any:
-    from minishuffle.dataflow.compile import compile_job
+    from minishuffle.plan.planner import compile_job
 
     return compile_job(Stream.items([1]).collect())
 

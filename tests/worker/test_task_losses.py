@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.table import Table
+from minishuffle.api.stream import Stream, Table
+from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.messages import TaskStateChanged
 from minishuffle.wire.packed import unpack_positions
 from minishuffle.worker.task import Task

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.stream_base import StreamBase
-from minishuffle.dataflow.table import Table
+from minishuffle.api.stream import Stream, Table
+from minishuffle.api.stream_base import StreamBase
 from minishuffle.worker import task as task_module
 
 if TYPE_CHECKING:

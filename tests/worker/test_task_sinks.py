@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.dataflow.operators.base import TaskContext
-from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted, WrongResult
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.rows import unpack_result

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.compile import compile_job
-from minishuffle.dataflow.graph import JobSettings, PartitionKind
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.table import Table
+from minishuffle.api.stream import Stream, Table
 from minishuffle.errors import ResourceExhausted
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.channels import LocalAttachment
 from minishuffle.exchange.debloater import BufferDebloater
 from minishuffle.exchange.elements import encode
 from minishuffle.ids import JobId, PartitionId
+from minishuffle.plan.graph import JobSettings, PartitionKind
+from minishuffle.plan.planner import compile_job
 from minishuffle.wire.frames import BufferFlags, DataType, PartitionRequest
 from minishuffle.wire.messages import WorkerAddress
 from minishuffle.wire.packed import PeerRows, pack_placement, unpack_traffic

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from minishuffle.dataflow.compile import compile_job
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
+from minishuffle.api.stream import Stream
 from minishuffle.errors import ShuffleError, TaskFailed
 from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.partition import serve
 from minishuffle.ids import JobId, PartitionId
+from minishuffle.plan.graph import JobSettings
+from minishuffle.plan.planner import compile_job
 from minishuffle.wire.frames import CancelReason, PartitionRequest
 from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.state import StartTask

@@ -57,7 +57,6 @@ __all__ = [
     "Source",
     "SplitMark",
     "TaskContext",
-    "Used",
     "Watermark",
     "refuse_as_rows",
 ]
@@ -304,10 +303,6 @@ class Operator(Protocol):
     def read_state(self, parts: Iterable[StatePart]) -> None:
         """(After open, before the first batch.) Go on with what operators of this kind have written."""
 
-    def takes_times(self, input: int, used: Used) -> bool:
-        """(At submission.) Whether it reads the times beside the records of an input, if those beside what it
-        gives are used or not."""
-
     def close(self) -> Any:
         """Let go of resources; called once, also after a failure. A sink's return value (what
         msgpack takes, or None) becomes its result, after a cancel too. Not a result after a failure."""
@@ -365,20 +360,6 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
-    """The columns that a job uses of what one operator takes and gives; None: all of them.
-
-    An operator with a method ``for_columns(used)`` gives the operator that runs in its place.
-    """
-
-    gives: frozenset[str] | None
-    takes: Mapping[int, frozenset[str] | None]
-    """By the number of the input."""
-    times: bool = True
-    """Something reads the event times beside what it gives."""
-
-
-@dataclass(frozen=True, slots=True)
 class ModuleSource:
     """A module of the user's that workers do not have."""
 
@@ -389,7 +370,7 @@ class ModuleSource:
 
 @dataclass(slots=True)
 class Program:
-    """What is cloudpickled for a vertex: a source (or None), the chain, and its outputs.
+    """What a vertex runs: a source (or None), the chain, and its outputs.
 
     ``modules`` are what functions may import on workers, by name.
     """

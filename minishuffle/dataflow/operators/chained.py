@@ -3,8 +3,9 @@ whose function raises."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from minishuffle.dataflow.operators.base import (
     Aside,
@@ -13,7 +14,6 @@ from minishuffle.dataflow.operators.base import (
     Operator,
     Side,
     TaskContext,
-    Used,
 )
 from minishuffle.errors import UnserializableRecord, UsageError, WrongResult, described
 from minishuffle.exchange.batch import Batch, Times
@@ -88,18 +88,18 @@ class ChainedOperator:
     def close(self) -> Any:
         return None
 
-    def takes_times(self, input: int, used: Used) -> bool:
-        return False
-
     def claim(self) -> str | None:
         """(At submission.) What this operator writes to and no other may. Checks again what was checked
         when the stream was built and may have changed since."""
         return None
 
-    def sides_to_read(self) -> Mapping[str, str]:
-        """(At submission.) Tags, by name, of side outputs whose records are nowhere else and in no count of
-        what was dropped: something has to read them."""
-        return {}
+    def named(self, name: str) -> Self:
+        """The same under another name."""
+        if name == self.name:
+            return self
+        other = copy.copy(self)
+        other.name = name
+        return other
 
 
 class ForgivingOperator(ChainedOperator):
@@ -113,6 +113,10 @@ class ForgivingOperator(ChainedOperator):
         """The tag of the side output of errors; "" without one."""
         self.last_time: Times | None = None
         """A vector of one: the time of the last row that was emitted, if they have one beside them."""
+
+    def put_errors_aside(self, tag: str) -> None:
+        """Give records for which something is wrong the side output of that tag; "" is none."""
+        self.errors_tag = tag
 
     def drop(self, error: Exception, record: Any, times: Times | None = None) -> None:
         """Count a record that is dropped because of ``error``, and log it or put it aside if it is to be.
@@ -157,6 +161,10 @@ class RecordOperator(ForgivingOperator):
         self.side_tags: Mapping[str, str] = {}
         """Tags of the side outputs into which the function may put rows, by name."""
 
+    def put_rows_aside(self, tags: Mapping[str, str]) -> None:
+        """Give rows that the function puts aside the side outputs of these tags, by name."""
+        self.side_tags = tags
+
     def open(self, context: TaskContext) -> None:
         super().open(context)
         self._call_hook("open", context)
@@ -180,9 +188,6 @@ class RecordOperator(ForgivingOperator):
             self.note_failure(error, record)
             raise error
         self.drop(error, record)
-
-    def sides_to_read(self) -> Mapping[str, str]:
-        return self.side_tags
 
     def parted(self, emit: Emit) -> Callable[[Batch], None]:
         """Emits as :meth:`emit_parted` does."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Emit, Used
+from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator, ForgivingOperator, OnError, preview
 from minishuffle.dataflow.operators.nulls import is_strict, misplaced
 from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of, type_of
@@ -327,9 +327,6 @@ class ToRows(ChainedOperator):
 
     name = "to_rows"
 
-    def takes_times(self, input: int, used: Used) -> bool:
-        return used.times
-
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if len(batch.payload):
             emit(Batch(rows_of(batch), None, batch.times))
@@ -367,9 +364,6 @@ class ToArrow(ForgivingOperator):
         super().__init__(on_error)
         self._rows = rows
         self._converter = RowsToArrow(rows.schema, inferred=rows.inferred)
-
-    def takes_times(self, input: int, used: Used) -> bool:
-        return used.times
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         for piece in pieces(batch):
@@ -443,9 +437,6 @@ class CheckSchema(ChainedOperator):
         if self._is_strict or not payload.schema.equals(self.schema, check_metadata=True):
             batch = Batch(self._checked(payload), None, batch.times)
         emit(batch)
-
-    def takes_times(self, input: int, used: Used) -> bool:
-        return used.times
 
     def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         extra = [name for name in batch.schema.names if name not in self.schema.names]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator
 from typing import Literal, TypeAlias
 
@@ -17,7 +16,6 @@ from minishuffle.dataflow.operators.base import (
     Mark,
     SplitMark,
     TaskContext,
-    Used,
     Watermark,
 )
 from minishuffle.dataflow.operators.chained import ChainedOperator, ForgivingOperator, OnError
@@ -55,6 +53,7 @@ class AssignEventTime(ForgivingOperator):
         idle_after: seconds without a record after which the stream is :class:`Idle`; None: never.
         watermarks: see :data:`Watermarks`.
         on_error: what becomes of records without a time, or for which the function of ``time`` raises.
+        gives_times: something reads the times beside what it emits.
     """
 
     name = "event_time"
@@ -67,6 +66,8 @@ class AssignEventTime(ForgivingOperator):
         idle_after: float | None = None,
         watermarks: Watermarks = "batch",
         on_error: OnError = "fail",
+        *,
+        gives_times: bool = True,
     ) -> None:
         super().__init__(on_error)
         if watermarks not in ("batch", "each"):
@@ -75,7 +76,7 @@ class AssignEventTime(ForgivingOperator):
         self.out_of_order = out_of_order
         self.idle_after = idle_after
         self.each = watermarks == "each"
-        self._gives_times = self.time_of_output.is_beside
+        self._gives_times = gives_times and (time.is_beside or time.fn is not None)
         self._open: dict[int, int] = {}
         """The greatest time of each split that has not ended."""
         self._before: dict[int, int] = {}
@@ -85,17 +86,6 @@ class AssignEventTime(ForgivingOperator):
         self._told = BEGINNING_OF_TIME
         self._told_at = -np.inf
         self._idle = False
-
-    @property
-    def time_of_output(self) -> EventTime:
-        """Where the times stand in what comes out."""
-        return self.time if self.time.fn is None else self.time.beside()
-
-    def for_columns(self, used: Used) -> AssignEventTime:
-        """(At submission.) Without times beside the rows if nothing reads them."""
-        narrowed = copy.copy(self)
-        narrowed._gives_times = self._gives_times and used.times
-        return narrowed
 
     def open(self, context: TaskContext) -> None:
         super().open(context)
@@ -268,10 +258,6 @@ class HoldTimes(ChainedOperator):
 
     def __init__(self, time: EventTime | None) -> None:
         self._time = time
-
-    def for_columns(self, used: Used) -> HoldTimes:
-        """(At submission.) Nothing if no step reads them."""
-        return self if used.times else HoldTimes(None)
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if self._time is not None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Emit, Used
+from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator, OnError, preview
 from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns
 from minishuffle.exchange.batch import Batch, KeyColumns
@@ -98,9 +98,6 @@ class KeyRows(EachRow):
             return
         emit(keys_alone(keyed.keys) if self._alone else keyed)
 
-    def takes_times(self, input: int, used: Used) -> bool:
-        return used.times and not self._alone
-
     def _with_keys_that_hash(self, keyed: Batch) -> Batch:
         """Drop the records whose key is of a type that cannot be one."""
         try:
@@ -153,9 +150,6 @@ class KeyRowsByColumns(ChainedOperator):
             self._keyed = True
             emit(keys_alone(keys) if self._alone else Batch(rows, keys, batch.times))
 
-    def takes_times(self, input: int, used: Used) -> bool:
-        return used.times and not self._alone
-
     def _explain(self, row: Any, rows: list[Any]) -> UsageError:
         dicts = [each for each in rows if isinstance(each, dict)]
         if not isinstance(row, dict):
@@ -177,6 +171,3 @@ class Forwarded(ChainedOperator):
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         emit(batch.map_rows(lambda rows: unpack_rows(pack_rows(rows))))
-
-    def takes_times(self, input: int, used: Used) -> bool:
-        return used.times

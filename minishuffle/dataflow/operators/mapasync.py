@@ -19,7 +19,6 @@ from minishuffle.dataflow.operators.base import (
     Emit,
     Mark,
     TaskContext,
-    Used,
     Watermark,
 )
 from minishuffle.dataflow.operators.chained import OnError, RecordOperator, emit_rows
@@ -91,9 +90,6 @@ class MapRowsAsync(RecordOperator):
 
     def state_rows(self) -> int:
         return self._rows
-
-    def takes_times(self, input: int, used: Used) -> bool:
-        return used.times
 
     # --- rows and marks ------------------------------------------------------------------------------
 

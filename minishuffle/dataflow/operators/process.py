@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
@@ -17,7 +16,6 @@ from minishuffle.dataflow.operators.base import (
     Aside,
     Emit,
     TaskContext,
-    Used,
     refuse_as_rows,
 )
 from minishuffle.dataflow.operators.chained import OnError
@@ -126,6 +124,7 @@ class ProcessRows(EventTimeOperator):
     Args:
         time: where the records' times stand; what is emitted has them beside it. None: they have none.
         ttl: seconds without a call for a key after which its state is gone. Its timers are not.
+        gives_times: something reads the times beside what it emits.
     """
 
     name = "process"
@@ -138,6 +137,8 @@ class ProcessRows(EventTimeOperator):
         time: EventTime | None = None,
         ttl: float | None = None,
         on_error: OnError = "fail",
+        *,
+        gives_times: bool = True,
     ) -> None:
         super().__init__((EventTime() if time is None else time,), (DROPPED,), on_record, on_error)
         self.by_channel = False  # No record is late.
@@ -150,14 +151,8 @@ class ProcessRows(EventTimeOperator):
         """The timer that is being fired, and when it was due."""
         self._stamp: int | None = None
         """The event time of what is made now."""
-        self._gives_times = time is not None
+        self._gives_times = gives_times and time is not None
         self._swept_at = 0.0
-
-    def for_columns(self, used: Used) -> ProcessRows:
-        """(At submission.) Without times beside what it gives if nothing reads them."""
-        narrowed = copy.copy(self)
-        narrowed._gives_times = self._gives_times and used.times
-        return narrowed
 
     @property
     def reached(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minishuffle.dataflow.operators.base import Emit, Used
+from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import WrongColumns
@@ -52,9 +52,6 @@ class Projection(ChainedOperator):
         self._dropped = frozenset(dropped)
         self._renamed = dict(renamed or {})
         self._untyped = dict(untyped or {})
-
-    def takes_times(self, input: int, used: Used) -> bool:
-        return used.times
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         given = batch.payload
@@ -100,6 +97,3 @@ class Conform(ChainedOperator):
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         emit(Batch(in_schema(batch.payload, self._schema, "the union"), None, batch.times))
-
-    def takes_times(self, input: int, used: Used) -> bool:
-        return used.times

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from minishuffle.api.stream import Table
 from minishuffle.dataflow.operators.categories import refuse_order_in
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import WrongColumns
 from support.cutjobs import run
 

@@ -10,9 +10,8 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
+from minishuffle.api.stream import Stream, Table
 from minishuffle.dataflow.operators.keykinds import check_key_kinds
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
 from support.cutjobs import Cut, run
 

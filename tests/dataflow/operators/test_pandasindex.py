@@ -9,8 +9,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from minishuffle.api.stream import Table
 from minishuffle.dataflow.operators.pandasindex import unnamed_index, with_named_range, without_unnamed_index
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph
 from support.cutjobs import run
 

@@ -11,13 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from minishuffle.api.stream import Stream, Table
+from minishuffle.api.stream_base import StreamBase
 from minishuffle.dataflow.operators.base import Aside
 from minishuffle.dataflow.operators.eventtime import HoldTimes
 from minishuffle.dataflow.operators.functions import KeyRowsByColumns
 from minishuffle.dataflow.operators.times import BESIDE, EVENT_TIME, EventTime
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.stream_base import StreamBase
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, UnknownName, UsageError
 from minishuffle.exchange.batch import Batch
 from support.cutjobs import Cut, run
@@ -223,7 +222,7 @@ def test_rows_with_a_time_by_function_keep_it_as_a_table() -> None:
 
 def test_nobody_sees_the_column_of_times() -> None:
     table = hidden()
-    assert table._columns == ("user", "n")
+    assert table.plan.gives.columns == ("user", "n")
     assert [list(row) for row in answers(table)] == [["user", "n"]] * 5
     assert [list(row) for row in answers(table.to_rows())] == [["user", "n"]] * 5
     tops = table.key_by("user").top_n(1, "n")
@@ -348,7 +347,7 @@ def test_a_union_has_the_times_of_all() -> None:
     shown = Stream.items([("cy", 5)]).event_time(lambda row: START + row[1] * MINUTE).map(lambda row: row[0])
     assert counted(users.union(shown), str) == sorted([*WINDOWS, ("cy", 0, 1)])
     timeless = users.union(Stream.items(["cy"]))
-    assert timeless._time is None
+    assert timeless.plan.gives.time is None
     assert len(answers(timeless)) == 6
 
 
@@ -418,7 +417,7 @@ def test_late_records_are_as_they_came_and_have_their_time(format: str) -> None:
     keyed = timed.key_by(str if format == "rows" else "user")
     late = keyed.window(HOUR, late="side").count().late
     assert run(late.collect(), Cut(1)).rows == ["bob" if format == "rows" else {"user": "bob"}]
-    assert late._time == BESIDE
+    assert late.plan.gives.time == BESIDE
     says = "'bob'" if format == "rows" else "{'user': 'bob'}"
     with pytest.raises(UsageError, match=f"behind the watermark: {says}: raise out_of_order="):
         run(keyed.window(HOUR, late="fail").count().collect(), Cut(1))

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from minishuffle.api.stream import Table
 from minishuffle.dataflow.operators.topn import TopN
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
 from support.batches import as_batch, collecting
 from support.cutjobs import Cut, run

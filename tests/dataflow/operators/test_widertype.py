@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from minishuffle.api.stream import Table
 from minishuffle.connectors.parquet import ParquetSource
 from minishuffle.dataflow.operators.widertype import common_schema, in_schema, wider, wider_schema
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
 from tests.dataflow.test_jobs import execute
 

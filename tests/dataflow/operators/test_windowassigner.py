@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minishuffle.api.stream import Stream, Table
 from minishuffle.dataflow.operators.moments import datetime_of, microseconds
 from minishuffle.dataflow.operators.windowassigner import (
     CalendarWindows,
@@ -22,8 +23,6 @@ from minishuffle.dataflow.operators.windowassigner import (
     WindowAssigner,
     tumbling,
 )
-from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
 from support.cutjobs import Cut, run
 from support.soak import examples

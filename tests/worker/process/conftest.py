@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.config import ClusterSettings, CoordinatorPlace
 from minishuffle.coordinator.scheduling import deployments
 from minishuffle.counters import WorkerSnapshot
-from minishuffle.dataflow.compile import compile_job
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
 from minishuffle.ids import Address
+from minishuffle.plan.graph import JobSettings
+from minishuffle.plan.planner import compile_job
 from minishuffle.transport.control import ControlLink, ControlServer
 from minishuffle.transport.credentials import Credentials
 from minishuffle.wire.frames import Role

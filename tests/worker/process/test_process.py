@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle import limits
+from minishuffle.api.stream import Stream
 from minishuffle.counters import ConnectionCounters
-from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import PartitionNotFound, PeerLost, RemoteProtocolError, ShuffleError, UsageError
 from minishuffle.ids import Address, JobId, PartitionId
 from minishuffle.protocol.connection import ConnectionEvent

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.stream import Stream
 from minishuffle.observe.metrics import worker_exposition
 from minishuffle.wire.messages import CancelTasks
 from support.scraped import scraped_families

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.config import CoordinatorPlace
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import PeerLost, UsageError
 from minishuffle.ids import Address
+from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.messages import (
     Collected,
     Heartbeat,

@@ -16,14 +16,14 @@ import msgpack
 import pytest
 
 from minishuffle import limits
+from minishuffle.api.stream import Stream
 from minishuffle.counters import ConnectionCounters
-from minishuffle.dataflow.compile import compile_job
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted, ShuffleError
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.elements import unpack_rows
 from minishuffle.limits import DEBLOATED_BYTES_START
+from minishuffle.plan.graph import JobSettings
+from minishuffle.plan.planner import compile_job
 from minishuffle.wire.messages import (
     Acknowledge,
     AskDial,

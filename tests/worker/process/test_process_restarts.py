@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import pytest
 
+from minishuffle.api.stream import Stream
 from minishuffle.coordinator.scheduling import deployments
-from minishuffle.dataflow.compile import compile_job
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import PeerLost
+from minishuffle.plan.graph import JobSettings
+from minishuffle.plan.planner import compile_job
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.frames import Role
 from minishuffle.wire.messages import (

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
+from minishuffle.api.stream import Stream
 from minishuffle.errors import PeerLost
 from minishuffle.exchange.elements import unpack_rows
+from minishuffle.plan.graph import JobSettings
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.transport.tls import TlsStream
 from minishuffle.wire.messages import CancelTasks, Collected, ReleaseJob

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle import limits
-from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
+from minishuffle.api.stream import Stream
+from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.inquiries import TracedChannel, WorkerAnswered, WorkerAsked
 from minishuffle.wire.messages import CancelTasks
 from minishuffle.worker.inspection import Inspection

@@ -1,0 +1,301 @@
+"""Checks of what the methods of a stream are given, so that a mistake raises where it was written."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minishuffle.errors import UnknownName, UsageError
+from minishuffle.exchange.schemas import long_types, require_plain, with_types, without_dictionary
+from minishuffle.limits import ASYNC_CALLS_MAX, DURATION_MAX, NAME_BYTES_MAX, PARALLELISM_MAX
+from minishuffle.plan.rowtypes import column_type, fields_of, no_type
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "arrow_schema",
+    "check_callable",
+    "checked_concurrency",
+    "check_columns",
+    "check_distinct",
+    "check_key_types",
+    "check_late",
+    "check_on_error",
+    "check_time_type",
+    "checked_duration",
+    "checked_name",
+    "checked_parallelism",
+    "checked_paths",
+    "checked_types",
+    "key_columns",
+    "schema_message",
+    "spark_schema",
+]
+
+
+def check_callable(fn: Any, method: str, *, awaited: bool = False) -> None:
+    """Raises UsageError unless ``fn`` can be called, and what it gives is a value or is ``awaited``."""
+    if not callable(fn):
+        raise UsageError(f"{method} takes a function, not {_shown(fn)}")
+    if not awaited and any(map(inspect.iscoroutinefunction, (fn, type(fn).__call__))):
+        raise UsageError(
+            f"{method} awaits nothing, and {_shown(fn)} is a coroutine function: write "
+            "map_async(fn, concurrency=...)"
+        )
+    if awaited and _gives_no_awaitable(fn):
+        raise UsageError(
+            f"{method} takes an asynchronous function, and {_shown(fn)} gives nothing to await: define it "
+            "with 'async def' and 'return', or use map or flat_map"
+        )
+
+
+def _gives_no_awaitable(fn: Any) -> bool:
+    """As far as it can be known without a call: a class, a generator function. A plain function may give an
+    awaitable that it got from somewhere else."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if isinstance(fn, type):
+        makes_instances = type(fn).__call__ is type.__call__ and not inspect.isfunction(fn.__new__)
+        return makes_instances and not hasattr(fn, "__await__")
+    for called in (fn, type(fn).__call__):
+        if inspect.isasyncgenfunction(called):
+            return True
+        if inspect.isgeneratorfunction(called):
+            code = getattr(called, "__code__", None)  # that of a method too
+            return code is not None and not code.co_flags & inspect.CO_ITERABLE_COROUTINE
+    return False
+
+
+def checked_parallelism(count: Any, where: str) -> int:
+    """The number of subtasks, if it is one.
+
+    Raises:
+        UsageError: it is not a whole number in 1..PARALLELISM_MAX.
+    """
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= PARALLELISM_MAX:
+        raise UsageError(f"{where} takes a whole number from 1 to {PARALLELISM_MAX}, not {_shown(count)}")
+    return count
+
+
+def checked_concurrency(count: Any) -> int:
+    """How many calls of ``map_async`` may be under way.
+
+    Raises:
+        UsageError: it is no whole number, or out of range.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= ASYNC_CALLS_MAX:
+        raise UsageError(f"map_async(concurrency=...) takes 1 to {ASYNC_CALLS_MAX:,}, not {_shown(count)}")
+    return count
+
+
+def checked_duration(duration: Any, where: str, *, positive: bool = False) -> int:
+    """Microseconds of a ``timedelta`` from 0 on, or above 0 if it must be ``positive``.
+
+    Raises:
+        UsageError: it is no timedelta, or out of range.
+    """
+    if not isinstance(duration, timedelta):
+        raise UsageError(f"{where} takes a datetime.timedelta, not {_shown(duration)}")
+    micros = duration // timedelta(microseconds=1)
+    if micros < 0 or (positive and not micros):
+        raise UsageError(f"{where} takes a time {'above' if positive else 'from'} 0, not {duration}")
+    if duration > DURATION_MAX:
+        raise UsageError(f"{where} takes a time of at most {DURATION_MAX.days} days, not {duration}")
+    return micros
+
+
+def checked_name(name: Any, where: str) -> str:
+    """The name of what other programs write or read.
+
+    Raises:
+        UsageError: it is no text, is empty, too long, or has characters that cannot be printed.
+    """
+    if not is_name(name):
+        raise UsageError(
+            f"{where} takes a name of 1 to {NAME_BYTES_MAX} bytes, all printable, not {_shown(name)}"
+        )
+    return str(name)
+
+
+def checked_job_name(name: Any) -> str:
+    """The name of a job.
+
+    Raises:
+        UsageError: it is no text, is empty, too long, or has characters that cannot be printed.
+    """
+    if not is_name(name):
+        raise UsageError(
+            f"a job's name has 1 to {NAME_BYTES_MAX} bytes, all printable, not {_shown(name)}: "
+            "choose another --name"
+        )
+    return str(name)
+
+
+def is_name(name: Any) -> bool:
+    """Whether it can stand in a table: a line end or an escape sequence in it would break the terminal's."""
+    return (
+        isinstance(name, str)
+        and bool(name.strip())
+        and name.isprintable()
+        and len(name.encode()) <= NAME_BYTES_MAX
+    )
+
+
+def check_on_error(on_error: Any) -> None:
+    """Raises UsageError unless it says what becomes of a record for which a function raises."""
+    if on_error not in ("fail", "skip", "dead_letter", "side"):
+        raise UsageError(f"on_error is {on_error!r}: write 'fail', 'skip', 'dead_letter' or 'side'")
+
+
+def check_late(late: Any) -> None:
+    """Raises UsageError unless it says what becomes of late records."""
+    if late not in ("drop", "side", "fail"):
+        raise UsageError(f"late is {late!r}: write 'drop', 'side' or 'fail'")
+
+
+def check_columns(names: Sequence[str], known: Sequence[str] | None, method: str) -> None:
+    """Raises UnknownName for a name that is not among the ``known`` columns (None: not known yet), UsageError
+    for one that several have."""
+    for name in names:
+        if known is not None and known.count(name) > 1:
+            raise UsageError(
+                f"{method}: there are several columns {name!r}: give each a name of its own first"
+            )
+        if known is not None and name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UnknownName(f"{method}: there is no column {name!r}; {hint}there are {', '.join(known)}")
+
+
+def check_key_types(schema: pa.Schema, names: Sequence[str]) -> None:
+    """Raises UsageError if one of these columns is of a type that no key has."""
+    from minishuffle.exchange.keys import family
+
+    for name in names:
+        try:
+            family(without_dictionary(schema.field(name).type))
+        except UsageError as error:
+            raise UsageError(f"key_by, column {name!r}: {error}") from error
+
+
+def check_time_type(schema: pa.Schema, name: str) -> None:
+    """Raises UsageError if that column is of a type that holds no times."""
+    import pyarrow as pa
+
+    if not pa.types.is_null(kind := schema.field(name).type):
+        if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_integer(kind):
+            return
+        raise UsageError(
+            f"event_time: column {name!r} of type {kind} holds no times: cast it to a timestamp, a date, or "
+            "int64 microseconds since 1970"
+        )
+
+
+def check_distinct(names: Sequence[str] | None, method: str) -> None:
+    """Raises UsageError if the columns are known and two have one name."""
+    if names is not None and len(set(names)) < len(names):
+        raise UsageError(
+            f"{method}: dict rows cannot hold two columns of one name: rename some of {', '.join(names)}"
+        )
+
+
+def key_columns(given: tuple[Any, ...], method: str = "key_by") -> tuple[str, ...]:
+    """The column names that ``method`` was given, one by one or as one list.
+
+    Raises:
+        UsageError: they are not names, none, or one of them twice.
+    """
+    names = tuple(given[0]) if len(given) == 1 and isinstance(given[0], list | tuple) else given
+    if not names or not all(isinstance(name, str) for name in names):
+        shown = ", ".join(repr(name) for name in names)
+        or_function = " or one function of a row" if method == "key_by" else ""
+        raise UsageError(f"{method} takes column names{or_function}, not ({shown:.80})")
+    if len(set(names)) < len(names):
+        raise UsageError(f"{method} names a column twice: {', '.join(names)}")
+    return names
+
+
+def checked_paths(given: tuple[Any, ...], method: str) -> list[str | Path]:
+    """The paths given one by one or as one list.
+
+    Raises:
+        UsageError: one of them is not a path.
+    """
+    paths = list(given[0]) if len(given) == 1 and isinstance(given[0], list | tuple) else list(given)
+    for path in paths:
+        if not isinstance(path, str | Path):
+            raise UsageError(f"{method} takes paths, not {_shown(path)}")
+    return paths
+
+
+def arrow_schema(given: Any) -> pa.Schema:
+    """A ``pyarrow.Schema`` from itself, from a map of column name to type, or from a class with fields: a
+    TypedDict, NamedTuple, dataclass or pydantic model.
+
+    Raises:
+        UsageError: it is none of them, or a type is unknown or one of several.
+    """
+    import pyarrow as pa
+
+    if isinstance(given, pa.Schema):
+        twice = next((name for name in given.names if given.names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(f"schema: there are two columns {twice!r}: give each its own name")
+        return checked_types(given)
+    types = given if isinstance(given, Mapping) else fields_of(given)
+    if not types:
+        raise UsageError(
+            "schema takes a pyarrow.Schema, a dict of name to type, or a TypedDict, NamedTuple, dataclass or "
+            f"pydantic model, not {_shown(given)}"
+        )
+    return checked_types(pa.schema([_field(name, kind) for name, kind in types.items()]))
+
+
+def _field(name: Any, kind: Any) -> pa.Field:
+    import pyarrow as pa
+
+    try:
+        return pa.field(name, kind if isinstance(kind, pa.DataType | str) else column_type(str(name), kind))
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise no_type(name, kind) from error
+
+
+def checked_types(schema: pa.Schema) -> pa.Schema:
+    """The schema itself.
+
+    Raises:
+        UsageError: a column holds runs or a union.
+    """
+    for field in schema:
+        require_plain(field)
+    return schema
+
+
+def schema_message(schema: pa.Schema) -> bytes:
+    """The schema as an Arrow IPC message, without its metadata."""
+    message: bytes = schema.remove_metadata().serialize().to_pybytes()
+    return message
+
+
+def spark_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema with every timestamp in microseconds as Spark's are: a moment in UTC, or naive; and no
+    dictionary of views, which Spark does not read."""
+    import pyarrow as pa
+
+    fields = []
+    for field in schema:
+        if pa.types.is_timestamp(field.type):
+            field = field.with_type(pa.timestamp("us", "UTC" if field.type.tz else None))
+        fields.append(field)
+    schema = pa.schema(fields)
+    return with_types(schema, long_types(schema))
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.80} ({type(value).__name__})"

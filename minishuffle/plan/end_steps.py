@@ -1,0 +1,93 @@
+"""Steps at the ends of a plan: sources and sinks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from minishuffle.dataflow.operators.base import Source
+from minishuffle.plan.kinds import OperatorSpec
+from minishuffle.plan.nodes import Boundary, Known, Node, ObjectSchema, Schema, SourceStep, Step
+
+if TYPE_CHECKING:
+    from minishuffle.dataflow.operators.chained import ChainedOperator
+
+__all__ = ["ExternalStep", "ScanStep", "SinkStep"]
+
+
+@dataclass(frozen=True, eq=False)
+class ScanStep(SourceStep):
+    """What a source reads."""
+
+    name: str
+    source: Source
+    schema: Schema
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+    @property
+    def bounded(self) -> bool:
+        return bool(getattr(self.source, "bounded", True))
+
+    @property
+    def gives(self) -> Known:
+        return Known(self.schema)
+
+    def projected(self, columns: frozenset[str]) -> ScanStep:
+        """The same for these columns, if the source can leave others out."""
+        project = getattr(self.source, "projected", None)
+        return self if project is None else replace(self, source=project(columns))
+
+
+@dataclass(frozen=True, eq=False)
+class ExternalStep(SourceStep):
+    """What another program writes while the job runs."""
+
+    name: str
+    boundary: Boundary
+    schema: Schema
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+    @property
+    def bounded(self) -> bool:
+        return self.boundary.bounded
+
+    @property
+    def gives(self) -> Known:
+        return Known(self.schema)
+
+
+@dataclass(frozen=True, eq=False)
+class SinkStep(Step):
+    """Where records go: a sink of the library or of the user.
+
+    ``boundary``: what other programs read there; ``collects``: the name of the sink whose rows the client
+    gets, which no other sink of the job has.
+    """
+
+    name: str
+    sink: ChainedOperator
+    boundary: Boundary | None = None
+    collects: str = ""
+    follows = True
+    is_sink = True
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+    @property
+    def gives(self) -> Known:
+        return Known(ObjectSchema())
+
+    def claim(self) -> str | None:
+        """What it writes to and no other sink may. Checks again what may have changed since it was made."""
+        return self.sink.claim()
+
+    def operator(self, node: Node, tags: Any) -> OperatorSpec:
+        return OperatorSpec("instance", {"operator": self.sink})

@@ -1,0 +1,137 @@
+"""What a ``pyarrow.compute.Expression`` gives and reads, found with pyarrow on no rows before a job runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from minishuffle.errors import UsageError, WrongColumns
+from minishuffle.exchange.schemas import long_types, with_types
+from minishuffle.plan.arguments import check_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+__all__ = ["check_expression", "columns_read", "expression_type"]
+
+
+def check_expression(given: Any, where: str) -> pc.Expression:
+    """The expression itself. Raises UsageError if it is none."""
+    import pyarrow.compute as pc
+
+    if not isinstance(given, pc.Expression):
+        hint = " (a function of rows is for a Stream: call to_rows() first)" if callable(given) else ""
+        raise UsageError(
+            f"{where} takes an expression such as pc.field('amount') * 2 or pc.scalar(1), with pc for "
+            f"pyarrow.compute, not {given!r:.80}{hint}"
+        )
+    return given
+
+
+def expression_type(schema: pa.Schema, expression: pc.Expression, where: str) -> pa.DataType:
+    """The type of what it gives on batches of ``schema``.
+
+    Raises:
+        UnknownName: it reads a column that is not there.
+        UsageError: a function in it does not take the types of the columns, or takes more than one row.
+    """
+    import pyarrow as pa
+
+    from minishuffle.dataflow.operators.categories import refuse_order_in
+    from minishuffle.operators.evaluation import missing_column
+
+    refuse_order_in(where, schema, [expression])
+    schema = _read_part(schema, expression)
+    try:
+        if any(map(pa.types.is_null, schema.types)):
+            return _untyped_type(schema, expression)
+        kind = _bound_type(schema, expression)
+        _check_one_row(schema, expression, where)
+        return kind
+    except pa.ArrowException as error:
+        if (missing := missing_column(error)) is not None:
+            check_columns([missing], schema.names, where)
+        if "MetaFunction" in str(error):
+            raise _of_many_rows(expression, where) from error
+        raise UsageError(f"{where}: {expression!s:.200}: {error!s:.400}") from error
+
+
+def _untyped_type(schema: pa.Schema, expression: pc.Expression) -> pa.DataType:
+    """The type of what it makes of columns of which some have type null. Raises ArrowException, and
+    WrongColumns if the result depends on the type that they have not."""
+    import pyarrow as pa
+
+    from minishuffle.operators.evaluation import of_untyped
+
+    kinds = long_types(schema)
+    row = pa.table([pa.nulls(1, kind) for kind in kinds], names=schema.names)
+    found = of_untyped(row, expression).type
+    if pa.types.is_null(found):  # It may be that of another column's values.
+        with suppress(pa.ArrowException, WrongColumns):
+            row = pa.table(list(map(_one_value, kinds)), names=schema.names)
+            found = of_untyped(row, expression).type
+    return found
+
+
+def _one_value(kind: pa.DataType) -> pa.Array:
+    """A value of the type; null if it has none that a 1 can become."""
+    import pyarrow as pa
+
+    try:
+        return pa.array([1]).cast(kind)
+    except pa.ArrowException:
+        return pa.nulls(1, kind)
+
+
+def _read_part(schema: pa.Schema, expression: pc.Expression) -> pa.Schema:
+    """The columns that it reads, of hundreds perhaps, and one in any case; all if one is not there."""
+    import pyarrow as pa
+
+    read = columns_read([expression])
+    if not read.issubset(schema.names):
+        return schema
+    return pa.schema([field for field in schema if field.name in read] or list(schema)[:1])
+
+
+def _check_one_row(schema: pa.Schema, expression: pc.Expression, where: str) -> None:
+    """Raises UsageError for sums and the like, and ArrowException for what is wrong with any row, a regular
+    expression for one: pyarrow refuses them when it computes a row, not before."""
+    import pyarrow as pa
+
+    from minishuffle.operators.evaluation import computed, fits_no_value
+
+    try:
+        row = pa.table([pa.nulls(1, kind) for kind in long_types(schema)], names=schema.names)
+        computed(row, [expression])
+    except pa.ArrowException as error:
+        if "non-scalar expression" in str(error):
+            raise _of_many_rows(expression, where) from error
+        if fits_no_value(error):
+            raise
+
+
+def _of_many_rows(expression: pc.Expression, where: str) -> UsageError:
+    return UsageError(
+        f"{where}: {expression!s:.200} is no function of one row: use aggregate() on a key, or map_batches()"
+    )
+
+
+def columns_read(expressions: Iterable[pc.Expression]) -> frozenset[str]:
+    """The columns that they read, of which nothing need be known.
+
+    Raises:
+        UsageError: one reads a column by its number.
+    """
+    from minishuffle.dataflow.operators.expressionparts import names_in
+
+    return frozenset().union(*map(names_in, expressions))
+
+
+def _bound_type(schema: pa.Schema, expression: pc.Expression) -> pa.DataType:
+    from minishuffle.operators.evaluation import computed
+
+    empty = with_types(schema, long_types(schema)).empty_table()
+    kind: pa.DataType = computed(empty, [expression]).schema.field(0).type
+    return kind

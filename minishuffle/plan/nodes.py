@@ -1,0 +1,554 @@
+"""The logical plan: immutable nodes that point at their inputs.
+
+A node is one step that the user wrote, or one that serves the next. What it does is its :class:`Step`, which
+knows the schema and event time of its input and of what it gives; a step checks its parameters when it is
+made. Nodes know nothing of chains, threads or operators: ``planner`` finds those.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.errors import InvalidGraph
+from minishuffle.plan.graph import PartitionKind
+from minishuffle.plan.kinds import OperatorSpec
+from minishuffle.plan.knownrows import KnownRows, all_known
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from minishuffle.dataflow.operators.chained import OnError
+
+__all__ = [
+    "Boundary",
+    "Exchange",
+    "Feed",
+    "Names",
+    "Needed",
+    "Node",
+    "Partitioning",
+    "Known",
+    "Relation",
+    "ObjectSchema",
+    "Schema",
+    "Step",
+    "check_not_sinks",
+    "inputs_first",
+    "named_step",
+    "one_of_each",
+    "with_own_ids",
+]
+
+Names: TypeAlias = "frozenset[str] | None"
+"""Names of columns; None: all."""
+Partitioning: TypeAlias = Literal["hash", "rebalance", "rescale", "forward", "broadcast", "custom"]
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectSchema:
+    """The schema of Python objects. It is one whatever they are; ``to_table`` asks what else is known.
+
+    ``columns`` are the names that dict rows have; None: the rows may be anything. ``origins`` say where the
+    rows may come from, if that is known of all.
+    """
+
+    columns: tuple[str, ...] | None = None
+    origins: tuple[KnownRows, ...] = ()
+
+    def __str__(self) -> str:
+        return "Python objects" if self.columns is None else f"dicts of {', '.join(self.columns)}"
+
+
+Schema: TypeAlias = "ObjectSchema | pa.Schema"
+"""That of a stream, or that of a table."""
+
+_ROW_TIME: str = "event_time(...) before key_by"
+_COLUMN_TIME: str = "event_time('column') before key_by, and again after map_batches() that leaves it out"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of records when the plan is built: their schema, and where event time stands."""
+
+    schema: Schema
+    time: EventTime | None = None
+
+    @property
+    def arrow(self) -> pa.Schema:
+        """The schema of columns."""
+        schema = self.schema
+        assert not isinstance(schema, ObjectSchema), "rows have no columns of Arrow"
+        return schema
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The names of the columns; None: those of rows are not known."""
+        schema = self.schema
+        return schema.columns if isinstance(schema, ObjectSchema) else tuple(schema.names)
+
+    @property
+    def origins(self) -> tuple[KnownRows, ...]:
+        """Where rows may come from; nothing if it is not known, and of columns."""
+        return self.schema.origins if isinstance(self.schema, ObjectSchema) else ()
+
+    @property
+    def time_column(self) -> str | None:
+        """The column in which the event time stands, if it stands in one."""
+        return None if self.time is None else self.time.column
+
+    def needed_time(self, what: str) -> EventTime:
+        """Where the event time stands.
+
+        Raises:
+            InvalidGraph: there is none; says ``what`` needs it.
+        """
+        if self.time is None:
+            hint = _ROW_TIME if isinstance(self.schema, ObjectSchema) else _COLUMN_TIME
+            raise InvalidGraph(f"{what}: call {hint}")
+        return self.time
+
+    def untimed(self) -> Known:
+        """Without event time if it is beside the records."""
+        is_beside = self.time is not None and self.time.is_beside
+        return Known(self.schema) if is_beside else self
+
+    def held(self) -> Known:
+        """With the event time beside the records, if there is any."""
+        return self if self.time is None else Known(self.schema, self.time.beside())
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """What is read of records: these columns, and the event times beside them or not."""
+
+    columns: Names = None
+    times: bool = True
+
+    def also(self, *names: str | None) -> Needed:
+        """With these columns; None stands for no column."""
+        if self.columns is None:
+            return self
+        return Needed(self.columns.union(name for name in names if name is not None), self.times)
+
+    def only(self, *names: str | None) -> Needed:
+        """These columns alone, whatever was read."""
+        return Needed(frozenset(name for name in names if name is not None), self.times)
+
+    def all_columns(self) -> Needed:
+        """All columns."""
+        return Needed(None, self.times)
+
+    def timed(self, times: bool) -> Needed:
+        """With the event times beside the records, or without."""
+        return Needed(self.columns, times)
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+class Step:
+    """What a node does. Subclasses are frozen dataclasses: what the user gave, and what is known of the
+    records that come in (``given``).
+
+    They check their fields when they are made, and build no operator: :meth:`operator` says which one runs.
+    """
+
+    follows: ClassVar[bool] = False
+    """Runs where its only input runs, unless the user says otherwise."""
+    is_auxiliary: ClassVar[bool] = False
+    """Serves the step after it (``key_by``) and is left out of names."""
+    is_sink: ClassVar[bool] = False
+    joins_input: ClassVar[bool] = False
+    """Stands in the chain of its input wherever it may."""
+    has_state: ClassVar[bool] = False
+    first_input: ClassVar[int | None] = None
+    """The number of the input that is read to its end before any other is; None: in turn."""
+
+    @property
+    def label(self) -> str:
+        """The name of a node with this step, unless the user gives one."""
+        raise NotImplementedError
+
+    @property
+    def gives(self) -> Known:
+        """The records that it gives."""
+        raise NotImplementedError
+
+    @property
+    def on_error(self) -> OnError:
+        """What becomes of a record for which a function of the user raises."""
+        return "fail"
+
+    @property
+    def sides(self) -> Mapping[str, Known]:
+        """Records that it gives beside them, by the name of the side output."""
+        return {}
+
+    @property
+    def must_be_read(self) -> frozenset[str]:
+        """Side outputs whose records are nowhere else and in no count of what was dropped."""
+        return frozenset()
+
+    def needs(self, wanted: Needed, input: int) -> Needed:
+        """What it reads of an input, if ``wanted`` is read of what it gives. By default all columns and no
+        event times."""
+        return Needed(None, times=False)
+
+    def operator(self, node: Node, tags: Mapping[str, str]) -> OperatorSpec:
+        """The operator that runs for a node with this step.
+
+        Args:
+            tags: of its side outputs, by name.
+        """
+        raise NotImplementedError
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """How records find their subtask; the fields are those of ``operators.base.Output``.
+
+    Without a partitioner only the kind of the edge is said, and the next step chooses how.
+    """
+
+    partitioner: Partitioning | None
+    keys: tuple[str, ...] | None = None
+    choose: Callable[[Any, int], int] | None = None
+    kind: PartitionKind | None = None
+    """None: ``pipelined_bounded``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Where records come from another program, or are kept for one to read.
+
+    ``name`` is the stream's or the sink's, ``schema_message`` an Arrow schema as an IPC message.
+    """
+
+    name: str
+    schema_message: bytes
+    bounded: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """A step in its place. A source has no feeds, every other node has some."""
+
+    step: Step
+    feeds: tuple[Feed, ...] = ()
+    label: str = ""
+    id: str = ""
+    """That of its state: its name, or a digest of its path from the sources. Rewrites keep it."""
+    parallelism: int | None = None
+    """None: the job's, or with ``follows`` the input's."""
+    slot_group: str | None = None
+    """None: that of its inputs, if they are of one."""
+    changed: Node | None = None
+    """The same step before it was named or made parallel: where both are read, it still is one."""
+    needed: Needed = field(default=Needed(), kw_only=True)
+    """What is read of what it gives; found when a job is planned."""
+
+    @classmethod
+    def of(cls, step: Step, feeds: tuple[Feed, ...] = ()) -> Node:
+        """With the name of the step and the id of its path."""
+        path = [step.label, *(f"{feed.node.id} {feed.side} {feed.input}" for feed in feeds)]
+        digest = sha256("\n".join(path).encode(errors="surrogatepass")).hexdigest()
+        return cls(step, feeds, step.label, f"{step.label}-{digest[:12]}")
+
+    @property
+    def bounded(self) -> bool:
+        """Whether its data come to an end: those of every source before it do."""
+        return all(node.step.bounded for node in inputs_first([self]) if isinstance(node.step, SourceStep))
+
+    @property
+    def is_source(self) -> bool:
+        return not self.feeds
+
+    @property
+    def is_auxiliary(self) -> bool:
+        return self.step.is_auxiliary
+
+    @property
+    def is_sink(self) -> bool:
+        return self.step.is_sink
+
+    @property
+    def takes(self) -> dict[int, Names]:
+        """The columns that come, by the number of the input."""
+        return {feed.input: feed.columns for feed in self.feeds}
+
+    def named(self, label: str) -> Node:
+        """The same under another name, which errors and the job's tables show."""
+        return replace(self, label=label, id=label)
+
+
+class SourceStep(Step):
+    """Where records come from."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether they come to an end."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feed:
+    """One input of a node. Without an exchange records stay where they are, if they can.
+
+    ``input`` is the number under which the node's operator takes it. With ``side``, it is that side
+    output of ``node`` that is read, not its records.
+    """
+
+    node: Node
+    exchange: Exchange | None = None
+    input: int = 0
+    side: str | None = None
+    needed: Needed = Needed()
+    """What is read of the records; found when a job is planned."""
+
+    @property
+    def columns(self) -> Names:
+        """Those that are read."""
+        return self.needed.columns
+
+    @property
+    def gives(self) -> Known:
+        """The records that come."""
+        step = self.node.step
+        return step.gives if self.side is None else step.sides[self.side]
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether it is said who gets which record."""
+        return self.exchange is not None and self.exchange.partitioner is not None
+
+    @property
+    def kind(self) -> PartitionKind | None:
+        """The kind of the edge, where one is said."""
+        return None if self.exchange is None else self.exchange.kind
+
+    def exchanged(self, exchange: Exchange, input: int = 0) -> Feed:
+        """The same, with that exchange, of the kind that is said already."""
+        return replace(self, exchange=replace(exchange, kind=self.kind), input=input)
+
+
+# --- relations ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Relation:
+    """What a stream or a table stands for: what a node gives, or several after a union.
+
+    There is event time if all have it in the same place, and columns of rows are known if all have the same.
+    """
+
+    feeds: tuple[Feed, ...]
+    gives: Known
+
+    @classmethod
+    def of(cls, *feeds: Feed) -> Relation:
+        """The records of these feeds."""
+        first, *others = (feed.gives for feed in feeds)
+        if not others:
+            return cls(feeds, first)
+        time = first.time if all(other.time == first.time for other in others) else None
+        if not isinstance(first.schema, ObjectSchema):
+            return cls(feeds, Known(first.schema, time))
+        columns = first.columns if all(other.columns == first.columns for other in others) else None
+        origins = all_known(feed.gives.origins for feed in feeds)
+        return cls(feeds, Known(ObjectSchema(columns, origins), time))
+
+    @property
+    def ends(self) -> tuple[Node, ...]:
+        """The nodes that give the records: one, or several after a union."""
+        return tuple(dict.fromkeys(feed.node for feed in self.feeds))
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the records come to an end."""
+        return all(feed.node.bounded for feed in self.feeds)
+
+    def then(self, step: Step, label: str = "") -> Relation:
+        """What a step gives of the records, under another name if there is a ``label``.
+
+        Raises:
+            InvalidGraph: the records end in a sink.
+        """
+        node = Node.of(step, self.open_feeds(label or step.label))
+        return Relation.of(Feed(replace(node, label=label) if label else node))
+
+    def open_feeds(self, method: str) -> tuple[Feed, ...]:
+        """The feeds, for a step that ``method`` adds. Raises InvalidGraph if one is a sink."""
+        check_not_sinks(self.feeds, method)
+        return self.feeds
+
+    def side(self, name: str) -> Relation | None:
+        """What the step before puts aside under that name; None: it is no step that does."""
+        if len(self.feeds) > 1 or self.feeds[0].side is not None or self.feeds[0].exchange is not None:
+            return None
+        feed = self.feeds[0]
+        return Relation.of(replace(feed, side=name)) if name in feed.node.step.sides else None
+
+    def exchanged(self, method: str, exchange: Exchange) -> Relation:
+        """The same records, of which each goes to the subtask that the exchange chooses.
+
+        Raises:
+            InvalidGraph: another one chooses already.
+        """
+        feeds = self.open_feeds(method)
+        if any(feed.is_chosen for feed in feeds):
+            raise InvalidGraph(f"{method}() follows another choice of subtasks: leave one of them out")
+        return Relation.of(*(feed.exchanged(exchange) for feed in feeds))
+
+    def of_kind(self, kind: PartitionKind) -> Relation:
+        """The same records, held in partitions of that kind.
+
+        Raises:
+            InvalidGraph: another kind is said already.
+        """
+        feeds = self.open_feeds("exchange")
+        if any(feed.kind is not None for feed in feeds):
+            raise InvalidGraph(f"exchange({kind!r}) follows another exchange(...): leave one of them out")
+        return Relation.of(
+            *(replace(feed, exchange=replace(feed.exchange or Exchange(None), kind=kind)) for feed in feeds)
+        )
+
+    def by_key(self, keys: tuple[str, ...], input: int = 0) -> tuple[Feed, ...]:
+        """Feeds of the rows of a table, those of a key in one subtask.
+
+        Raises:
+            InvalidGraph: their subtasks are chosen already.
+        """
+        feeds = self.open_feeds("key_by")
+        if any(feed.is_chosen for feed in feeds):
+            raise InvalidGraph("key_by itself chooses the subtasks: leave out the choice before it")
+        return tuple(feed.exchanged(Exchange("hash", keys=keys), input) for feed in feeds)
+
+    def with_last_step(self, method: str, change: Callable[[Node], Node]) -> Relation:
+        """The same records with the last step that the user wrote changed.
+
+        Raises:
+            InvalidGraph: there is none, as after a union, an exchange or a side output.
+        """
+        if len(self.feeds) > 1 or self.feeds[0].exchange is not None:
+            raise InvalidGraph(f"{method}() must directly follow the operator that it is about")
+        return Relation.of(_with_last_step(self.feeds[0], method, change))
+
+
+def _with_last_step(feed: Feed, method: str, change: Callable[[Node], Node]) -> Feed:
+    """The feed with the last step changed that is under those that serve the next."""
+    if feed.side is not None:
+        raise InvalidGraph(
+            f"{method}() cannot follow .late, .panes, .errors or .side(...), which are no operators: call it "
+            "before, or after the next one"
+        )
+    node = feed.node
+    if node.is_auxiliary and len(node.feeds) == 1 and node.feeds[0].exchange is None:
+        before = _with_last_step(node.feeds[0], method, change)
+        return replace(feed, node=replace(node, feeds=(before,), changed=node))
+    return replace(feed, node=replace(change(node), changed=node))
+
+
+def check_not_sinks(feeds: Sequence[Feed], method: str) -> None:
+    """Raises InvalidGraph if a sink would have to give records to ``method``."""
+    for feed in feeds:
+        if feed.node.is_sink:
+            raise InvalidGraph(
+                f"{method} cannot follow the sink {feed.node.label!r}: call it on the stream before the sink "
+                "(a stream may be used more than once)"
+            )
+
+
+# --- graphs of nodes ------------------------------------------------------------------------------
+
+
+def inputs_first(ends: Sequence[Node]) -> Iterator[Node]:
+    """Every node that leads to ``ends``, once, each after its inputs."""
+    seen: set[Node] = set()
+    stack = [(node, False) for node in reversed(ends)]
+    while stack:
+        node, is_ready = stack.pop()
+        if is_ready:
+            yield node
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((feed.node, False) for feed in reversed(node.feeds))
+
+
+def named_step(node: Node) -> str:
+    """The name of a step, or for one that only serves the next that of the step before it."""
+    while node.is_auxiliary and len(node.feeds) == 1:
+        node = node.feeds[0].node
+    return node.label
+
+
+def one_of_each(ends: Sequence[Node]) -> list[Node]:
+    """The ends with every step once: where a side output is read of a step that was named or made parallel
+    afterwards, both are the changed one.
+
+    Raises:
+        InvalidGraph: it was changed in two ways.
+    """
+    nodes = list(inputs_first(ends))
+    aside = {_origin(feed.node) for node in nodes for feed in node.feeds if feed.side is not None}
+    versions: dict[Node, Node] = {}
+    for node in nodes:
+        origin = _origin(node)
+        if origin in aside:
+            before = versions.setdefault(origin, node)
+            if before in _history(node):
+                versions[origin] = node
+            elif node not in _history(before):
+                raise InvalidGraph(
+                    f"the step {origin.label!r} is changed in two ways, {before.label!r} and {node.label!r}, "
+                    "and a side output of it is read: call name() and parallel() once, and use what they give"
+                )
+    if not versions:
+        return list(ends)
+    made: dict[Node, Node] = {}
+
+    def remade(node: Node) -> Node:
+        node = versions.get(_origin(node), node)
+        if node not in made:
+            made[node] = replace(
+                node, feeds=tuple(replace(feed, node=remade(feed.node)) for feed in node.feeds)
+            )
+        return made[node]
+
+    return list(map(remade, ends))
+
+
+def with_own_ids(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes, inputs first, with ids that no two have: those of one way from the sources, or of one name,
+    are numbered in their order."""
+    counts = Counter(node.id for node in nodes)
+    if len(counts) == len(nodes):
+        return list(nodes)
+    seen: Counter[str] = Counter()
+    made: dict[Node, Node] = {}
+    for node in nodes:
+        seen[node.id] += 1
+        own = node.id if seen[node.id] == 1 else f"{node.id}.{seen[node.id]}"
+        feeds = tuple(replace(feed, node=made[feed.node]) for feed in node.feeds)
+        made[node] = replace(node, feeds=feeds, id=own)
+    return list(made.values())
+
+
+def _history(node: Node) -> list[Node]:
+    """The step and what it was before."""
+    return [node] if node.changed is None else [node, *_history(node.changed)]
+
+
+def _origin(node: Node) -> Node:
+    return _history(node)[-1]

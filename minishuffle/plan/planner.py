@@ -1,0 +1,340 @@
+"""The planner: from the logical plan that the user wrote to the job graph that workers run.
+
+Rewrites first; then chains become vertices, everything else edges. A step joins the chain of its input when
+it has no other input, nothing else reads that input, both run as many subtasks, and no exchange stands
+between them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from minishuffle.dataflow.operators.base import Operator, Output
+from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
+from minishuffle.limits import CONTROL_PAYLOAD_BYTES_MAX, MIB
+from minishuffle.plan.arguments import checked_parallelism
+from minishuffle.plan.end_steps import ExternalStep, ScanStep, SinkStep
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
+from minishuffle.plan.kinds import OperatorSpec, built
+from minishuffle.plan.nodes import (
+    Exchange,
+    Feed,
+    Node,
+    Partitioning,
+    Relation,
+    inputs_first,
+    one_of_each,
+    with_own_ids,
+)
+from minishuffle.plan.pickling import pickle_program
+from minishuffle.plan.programs import ProgramSpec
+from minishuffle.plan.rewrites import CHAINING, rewritten
+from minishuffle.plan.row_steps import ForwardStep
+from minishuffle.plan.standstill import FeedKey, blocking_feeds, check_waits
+
+__all__ = ["JobPlan", "compile_job", "logical_plan", "operator_of", "plan_job"]
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Steps that share a thread, first to last; ``outputs`` grow as its consumers are found."""
+
+    nodes: list[Node]
+    parallelism: int
+    slot_group: str
+    tags: Mapping[Node, Mapping[str, str]]
+    outputs: list[Output] = field(default_factory=list)
+
+    def operators(self) -> list[tuple[str, OperatorSpec]]:
+        return [
+            (node.label, node.step.operator(node, self.tags.get(node, {})))
+            for node in self.nodes
+            if not node.is_source
+        ]
+
+    @property
+    def name(self) -> str:
+        labels = [node.label for node in self.nodes if not node.is_auxiliary]
+        return " -> ".join(labels or [node.label for node in self.nodes])
+
+    def operator_names(self) -> list[str]:
+        return [node.label for node in self.nodes]
+
+
+def operator_of(node: Node, tags: Mapping[str, str]) -> Operator:
+    """The operator that runs for a node; ``tags`` of its side outputs by name."""
+    return built(node.step.operator(node, tags), node.label)
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """Both plans of a job. ``nodes`` are the logical one, rewritten, inputs first; ``shipped`` is the feed
+    behind each edge of the job graph."""
+
+    nodes: list[Node]
+    shipped: list[FeedKey]
+    graph: JobGraph
+
+
+def compile_job(
+    stream: Any,
+    *,
+    parallelism: int = 1,
+    settings: JobSettings | None = None,
+    optimise: Collection[str] | None = None,
+) -> JobGraph:
+    """The job graph alone of :func:`plan_job`."""
+    return plan_job(stream, parallelism=parallelism, settings=settings, optimise=optimise).graph
+
+
+def plan_job(
+    stream: Any,
+    *,
+    parallelism: int = 1,
+    settings: JobSettings | None = None,
+    optimise: Collection[str] | None = None,
+) -> JobPlan:
+    """The plans of a stream or table that ends in a sink, with pickled programs.
+
+    Args:
+        parallelism: of every operator for which the stream does not say another.
+        optimise: the names of the rewrites to make, see ``rewrites``; None: all.
+
+    Raises:
+        InvalidGraph: the stream has no sink, forwards between different parallelisms, or would store what has
+            no end.
+        UsageError: a function cannot be pickled, or ``parallelism`` is no number of subtasks.
+        ResourceExhausted: what the job carries does not fit into a submission.
+    """
+    nodes = rewritten(logical_plan(stream), optimise)
+    widths = _parallelisms(nodes, checked_parallelism(parallelism, "parallelism"))
+    may_chain = optimise is None or CHAINING in optimise
+    chains, edges, shipped = _chains_and_edges(nodes, widths, may_chain=may_chain)
+    graph = JobGraph(
+        vertices=[_vertex(chain) for chain in chains], edges=edges, settings=settings or JobSettings()
+    )
+    _check_size(graph)
+    return JobPlan(nodes, shipped, graph)
+
+
+def logical_plan(stream: Any) -> list[Node]:
+    """The nodes of a stream or table that ends in a sink, inputs first, as the user wrote them.
+
+    Raises:
+        InvalidGraph: the stream has no sink, would store what has no end, or would wait for itself.
+        UsageError: it is none; sinks share a name or a target, or nothing reads a side output.
+    """
+    relation = getattr(stream, "plan", None)
+    if not isinstance(relation, Relation):
+        raise UsageError(
+            f"a job is a Stream or a Table, not a {type(stream).__name__}: end it with collect()"
+        )
+    for end in relation.ends:
+        if not end.is_sink:
+            raise InvalidGraph(
+                f"the stream ends with {end.label!r} and goes nowhere: end it with collect(), to_count(), "
+                "print(), to_files(path) or to(sink)"
+            )
+    nodes = list(inputs_first(one_of_each(relation.ends)))
+    check_waits(nodes)
+    _check_sinks([node.step for node in nodes if isinstance(node.step, SinkStep)])
+    read = {(feed.node, feed.side) for node in nodes for feed in node.feeds}
+    for node in nodes:
+        _check_errors_are_read(node, read)
+        _check_sides_are_read(node, read)
+    return with_own_ids(nodes)
+
+
+def _check_sinks(sinks: list[SinkStep]) -> None:
+    collected = Counter(sink.collects for sink in sinks if sink.collects)
+    for name, count in collected.items():
+        if count > 1:
+            raise UsageError(
+                f"{count} sinks of the job are named {name!r}: give each its own, collect('...')"
+            )
+    claimed: set[str] = set()
+    for sink in sinks:
+        target = sink.claim()
+        if target in claimed:
+            raise UsageError(f"two sinks of the job write to {target}: give each its own")
+        if target is not None:
+            claimed.add(target)
+
+
+def _check_errors_are_read(node: Node, read: Collection[tuple[Node, str | None]]) -> None:
+    if node.step.on_error != "side":
+        return
+    if "errors" not in node.step.sides:
+        raise UsageError(
+            f"{node.label} has no side output of errors, only map, map_async, filter, flat_map, process "
+            "and to_table have: write on_error='dead_letter'"
+        )
+    if (node, "errors") not in read:
+        raise UsageError(
+            f"nothing reads the errors of {node.label}: give .errors right after it a sink, or write "
+            "on_error='skip'"
+        )
+
+
+def _check_sides_are_read(node: Node, read: Collection[tuple[Node, str | None]]) -> None:
+    for name in node.step.sides:
+        if name not in node.step.must_be_read or (node, name) in read:
+            continue
+        if name in ("late", "late_right"):
+            raise UsageError(
+                f"nothing reads the late records of {node.label}: give .{name} right after it a sink, or "
+                "write late='drop', which counts them"
+            )
+        raise UsageError(
+            f"nothing reads the side output {name!r} of {node.label}: give .side({name!r}) right after it "
+            "a sink, or take it out of sides= if no row goes there"
+        )
+
+
+def _parallelisms(nodes: list[Node], default: int) -> dict[Node, int]:
+    """The number of subtasks of each node; ``nodes`` are inputs first."""
+    widths: dict[Node, int] = {}
+    for node in nodes:
+        main = [feed for feed in node.feeds if feed.input == 0]
+        inputs = {widths[feed.node] for feed in main}
+        if node.parallelism is not None:
+            widths[node] = node.parallelism
+        elif node.step.follows and len(inputs) == 1 and all(_stays(feed) for feed in main):
+            widths[node] = inputs.pop()
+        else:
+            widths[node] = default
+    return widths
+
+
+def _slot_groups(nodes: list[Node]) -> dict[Node, str]:
+    """That of each node, as named or as all of its inputs have it; ``nodes`` are inputs first. (Flink:
+    ``StreamGraphGenerator.determineSlotSharingGroup``.)"""
+    groups: dict[Node, str] = {}
+    for node in nodes:
+        before = {groups[feed.node] for feed in node.feeds}
+        inherited = before.pop() if len(before) == 1 else ""
+        groups[node] = inherited if node.slot_group is None else node.slot_group
+    return groups
+
+
+def _stays(feed: Feed) -> bool:
+    return feed.exchange is None or feed.exchange.partitioner in (None, "forward")
+
+
+def _chains_and_edges(
+    nodes: list[Node], widths: dict[Node, int], *, may_chain: bool
+) -> tuple[list[_Chain], list[Edge], list[FeedKey]]:
+    """The chains and edges of a job, and which feed each edge is. Without ``may_chain`` steps stand in chains
+    of their own, unless they have to be in that of their input."""
+    readers = Counter(feed.node for node in nodes for feed in node.feeds)
+    chains: list[_Chain] = []
+    tags = _side_tags(nodes)
+    chain_of: dict[Node, int] = {}
+    edges: list[Edge] = []
+    groups = _slot_groups(nodes)
+    blocking = blocking_feeds(nodes)
+    numbers: dict[FeedKey, int] = {}
+    for node in nodes:
+        alone = len(node.feeds) == 1 and readers[node.feeds[0].node] == 1
+        alone &= may_chain or node.step.joins_input
+        if alone and groups[node] == groups[node.feeds[0].node] and _chains(node, widths):
+            chain_of[node] = chain_of[node.feeds[0].node]
+            if node.feeds[0].is_chosen:
+                chains[chain_of[node]].nodes.append(Node.of(ForwardStep(node.feeds[0].gives), node.feeds))
+            chains[chain_of[node]].nodes.append(node)
+            continue
+        chain_of[node] = target = len(chains)
+        chains.append(_Chain([node], widths[node], groups[node], tags))
+        for number, feed in enumerate(node.feeds):
+            source = chain_of[feed.node]
+            exchange = feed.exchange or Exchange(None)
+            partitioner = exchange.partitioner or _default_partitioner(widths[feed.node], widths[node])
+            if partitioner == "forward":
+                _check_forward(feed.node, node, widths)
+            chains[source].outputs.append(
+                Output(
+                    len(edges),
+                    partitioner,
+                    exchange.keys,
+                    exchange.choose,
+                    None if feed.side is None else tags[feed.node][feed.side],
+                    feed.needed.columns,
+                    feed.needed.times,
+                )
+            )
+            numbers[node, number] = len(edges)
+            kind = "blocking" if (node, number) in blocking else exchange.kind or "pipelined_bounded"
+            edges.append(
+                Edge(source=source, target=target, input=feed.input, partitioner=partitioner, kind=kind)
+            )
+    for implied, cause in blocking.items():
+        if cause is not None:
+            edge = numbers[implied]
+            edges[edge] = edges[edge].model_copy(update={"because_of": numbers[cause]})
+    return chains, edges, list(numbers)
+
+
+def _side_tags(nodes: list[Node]) -> dict[Node, dict[str, str]]:
+    """The tags of side outputs by name, for nodes that have some; no two of a job are the same."""
+    return {
+        node: {name: f"{number}-{name}" for name in node.step.sides}
+        for number, node in enumerate(nodes)
+        if node.step.sides
+    }
+
+
+def _chains(node: Node, widths: dict[Node, int]) -> bool:
+    feed = node.feeds[0]
+    stays = _stays(feed) and feed.side is None and feed.kind != "blocking"
+    return stays and widths[feed.node] == widths[node]
+
+
+def _default_partitioner(producers: int, consumers: int) -> Partitioning:
+    return "forward" if producers == consumers else "rebalance"
+
+
+def _check_forward(source: Node, target: Node, widths: dict[Node, int]) -> None:
+    if widths[source] != widths[target]:
+        raise InvalidGraph(
+            f"forward() from {source.label!r} with parallelism {widths[source]} to {target.label!r} with "
+            f"parallelism {widths[target]}: make them equal with parallel(), or write rescale()"
+        )
+
+
+def _vertex(chain: _Chain) -> Vertex:
+    first, last = chain.nodes[0], chain.nodes[-1]
+    source = first.step.source if isinstance(first.step, ScanStep) else None
+    program = ProgramSpec(source=source, operators=chain.operators(), outputs=chain.outputs)
+    stream = first.step.boundary if isinstance(first.step, ExternalStep) else None
+    sink = last.step if isinstance(last.step, SinkStep) else None
+    kept = None if sink is None else sink.boundary
+    return Vertex(
+        name=chain.name,
+        parallelism=chain.parallelism,
+        operators=chain.operator_names(),
+        is_source=first.is_source,
+        bounded=first.bounded,
+        slot_group=chain.slot_group,
+        program=pickle_program(program, chain.name),
+        stream=stream.name if stream else "",
+        sink=kept.name if kept else "",
+        stream_schema=stream.schema_message if stream else b"",
+        sink_schema=kept.schema_message if kept else b"",
+        collects=sink.collects if sink else "",
+    )
+
+
+def _check_size(graph: JobGraph) -> None:
+    size = sum(len(vertex.program) for vertex in graph.vertices)
+    bound = CONTROL_PAYLOAD_BYTES_MAX
+    if size > bound:
+        largest = max(graph.vertices, key=lambda vertex: len(vertex.program))
+        raise ResourceExhausted(
+            f"the job carries {size / MIB:.1f} MiB and at most {bound / MIB:.0f} MiB fit; "
+            f"{len(largest.program) / MIB:.1f} MiB of it in {largest.name!r}: write large data to a file "
+            "and read it with Table.from_files or Stream.text, make it on the workers with Stream.generate, "
+            "or read it there with Stream.source"
+        )

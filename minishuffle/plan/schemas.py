@@ -1,0 +1,113 @@
+"""What columns a step gives: by those that it takes, or by one call of the user's function without rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from minishuffle.errors import InvalidGraph, described
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+
+__all__ = ["aggregated_schema", "batch_without_rows", "called_schema"]
+
+
+def called_schema(step: str, call: Callable[[], Any], shown: str) -> pa.Schema | UnknownColumns:
+    """The schema of the batch that a user's function gives in the one ``call`` of it while a plan is built.
+
+    Args:
+        step: the method that was given the function, for errors.
+        shown: the call in words, for errors.
+
+    Returns:
+        What stands for it in a draft, if it is not known.
+
+    Raises:
+        InvalidGraph: the function raises, gives no batch, or one with a column of nulls alone, the type of
+            whose values is then not known.
+        UsageError: two columns have one name, or one holds runs or a union.
+    """
+    import pyarrow as pa
+
+    from minishuffle.dataflow.operators.pandasindex import without_unnamed_index
+    from minishuffle.plan.arguments import arrow_schema
+    from minishuffle.plan.unknownschemas import place_of_call, unknown_columns
+
+    write, form = "write schema= with the columns that it gives", "schema={}"
+    try:
+        given = call()
+    except Exception as error:
+        return unknown_columns(step, f"{shown} raised {described(error)}", write, form)
+    if not isinstance(given, pa.RecordBatch | pa.Table):
+        if given is not None:  # No schema would help.
+            what = f"{shown} gave a {type(given).__name__}: return a pyarrow RecordBatch or Table"
+            raise InvalidGraph(f"{step} at {place_of_call()}: {what}")
+        return unknown_columns(step, f"{shown} gave None and no batch", write, form)
+    schema = arrow_schema(without_unnamed_index(given).schema.remove_metadata())
+    untyped = next((field for field in schema if _has_null_type(field.type)), None)
+    if untyped is not None:
+        why = f"{shown} gave the column {untyped.name!r} in the type {untyped.type}"
+        return unknown_columns(step, why, write, form)
+    return schema
+
+
+def _has_null_type(kind: pa.DataType) -> bool:
+    """Whether it, or one in it, is that of nulls alone."""
+    import pyarrow as pa
+
+    from minishuffle.exchange.schemas import with_innermost
+
+    found: list[pa.DataType] = []
+
+    def seen(inner: pa.DataType) -> pa.DataType:
+        found.append(inner)
+        return inner
+
+    with_innermost(kind, seen)
+    return any(map(pa.types.is_null, found))
+
+
+def batch_without_rows(schema: pa.Schema) -> pa.RecordBatch:
+    """What a function is shown of columns while a plan is built."""
+    import pyarrow as pa
+
+    columns = [pa.nulls(0, kind) for kind in schema.types]  # empty_table() has none of some nested types
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def aggregated_schema(
+    schema: pa.Schema,
+    keys: tuple[str, ...],
+    aggregates: Mapping[str, tuple[str, str]],
+    *,
+    windows: bool = False,
+    at_end: bool = True,
+) -> pa.Schema:
+    """Schema of aggregates (name: (column, function)) by key, also by window.
+
+    ``at_end``: the keys come from the state, where dictionary-encoded columns are plain.
+
+    Raises:
+        UsageError: a column's type cannot be aggregated so.
+    """
+    import pyarrow as pa
+
+    from minishuffle.dataflow.operators.categories import refuse_order
+    from minishuffle.dataflow.operators.columns import result_type
+    from minishuffle.exchange.schemas import without_dictionary
+    from minishuffle.operators.windows import MOMENT
+
+    fields = []
+    for name in keys:
+        kind = schema.field(name).type
+        fields.append(pa.field(name, without_dictionary(kind) if at_end else kind))
+    if windows:
+        fields += [pa.field("window_start", MOMENT), pa.field("window_end", MOMENT)]
+    for name, (column, function) in aggregates.items():
+        if function in ("min", "max"):
+            refuse_order(function, schema.field(column))
+        fields.append(pa.field(name, result_type(function, column, schema.field(column).type)))
+    return pa.schema(fields)

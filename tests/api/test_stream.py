@@ -1,0 +1,338 @@
+"""What a user may write, and what each mistake is answered with, before anything runs."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import types
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from minishuffle.api.stream import Stream, Table
+from minishuffle.errors import InvalidGraph, UnknownName, UsageError
+from minishuffle.limits import PARALLELISM_MAX
+from minishuffle.plan.nodes import Node, inputs_first
+from minishuffle.plan.planner import compile_job
+from support.planned import planned
+
+TABLE = pa.table({"user": ["a", "b"], "amount": [1, 2]})
+
+
+def rows() -> Stream[Any]:
+    return Stream.items([1, 2, 3])
+
+
+def last(stream: Stream[Any]) -> Node:
+    (node,) = stream.plan.ends
+    return node
+
+
+def labels(stream: Stream[Any]) -> list[str]:
+    return [node.label for node in inputs_first(stream.plan.ends)]
+
+
+def operators(stream: Stream[Any]) -> list[str]:
+    return [planned(node).name for node in inputs_first(stream.plan.ends) if not node.is_source]
+
+
+class Numbers:
+    """A source of the user's own."""
+
+    bounded = False
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[list[int]]:
+        yield [split]
+
+
+class Heap:
+    """A sink of the user's own."""
+
+    def open(self, context: Any) -> None: ...
+
+    def write(self, batch: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# --- sources --------------------------------------------------------------------------------------
+
+
+def test_sources_are_named_after_what_they_read(tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("x\n")
+    streams = [
+        Stream.text(text),
+        Stream.text([str(text), text]),
+        rows(),
+        Stream.generate(),
+        Stream.source(Numbers()),
+    ]
+    assert [last(s).label for s in streams] == ["text", "text", "items", "generate", "Numbers"]
+
+
+@pytest.mark.parametrize("source", [Stream.text, Table.from_files])
+def test_a_missing_file_is_named(source: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match=r"nowhere\.dat"):
+        source(tmp_path / "nowhere.dat")
+
+
+@pytest.mark.parametrize("source", [Stream.text, Table.from_files])
+def test_sources_take_paths_only(source: Callable[..., Any]) -> None:
+    with pytest.raises(UsageError, match=r"takes paths, not 3 \(int\)"):
+        source(3)
+    with pytest.raises(UsageError, match="at least one file"):
+        source()
+
+
+@pytest.mark.parametrize("items", ["abc", b"abc", {"a": 1}, 7])
+def test_items_takes_a_collection_of_rows(items: Any) -> None:
+    with pytest.raises(UsageError, match="takes a list of rows, not a"):
+        Stream.items(items)
+
+
+def test_items_of_columns_are_a_table() -> None:
+    for items in (TABLE, TABLE.to_batches()[0], TABLE.to_pandas()):
+        with pytest.raises(UsageError, match=r"write Table\.from_arrow"):
+            Stream.items(items)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"fn": 5}, "takes a function"),
+        ({"rate": 0}, "rate is 0"),
+        ({"rate": "5"}, "rate is '5'"),
+        ({"records": -1}, "records is -1"),
+        ({"records": 5.5}, "records is 5.5: give a whole number"),
+    ],
+)
+def test_generate_checks_its_arguments(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        Stream.generate(**arguments)
+
+
+def test_a_source_needs_its_methods_and_a_known_format() -> None:
+    odd = Numbers()
+    odd.format = "csv"  # type: ignore[attr-defined]
+    for source, told in [(object(), "needs the methods"), (Numbers, "needs the methods"), (odd, "'csv'")]:
+        with pytest.raises(UsageError, match=told):
+            Stream.source(source)  # type: ignore[arg-type]
+
+
+# --- functions and arguments ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["map", "filter", "flat_map", "partition"])
+def test_what_is_no_function_is_refused(method: str) -> None:
+    with pytest.raises(UsageError, match=rf"{method} takes a function, not 'upper' \(str\)"):
+        getattr(rows(), method)("upper")
+
+
+async def fetched(row: Any) -> Any:
+    return row
+
+
+class Fetch:
+    async def __call__(self, row: Any) -> Any:
+        return row
+
+
+@pytest.mark.parametrize("fn", [fetched, Fetch(), functools.partial(fetched)])
+@pytest.mark.parametrize("method", ["map", "filter", "flat_map", "partition"])
+def test_what_is_to_be_awaited_is_left_to_map_async(method: str, fn: Any) -> None:
+    with pytest.raises(UsageError, match=rf"{method} awaits nothing, .*: write map_async\(fn, concurrency"):
+        getattr(rows(), method)(fn)
+    rows().map_async(fn, concurrency=2)
+
+
+class Session:
+    def fetch(self, row: Any) -> Any:
+        return fetched(row)
+
+    def each(self, row: Any) -> Iterator[Any]:
+        yield row
+
+    async def all(self, row: Any) -> AsyncIterator[Any]:
+        yield row
+
+    @types.coroutine
+    def awaited(self, row: Any) -> Generator[Any, Any, Any]:
+        yield
+
+
+class Steps:
+    def __call__(self, row: Any) -> Iterator[Any]:
+        yield row
+
+
+class Request:
+    """Its instances can be awaited."""
+
+    def __init__(self, row: Any) -> None:
+        self.row = row
+
+    def __await__(self) -> Iterator[Any]:
+        yield self.row
+
+
+@pytest.mark.parametrize(
+    "fn", [str, Session().each, Session().all, Steps(), functools.partial(functools.partial(str))]
+)
+def test_what_gives_nothing_to_await_is_refused(fn: Any) -> None:
+    with pytest.raises(UsageError, match=r"map_async takes an asynchronous function, .* with 'async def'"):
+        rows().map_async(fn, concurrency=2)
+
+
+@pytest.mark.parametrize(
+    "fn", [lambda row: fetched(row), Session().fetch, Session().awaited, Request, asyncio.Future, print]
+)
+def test_what_may_give_something_to_await_is_not_refused(fn: Any) -> None:
+    rows().map_async(fn, concurrency=2)
+
+
+@pytest.mark.parametrize("method", ["map", "filter", "flat_map"])
+def test_on_error_is_checked_where_it_is_written(method: str) -> None:
+    with pytest.raises(UsageError, match="on_error is 'ignore'"):
+        getattr(rows(), method)(str, on_error="ignore")
+    assert getattr(rows(), method)(str, on_error="dead_letter")
+
+
+@pytest.mark.parametrize("count", [0, -1, True, 1.5, "2", None, PARALLELISM_MAX + 1])
+def test_parallelism_is_a_whole_number_in_bounds(count: Any) -> None:
+    with pytest.raises(UsageError, match=f"from 1 to {PARALLELISM_MAX}"):
+        rows().parallel(count)
+
+
+def test_union_takes_streams() -> None:
+    with pytest.raises(InvalidGraph, match="at least one other stream"):
+        rows().union()
+    with pytest.raises(UsageError, match="not a list"):
+        rows().union([1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("label", ["", "  ", None, "a\nb", "a\x1b[31mb", "a\tb"])
+def test_a_name_is_a_text(label: Any) -> None:
+    with pytest.raises(UsageError, match="name takes a text"):
+        rows().name(label)
+
+
+@pytest.mark.parametrize("method", ["parallel", "name"])
+def test_parallel_and_name_need_an_operator_before_them(method: str) -> None:
+    argument = {"parallel": 2, "name": "x"}[method]
+    for stream in (rows().union(rows()), rows().rebalance()):
+        with pytest.raises(InvalidGraph, match=rf"{method}\(\) must directly follow"):
+            getattr(stream, method)(argument)
+
+
+def test_only_one_choice_of_subtasks_at_a_time() -> None:
+    with pytest.raises(InvalidGraph, match=r"broadcast\(\) follows another choice"):
+        rows().rebalance().broadcast()
+    with pytest.raises(InvalidGraph, match=r"forward\(\) follows another choice"):
+        rows().rebalance().key_by(abs).count().rebalance().forward()
+
+
+# --- immutability ---------------------------------------------------------------------------------
+
+
+def test_methods_leave_the_stream_as_it_was() -> None:
+    stream = rows().map(str)
+    before = last(stream)
+    named = stream.name("texts").parallel(3)
+    assert last(stream) is before
+    assert (before.label, before.parallelism, operators(stream)) == ("map", None, ["map"])
+    assert (last(named).label, last(named).parallelism, operators(named)) == ("texts", 3, ["texts"])
+
+
+# --- schemas --------------------------------------------------------------------------------------
+
+
+def test_a_schema_is_arrow_s_or_a_map_of_types() -> None:
+    expected = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.float32()), ("d", pa.binary())])
+    given = {"a": int, "b": str, "c": "float32", "d": pa.binary()}
+    for schema in (expected, given):
+        stream = rows().to_table(schema)
+        assert stream.plan.gives.schema == expected
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({}, "takes a pyarrow.Schema"),
+        ([int], "takes a pyarrow.Schema"),
+        ({"a": list}, "no type for the column 'a'"),
+        ({"a": "int63"}, "no type for the column 'a'"),
+        (pa.schema([("a", pa.int64()), ("a", pa.string())]), "there are two columns 'a'"),
+    ],
+)
+def test_other_schemas_are_refused(schema: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        rows().to_table(schema)
+
+
+# --- sinks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "follow",
+    [
+        lambda s: s.map(str),
+        lambda s: s.key_by("a"),
+        lambda s: s.collect(),
+        lambda s: rows().union(s),
+        lambda s: s.rebalance(),
+        lambda s: s.to_table({"a": int}),
+    ],
+)
+def test_nothing_follows_a_sink(follow: Callable[[Stream[Any]], Any]) -> None:
+    with pytest.raises(InvalidGraph, match="cannot follow the sink 'collect'"):
+        follow(rows().collect())
+
+
+def test_a_sink_needs_its_methods() -> None:
+    with pytest.raises(UsageError, match="is not a sink"):
+        rows().to(object())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"write Heap\(\.\.\.\)"):
+        rows().to(Heap)  # type: ignore[arg-type]
+
+
+def test_a_directory_that_holds_output_is_refused_before_the_job(tmp_path: Path) -> None:
+    pq.write_table(TABLE, tmp_path / "part-0-1.parquet")
+    with pytest.raises(UsageError, match="already holds Parquet files"):
+        rows().to_files(tmp_path)
+
+
+def test_together_takes_streams_with_sinks() -> None:
+    stream = rows()
+    both = Stream.together(stream.collect(), stream.to_count())
+    assert labels(both) == ["items", "collect", "to_count"]
+    for streams in ((), (rows(),), (rows().collect(), rows()), (1,)):
+        with pytest.raises(InvalidGraph, match="together takes"):
+            Stream.together(*streams)  # type: ignore[arg-type]
+
+
+def test_side_outputs_are_checked_where_they_are_written() -> None:
+    with pytest.raises(UsageError, match=r"sides takes a list of names: write \['bad'\]"):
+        rows().map(len, sides="bad")
+    with pytest.raises(UsageError, match="'late' is not a name for a side output of your own"):
+        rows().map(len, sides=["late"])
+    with pytest.raises(InvalidGraph, match=r"\.side\('bad'\) must directly follow .* with sides=\['bad'\]"):
+        rows().map(len, sides=["other"]).side("bad")
+    with pytest.raises(InvalidGraph, match=r"\.errors must directly follow .* with on_error='side'"):
+        _ = rows().map(len).errors
+    assert rows().filter(bool, on_error="side").errors.plan.gives.columns is None
+    with pytest.raises(
+        UsageError, match=r"key_by has no side output of errors, only map, map_async, filter, flat_map"
+    ):
+        compile_job(rows().key_by(len, on_error="side").count().collect())
+    with pytest.raises(
+        UsageError, match=r"nothing reads the errors of map: give \.errors right after it a sink"
+    ):
+        compile_job(rows().map(len, on_error="side").collect())

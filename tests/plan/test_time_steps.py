@@ -1,0 +1,110 @@
+"""Event time: what a user may write, and what is known afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.api.stream import Stream, Table
+from minishuffle.api.stream_base import StreamBase
+from minishuffle.dataflow.operators.base import Operator
+from minishuffle.dataflow.operators.eventtime import AssignEventTime
+from minishuffle.dataflow.operators.times import BESIDE, EventTime
+from minishuffle.errors import UnknownName, UsageError
+from minishuffle.plan.nodes import Node
+from support.planned import planned
+
+MOMENT = pa.timestamp("us", "UTC")
+SCHEMA = pa.schema({"user": pa.string(), "t": MOMENT, "n": pa.int32(), "price": pa.decimal128(6, 2)})
+HOUR = timedelta(hours=1)
+
+
+def table() -> Table:
+    return Table.from_arrow(SCHEMA.empty_table())
+
+
+def rows() -> Stream[Any]:
+    return Stream.items([{"user": "a", "t": 1}])
+
+
+def timed() -> Stream[Any]:
+    return rows().event_time("t")
+
+
+def last(stream: StreamBase) -> Node:
+    (node,) = stream.plan.ends
+    return node
+
+
+def operator(stream: StreamBase) -> Operator:
+    return planned(last(stream))
+
+
+def test_event_time_takes_a_column_or_a_function_of_rows() -> None:
+    by_column = operator(timed())
+    assert isinstance(by_column, AssignEventTime)
+    assert by_column.time == EventTime(column="t")
+    assert (by_column.out_of_order, by_column.idle_after, by_column.each) == (0, None, False)
+    fn = len
+    by_function = rows().event_time(fn, out_of_order=timedelta(seconds=2), idle_after=HOUR, watermarks="each")
+    operated = operator(by_function)
+    assert isinstance(operated, AssignEventTime)
+    assert operated.time == EventTime(fn=fn)
+    assert (operated.out_of_order, operated.idle_after, operated.each) == (2_000_000, 3600.0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"time": 3}, r"event_time takes a function, not 3"),
+        (
+            {"time": "t", "out_of_order": 5},
+            r"event_time\(out_of_order=...\) takes a datetime.timedelta, not 5",
+        ),
+        ({"time": "t", "out_of_order": -HOUR}, "takes a time from 0, not -1 day"),
+        ({"time": "t", "idle_after": timedelta(0)}, r"idle_after=...\) takes a time above 0, not 0:00:00"),
+        ({"time": "t", "watermarks": "all"}, "write 'batch' or 'each'"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_told(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        rows().event_time(**arguments)
+
+
+def test_the_column_of_the_time_must_exist() -> None:
+    with pytest.raises(UnknownName, match="event_time: there is no column 'time'"):
+        table().to_rows().event_time("time")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda s: s.filter(bool),
+        lambda s: s.rebalance(),
+        lambda s: s.to_table(SCHEMA).to_rows(),
+        lambda s: s.union(s),
+        lambda s: s.parallel(2).name("x"),
+    ],
+)
+def test_steps_that_keep_a_column_keep_the_time(step: Callable[[Stream[Any]], Stream[Any]]) -> None:
+    assert step(timed()).plan.gives.time == EventTime(column="t")
+
+
+def test_what_makes_other_records_has_their_times_beside_them() -> None:
+    by_function = rows().event_time(lambda row: row["t"], watermarks="each")
+    assert by_function.filter(bool).plan.gives.time == by_function.plan.gives.time
+    assert by_function.union(by_function).plan.gives.time == by_function.plan.gives.time
+    for other in (by_function.map(dict), by_function.flat_map(list), timed().union(by_function)):
+        assert other.plan.gives.time == BESIDE
+        assert other.filter(bool).plan.gives.time == other.map(dict).plan.gives.time == BESIDE
+    paired = by_function.map(dict).plan.gives.time
+    assert paired is not None and paired.each
+    assert by_function.map(dict).event_time("t").plan.gives.time == EventTime(column="t")
+    assert rows().map(dict).plan.gives.time is None
+    assert timed().union(rows()).plan.gives.time is None
+    assert timed().key_by("user").count().plan.gives.time is None
