@@ -113,7 +113,7 @@ soak-seeds: soak-setup ## Ten thousand simulated clusters
 	MINISHUFFLE_SOAK=1 $(WITHIN) 14400 $(BIN)/python -m pytest -q -n 2 --dist load --timeout 3600 $(SIMULATED)
 
 soak-examples: soak-setup ## The tests with two thousand examples of each property
-	MINISHUFFLE_SOAK=1 $(WITHIN) 10000 $(SIDE_BY_SIDE) --timeout 3600 -m "not alone" --ignore $(SIMULATED) --ignore tests/e2e/test_killers.py --ignore tests/dataflow/test_ledger.py
+	MINISHUFFLE_SOAK=1 $(WITHIN) 10000 $(SIDE_BY_SIDE) --timeout 3600 -m "not alone" --ignore $(SIMULATED) --ignore tests/e2e/test_killers.py --ignore tests/api/test_ledger.py
 
 soak-drain: soak-setup ## Three workers restarted five times under a job, and clusters ended in each order
 	MINISHUFFLE_SOAK=1 $(WITHIN) 900 $(BIN)/python -m pytest -q --timeout 600 tests/e2e/test_leaving_workers.py
@@ -122,7 +122,7 @@ soak-pause: soak-setup ## The join of ads at full rate, paused fifty times: how 
 	MINISHUFFLE_SOAK=1 $(WITHIN) 1200 $(BIN)/python -m pytest -q -s --timeout 1200 tests/e2e/test_pause.py
 
 soak-ledger: soak-setup ## All that was recorded of jobs, played again (6 minutes)
-	MINISHUFFLE_SOAK=1 $(WITHIN) 7200 $(BIN)/python -m pytest -q --timeout 3600 tests/dataflow/test_ledger.py
+	MINISHUFFLE_SOAK=1 $(WITHIN) 7200 $(BIN)/python -m pytest -q --timeout 3600 tests/api/test_ledger.py
 
 clean: ## Remove .venv and everything that was built
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from minishuffle.client import JobHandle as JobHandle
     from minishuffle.client import JobResult as JobResult
     from minishuffle.connectors.sinks import Sink as Sink
-    from minishuffle.dataflow.operators.base import Aside as Aside
-    from minishuffle.dataflow.operators.base import Source as Source
-    from minishuffle.dataflow.operators.base import TaskContext as TaskContext
-    from minishuffle.dataflow.operators.process import ProcessContext as ProcessContext
-    from minishuffle.dataflow.operators.times import EVENT_TIME as EVENT_TIME
     from minishuffle.errors import AuthenticationError as AuthenticationError
     from minishuffle.errors import CannotWrite as CannotWrite
     from minishuffle.errors import InvalidGraph as InvalidGraph
@@ -57,6 +52,11 @@ if TYPE_CHECKING:
     from minishuffle.errors import WrongInput as WrongInput
     from minishuffle.errors import WrongResult as WrongResult
     from minishuffle.local import LocalCluster as LocalCluster
+    from minishuffle.operators.base import Aside as Aside
+    from minishuffle.operators.base import Source as Source
+    from minishuffle.operators.base import TaskContext as TaskContext
+    from minishuffle.operators.event_time import EVENT_TIME as EVENT_TIME
+    from minishuffle.operators.process import ProcessContext as ProcessContext
     from minishuffle.plan.graph import JobSettings as JobSettings
 
 __version__: Final = "0.1.0"
@@ -69,12 +69,12 @@ _MODULE_OF: Final = {
     "KeyedStream": "minishuffle.api.stream",
     "KeyedTable": "minishuffle.api.stream",
     "WindowedTable": "minishuffle.api.stream",
-    "Aside": "minishuffle.dataflow.operators.base",
-    "Source": "minishuffle.dataflow.operators.base",
-    "TaskContext": "minishuffle.dataflow.operators.base",
-    "ProcessContext": "minishuffle.dataflow.operators.process",
+    "Aside": "minishuffle.operators.base",
+    "Source": "minishuffle.operators.base",
+    "TaskContext": "minishuffle.operators.base",
+    "ProcessContext": "minishuffle.operators.process",
     "Sink": "minishuffle.connectors.sinks",
-    "EVENT_TIME": "minishuffle.dataflow.operators.times",
+    "EVENT_TIME": "minishuffle.operators.event_time",
     "Stream": "minishuffle.api.stream",
     "Table": "minishuffle.api.stream",
     "WindowedStream": "minishuffle.api.stream",

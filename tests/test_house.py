@@ -43,27 +43,32 @@ NO_TEST_OF_ITS_OWN = {
     "worker/peers.py": "a shell, run by worker/process and transport/test_conformance.py",
     "coordinator/status.py": "read by coordinator/test_state_requests.py",
     "web/pools.py": "served by both processes: web/test_rest.py",
+    "operators/aggregate_states.py": "run by operators/test_aggregates.py and test_decimals.py",
+    "operators/base.py": "what every operator takes and gives",
+    "operators/chained.py": "run by operators/test_each_row.py and worker/test_chain.py",
+    "operators/key_columns.py": "run by operators/test_key_index.py",
+    "operators/projection.py": "run by plan/test_column_steps.py",
+    "operators/row_objects.py": "run by plan/test_rowtypes.py and operators/test_row_conversion.py",
+    "operators/unknown_columns.py": "run by plan/test_unknownschemas.py",
     "connectors/json.py": "read by connectors/test_recordfiles.py and test_inferred.py",
     "connectors/items.py": "read by connectors/test_sources.py",
     "protocol/channel.py": "the ends of a channel need a connection: protocol/test_connection.py",
     "remote/reader.py": "run against real workers by e2e/test_results.py",
 }
 """Modules without a test module of their own name, and where they are tested."""
-DATAFLOW_UNTESTED = "dataflow/"
-"""Operators are tested through the operators that are built from them."""
 NOT_A_MODULE = {
     "connectors/test_sources.py": "one suite for all sources, from any offset",
     "coordinator/test_simulation.py": "whole clusters under faults, by seed",
-    "dataflow/test_answers.py": "jobs whose answer must not depend on how they are cut",
-    "dataflow/test_jobs.py": "whole jobs",
+    "api/test_answers.py": "jobs whose answer must not depend on how they are cut",
+    "api/test_jobs.py": "whole jobs",
     "deploy/test_dashboards.py": "the folder deploy, beside the package",
     "deploy/test_manifests.py": "the same",
     "deploy/test_rules.py": "the same",
     "deploy/test_walkthrough.py": "the same, on hosts of their own",
     "deploy/test_watched.py": "the same, with a real Prometheus",
-    "dataflow/test_ledger.py": "recorded jobs, and what they gave",
-    "dataflow/test_metamorphic.py": "random jobs, cut in many ways",
-    "dataflow/test_type_matrix.py": "every type of Arrow in every operator of the Table API",
+    "api/test_ledger.py": "recorded jobs, and what they gave",
+    "api/test_metamorphic.py": "random jobs, cut in many ways",
+    "api/test_type_matrix.py": "every type of Arrow in every operator of the Table API",
     "examples/test_examples.py": "the built-in jobs",
     "pipelines/test_interrupt.py": "signals to whole pipelines",
     "transport/test_conformance.py": "one suite for all transports",
@@ -123,34 +128,33 @@ PUBLIC_API = frozenset({"kill_worker"})
 SNAPSHOTS = frozenset({"divided"})
 """What only snapshots will call: how state is divided among subtasks. (They also write and read it.)"""
 PRIVATES = re.compile(r"\._(?!_)\w+\._(?!_)\w+")
-JOBS = ("plan/", "api/", "operators/", "connectors/", "dataflow/")
+JOBS = ("plan/", "api/", "operators/", "connectors/")
 """The rooms in which jobs are planned, and those of what runs in their tasks."""
 SMALL_LINES_MAX = 75
 SMALL = {
-    "categories": "categories with an order of their own",
+    "deviation": "the standard deviation",
     "drafts": "plans with steps of unknown columns, which only ``minishuffle schema`` loads",
+    "event_time": "where the event time of a record stands",
     "items": "the source of collections in memory",
-    "nulls": "nulls that a schema rules out",
-    "order": "rows by the values of columns",
-    "pandasindex": "the index of a pandas frame in the metadata of a schema",
-    "rowobjects": "rows that are objects with fields",
+    "misplaced_nulls": "nulls that a schema rules out",
+    "ordered_categories": "categories with an order of their own",
+    "pandas_index": "the index of a pandas frame in the metadata of a schema",
+    "row_objects": "rows that are objects with fields",
+    "row_order": "rows by the values of columns",
     "sides": "side outputs of steps, and what is known of their records",
-    "spread": "the standard deviation",
-    "timeheap": "what waits for its time",
+    "time_heap": "what waits for its time",
     "timers": "timers of keys",
-    "times": "where the event time of a record stands",
 }
 """Small modules of those rooms, and the subject that has no other home. What is not a subject of its own
 stands with the one that it belongs to."""
 PYTHONS_OWN = frozenset({"_asdict", "_getframe", "_lru_cache_wrapper"})
 ASSIGNS = {
-    "process": "_form key state time timers touched",
+    "process": "key state time timers touched",
 }
 """By module, the attributes of other objects that it assigns, where methods should."""
 ARGUMENTS_MAX = 5
 MANY_ARGUMENTS = {
     "cli/": "click gives each option as an argument",
-    "dataflow/": "one object when its operators are rebuilt",
     "kernels/loops.py": "compiled loops take vectors and numbers, no objects",
 }
 """Where functions may take more positional arguments."""
@@ -184,9 +188,7 @@ def test_every_module_has_a_test_of_its_name(package: tuple[Module, ...]) -> Non
     missing = {
         module.name
         for module in package
-        if stem(module.name) not in ("__init__", "__main__")
-        and not module.name.startswith(DATAFLOW_UNTESTED)
-        and not mirrors_of(module.name, there)
+        if stem(module.name) not in ("__init__", "__main__") and not mirrors_of(module.name, there)
     }
     none_of([f"{name} has no test of its name" for name in sorted(missing - set(NO_TEST_OF_ITS_OWN))])
     none_of([f"{name} is no exception any more" for name in sorted(set(NO_TEST_OF_ITS_OWN) - missing)])
@@ -357,10 +359,10 @@ def test_twins_are_gone(package: tuple[Module, ...]) -> None:
     none_of([f"{name}: {found}" for name, text in texts for found in GONE.findall(text)])
 
 
-OPERATORS = ("operators/", "dataflow/operators/")
+OPERATORS = ("operators/", "operators/")
 ASKS_FOR_THE_PAYLOAD = {
-    "dataflow/operators/convert.py rows_of": "rows of any batch: what to_rows and sinks give",
-    "dataflow/operators/moments.py event_times": "where event_time finds times, in a row's field or a column",
+    "operators/row_conversion.py rows_of": "rows of any batch: what to_rows and sinks give",
+    "operators/batch_times.py event_times": "where event_time finds times, in a row's field or a column",
     "operators/reductions.py bring": "keys that are counted alone come as a column or as rows",
     "operators/reductions.py _keys_of": "the same",
     "operators/task_state.py slice": "the store of what is no value of a key",
@@ -443,8 +445,7 @@ def without_value(module: Module) -> Iterator[str]:
 
 
 def test_every_attribute_has_a_value_after_init(package: tuple[Module, ...]) -> None:
-    checked = [module for module in package if not module.name.startswith("dataflow/")]
-    none_of([problem for module in checked for problem in without_value(module)])
+    none_of([problem for module in package for problem in without_value(module)])
 
 
 def through_privates(module: Module) -> Iterator[str]:
@@ -454,8 +455,7 @@ def through_privates(module: Module) -> Iterator[str]:
 
 
 def test_nothing_reaches_through_two_objects_privates(package: tuple[Module, ...]) -> None:
-    checked = [module for module in package if not module.name.startswith("dataflow/")]
-    none_of([problem for module in checked for problem in through_privates(module)])
+    none_of([problem for module in package for problem in through_privates(module)])
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ from minishuffle.api.drafts import Draft, draft_in
 from minishuffle.api.stream_base import StreamBase
 from minishuffle.api.stream_sinks import StreamSinks
 from minishuffle.api.table_sources import TableSources
-from minishuffle.dataflow.operators.base import Source
-from minishuffle.dataflow.operators.times import EVENT_TIME
 from minishuffle.errors import InvalidGraph, UsageError
+from minishuffle.operators.base import Source
+from minishuffle.operators.event_time import EVENT_TIME
 from minishuffle.plan.arguments import (
     arrow_schema,
     check_callable,
@@ -128,10 +128,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from minishuffle.dataflow.operators.chained import Emission, OnError
-    from minishuffle.dataflow.operators.process import ProcessContext
+    from minishuffle.operators.chained import Emission, OnError
     from minishuffle.operators.event_time_operator import LatePolicy
     from minishuffle.operators.join_inputs import How
+    from minishuffle.operators.process import ProcessContext
 
 __all__ = ["KeyedStream", "KeyedTable", "Stream", "Table", "WindowedStream", "WindowedTable"]
 
@@ -306,7 +306,7 @@ class Stream(StreamSinks, Generic[T]):
 
     @classmethod
     def source(cls, source: Source) -> Stream[Any]:
-        """The user's own :class:`~minishuffle.dataflow.operators.base.Source`, named after its class."""
+        """The user's own :class:`~minishuffle.operators.base.Source`, named after its class."""
         name = type(source).__name__
         if isinstance(source, type) or not isinstance(source, Source):
             raise UsageError(f"{name} is not a source: it needs the methods splits() and read(split, offset)")
@@ -837,7 +837,7 @@ class Table(TableSources, StreamSinks):
                 and ``fn`` raises for no rows, gives no batch, or one with a column of nulls alone.
             UnknownName: one of ``columns`` is none.
         """
-        from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+        from minishuffle.operators.unknown_columns import UnknownColumns
 
         taken = None if columns is None else key_columns((columns,), "map_batches(columns=...)")
         plan, given = self.plan, self._given("map_batches").untimed()

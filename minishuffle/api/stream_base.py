@@ -15,8 +15,8 @@ from minishuffle.plan.sides import SIDE_STEPS
 from minishuffle.plan.time_steps import EventTimeStep, held
 
 if TYPE_CHECKING:
-    from minishuffle.dataflow.operators.chained import OnError
-    from minishuffle.dataflow.operators.eventtime import Watermarks
+    from minishuffle.operators.assign_event_time import Watermarks
+    from minishuffle.operators.chained import OnError
 
 __all__ = ["StreamBase"]
 

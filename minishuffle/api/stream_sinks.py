@@ -14,7 +14,7 @@ from minishuffle.plan.nodes import Boundary, ObjectSchema
 
 if TYPE_CHECKING:
     from minishuffle.connectors.sinks import Sink
-    from minishuffle.dataflow.operators.chained import ChainedOperator
+    from minishuffle.operators.chained import ChainedOperator
 
 __all__ = ["StreamSinks"]
 

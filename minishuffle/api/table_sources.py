@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from minishuffle.api.drafts import Draft
 from minishuffle.api.stream_base import StreamBase
-from minishuffle.dataflow.operators.base import Source
 from minishuffle.errors import UsageError
 from minishuffle.limits import DRAFT_ROWS
+from minishuffle.operators.base import Source
 from minishuffle.plan.arguments import (
     arrow_schema,
     check_callable,
@@ -27,7 +27,7 @@ from minishuffle.plan.nodes import Boundary, Feed, Known, Node, ObjectSchema, Re
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+    from minishuffle.operators.unknown_columns import UnknownColumns
 
 __all__ = ["TableSources"]
 
@@ -106,7 +106,7 @@ class TableSources(StreamBase):
         import pyarrow as pa
 
         from minishuffle.connectors.items import ArrowItemsSource
-        from minishuffle.dataflow.operators.pandasindex import with_named_range, without_unnamed_index
+        from minishuffle.operators.pandas_index import with_named_range, without_unnamed_index
 
         if not hasattr(data, "__arrow_c_stream__"):
             raise UsageError(
@@ -161,7 +161,7 @@ class TableSources(StreamBase):
 
     @classmethod
     def source(cls, source: Source, schema: pa.Schema | Mapping[str, Any] | None = None) -> Self:
-        """The user's own :class:`~minishuffle.dataflow.operators.base.Source`, named after its class, whose
+        """The user's own :class:`~minishuffle.operators.base.Source`, named after its class, whose
         ``format`` is "arrow". Its columns are those of ``schema``, else of ``source.schema``; it is not read
         for them.
 
@@ -214,8 +214,8 @@ class TableSources(StreamBase):
         cls, label: str, source: Source, schema: pa.Schema | UnknownColumns, *, declared: bool = True
     ) -> Self:
         """What a source gives, each batch of which is checked; in a draft a placeholder if its columns are
-        not known. ``declared``: see :class:`~minishuffle.dataflow.operators.convert.CheckSchema`."""
-        from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+        not known. ``declared``: see :class:`~minishuffle.operators.row_conversion.CheckSchema`."""
+        from minishuffle.operators.unknown_columns import UnknownColumns
 
         if isinstance(schema, UnknownColumns):
             scan = Relation.of(Feed(Node.of(ScanStep(label, source, ObjectSchema()))))

@@ -16,10 +16,10 @@ from typing import Any, Final
 import numpy as np
 
 from minishuffle.api.stream import Stream
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.errors import ShuffleError
 from minishuffle.exchange.batch import Payload
 from minishuffle.local import LocalCluster
+from minishuffle.operators.base import TaskContext
 from minishuffle.plan.graph import JobSettings
 
 __all__ = ["SETTLE_SECONDS", "measure_debloat"]

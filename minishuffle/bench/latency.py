@@ -17,11 +17,11 @@ import numpy as np
 from minishuffle.api.stream import Stream
 from minishuffle.bench.wire import PeerProcess
 from minishuffle.client import JobResult
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.errors import ShuffleError
 from minishuffle.exchange.batch import Payload
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.local import LocalCluster
+from minishuffle.operators.base import TaskContext
 from minishuffle.plan.graph import JobSettings
 
 __all__ = ["measure_latency"]

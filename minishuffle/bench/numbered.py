@@ -21,12 +21,12 @@ import numpy as np
 
 from minishuffle.api.stream import Stream
 from minishuffle.bench.stalls import Span, awake
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.errors import ShuffleError, UsageError
 from minishuffle.exchange.batch import Payload
 from minishuffle.exchange.keys import destination, hash_rows
 from minishuffle.ids import Address
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.base import TaskContext
 
 __all__ = [
     "Gap",

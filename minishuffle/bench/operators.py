@@ -26,11 +26,11 @@ import pyarrow.compute as pc
 
 from minishuffle.api.stream import Stream, Table
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.operators.base import Emit, TaskContext, Watermark
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.watermarks import END_OF_TIME
+from minishuffle.operators.base import Emit, TaskContext, Watermark
 from minishuffle.plan.planner import compile_job
 from minishuffle.plan.programs import open_program
 from minishuffle.worker.chain import Chain

@@ -16,9 +16,9 @@ from typing import Any, Final, Literal
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.exchange.batch import Payload
 from minishuffle.exchange.keys import Texts
+from minishuffle.operators.base import TaskContext
 
 __all__ = ["KEYS", "Checker", "Numbers", "blocks_of", "expected_sums"]
 

@@ -32,11 +32,11 @@ import numpy as np
 from minishuffle.api.stream import Stream
 from minishuffle.bench.numbered import connections_to
 from minishuffle.client import Client, JobHandle
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.errors import ShuffleError
 from minishuffle.exchange.batch import Payload
 from minishuffle.ids import Address
 from minishuffle.local import LocalCluster
+from minishuffle.operators.base import TaskContext
 from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.requests import WorkerInfo
 

@@ -14,8 +14,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.aggregates import outputs_of
-from minishuffle.dataflow.operators.columns import Outputs
+from minishuffle.operators.aggregate_states import Outputs
+from minishuffle.operators.aggregates import outputs_of
 from minishuffle.operators.keyed_state import KeyedState
 from minishuffle.operators.row_store import ABSENT, RowStore
 

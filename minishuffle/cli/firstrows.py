@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from typing import Final
 
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.operators.base import END_OF_TIME, Output, Program, TaskContext, Watermark
-from minishuffle.dataflow.operators.copies import own_rows
 from minishuffle.errors import ResourceExhausted, ShuffleError, TaskFailed, UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.hotkeys import HotKeys
+from minishuffle.operators.base import END_OF_TIME, Output, Program, TaskContext, Watermark
+from minishuffle.operators.row_copies import own_rows
 from minishuffle.plan.end_steps import ScanStep
 from minishuffle.plan.nodes import Feed, Node, inputs_first
 from minishuffle.plan.planner import operator_of

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from minishuffle.dataflow.operators.base import ModuleSource
+from minishuffle.operators.base import ModuleSource
 
 __all__ = ["local_modules"]
 

@@ -26,10 +26,6 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from minishuffle.dataflow.operators.base import CompleteFile, Emit, OutputFiles, TaskContext
-from minishuffle.dataflow.operators.chained import ChainedOperator, preview
-from minishuffle.dataflow.operators.convert import RowsToArrow, schema_with_rows
-from minishuffle.dataflow.operators.widertype import in_schema, require_own_names
 from minishuffle.errors import CannotWrite, LocalProtocolError, ResourceExhausted, UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.schemas import (
@@ -43,6 +39,10 @@ from minishuffle.exchange.schemas import (
 from minishuffle.exchange.sizes import pieces
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.limits import BATCH_ROWS_MAX, MIB
+from minishuffle.operators.base import CompleteFile, Emit, OutputFiles, TaskContext
+from minishuffle.operators.chained import ChainedOperator, preview
+from minishuffle.operators.row_conversion import RowsToArrow, schema_with_rows
+from minishuffle.operators.wider_type import in_schema, require_own_names
 
 __all__ = ["FileSink", "Roll"]
 

@@ -11,8 +11,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from minishuffle.connectors.files import files_below
-from minishuffle.dataflow.operators.base import Portion
 from minishuffle.errors import UnknownName, UsageError
+from minishuffle.operators.base import Portion
 
 __all__ = ["HiveSource", "hive_files"]
 

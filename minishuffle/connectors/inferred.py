@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minishuffle.dataflow.operators.widertype import DIGITS_MAX, common_schema
 from minishuffle.errors import UsageError
+from minishuffle.operators.wider_type import DIGITS_MAX, common_schema
 
 __all__ = ["InferredTypes", "Part", "UnfitNumber", "parts_of"]
 

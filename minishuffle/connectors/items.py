@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.copies import set_apart
 from minishuffle.limits import BATCH_ROWS_MAX, LIST_ROWS, SOURCE_SLICES_MAX
+from minishuffle.operators.row_copies import set_apart
 
 __all__ = ["ArrowItemsSource", "ItemsSource"]
 

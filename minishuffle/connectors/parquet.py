@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from minishuffle.connectors.files import Paths, files_of, is_uri, opened
-from minishuffle.dataflow.operators.pandasindex import unnamed_index
-from minishuffle.dataflow.operators.widertype import common_schema, in_schema
 from minishuffle.errors import UnknownName, UsageError, WrongInput
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.pandas_index import unnamed_index
+from minishuffle.operators.wider_type import common_schema, in_schema
 
 __all__ = ["ParquetSource"]
 

@@ -20,8 +20,6 @@ import pyarrow as pa
 from minishuffle.connectors.filerecords import Block, Splitter, line_at, record_blocks
 from minishuffle.connectors.files import Paths, decompressed, files_of
 from minishuffle.connectors.inferred import InferredTypes, Part, UnfitNumber
-from minishuffle.dataflow.operators.base import Portion
-from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import UsageError, WrongInput
 from minishuffle.exchange.rows import preview
 from minishuffle.exchange.schemas import with_innermost
@@ -32,6 +30,8 @@ from minishuffle.limits import (
     INFERRED_FILE_BYTES_MAX,
     MIB,
 )
+from minishuffle.operators.base import Portion
+from minishuffle.operators.wider_type import in_schema
 
 __all__ = [
     "CORRECT",

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from minishuffle.dataflow.operators.base import Emit, TaskContext
-from minishuffle.dataflow.operators.chained import ChainedOperator
-from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch, Payload
+from minishuffle.operators.base import Emit, TaskContext
+from minishuffle.operators.chained import ChainedOperator
+from minishuffle.operators.row_conversion import rows_of
 
 __all__ = ["CollectSink", "CountSink", "PrintSink", "Sink", "UserSink"]
 

@@ -6,15 +6,15 @@ from typing import Final
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Emit, TaskContext
-from minishuffle.dataflow.operators.chained import ChainedOperator
-from minishuffle.dataflow.operators.nulls import misplaced_null
-from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import LocalProtocolError, UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.sizes import pieces
 from minishuffle.exchange.spool import Spool
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.base import Emit, TaskContext
+from minishuffle.operators.chained import ChainedOperator
+from minishuffle.operators.misplaced_nulls import misplaced_null
+from minishuffle.operators.wider_type import in_schema
 
 __all__ = ["SpoolSink"]
 

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from minishuffle.api.stream import Table
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.examples.adrequests import FEATURES, LATEST, MOMENT, AdRequests, Values, sigmoid, timestamps
+from minishuffle.operators.base import TaskContext
 
 __all__ = ["Training", "ads", "answer", "clicks", "impressions"]
 

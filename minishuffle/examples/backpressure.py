@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, TypeAlias
 from pydantic import Field
 
 from minishuffle.api.stream import Stream
-from minishuffle.dataflow.operators.base import TaskContext
+from minishuffle.operators.base import TaskContext
 
 __all__ = ["backpressure"]
 

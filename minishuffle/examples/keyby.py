@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import Field
 
 from minishuffle.api.stream import Stream
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.exchange.batch import Payload
+from minishuffle.operators.base import TaskContext
 
 __all__ = ["keyby"]
 

@@ -11,18 +11,18 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import END_OF_TIME, Emit
-from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN
-from minishuffle.dataflow.operators.order import row_order
-from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.exchange.batch import Batch, Numbers
 from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.base import END_OF_TIME, Emit
+from minishuffle.operators.batch_times import TIME_MAX, TIME_MIN
+from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.event_time_operator import Late
 from minishuffle.operators.join_columns import SUFFIX, JoinColumns
 from minishuffle.operators.join_inputs import BOTH_DROPPED, LEFT, RIGHT, Bounds, TimedJoin, record_times
 from minishuffle.operators.join_results import ColumnResults, Outbox
 from minishuffle.operators.key_slots import JoinKeys, KeySlots
+from minishuffle.operators.row_order import row_order
 from minishuffle.operators.task_state import Records
 from minishuffle.operators.waiting_batches import WaitingBatches
 

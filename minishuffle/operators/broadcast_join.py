@@ -14,9 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Emit, Mark, TaskContext
-from minishuffle.dataflow.operators.chained import ChainedOperator, preview
-from minishuffle.dataflow.operators.keykinds import RowKinds
 from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
 from minishuffle.exchange.batch import Batch, Numbers
 from minishuffle.exchange.gather import taken
@@ -24,6 +21,8 @@ from minishuffle.exchange.keys import canonical_rows
 from minishuffle.exchange.rows import pack_rows
 from minishuffle.exchange.sizes import ListedTimes, RowsOut, row_bytes, rows_that_fit
 from minishuffle.limits import BATCH_ROWS_MAX, BROADCAST_BYTES_MAX, MIB
+from minishuffle.operators.base import Emit, Mark, TaskContext
+from minishuffle.operators.chained import ChainedOperator, preview
 from minishuffle.operators.join_columns import (
     SUFFIX,
     JoinColumns,
@@ -33,6 +32,7 @@ from minishuffle.operators.join_columns import (
     with_columns,
 )
 from minishuffle.operators.join_results import Outbox
+from minishuffle.operators.key_kinds import RowKinds
 from minishuffle.operators.key_slots import JoinKeys, KeySlots, has_null
 from minishuffle.operators.state_parts import StatePart
 from minishuffle.operators.task_state import Holding, Records, TaskState

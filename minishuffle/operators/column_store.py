@@ -8,9 +8,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.columns import Outputs, grown, merge_states, states_of
-from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.aggregate_states import Outputs, grown, merge_states, states_of
+from minishuffle.operators.key_index import KeyIndex
 from minishuffle.operators.state_parts import ORDER, StatePart, by_columns, key_columns_of
 
 __all__ = ["ColumnStore", "Columns", "Vector"]

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from minishuffle.dataflow.operators.base import Emit
-from minishuffle.dataflow.operators.chained import OnError, RecordOperator
 from minishuffle.exchange.batch import Batch, Times
 from minishuffle.exchange.sizes import RowsOut
+from minishuffle.operators.base import Emit
+from minishuffle.operators.chained import OnError, RecordOperator
 
 __all__ = ["EachRow", "RowTimes", "last_taken", "time_of", "times_of"]
 

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import _acero as acero
 
-from minishuffle.dataflow.operators.expressionparts import names_in
 from minishuffle.errors import UsageError, WrongColumns
 from minishuffle.exchange.batch import Numbers
 from minishuffle.exchange.schemas import long_types, with_columns_of, with_innermost, without_dictionary
+from minishuffle.operators.expression_parts import names_in
 
 __all__ = ["computed", "evaluated", "fits_no_value", "missing_column", "of_untyped", "rows_where"]
 

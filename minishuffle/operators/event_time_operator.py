@@ -28,7 +28,9 @@ from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import (
+from minishuffle.errors import UsageError
+from minishuffle.exchange.batch import Batch, Mask
+from minishuffle.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
     Active,
@@ -40,12 +42,10 @@ from minishuffle.dataflow.operators.base import (
     TaskContext,
     Watermark,
 )
-from minishuffle.dataflow.operators.chained import OnError, RecordOperator, preview
-from minishuffle.dataflow.operators.convert import rows_of
-from minishuffle.dataflow.operators.moments import event_times
-from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.errors import UsageError
-from minishuffle.exchange.batch import Batch, Mask
+from minishuffle.operators.batch_times import event_times
+from minishuffle.operators.chained import OnError, RecordOperator, preview
+from minishuffle.operators.event_time import EventTime
+from minishuffle.operators.row_conversion import rows_of
 from minishuffle.operators.state_parts import StatePart
 from minishuffle.operators.task_state import Holding, Records, TaskState
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minishuffle.dataflow.operators.base import Emit
-from minishuffle.dataflow.operators.chained import OnError, asides_of
 from minishuffle.errors import WrongResult
 from minishuffle.exchange.batch import Batch, Mask
+from minishuffle.operators.base import Emit
+from minishuffle.operators.chained import OnError, asides_of
 from minishuffle.operators.each_row import EachRow, time_of
 
 if TYPE_CHECKING:

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import NO_ROWS, Emit, refuse_as_rows
-from minishuffle.dataflow.operators.chained import OnError
-from minishuffle.dataflow.operators.copies import copies_of
 from minishuffle.errors import WrongResult
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.gather import take
 from minishuffle.exchange.sizes import FIRST_ROWS, RowsOut
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.base import NO_ROWS, Emit, refuse_as_rows
+from minishuffle.operators.chained import OnError
 from minishuffle.operators.each_row import EachRow, RowTimes, last_taken, time_of, times_of
+from minishuffle.operators.row_copies import copies_of
 
 __all__ = ["FlatMap", "ListColumn", "is_list"]
 

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from minishuffle.dataflow.operators.base import END_OF_TIME
 from minishuffle.exchange.batch import Batch, Mask, Numbers, Times
 from minishuffle.exchange.sizes import row_bytes, rows_that_fit
 from minishuffle.kernels.machinecode import kernel
+from minishuffle.operators.base import END_OF_TIME
 
 __all__ = ["Chunk", "Held"]
 

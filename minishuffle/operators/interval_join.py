@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Emit
-from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.exchange.batch import Batch, Mask, Numbers, Times
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.base import Emit
+from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.event_time_operator import Late
 from minishuffle.operators.held_records import Chunk, Held
 from minishuffle.operators.join_inputs import BOTH_DROPPED, LEFT, RIGHT, Bounds, TimedJoin, record_times

@@ -8,12 +8,12 @@ from decimal import Decimal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minishuffle.dataflow.operators.keykinds import check_key_kinds
-from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.dataflow.operators.widertype import as_type, in_schema
 from minishuffle.errors import UsageError, WrongColumns
 from minishuffle.exchange.schemas import with_innermost, without_dictionary, without_view
+from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.join_inputs import LEFT, RIGHT, How
+from minishuffle.operators.key_kinds import check_key_kinds
+from minishuffle.operators.wider_type import as_type, in_schema
 
 __all__ = [
     "JoinColumns",

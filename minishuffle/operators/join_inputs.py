@@ -8,10 +8,10 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from minishuffle.dataflow.operators.base import BEGINNING_OF_TIME, END_OF_TIME, Emit
-from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN
-from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.exchange.batch import Batch, Mask, Times
+from minishuffle.operators.base import BEGINNING_OF_TIME, END_OF_TIME, Emit
+from minishuffle.operators.batch_times import TIME_MAX, TIME_MIN
+from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.event_time_operator import (
     DROPPED,
     EventTimeOperator,

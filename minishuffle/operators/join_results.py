@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Emit, TaskContext
-from minishuffle.dataflow.operators.keykinds import RowKinds
-from minishuffle.dataflow.operators.moments import microseconds
-from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.exchange.batch import Batch, Times
 from minishuffle.exchange.sizes import FIRST_ROWS, payload_bytes
 from minishuffle.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
+from minishuffle.operators.base import Emit, TaskContext
+from minishuffle.operators.batch_times import microseconds
+from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.join_columns import JoinColumns, plain, plain_schema, with_columns
 from minishuffle.operators.join_inputs import LEFT, RIGHT, How, record_times
+from minishuffle.operators.key_kinds import RowKinds
 from minishuffle.operators.key_slots import JoinKeys
 from minishuffle.operators.task_state import Records
 

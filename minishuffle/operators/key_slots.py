@@ -14,11 +14,11 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.keycolumns import null_marks
-from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.exchange.batch import Mask, Numbers
 from minishuffle.exchange.gather import take
 from minishuffle.exchange.keys import canonical_rows
+from minishuffle.operators.key_columns import null_marks
+from minishuffle.operators.key_index import KeyIndex
 
 __all__ = ["JoinKeys", "KeySlots", "has_null"]
 

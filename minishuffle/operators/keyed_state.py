@@ -53,9 +53,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.columns import Outputs
-from minishuffle.dataflow.operators.timers import Timers
 from minishuffle.exchange.keys import canonical_rows
+from minishuffle.operators.aggregate_states import Outputs
 from minishuffle.operators.change_log import ChangeLog, Namespace
 from minishuffle.operators.column_store import Columns, ColumnStore, Vector
 from minishuffle.operators.row_store import RowStore
@@ -69,6 +68,7 @@ from minishuffle.operators.state_parts import (
     packed,
     unpacked,
 )
+from minishuffle.operators.timers import Timers
 
 __all__ = ["Changes", "KeyedState"]
 

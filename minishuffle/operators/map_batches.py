@@ -8,14 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Emit
-from minishuffle.dataflow.operators.chained import OnError, RecordOperator
-from minishuffle.dataflow.operators.moments import event_times
-from minishuffle.dataflow.operators.pandasindex import without_unnamed_index
-from minishuffle.dataflow.operators.times import BESIDE, EVENT_TIME, EventTime
 from minishuffle.errors import MissingColumn, WrongResult
 from minishuffle.exchange.batch import Batch
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.base import Emit
+from minishuffle.operators.batch_times import event_times
+from minishuffle.operators.chained import OnError, RecordOperator
+from minishuffle.operators.event_time import BESIDE, EVENT_TIME, EventTime
+from minishuffle.operators.pandas_index import without_unnamed_index
 
 __all__ = ["MapBatches"]
 

@@ -15,13 +15,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.aggregates import input_of
-from minishuffle.dataflow.operators.base import Emit
-from minishuffle.dataflow.operators.chained import Emission, Failed, OnError, RecordOperator, emit_rows
-from minishuffle.dataflow.operators.columns import Outputs, RowCount, check_result, grown, pieces_of
-from minishuffle.dataflow.operators.copies import copied
-from minishuffle.dataflow.operators.firstlast import FirstOrLast
-from minishuffle.dataflow.operators.functions import COLUMN_KEYS_MIN
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.gather import take
@@ -29,8 +22,15 @@ from minishuffle.exchange.keys import key_array
 from minishuffle.exchange.rows import SCALARS
 from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.aggregate_states import Outputs, RowCount, check_result, grown, pieces_of
+from minishuffle.operators.aggregates import input_of
+from minishuffle.operators.base import Emit
+from minishuffle.operators.chained import Emission, Failed, OnError, RecordOperator, emit_rows
 from minishuffle.operators.column_store import Vector
+from minishuffle.operators.first_last import FirstOrLast
 from minishuffle.operators.keyed_state import KeyedState
+from minishuffle.operators.row_copies import copied
+from minishuffle.operators.row_functions import COLUMN_KEYS_MIN
 from minishuffle.operators.row_store import ABSENT
 from minishuffle.operators.state_parts import StatePart
 

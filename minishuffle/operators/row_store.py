@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.columns import grown
-from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.exchange.keys import key_array
+from minishuffle.operators.aggregate_states import grown
+from minishuffle.operators.key_index import KeyIndex
 
 __all__ = ["ABSENT", "PACKED_KEYS_MIN", "PACKED_ROWS_MIN", "RowStore"]
 

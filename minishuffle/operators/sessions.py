@@ -17,25 +17,25 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.aggregates import input_of
-from minishuffle.dataflow.operators.base import Emit
-from minishuffle.dataflow.operators.chained import Failed, OnError, emit_rows
-from minishuffle.dataflow.operators.columns import Outputs, grown, merge_states, pieces_of, states_of
-from minishuffle.dataflow.operators.keyindex import KeyIndex
-from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, datetime_of
-from minishuffle.dataflow.operators.timeheap import TimeHeap
-from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.exchange.batch import Batch, Mask
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.aggregate_states import Outputs, grown, merge_states, pieces_of, states_of
+from minishuffle.operators.aggregates import input_of
+from minishuffle.operators.base import Emit
+from minishuffle.operators.batch_times import TIME_MAX, TIME_MIN, datetime_of
+from minishuffle.operators.chained import Failed, OnError, emit_rows
 from minishuffle.operators.column_store import Vector
+from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.event_time_operator import EventTimeOperator, InputProgress, Late, behind
 from minishuffle.operators.join_columns import plain, plain_schema
+from minishuffle.operators.key_index import KeyIndex
 from minishuffle.operators.keyed_state import KeyedState
 from minishuffle.operators.row_store import ABSENT
 from minishuffle.operators.state_parts import StatePart
 from minishuffle.operators.task_state import Holding, Records
+from minishuffle.operators.time_heap import TimeHeap
 from minishuffle.operators.waiting_batches import WaitingBatches
 from minishuffle.operators.windows import MOMENT, window_columns
 

@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from minishuffle.dataflow.operators.timeheap import TimeHeap
 from minishuffle.exchange.batch import Batch
+from minishuffle.operators.time_heap import TimeHeap
 
 __all__ = ["WaitingBatches"]
 

@@ -19,23 +19,23 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.aggregates import input_of
-from minishuffle.dataflow.operators.base import BEGINNING_OF_TIME, END_OF_TIME, Emit, Side
-from minishuffle.dataflow.operators.chained import Failed, OnError, emit_rows
-from minishuffle.dataflow.operators.columns import Aggregate, Outputs, check_result, grown, pieces_of
-from minishuffle.dataflow.operators.copies import set_apart
-from minishuffle.dataflow.operators.moments import datetime_of
-from minishuffle.dataflow.operators.timeheap import TimeHeap
-from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.dataflow.operators.windowassigner import WindowAssigner
 from minishuffle.exchange.batch import Batch, Mask, Times
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.aggregate_states import Aggregate, Outputs, check_result, grown, pieces_of
+from minishuffle.operators.aggregates import input_of
+from minishuffle.operators.base import BEGINNING_OF_TIME, END_OF_TIME, Emit, Side
+from minishuffle.operators.batch_times import datetime_of
+from minishuffle.operators.chained import Failed, OnError, emit_rows
 from minishuffle.operators.column_store import Columns, Vector
+from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.event_time_operator import DROPPED, EventTimeOperator, InputProgress, Late
 from minishuffle.operators.keyed_state import KeyedState
+from minishuffle.operators.row_copies import set_apart
 from minishuffle.operators.row_store import ABSENT
 from minishuffle.operators.state_parts import StatePart
+from minishuffle.operators.time_heap import TimeHeap
+from minishuffle.operators.window_assigner import WindowAssigner
 
 __all__ = [
     "MOMENT",

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from minishuffle.dataflow.operators.times import EVENT_TIME
 from minishuffle.errors import UsageError
 from minishuffle.exchange.schemas import with_innermost, with_types, without_dictionary
+from minishuffle.operators.event_time import EVENT_TIME
 from minishuffle.plan.arguments import (
     arrow_schema,
     check_callable,
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from minishuffle.dataflow.operators.chained import OnError
-    from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+    from minishuffle.operators.chained import OnError
+    from minishuffle.operators.unknown_columns import UnknownColumns
 
 __all__ = [
     "CheckStep",
@@ -58,7 +58,7 @@ def picked(schema: pa.Schema, columns: Mapping[str, str]) -> pa.Schema:
 
 def _require_own_names(given: Known, method: str) -> None:
     """Raises UsageError if two columns have one name."""
-    from minishuffle.dataflow.operators.widertype import require_own_names
+    from minishuffle.operators.wider_type import require_own_names
 
     require_own_names(given.arrow, f"the table of {method}()")
 
@@ -413,7 +413,7 @@ def conformed(plans: Sequence[Relation]) -> list[Relation]:
     Raises:
         UsageError: a column has types with none in common.
     """
-    from minishuffle.dataflow.operators.widertype import wider_schema
+    from minishuffle.operators.wider_type import wider_schema
 
     first = plans[0].gives.arrow
     if all(plan.gives.arrow.equals(first) for plan in plans):
@@ -438,7 +438,7 @@ def mapped_schema(
     it may give that column too."""
     import pyarrow as pa
 
-    from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+    from minishuffle.operators.unknown_columns import UnknownColumns
     from minishuffle.plan.unknownschemas import unknown_columns
 
     if schema is not None and schema != "same":

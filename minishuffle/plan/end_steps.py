@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from minishuffle.dataflow.operators.base import Source
+from minishuffle.operators.base import Source
 from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.nodes import Boundary, Known, Node, ObjectSchema, Schema, SourceStep, Step
 
 if TYPE_CHECKING:
-    from minishuffle.dataflow.operators.chained import ChainedOperator
+    from minishuffle.operators.chained import ChainedOperator
 
 __all__ = ["ExternalStep", "ScanStep", "SinkStep"]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.operators.event_time import EventTime
 from minishuffle.plan.graph import JobGraph
 from minishuffle.plan.nodes import Feed, Needed, Node, ObjectSchema
 from minishuffle.plan.planner import JobPlan

@@ -39,8 +39,8 @@ def expression_type(schema: pa.Schema, expression: pc.Expression, where: str) ->
     """
     import pyarrow as pa
 
-    from minishuffle.dataflow.operators.categories import refuse_order_in
     from minishuffle.operators.evaluation import missing_column
+    from minishuffle.operators.ordered_categories import refuse_order_in
 
     refuse_order_in(where, schema, [expression])
     schema = _read_part(schema, expression)
@@ -124,7 +124,7 @@ def columns_read(expressions: Iterable[pc.Expression]) -> frozenset[str]:
     Raises:
         UsageError: one reads a column by its number.
     """
-    from minishuffle.dataflow.operators.expressionparts import names_in
+    from minishuffle.operators.expression_parts import names_in
 
     return frozenset().union(*map(names_in, expressions))
 

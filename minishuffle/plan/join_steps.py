@@ -8,8 +8,8 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 
-from minishuffle.dataflow.operators.times import BESIDE, EventTime
 from minishuffle.errors import InvalidGraph, UsageError
+from minishuffle.operators.event_time import BESIDE, EventTime
 from minishuffle.plan.arguments import check_columns, check_late, checked_duration
 from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.nodes import (

@@ -27,7 +27,7 @@ from minishuffle.plan.schemas import aggregated_schema
 from minishuffle.plan.sides import checked_sides
 
 if TYPE_CHECKING:
-    from minishuffle.dataflow.operators.chained import Emission, OnError
+    from minishuffle.operators.chained import Emission, OnError
 
 __all__ = [
     "AggregateStep",
@@ -231,7 +231,7 @@ class AggregateStep(Step):
     has_state: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        from minishuffle.dataflow.operators.aggregates import outputs_of
+        from minishuffle.operators.aggregates import outputs_of
 
         check_aggregates(self.columns, self.given)
         outputs_of(self.columns, self.given.time)  # type: ignore[arg-type]
@@ -244,7 +244,7 @@ class AggregateStep(Step):
 
     @property
     def _goes_by_time(self) -> bool:
-        from minishuffle.dataflow.operators.aggregates import BY_TIME
+        from minishuffle.operators.aggregates import BY_TIME
 
         return any(function in BY_TIME for _, function in self.columns.values())
 
@@ -326,8 +326,8 @@ class TopNStep(Step):
     has_state: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        from minishuffle.dataflow.operators.categories import refuse_order
-        from minishuffle.dataflow.operators.order import check_order
+        from minishuffle.operators.ordered_categories import refuse_order
+        from minishuffle.operators.row_order import check_order
 
         if type(self.n) is not int or self.n < 1:
             raise UsageError(f"top_n takes a whole number from 1 on, not {self.n!r}")

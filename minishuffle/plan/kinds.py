@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from minishuffle.dataflow.operators.base import Operator
+from minishuffle.operators.base import Operator
 
 if TYPE_CHECKING:
     from minishuffle.operators.event_time_operator import Late
@@ -41,7 +41,7 @@ KINDS: Final[dict[str, Builder]] = {}
 
 def built(spec: OperatorSpec, name: str) -> Operator:
     """The operator of a spec, under the name of its node."""
-    from minishuffle.dataflow.operators.chained import ForgivingOperator, RecordOperator
+    from minishuffle.operators.chained import ForgivingOperator, RecordOperator
 
     operator: Any = KINDS[spec.kind](**spec.parameters)
     if isinstance(operator, RecordOperator):
@@ -71,7 +71,7 @@ def _instance(operator: Operator) -> Operator:
 
 @_kind("map")
 def _map(**parameters: Any) -> Operator:
-    from minishuffle.dataflow.operators.functions import MapRows
+    from minishuffle.operators.row_functions import MapRows
 
     return MapRows(**parameters)
 
@@ -92,35 +92,35 @@ def _flat_map(fn: Any, on_error: Any) -> Operator:
 
 @_kind("map_async")
 def _map_async(**parameters: Any) -> Operator:
-    from minishuffle.dataflow.operators.mapasync import MapRowsAsync
+    from minishuffle.operators.map_async import MapRowsAsync
 
     return MapRowsAsync(**parameters)
 
 
 @_kind("to_table")
 def _to_table(schema: Any, inferred: bool, are_values: bool, on_error: Any) -> Operator:
-    from minishuffle.dataflow.operators.convert import RowsSchema, ToArrow
+    from minishuffle.operators.row_conversion import RowsSchema, ToArrow
 
     return ToArrow(RowsSchema(schema, inferred, are_values), on_error=on_error)
 
 
 @_kind("key_by")
 def _key_by(**parameters: Any) -> Operator:
-    from minishuffle.dataflow.operators.functions import KeyRows
+    from minishuffle.operators.row_functions import KeyRows
 
     return KeyRows(**parameters)
 
 
 @_kind("key_by_columns")
 def _key_by_columns(**parameters: Any) -> Operator:
-    from minishuffle.dataflow.operators.functions import KeyRowsByColumns
+    from minishuffle.operators.row_functions import KeyRowsByColumns
 
     return KeyRowsByColumns(**parameters)
 
 
 @_kind("forward")
 def _forward() -> Operator:
-    from minishuffle.dataflow.operators.functions import Forwarded
+    from minishuffle.operators.row_functions import Forwarded
 
     return Forwarded()
 
@@ -130,14 +130,14 @@ def _forward() -> Operator:
 
 @_kind("event_time")
 def _event_time(**parameters: Any) -> Operator:
-    from minishuffle.dataflow.operators.eventtime import AssignEventTime
+    from minishuffle.operators.assign_event_time import AssignEventTime
 
     return AssignEventTime(**parameters)
 
 
 @_kind("hold_times")
 def _hold_times(time: Any) -> Operator:
-    from minishuffle.dataflow.operators.eventtime import HoldTimes
+    from minishuffle.operators.assign_event_time import HoldTimes
 
     return HoldTimes(time)
 
@@ -147,7 +147,7 @@ def _hold_times(time: Any) -> Operator:
 
 @_kind("projection")
 def _projection(**parameters: Any) -> Operator:
-    from minishuffle.dataflow.operators.relational import Projection
+    from minishuffle.operators.projection import Projection
 
     return Projection(**parameters)
 
@@ -161,21 +161,21 @@ def _explode(column: str) -> Operator:
 
 @_kind("to_rows")
 def _to_rows() -> Operator:
-    from minishuffle.dataflow.operators.convert import ToRows
+    from minishuffle.operators.row_conversion import ToRows
 
     return ToRows()
 
 
 @_kind("conform")
 def _conform(schema: Any) -> Operator:
-    from minishuffle.dataflow.operators.relational import Conform
+    from minishuffle.operators.projection import Conform
 
     return Conform(schema)
 
 
 @_kind("check_schema")
 def _check_schema(schema: Any, declared: bool) -> Operator:
-    from minishuffle.dataflow.operators.convert import CheckSchema
+    from minishuffle.operators.row_conversion import CheckSchema
 
     return CheckSchema(schema, declared=declared)
 
@@ -206,7 +206,7 @@ def _fold_rows(fn: Any, create: Any, emission: Any, on_error: Any) -> Operator:
 
 @_kind("process")
 def _process(fn: Any, **parameters: Any) -> Operator:
-    from minishuffle.dataflow.operators.process import ProcessRows
+    from minishuffle.operators.process import ProcessRows
 
     return ProcessRows(fn, **parameters)
 
@@ -220,7 +220,7 @@ def _count_columns(keys: tuple[str, ...], emission: Any) -> Operator:
 
 @_kind("aggregate")
 def _aggregate(keys: tuple[str, ...], columns: Any, time: Any, emission: Any) -> Operator:
-    from minishuffle.dataflow.operators.aggregates import outputs_of
+    from minishuffle.operators.aggregates import outputs_of
     from minishuffle.operators.reductions import Aggregation, KeyedReduction
 
     return KeyedReduction(Aggregation(keys, outputs_of(columns, time)), emission)
@@ -228,14 +228,14 @@ def _aggregate(keys: tuple[str, ...], columns: Any, time: Any, emission: Any) ->
 
 @_kind("distinct")
 def _distinct(keys: tuple[str, ...]) -> Operator:
-    from minishuffle.dataflow.operators.distinct import Distinct
+    from minishuffle.operators.distinct import Distinct
 
     return Distinct(keys)
 
 
 @_kind("top_n")
 def _top_n(**parameters: Any) -> Operator:
-    from minishuffle.dataflow.operators.topn import TopN
+    from minishuffle.operators.top_n import TopN
 
     return TopN(**parameters)
 
@@ -271,8 +271,8 @@ def _windows_of_columns(
 
 def _outputs(keys: tuple[str, ...], columns: Any, time: Any) -> Any:
     """The aggregates of windows; without ``columns`` the number of their rows."""
-    from minishuffle.dataflow.operators.aggregates import outputs_of
-    from minishuffle.dataflow.operators.columns import RowCount
+    from minishuffle.operators.aggregate_states import RowCount
+    from minishuffle.operators.aggregates import outputs_of
 
     return [("count", keys[0], RowCount())] if columns is None else outputs_of(columns, time)
 

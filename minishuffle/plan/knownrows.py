@@ -13,7 +13,7 @@ from minishuffle.plan.rowtypes import Returns, returned_row, unread_annotation
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from minishuffle.dataflow.operators.convert import RowsSchema
+    from minishuffle.operators.row_conversion import RowsSchema
 
 __all__ = [
     "ErrorRows",
@@ -69,7 +69,7 @@ def declared_schema(schema: pa.Schema, rows: Sequence[KnownRows]) -> RowsSchema:
     Raises:
         UsageError: they are values of one column, and it has several.
     """
-    from minishuffle.dataflow.operators.convert import RowsSchema
+    from minishuffle.operators.row_conversion import RowsSchema
 
     are_values = bool(rows) and all(isinstance(each, TypedRows) and each.are_values for each in rows)
     if are_values and len(schema) != 1:
@@ -104,8 +104,8 @@ def found_schema(rows: Sequence[KnownRows]) -> RowsSchema | None:
         UsageError: items have no columns, a column has types with none in common, or the annotation of a
             function has a type that is none, or one of several.
     """
-    from minishuffle.dataflow.operators.convert import RowsSchema, schema_of_rows
-    from minishuffle.dataflow.operators.widertype import wider_schema
+    from minishuffle.operators.row_conversion import RowsSchema, schema_of_rows
+    from minishuffle.operators.wider_type import wider_schema
 
     items = [item for each in rows if isinstance(each, ItemRows) for item in each.items]
     others = [_found(each) for each in rows if not isinstance(each, ItemRows)]
@@ -121,7 +121,7 @@ def found_schema(rows: Sequence[KnownRows]) -> RowsSchema | None:
 
 
 def _found(rows: TypedRows | ReturnedRows | ErrorRows) -> RowsSchema | None:
-    from minishuffle.dataflow.operators.convert import RowsSchema
+    from minishuffle.operators.row_conversion import RowsSchema
     from minishuffle.plan.arguments import arrow_schema
 
     match rows:
@@ -138,7 +138,7 @@ def _found_errors(of: Sequence[KnownRows]) -> RowsSchema | None:
     """None also for records of no columns, such as numbers, which need none to stand in one."""
     import pyarrow as pa
 
-    from minishuffle.dataflow.operators.convert import RowsSchema
+    from minishuffle.operators.row_conversion import RowsSchema
 
     try:
         records = found_schema(of)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import InvalidGraph
+from minishuffle.operators.event_time import EventTime
 from minishuffle.plan.graph import PartitionKind
 from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.knownrows import KnownRows, all_known
@@ -22,7 +22,7 @@ from minishuffle.plan.knownrows import KnownRows, all_known
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from minishuffle.dataflow.operators.chained import OnError
+    from minishuffle.operators.chained import OnError
 
 __all__ = [
     "Boundary",

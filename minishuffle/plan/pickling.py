@@ -13,9 +13,9 @@ from typing import Any, Final, TypeVar
 
 import cloudpickle
 
-from minishuffle.dataflow.operators.base import ModuleSource
 from minishuffle.errors import ResourceExhausted, UsageError
 from minishuffle.limits import CONTROL_PAYLOAD_BYTES_MAX, KIB, MIB
+from minishuffle.operators.base import ModuleSource
 from minishuffle.plan.programs import ProgramSpec, pack_program
 
 __all__ = ["items_that_fit", "pickle_program", "send_modules"]
@@ -126,7 +126,7 @@ def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
     if inspect.isfunction(value):
         yield from _variables(value)
         return
-    is_ours = type(value).__module__.startswith(("minishuffle.dataflow.", "minishuffle.connectors."))
+    is_ours = type(value).__module__.startswith(("minishuffle.operators.", "minishuffle.connectors."))
     for name, held in getattr(value, "__dict__", {}).items():
         yield "" if is_ours else f"attribute {name!r} of a {type(value).__name__}", held
 

@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from minishuffle.dataflow.operators.base import Operator, Output
 from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
 from minishuffle.limits import CONTROL_PAYLOAD_BYTES_MAX, MIB
+from minishuffle.operators.base import Operator, Output
 from minishuffle.plan.arguments import checked_parallelism
 from minishuffle.plan.end_steps import ExternalStep, ScanStep, SinkStep
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgpack
 
-from minishuffle.dataflow.operators.base import ModuleSource, Output, Program
+from minishuffle.operators.base import ModuleSource, Output, Program
 from minishuffle.plan.kinds import OperatorSpec, built
 
 __all__ = ["ProgramSpec", "open_program", "pack_program"]
@@ -24,10 +24,10 @@ _SCHEMA, _TYPE, _BLOB, _VALUE, _SET = range(1, 6)
 """Kinds of parameters that msgpack has no form for."""
 
 _VALUES: Final = {
-    "EventTime": "minishuffle.dataflow.operators.times",
-    "SlidingWindows": "minishuffle.dataflow.operators.windowassigner",
-    "CalendarWindows": "minishuffle.dataflow.operators.windowassigner",
-    "LastMoment": "minishuffle.dataflow.operators.windowassigner",
+    "EventTime": "minishuffle.operators.event_time",
+    "SlidingWindows": "minishuffle.operators.window_assigner",
+    "CalendarWindows": "minishuffle.operators.window_assigner",
+    "LastMoment": "minishuffle.operators.window_assigner",
     "Closing": "minishuffle.operators.sessions",
     "JoinedTime": "minishuffle.operators.join_results",
 }

@@ -24,8 +24,8 @@ from minishuffle.plan.rowtypes import Returns
 from minishuffle.plan.sides import checked_sides, error_records
 
 if TYPE_CHECKING:
-    from minishuffle.dataflow.operators.chained import OnError
-    from minishuffle.dataflow.operators.convert import RowsSchema
+    from minishuffle.operators.chained import OnError
+    from minishuffle.operators.row_conversion import RowsSchema
 
 __all__ = [
     "FilterRowsStep",
@@ -181,7 +181,7 @@ class ToTableStep(Step):
     is_auxiliary: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        from minishuffle.dataflow.operators.pyvalues import check_made
+        from minishuffle.operators.python_values import check_made
 
         for field in self.rows.schema:
             check_made(field)

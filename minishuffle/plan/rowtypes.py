@@ -17,9 +17,9 @@ from uuid import UUID
 
 import typing_extensions
 
-from minishuffle.dataflow.operators.base import Aside
-from minishuffle.dataflow.operators.rowobjects import field_names
 from minishuffle.errors import UsageError
+from minishuffle.operators.base import Aside
+from minishuffle.operators.row_objects import field_names
 
 if TYPE_CHECKING:
     import pyarrow as pa

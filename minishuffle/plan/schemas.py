@@ -10,7 +10,7 @@ from minishuffle.errors import InvalidGraph, described
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+    from minishuffle.operators.unknown_columns import UnknownColumns
 
 __all__ = ["aggregated_schema", "batch_without_rows", "called_schema"]
 
@@ -32,7 +32,7 @@ def called_schema(step: str, call: Callable[[], Any], shown: str) -> pa.Schema |
     """
     import pyarrow as pa
 
-    from minishuffle.dataflow.operators.pandasindex import without_unnamed_index
+    from minishuffle.operators.pandas_index import without_unnamed_index
     from minishuffle.plan.arguments import arrow_schema
     from minishuffle.plan.unknownschemas import place_of_call, unknown_columns
 
@@ -95,9 +95,9 @@ def aggregated_schema(
     """
     import pyarrow as pa
 
-    from minishuffle.dataflow.operators.categories import refuse_order
-    from minishuffle.dataflow.operators.columns import result_type
     from minishuffle.exchange.schemas import without_dictionary
+    from minishuffle.operators.aggregate_states import result_type
+    from minishuffle.operators.ordered_categories import refuse_order
     from minishuffle.operators.windows import MOMENT
 
     fields = []

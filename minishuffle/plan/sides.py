@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
+from minishuffle.operators.event_time import EventTime
 from minishuffle.plan.arguments import checked_name
 from minishuffle.plan.knownrows import ErrorRows
 from minishuffle.plan.nodes import Known, ObjectSchema

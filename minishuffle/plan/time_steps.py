@@ -8,8 +8,8 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
+from minishuffle.operators.event_time import EventTime
 from minishuffle.plan.arguments import (
     check_callable,
     check_columns,
@@ -21,8 +21,8 @@ from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.nodes import Feed, Known, Needed, Node, ObjectSchema, Relation, Step
 
 if TYPE_CHECKING:
-    from minishuffle.dataflow.operators.chained import OnError
-    from minishuffle.dataflow.operators.eventtime import Watermarks
+    from minishuffle.operators.assign_event_time import Watermarks
+    from minishuffle.operators.chained import OnError
 
 __all__ = ["EventTimeStep", "HoldTimesStep", "held"]
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final
 from minishuffle.errors import InvalidGraph
 
 if TYPE_CHECKING:
-    from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+    from minishuffle.operators.unknown_columns import UnknownColumns
 
 __all__ = ["CallPlace", "drafting", "is_draft", "place_of_call", "unknown_columns"]
 
-_ROOMS = tuple(f"minishuffle.{room}." for room in ("api", "connectors", "dataflow", "operators", "plan"))
+_ROOMS = tuple(f"minishuffle.{room}." for room in ("api", "connectors", "operators", "plan"))
 """Modules whose frames lie between the user's call and the step that it adds."""
 _STANDARD_LIBRARY: Final = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _DRAFTING: ContextVar[bool] = ContextVar("drafting", default=False)
@@ -116,6 +116,6 @@ def unknown_columns(step: str, why: str, write: str, form: str) -> UnknownColumn
             f"{step} at {place}: {why}: {write}; `minishuffle schema {_file_of_program()}:JOB` shows one for "
             "the job (or function) JOB of that file"
         )
-    from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
+    from minishuffle.operators.unknown_columns import UnknownColumns
 
     return UnknownColumns(step, str(place), form)

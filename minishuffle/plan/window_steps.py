@@ -8,9 +8,9 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
-from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
 from minishuffle.limits import WINDOWS_PER_RECORD_MAX
+from minishuffle.operators.event_time import EventTime
 from minishuffle.plan.arguments import check_callable, check_late, check_on_error, checked_duration
 from minishuffle.plan.keyed_steps import Aggregates, check_aggregates
 from minishuffle.plan.kinds import OperatorSpec
@@ -19,10 +19,10 @@ from minishuffle.plan.schemas import aggregated_schema
 from minishuffle.plan.sides import late_records
 
 if TYPE_CHECKING:
-    from minishuffle.dataflow.operators.chained import OnError
-    from minishuffle.dataflow.operators.windowassigner import WindowAssigner
+    from minishuffle.operators.chained import OnError
     from minishuffle.operators.event_time_operator import LatePolicy
     from minishuffle.operators.sessions import Closing
+    from minishuffle.operators.window_assigner import WindowAssigner
 
 __all__ = [
     "CalendarUnit",
@@ -112,7 +112,7 @@ class TimeWindows(Windowing):
         return bool(self.lateness or self.early)
 
     def last_moment(self) -> Callable[[Any], Any]:
-        from minishuffle.dataflow.operators.windowassigner import LastMoment
+        from minishuffle.operators.window_assigner import LastMoment
 
         return LastMoment(self.assigner)
 
@@ -168,7 +168,7 @@ class SessionWindows(Windowing):
 
 def _sliding(size: int, slide: timedelta | None, offset: int) -> WindowAssigner:
     """Raises UsageError if windows would leave gaps, or a record be in too many."""
-    from minishuffle.dataflow.operators.windowassigner import SlidingWindows
+    from minishuffle.operators.window_assigner import SlidingWindows
 
     between = size if slide is None else checked_duration(slide, "window(slide=...)", positive=True)
     if between > size:
@@ -218,7 +218,7 @@ def _calendar(
     Raises:
         UsageError: an argument does not go with them.
     """
-    from minishuffle.dataflow.operators.windowassigner import CalendarWindows
+    from minishuffle.operators.window_assigner import CalendarWindows
 
     if slide is not None:
         raise UsageError(
@@ -308,7 +308,7 @@ class WindowAggregateStep(Step):
         return {"count": (self.keys[0], "count")} if self.columns is None else self.columns
 
     def __post_init__(self) -> None:
-        from minishuffle.dataflow.operators.aggregates import outputs_of
+        from minishuffle.operators.aggregates import outputs_of
         from minishuffle.operators.windows import PANE_NAMES, window_columns
 
         if self.columns is not None:

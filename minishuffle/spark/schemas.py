@@ -9,8 +9,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from minishuffle.dataflow.operators.nulls import misplaced_null
 from minishuffle.errors import UsageError
+from minishuffle.operators.misplaced_nulls import misplaced_null
 
 __all__ = ["arrow_schema_of", "check_same_columns", "fitted", "read_schema", "spark_schema_of"]
 

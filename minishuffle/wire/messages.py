@@ -2,7 +2,7 @@
 
 Each message is a pydantic model, packed as a msgpack map with its ``type``. Every message to or
 about a task carries (term, job, attempt) and may be applied twice without harm. Job graphs and
-programs travel as bytes that only ``dataflow`` (graphs) and the workers (programs) open.
+programs travel as bytes that only ``plan`` (graphs) and the workers (programs) open.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
 from typing import Any
 
-from minishuffle.dataflow.operators.base import AsyncCall
 from minishuffle.errors import WrongResult
+from minishuffle.operators.base import AsyncCall
 from minishuffle.worker.interpreter import compete
 
 __all__ = ["LoopCalls"]
@@ -19,7 +19,7 @@ _log = logging.getLogger("minishuffle.worker")
 
 
 class LoopCalls:
-    """See :class:`~minishuffle.dataflow.operators.base.AsyncCalls`. The thread runs until :meth:`close`.
+    """See :class:`~minishuffle.operators.base.AsyncCalls`. The thread runs until :meth:`close`.
 
     Args:
         name: of the thread.

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from minishuffle.counters import OperatorCounters, TaskCounters
-from minishuffle.dataflow.operators.base import (
+from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.partitioner import Partitioner
+from minishuffle.exchange.sizes import Drop, encode_all
+from minishuffle.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
     Active,
@@ -17,12 +21,8 @@ from minishuffle.dataflow.operators.base import (
     Side,
     Watermark,
 )
-from minishuffle.dataflow.operators.chained import dropper_of
-from minishuffle.dataflow.operators.copies import own_rows
-from minishuffle.exchange.batch import Batch
-from minishuffle.exchange.partition import ResultPartition
-from minishuffle.exchange.partitioner import Partitioner
-from minishuffle.exchange.sizes import Drop, encode_all
+from minishuffle.operators.chained import dropper_of
+from minishuffle.operators.row_copies import own_rows
 
 __all__ = ["Chain"]
 

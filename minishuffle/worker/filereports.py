@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from minishuffle import limits
-from minishuffle.dataflow.operators.base import CompleteFile
+from minishuffle.operators.base import CompleteFile
 from minishuffle.worker.handoff import TaskPaths
 
 __all__ = ["FileReports"]
 
 
 class FileReports:
-    """The files of one attempt; an :class:`~minishuffle.dataflow.operators.base.OutputFiles`.
+    """The files of one attempt; an :class:`~minishuffle.operators.base.OutputFiles`.
 
     Args:
         report: called on the loop with a file that the coordinator is to list.

@@ -6,7 +6,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from minishuffle.dataflow.operators.base import (
+from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.elements import decode
+from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
+from minishuffle.operators.base import (
     Active,
     Idle,
     Mark,
@@ -14,10 +18,6 @@ from minishuffle.dataflow.operators.base import (
     SplitMark,
     Watermark,
 )
-from minishuffle.exchange.batch import Batch
-from minishuffle.exchange.elements import decode
-from minishuffle.exchange.gate import InputGate
-from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
 
 __all__ = ["Inputs", "Item"]
 

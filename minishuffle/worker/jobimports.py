@@ -15,7 +15,7 @@ from importlib.util import module_from_spec, spec_from_loader
 from types import ModuleType
 from typing import Any
 
-from minishuffle.dataflow.operators.base import ModuleSource
+from minishuffle.operators.base import ModuleSource
 
 __all__ = ["import_from"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from minishuffle.dataflow.operators.base import Source
+from minishuffle.operators.base import Source
 from minishuffle.wire.packed import SplitPosition, unpack_positions
 from minishuffle.worker.handoff import TaskPaths
 from minishuffle.worker.leaseledger import LeaseLedger

@@ -23,7 +23,6 @@ from minishuffle.counters import (
     TaskCounters,
     WorkerSnapshot,
 )
-from minishuffle.dataflow.operators.base import CompleteFile
 from minishuffle.errors import (
     PartitionLost,
     PeerLost,
@@ -36,6 +35,7 @@ from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.debloater import DEBLOAT_SECONDS
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import Address, AttemptId
+from minishuffle.operators.base import CompleteFile
 from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.transport.credentials import Credentials
 from minishuffle.transport.hostlook import host_answers

@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Portion, Source, SplitMark
-from minishuffle.dataflow.operators.pandasindex import without_unnamed_index
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Payload
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.base import Portion, Source, SplitMark
+from minishuffle.operators.pandas_index import without_unnamed_index
 from minishuffle.wire.packed import SplitPosition
 
 __all__ = ["SourceReader"]

@@ -21,18 +21,6 @@ import cloudpickle
 
 from minishuffle import limits
 from minishuffle.counters import OperatorCounters, TaskCounters
-from minishuffle.dataflow.operators.base import (
-    END_OF_TIME,
-    Emit,
-    Mark,
-    Operator,
-    Portion,
-    Program,
-    Source,
-    TaskContext,
-    Watermark,
-)
-from minishuffle.dataflow.operators.usermetrics import UserMetrics
 from minishuffle.errors import (
     ResourceExhausted,
     ShuffleError,
@@ -53,6 +41,18 @@ from minishuffle.exchange.rows import pack_result
 from minishuffle.exchange.sizes import Drop, sendable
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import FIRST_ATTEMPT, AttemptId
+from minishuffle.operators.base import (
+    END_OF_TIME,
+    Emit,
+    Mark,
+    Operator,
+    Portion,
+    Program,
+    Source,
+    TaskContext,
+    Watermark,
+)
+from minishuffle.operators.user_metrics import UserMetrics
 from minishuffle.plan.programs import open_program
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker.activity import cpu_wait_seconds

@@ -17,7 +17,6 @@ from minishuffle.counters import (
     TaskCounters,
     TaskSnapshot,
 )
-from minishuffle.dataflow.operators.base import CompleteFile
 from minishuffle.errors import PartitionLost, TaskFailed
 from minishuffle.exchange.blocking import BlockingPartition
 from minishuffle.exchange.buffers import Flush
@@ -34,6 +33,7 @@ from minishuffle.exchange.repeats import Rendition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import AttemptId, PartitionId
+from minishuffle.operators.base import CompleteFile
 from minishuffle.plan.graph import JobSettings
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.wire.frames import DataType

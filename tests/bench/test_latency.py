@@ -15,8 +15,8 @@ from minishuffle.bench.latency import Arrivals, Paced
 from minishuffle.cli.main import cli
 from minishuffle.client import JobResult, SinkResult
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.errors import ShuffleError
+from minishuffle.operators.base import TaskContext
 from minishuffle.wire.requests import TaskInfo
 
 KEYS = {

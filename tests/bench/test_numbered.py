@@ -15,9 +15,9 @@ import pytest
 
 from minishuffle.bench import numbered
 from minishuffle.bench.numbered import Gap, Log, Numbered, NumberedOutput, cut_connections
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.errors import ShuffleError, UsageError
 from minishuffle.ids import Address
+from minishuffle.operators.base import TaskContext
 
 MILLISECOND = 1_000_000
 RATE = 1_000.0

@@ -18,7 +18,7 @@ from minishuffle.bench.records import (
     blocks_of,
     expected_sums,
 )
-from minishuffle.dataflow.operators.base import TaskContext
+from minishuffle.operators.base import TaskContext
 
 MASK = 2**64 - 1
 SALT = 0xD1B54A32D192ED03

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from minishuffle.bench import siblings
 from minishuffle.bench.siblings import EVENTS, ROW_BYTES, Controls, CountingSink, PacedPairs
 from minishuffle.cli.main import cli
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.errors import ShuffleError
+from minishuffle.operators.base import TaskContext
 
 
 @pytest.mark.soak

@@ -10,8 +10,8 @@ import pytest
 
 from minishuffle.api.stream import Stream, Table
 from minishuffle.cli.firstrows import FirstRows
-from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.errors import UsageError
+from minishuffle.operators.row_conversion import rows_of
 
 
 def given_to(stream: Any, count: int = 10) -> list[Any]:

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from minishuffle.connectors.filesink import FileSink, Roll
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.errors import CannotWrite, LocalProtocolError, ResourceExhausted, UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.limits import BATCH_ROWS_MAX, MIB
+from minishuffle.operators.base import TaskContext
 from support.batches import as_batch
 from support.listing import Listing
 

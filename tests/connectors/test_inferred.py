@@ -17,7 +17,7 @@ from minishuffle.connectors.inferred import InferredTypes
 from minishuffle.connectors.json import JsonSource
 from minishuffle.errors import UsageError
 from support.cutjobs import Cut, run
-from tests.dataflow.test_jobs import execute
+from tests.api.test_jobs import execute
 
 BEYOND = 2**64 - 1
 WIDE = pa.decimal128(38, 0)

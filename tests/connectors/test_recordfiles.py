@@ -19,8 +19,8 @@ from minishuffle.connectors import recordfiles
 from minishuffle.connectors.csv import CsvSource
 from minishuffle.connectors.json import JsonSource
 from minishuffle.connectors.text import TextSource
-from minishuffle.dataflow.operators.base import Portion
 from minishuffle.errors import UsageError, WrongInput
+from minishuffle.operators.base import Portion
 from minishuffle.wire.packed import SplitPosition
 from minishuffle.worker.reader import SourceReader
 from support.cutjobs import Cut, run

@@ -10,9 +10,9 @@ import pytest
 
 from minishuffle.connectors.sinks import CollectSink, CountSink, PrintSink, UserSink
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
+from minishuffle.operators.base import TaskContext
 from support.batches import as_batch
 
 

@@ -15,8 +15,8 @@ from minishuffle.connectors.generator import GeneratorSource
 from minishuffle.connectors.items import ArrowItemsSource, ItemsSource
 from minishuffle.connectors.parquet import ParquetSource
 from minishuffle.connectors.text import TextSource
-from minishuffle.dataflow.operators.base import Source
 from minishuffle.errors import UnknownName, UsageError
+from minishuffle.operators.base import Source
 from minishuffle.wire.packed import SplitPosition
 from minishuffle.worker.reader import SourceReader
 from support.sourcereading import read_all, records_of

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.connectors.spool import SpoolSink
-from minishuffle.dataflow.operators.base import Mark, TaskContext
 from minishuffle.errors import LocalProtocolError, TaskCancelled, UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
 from minishuffle.exchange.elementstore import ElementStore, StorePlace
 from minishuffle.exchange.spool import Spool
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.base import Mark, TaskContext
 from support.batches import as_batch
 
 SCHEMA = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from minishuffle.api.stream import Stream
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.local import LocalCluster
+from minishuffle.operators.base import TaskContext
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from minishuffle.api.stream import Stream, Table
-from minishuffle.dataflow.operators.process import ProcessContext
 from minishuffle.exchange.batch import Batch
 from minishuffle.local import LocalCluster
+from minishuffle.operators.process import ProcessContext
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 

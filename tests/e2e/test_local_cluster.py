@@ -10,9 +10,9 @@ import pytest
 
 from minishuffle.api.stream import Stream
 from minishuffle.client import JobHandle
-from minishuffle.dataflow.operators.base import Aside
 from minishuffle.errors import TaskFailed, UnknownName, UsageError
 from minishuffle.local import LocalCluster
+from minishuffle.operators.base import Aside
 from support.settings import NO_RESTARTS
 
 pytestmark = pytest.mark.timeout(120)

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from minishuffle.api.stream import Stream
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.local import LocalCluster
+from minishuffle.operators.base import TaskContext
 from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.requests import JobInfo
 

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from minishuffle.api.stream import Stream
-from minishuffle.dataflow.operators.process import ProcessContext
 from minishuffle.local import LocalCluster
+from minishuffle.operators.process import ProcessContext
 from minishuffle.plan.graph import JobSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.examples.adrequests import BIAS, FEATURES, TASTE, AdRequests
 from minishuffle.examples.ads import Training, ads, answer
 from minishuffle.local import LocalCluster
+from minishuffle.operators.base import TaskContext
 from minishuffle.plan.planner import compile_job
 
 CONTEXT = TaskContext(job="j1", name="training", index=0, parallelism=1, attempt=1)

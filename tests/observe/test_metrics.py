@@ -22,10 +22,10 @@ from minishuffle.counters import (
     WorkerEntry,
     WorkerSnapshot,
 )
-from minishuffle.dataflow.operators.usermetrics import UserMetrics
 from minishuffle.observe.exposition import OPENMETRICS, Exposition
 from minishuffle.observe.families import METRICS, RUNTIME_METRICS
 from minishuffle.observe.metrics import coordinator_exposition, worker_exposition
+from minishuffle.operators.user_metrics import UserMetrics
 from support.scraped import Scraper, scraped_families
 
 MakeGate = Callable[..., GateSnapshot]

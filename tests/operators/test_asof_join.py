@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators.base import END_OF_TIME, Mark, Side, TaskContext, Watermark
-from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.operators import asof_join
 from minishuffle.operators.asof_join import AsOfColumns, AsOfJoin
+from minishuffle.operators.base import END_OF_TIME, Mark, Side, TaskContext, Watermark
+from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.event_time_operator import Late
 from minishuffle.operators.join_results import ColumnResults
 from support.batches import as_batch, collecting

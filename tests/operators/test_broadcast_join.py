@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators.base import END_OF_TIME, Idle, TaskContext, Watermark
-from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.operators import broadcast_join, join_results
+from minishuffle.operators.base import END_OF_TIME, Idle, TaskContext, Watermark
 from minishuffle.operators.broadcast_join import (
     BIG,
     SMALL,
@@ -24,6 +23,7 @@ from minishuffle.operators.broadcast_join import (
     SmallRows,
     places,
 )
+from minishuffle.operators.row_conversion import rows_of
 from support.batches import as_batch, collecting
 
 Row = dict[str, Any]

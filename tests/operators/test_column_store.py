@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.aggregates import outputs_of
 from minishuffle.operators import column_store
+from minishuffle.operators.aggregates import outputs_of
 from minishuffle.operators.column_store import Columns, ColumnStore
 
 

@@ -16,15 +16,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators.base import Aside, Side, TaskContext
-from minishuffle.dataflow.operators.chained import OnError
-from minishuffle.dataflow.operators.functions import KeyRows, MapRows
 from minishuffle.errors import UsageError, WrongResult
 from minishuffle.exchange import sizes as exchange_sizes
 from minishuffle.exchange.batch import Batch
 from minishuffle.limits import ROW_PREVIEW_CHARS
+from minishuffle.operators.base import Aside, Side, TaskContext
+from minishuffle.operators.chained import OnError
 from minishuffle.operators.filter import Filter
 from minishuffle.operators.flat_map import FlatMap
+from minishuffle.operators.row_functions import KeyRows, MapRows
 from support.batches import Calls, run_operator, shown
 from support.soak import examples
 

@@ -8,7 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.base import (
+from minishuffle.errors import UsageError
+from minishuffle.exchange.batch import Batch, Mask
+from minishuffle.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
     Active,
@@ -19,9 +21,7 @@ from minishuffle.dataflow.operators.base import (
     TaskContext,
     Watermark,
 )
-from minishuffle.dataflow.operators.times import BESIDE, EventTime
-from minishuffle.errors import UsageError
-from minishuffle.exchange.batch import Batch, Mask
+from minishuffle.operators.event_time import BESIDE, EventTime
 from minishuffle.operators.event_time_operator import (
     DROPPED,
     EventTimeOperator,

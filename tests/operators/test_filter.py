@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from minishuffle.dataflow.operators.base import Aside
 from minishuffle.errors import WrongResult
 from minishuffle.exchange.batch import Batch
+from minishuffle.operators.base import Aside
 from minishuffle.operators.filter import Filter
 from support.batches import run_operator
 

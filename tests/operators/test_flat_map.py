@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.base import Aside
-from minishuffle.dataflow.operators.chained import OnError
 from minishuffle.errors import WrongResult
 from minishuffle.exchange.batch import Batch
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.base import Aside
+from minishuffle.operators.chained import OnError
 from minishuffle.operators.flat_map import FlatMap, ListColumn
 from support.batches import run_operator
 

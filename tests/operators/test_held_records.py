@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators.base import END_OF_TIME
-from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.exchange.batch import Batch
 from minishuffle.operators import held_records
+from minishuffle.operators.base import END_OF_TIME
 from minishuffle.operators.held_records import Held
+from minishuffle.operators.row_conversion import rows_of
 
 
 def vector(*numbers: int) -> Any:

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators.base import (
+from minishuffle.exchange.batch import Batch
+from minishuffle.operators import interval_join
+from minishuffle.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
     Active,
@@ -22,16 +24,14 @@ from minishuffle.dataflow.operators.base import (
     TaskContext,
     Watermark,
 )
-from minishuffle.dataflow.operators.convert import rows_of
-from minishuffle.dataflow.operators.moments import microseconds
-from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.exchange.batch import Batch
-from minishuffle.operators import interval_join
+from minishuffle.operators.batch_times import microseconds
+from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.event_time_operator import Late
 from minishuffle.operators.interval_join import IntervalJoin
 from minishuffle.operators.join_columns import JoinColumns
 from minishuffle.operators.join_inputs import LEFT, RIGHT, Bounds, How
 from minishuffle.operators.join_results import ColumnResults, JoinedTime, RowResults
+from minishuffle.operators.row_conversion import rows_of
 from support.batches import as_batch, collecting, shown
 from support.soak import examples
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minishuffle.dataflow.operators.base import BEGINNING_OF_TIME, END_OF_TIME, Watermark
+from minishuffle.operators.base import BEGINNING_OF_TIME, END_OF_TIME, Watermark
 from minishuffle.operators.join_inputs import LEFT, RIGHT, Bounds, How, JoinProgress
 
 

@@ -10,16 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.base import END_OF_TIME, TaskContext, Watermark
-from minishuffle.dataflow.operators.convert import rows_of
-from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.exchange.batch import Batch
 from minishuffle.operators import join_results
+from minishuffle.operators.base import END_OF_TIME, TaskContext, Watermark
+from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.event_time_operator import Late
 from minishuffle.operators.interval_join import IntervalJoin
 from minishuffle.operators.join_columns import JoinColumns
 from minishuffle.operators.join_inputs import LEFT, RIGHT, Bounds, How
 from minishuffle.operators.join_results import ColumnResults, Outbox
+from minishuffle.operators.row_conversion import rows_of
 from support.batches import as_batch, collecting
 
 

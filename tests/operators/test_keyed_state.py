@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from minishuffle.dataflow.operators.aggregates import outputs_of
-from minishuffle.dataflow.operators.timers import Timers
 from minishuffle.exchange.keys import canonical, destination, stable_hash
 from minishuffle.operators import change_log, column_store, row_store
+from minishuffle.operators.aggregates import outputs_of
 from minishuffle.operators.change_log import Namespace
 from minishuffle.operators.keyed_state import KeyedState
 from minishuffle.operators.row_store import ABSENT
 from minishuffle.operators.state_parts import StatePart, divided
+from minishuffle.operators.timers import Timers
 from support.soak import examples
 
 PACKABLE = [

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.errors import WrongResult
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.base import TaskContext
 from minishuffle.operators.map_batches import MapBatches
 from support.batches import Calls, run_operator
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators import functions
-from minishuffle.dataflow.operators.base import TaskContext
-from minishuffle.dataflow.operators.chained import Emission
 from minishuffle.exchange.batch import Batch
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators import reductions, row_store
+from minishuffle.operators import row_functions as functions
+from minishuffle.operators.base import TaskContext
+from minishuffle.operators.chained import Emission
 from support.batches import as_batch, collecting
 from support.reducing import counting, folding, reducing
 

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators import columns as columns_module
-from minishuffle.dataflow.operators.base import TaskContext
-from minishuffle.dataflow.operators.chained import Emission
 from minishuffle.errors import UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators import aggregate_states
+from minishuffle.operators.base import TaskContext
+from minishuffle.operators.chained import Emission
 from support.batches import as_batch, collecting
 from support.reducing import aggregating, counting_columns
 
@@ -123,7 +123,7 @@ def test_arrow_as_plain_python(
 
 @pytest.mark.parametrize("emit", ["batch", "end"])
 def test_arrow_in_pieces(emit: Emission, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns_module, "PIECE_ROWS", 7)
+    monkeypatch.setattr(aggregate_states, "PIECE_ROWS", 7)
     generator = np.random.default_rng(5)
     batches = [
         pa.record_batch(
@@ -138,7 +138,7 @@ def test_arrow_in_pieces(emit: Emission, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_arrow_each_in_pieces_keeps_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns_module, "PIECE_ROWS", 4)
+    monkeypatch.setattr(aggregate_states, "PIECE_ROWS", 4)
     batch = pa.record_batch({"k": [1, 2, 1, 1, 2, 1], "v": [1, 10, 2, 3, 20, 4]})
     out = run(aggregating(("k",), {"total": ("v", "sum")}, "each"), batch)
     assert pa.Table.from_batches(out).to_pydict() == {"k": [1, 2, 1, 1, 2, 1], "total": [1, 10, 3, 6, 30, 10]}
@@ -303,7 +303,7 @@ def test_unknown_functions_and_names() -> None:
 
 
 def test_arrow_state_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns_module, "PIECE_ROWS", 1000)
+    monkeypatch.setattr(aggregate_states, "PIECE_ROWS", 1000)
     keys = np.arange(5000, dtype=np.int64) % 2500
     out = run(aggregating(("k",), OUTPUTS, "end"), pa.record_batch({"k": keys, "v": keys}))
     assert {row["k"]: (row["sum"], row["count"]) for row in out[0].to_pylist()} == {
@@ -331,8 +331,8 @@ def test_sums_of_decimals_go_on_beyond_64_bits_within_a_batch(emit: Emission) ->
 
 @pytest.mark.parametrize("rows", [0, 1, 9, 10, 14, 15, 16, 25, 99, 1000])
 def test_pieces_are_of_like_size_and_hold_each_row_once(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns_module, "PIECE_ROWS", 10)
-    pieces = list(columns_module.pieces_of(rows))
+    monkeypatch.setattr(aggregate_states, "PIECE_ROWS", 10)
+    pieces = list(aggregate_states.pieces_of(rows))
     assert [row for begin, size in pieces for row in range(begin, begin + size)] == list(range(rows))
     assert all(0 < size <= 15 for _, size in pieces)
     assert len(pieces) <= 1 or min(size for _, size in pieces) > 5

@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators.aggregates import outputs_of
-from minishuffle.dataflow.operators.base import (
+from minishuffle.errors import UsageError
+from minishuffle.exchange.batch import Batch
+from minishuffle.operators import sessions
+from minishuffle.operators.aggregates import outputs_of
+from minishuffle.operators.base import (
     END_OF_TIME,
     Idle,
     Mark,
@@ -19,13 +22,10 @@ from minishuffle.dataflow.operators.base import (
     TaskContext,
     Watermark,
 )
-from minishuffle.dataflow.operators.convert import rows_of
-from minishuffle.dataflow.operators.moments import microseconds
-from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.errors import UsageError
-from minishuffle.exchange.batch import Batch
-from minishuffle.operators import sessions
+from minishuffle.operators.batch_times import microseconds
+from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.event_time_operator import Late
+from minishuffle.operators.row_conversion import rows_of
 from minishuffle.operators.sessions import (
     Closing,
     SessionAggregation,

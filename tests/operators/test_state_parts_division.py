@@ -17,8 +17,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.aggregates import outputs_of
-from minishuffle.dataflow.operators.base import (
+from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.partitioner import Partitioner
+from minishuffle.operators.aggregates import outputs_of
+from minishuffle.operators.asof_join import AsOfColumns, AsOfJoin
+from minishuffle.operators.assign_event_time import AssignEventTime
+from minishuffle.operators.base import (
     END_OF_TIME,
     Mark,
     Operator,
@@ -27,17 +31,6 @@ from minishuffle.dataflow.operators.base import (
     TaskContext,
     Watermark,
 )
-from minishuffle.dataflow.operators.chained import ChainedOperator
-from minishuffle.dataflow.operators.convert import rows_of
-from minishuffle.dataflow.operators.distinct import Distinct
-from minishuffle.dataflow.operators.eventtime import AssignEventTime
-from minishuffle.dataflow.operators.process import ProcessRows
-from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.dataflow.operators.topn import TopN
-from minishuffle.dataflow.operators.windowassigner import SlidingWindows, WindowAssigner, tumbling
-from minishuffle.exchange.batch import Batch
-from minishuffle.exchange.partitioner import Partitioner
-from minishuffle.operators.asof_join import AsOfColumns, AsOfJoin
 from minishuffle.operators.broadcast_join import (
     BIG,
     SMALL,
@@ -47,13 +40,20 @@ from minishuffle.operators.broadcast_join import (
     SmallRows,
     SmallSide,
 )
+from minishuffle.operators.chained import ChainedOperator
+from minishuffle.operators.distinct import Distinct
+from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.event_time_operator import Late
 from minishuffle.operators.interval_join import IntervalJoin
 from minishuffle.operators.join_columns import JoinColumns
 from minishuffle.operators.join_inputs import Bounds
 from minishuffle.operators.join_results import ColumnResults, RowResults
+from minishuffle.operators.process import ProcessRows
+from minishuffle.operators.row_conversion import rows_of
 from minishuffle.operators.sessions import Closing, SessionAggregation, SessionFold, SessionOperator
 from minishuffle.operators.state_parts import StatePart, divided
+from minishuffle.operators.top_n import TopN
+from minishuffle.operators.window_assigner import SlidingWindows, WindowAssigner, tumbling
 from minishuffle.operators.windows import Panes, WindowAggregation, WindowFold, WindowOperator, one_more
 from support.batches import as_batch, collecting
 from support.reducing import aggregating, counting, counting_columns, folding, reducing

@@ -12,8 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators.aggregates import Function, outputs_of
-from minishuffle.dataflow.operators.base import (
+from minishuffle.errors import UsageError
+from minishuffle.exchange.batch import Batch
+from minishuffle.operators import row_store
+from minishuffle.operators.aggregates import Function, outputs_of
+from minishuffle.operators.assign_event_time import AssignEventTime
+from minishuffle.operators.base import (
     END_OF_TIME,
     Idle,
     Mark,
@@ -21,16 +25,12 @@ from minishuffle.dataflow.operators.base import (
     TaskContext,
     Watermark,
 )
-from minishuffle.dataflow.operators.chained import OnError
-from minishuffle.dataflow.operators.convert import rows_of
-from minishuffle.dataflow.operators.eventtime import AssignEventTime
-from minishuffle.dataflow.operators.moments import microseconds
-from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.dataflow.operators.windowassigner import SlidingWindows, WindowAssigner, tumbling
-from minishuffle.errors import UsageError
-from minishuffle.exchange.batch import Batch
-from minishuffle.operators import row_store
+from minishuffle.operators.batch_times import microseconds
+from minishuffle.operators.chained import OnError
+from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.event_time_operator import Late
+from minishuffle.operators.row_conversion import rows_of
+from minishuffle.operators.window_assigner import SlidingWindows, WindowAssigner, tumbling
 from minishuffle.operators.windows import Panes, WindowAggregation, WindowFold, WindowOperator, one_more
 from support.batches import as_batch, collecting
 from support.soak import examples

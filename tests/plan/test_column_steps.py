@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pytest
 
 from minishuffle.api.stream import Stream, Table
-from minishuffle.dataflow.operators.times import BESIDE, EventTime
 from minishuffle.errors import InvalidGraph, UnknownName, UsageError, WrongColumns
+from minishuffle.operators.event_time import BESIDE, EventTime
 from support.cutjobs import Cut, run
 
 MOMENT = pa.timestamp("us", "UTC")

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.api.stream import KeyedStream, Stream, Table
-from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import InvalidGraph, UnknownName, UsageError
 from minishuffle.operators.broadcast_join import BroadcastJoin
+from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.interval_join import IntervalJoin
 from minishuffle.operators.join_results import JoinedTime
 from minishuffle.plan.nodes import Exchange, Node

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.api.stream import Stream, Table
-from minishuffle.dataflow.operators.times import BESIDE, EventTime
 from minishuffle.errors import InvalidGraph, UnknownName, UsageError
 from minishuffle.operators.broadcast_join import BroadcastJoin
+from minishuffle.operators.event_time import BESIDE, EventTime
 from minishuffle.operators.interval_join import IntervalJoin
 from minishuffle.plan.nodes import Exchange, Node
 from support.cutjobs import Cut, run

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pytest
 
 from minishuffle.api.stream import KeyedTable, Stream, Table
-from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import InvalidGraph, UnknownName, UsageError
+from minishuffle.operators.event_time import EventTime
 from support.cutjobs import Cut, run
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

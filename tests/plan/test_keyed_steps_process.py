@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from minishuffle.api.stream import Stream
-from minishuffle.dataflow.operators.process import ProcessContext, ProcessRows
-from minishuffle.dataflow.operators.times import BESIDE, EventTime
 from minishuffle.errors import UsageError
+from minishuffle.operators.event_time import BESIDE, EventTime
+from minishuffle.operators.process import ProcessContext, ProcessRows
 from support.planned import planned
 
 

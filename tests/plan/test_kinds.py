@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minishuffle.api.stream import Stream
-from minishuffle.dataflow.operators.functions import MapRows
+from minishuffle.operators.row_functions import MapRows
 from minishuffle.plan.kinds import OperatorSpec, built
 from support.planned import planned
 

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 import pytest
 
 from minishuffle.api.stream import Stream, Table
-from minishuffle.dataflow.operators.convert import RowsSchema, ToArrow
 from minishuffle.errors import InvalidGraph, UsageError, WrongColumns
 from minishuffle.exchange.batch import Batch
+from minishuffle.operators.row_conversion import RowsSchema, ToArrow
 from support.cutjobs import Cut, run
 
 

@@ -15,9 +15,9 @@ import cloudpickle
 import pytest
 
 from minishuffle.api.stream import Stream
-from minishuffle.dataflow.operators.base import Program
 from minishuffle.errors import ResourceExhausted, UsageError
 from minishuffle.limits import MIB
+from minishuffle.operators.base import Program
 from minishuffle.plan.pickling import MEASURED_BYTES, items_that_fit
 from minishuffle.plan.planner import compile_job
 from minishuffle.plan.programs import open_program

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.api.stream import Stream, Table
-from minishuffle.dataflow.operators.base import Program
 from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
+from minishuffle.operators.base import Program
 from minishuffle.plan.graph import JobGraph, JobSettings
 from minishuffle.plan.planner import compile_job
 from minishuffle.plan.programs import open_program

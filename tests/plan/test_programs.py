@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minishuffle.api.stream import Stream, Table
-from minishuffle.dataflow.operators.base import ModuleSource, Output
-from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.dataflow.operators.windowassigner import CalendarWindows, LastMoment, SlidingWindows
+from minishuffle.operators.base import ModuleSource, Output
+from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.join_results import JoinedTime
 from minishuffle.operators.sessions import Closing
+from minishuffle.operators.window_assigner import CalendarWindows, LastMoment, SlidingWindows
 from minishuffle.plan.kinds import KINDS, OperatorSpec
 from minishuffle.plan.nodes import Node
 from minishuffle.plan.planner import logical_plan

@@ -18,8 +18,8 @@ import pytest
 
 from minishuffle.api.stream import Stream, Table
 from minishuffle.api.stream_base import StreamBase
-from minishuffle.dataflow.operators.base import Program
 from minishuffle.errors import UsageError, WrongColumns
+from minishuffle.operators.base import Program
 from minishuffle.plan.expressions import columns_read
 from minishuffle.plan.graph import JobGraph
 from minishuffle.plan.planner import compile_job

@@ -7,8 +7,8 @@ from typing import Any, TypedDict
 import pytest
 
 from minishuffle.api.stream import Stream, Table
-from minishuffle.dataflow.operators.times import BESIDE
 from minishuffle.errors import UsageError
+from minishuffle.operators.event_time import BESIDE
 from minishuffle.plan.nodes import Known, Needed, ObjectSchema
 from minishuffle.plan.row_steps import FilterRowsStep, Key, KeyRowsStep, MapAsyncStep, MapStep, rows_by_key
 from support.planned import planned

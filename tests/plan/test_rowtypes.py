@@ -15,9 +15,9 @@ import pydantic
 import pytest
 from typing_extensions import TypedDict
 
-from minishuffle.dataflow.operators.base import Aside
-from minishuffle.dataflow.operators.rowobjects import as_dicts
 from minishuffle.errors import UsageError
+from minishuffle.operators.base import Aside
+from minishuffle.operators.row_objects import as_dicts
 from minishuffle.plan.arguments import arrow_schema
 from minishuffle.plan.rowtypes import returned_row, unread_annotation
 

@@ -7,8 +7,8 @@ from typing import Any, get_args
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.base import TaskContext
-from minishuffle.dataflow.operators.chained import Emission
+from minishuffle.operators.base import TaskContext
+from minishuffle.operators.chained import Emission
 from minishuffle.plan.schemas import aggregated_schema
 from support.batches import as_batch, collecting
 from support.reducing import aggregating

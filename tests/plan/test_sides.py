@@ -11,8 +11,8 @@ import pytest
 
 from minishuffle.api.stream import Stream, Table
 from minishuffle.api.stream_base import StreamBase
-from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import InvalidGraph
+from minishuffle.operators.event_time import EventTime
 from minishuffle.plan.nodes import Node, inputs_first
 
 MOMENT = pa.timestamp("us", "UTC")

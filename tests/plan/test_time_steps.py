@@ -11,10 +11,10 @@ import pytest
 
 from minishuffle.api.stream import Stream, Table
 from minishuffle.api.stream_base import StreamBase
-from minishuffle.dataflow.operators.base import Operator
-from minishuffle.dataflow.operators.eventtime import AssignEventTime
-from minishuffle.dataflow.operators.times import BESIDE, EventTime
 from minishuffle.errors import UnknownName, UsageError
+from minishuffle.operators.assign_event_time import AssignEventTime
+from minishuffle.operators.base import Operator
+from minishuffle.operators.event_time import BESIDE, EventTime
 from minishuffle.plan.nodes import Node
 from support.planned import planned
 

@@ -13,9 +13,9 @@ import pytest
 
 from minishuffle.api.stream import Stream, Table
 from minishuffle.cli.loading import load_job
-from minishuffle.dataflow.operators.unknowncolumns import UnknownColumns
 from minishuffle.errors import InvalidGraph
 from minishuffle.exchange.batch import Batch
+from minishuffle.operators.unknown_columns import UnknownColumns
 from minishuffle.plan.column_steps import UnknownStep
 from minishuffle.plan.nodes import inputs_first
 from minishuffle.plan.unknownschemas import CallPlace, drafting, unknown_columns

@@ -10,10 +10,10 @@ import pytest
 
 from minishuffle.api.stream import Stream, Table
 from minishuffle.api.stream_base import StreamBase
-from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.dataflow.operators.windowassigner import LastMoment, tumbling
 from minishuffle.errors import InvalidGraph, UsageError
+from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.sessions import last_of_session
+from minishuffle.operators.window_assigner import LastMoment, tumbling
 from minishuffle.plan.nodes import Node
 
 MOMENT = pa.timestamp("us", "UTC")

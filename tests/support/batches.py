@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from minishuffle.dataflow.operators.base import Mark, Operator, Side, TaskContext
 from minishuffle.exchange.batch import Batch
+from minishuffle.operators.base import Mark, Operator, Side, TaskContext
 
 __all__ = ["Calls", "as_batch", "as_item", "collecting", "run_operator", "shown"]
 

@@ -17,12 +17,12 @@ import cloudpickle
 
 from minishuffle.api.stream_base import StreamBase
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.operators.base import Emit, Mark, Program, TaskContext, Watermark
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import WHOLE, read_header, unpinned
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.watermarks import END_OF_TIME, WatermarkValve
+from minishuffle.operators.base import Emit, Mark, Program, TaskContext, Watermark
 from minishuffle.plan.graph import JobGraph
 from minishuffle.plan.planner import compile_job
 from minishuffle.plan.programs import open_program

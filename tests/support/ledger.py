@@ -1,6 +1,6 @@
 """What jobs gave at one time, as data: entries of several parts, and those that have changed since.
 
-A part is files ``<part>.<number>.json.xz`` in ``tests/dataflow/ledger``: by name what is ``given`` and the
+A part is files ``<part>.<number>.json.xz`` in ``tests/api/ledger``: by name what is ``given`` and the
 ``value`` that came of it. Files are added and never edited. An entry that gives something else from some
 commit on stands in ``changed.json`` there, under the line of the CHANGELOG that is its cause, with its old
 and its new value.
@@ -23,7 +23,7 @@ Value: TypeAlias = Any
 """What JSON holds."""
 PARTS = ("pipelines", "widened", "types", "counts", "deaths", "refusals", "documents")
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "tests" / "dataflow" / "ledger"
+FOLDER = ROOT / "tests" / "api" / "ledger"
 
 
 def digest(answer: Any) -> str:

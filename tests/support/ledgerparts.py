@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from minishuffle.api.stream import Stream, Table
-from minishuffle.dataflow.operators.base import Aside
+from minishuffle.operators.base import Aside
 from support.cutjobs import Cut, run
 from support.ledger import ROOT, Value, digest, unplain
 from support.pipelines import (
@@ -42,7 +42,7 @@ PROGRAM_SECONDS_MAX = 120
 REFUSALS_SECONDS_MAX = 3_000
 TESTED = (
     "tests/api",
-    "tests/dataflow",
+    "tests/api",
     "tests/plan",
     "tests/connectors",
     "tests/operators",
@@ -98,14 +98,14 @@ def pipeline_in_form(given: Any, form: str, schema: pa.Schema | None) -> Value:
 
 def rounded(value: Any) -> str:
     """A value as text: sums of floats are added up in any order, and times are shown in any time zone."""
-    from dataflow.test_type_matrix import as_text
+    from api.test_type_matrix import as_text
 
     return f"{value:.12g}" if isinstance(value, float) else as_text(value)
 
 
 def play_cell(given: Any) -> Value:
     """The hash of what one operator makes of one column, or class and text where it is refused."""
-    from dataflow.test_type_matrix import CUTS, NARROW, WIDE, Column, small_of, timed
+    from api.test_type_matrix import CUTS, NARROW, WIDE, Column, small_of, timed
 
     operator, nesting, kind = given
     column = Column(kind, nesting)
@@ -261,7 +261,7 @@ def play_document(given: Any) -> Value:
 
 @cache
 def refusals_now() -> frozenset[tuple[str, str]]:
-    """Class and text of each refusal that quick tests of the dataflow half expect, in a run of them."""
+    """Class and text of each refusal that quick tests of jobs and operators expect, in a run of them."""
     environment = {name: value for name, value in os.environ.items() if name != "MINISHUFFLE_SOAK"}
     with tempfile.NamedTemporaryFile("r", suffix=".txt") as file:
         command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow and not alone", *TESTED]
@@ -269,7 +269,7 @@ def refusals_now() -> frozenset[tuple[str, str]]:
             "-p",
             "support.refusals",
             f"--refusals={file.name}",
-            "--ignore=tests/dataflow/test_ledger.py",
+            "--ignore=tests/api/test_ledger.py",
         ]
         ran = subprocess.run(
             command,

@@ -19,7 +19,7 @@ from unittest import mock
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.convert import ToArrow
+from minishuffle.operators.row_conversion import ToArrow
 from support.ledger import Ledger, plain
 from support.ledgerparts import KEYED_STEP, PLAY, STEP, pipeline_in_form, refusals_now
 from support.pipelines import SCHEMA, TABLES
@@ -131,7 +131,7 @@ def pipeline(number: int) -> Entry:
 
 @cache
 def cells() -> list[list[str]]:
-    from dataflow.test_type_matrix import COLUMNS, NARROW, WIDE
+    from api.test_type_matrix import COLUMNS, NARROW, WIDE
 
     return [[name, column.nesting, column.kind] for name in (*WIDE, *NARROW) for column in COLUMNS]
 

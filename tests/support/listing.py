@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minishuffle.dataflow.operators.base import CompleteFile
+from minishuffle.operators.base import CompleteFile
 
 __all__ = ["Listing"]
 

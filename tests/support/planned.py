@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minishuffle.dataflow.operators.base import Operator
+from minishuffle.operators.base import Operator
 from minishuffle.plan.nodes import Node
 from minishuffle.plan.planner import operator_of
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from minishuffle.dataflow.operators.aggregates import outputs_of
-from minishuffle.dataflow.operators.chained import Emission, OnError
-from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.operators.aggregates import outputs_of
+from minishuffle.operators.chained import Emission, OnError
+from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.reductions import Aggregation, KeyCount, KeyedReduction, RowFold, count_by_key
 
 __all__ = ["aggregating", "counting", "counting_columns", "folding", "reducing"]

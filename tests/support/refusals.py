@@ -1,6 +1,6 @@
 """A plugin of pytest that writes down class and text of the package's errors that tests expect.
 
-``python -m pytest -p support.refusals --refusals=FILE tests/dataflow tests/connectors``
+``python -m pytest -p support.refusals --refusals=FILE tests/api tests/connectors``
 """
 
 from __future__ import annotations

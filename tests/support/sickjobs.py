@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 
 from minishuffle.api.stream import Stream
-from minishuffle.dataflow.operators.base import TaskContext
+from minishuffle.operators.base import TaskContext
 from minishuffle.plan.graph import JobSettings
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -16,9 +16,9 @@ from typing import Any, Literal, TypeAlias
 import cloudpickle
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Emit, Mark, Output, TaskContext, Watermark
-from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.exchange.batch import Batch
+from minishuffle.operators.base import Emit, Mark, Output, TaskContext, Watermark
+from minishuffle.operators.chained import ChainedOperator
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.programs import ProgramSpec, pack_program

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minishuffle.dataflow.operators.base import Source
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.base import Source
 
 __all__ = ["read_all", "records_of"]
 

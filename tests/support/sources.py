@@ -19,9 +19,8 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def part_of(path: str) -> str:
-    """The part of the package that a path below it belongs to: its first name. The operators that are below
-    ``dataflow`` are a part of their own, under the streams and tables that are built from them."""
-    return "operators" if path.startswith("dataflow/operators/") else path.partition("/")[0]
+    """The part of the package that a path below it belongs to: its first name."""
+    return path.partition("/")[0]
 
 
 @dataclass(frozen=True)

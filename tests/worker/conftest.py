@@ -12,10 +12,10 @@ import pytest
 
 from minishuffle.api.stream import Stream
 from minishuffle.coordinator.scheduling import deployments
-from minishuffle.dataflow.operators.base import CompleteFile
 from minishuffle.exchange.elements import unpack_rows
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import AttemptId
+from minishuffle.operators.base import CompleteFile
 from minishuffle.plan.graph import JobGraph, JobSettings
 from minishuffle.plan.planner import compile_job
 from minishuffle.wire.messages import DeployTasks, LogLines, WorkerAddress, WritePosition

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.api.stream import Stream
-from minishuffle.dataflow.operators.base import AsyncCall, TaskContext
 from minishuffle.errors import UsageError, WrongResult
+from minishuffle.operators.base import AsyncCall, TaskContext
 from minishuffle.worker.asynccalls import LoopCalls
 
 if TYPE_CHECKING:

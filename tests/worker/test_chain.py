@@ -6,7 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.operators.base import (
+from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
+from minishuffle.exchange.pipelined import PipelinedPartition
+from minishuffle.exchange.segments import NetworkBufferPool, Segment
+from minishuffle.exchange.subpartition import PipelinedSubpartition
+from minishuffle.ids import JobId, PartitionId
+from minishuffle.operators.base import (
     END_OF_TIME,
     Active,
     Emit,
@@ -19,13 +25,7 @@ from minishuffle.dataflow.operators.base import (
     SplitMark,
     Watermark,
 )
-from minishuffle.dataflow.operators.chained import ChainedOperator
-from minishuffle.exchange.batch import Batch
-from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
-from minishuffle.exchange.pipelined import PipelinedPartition
-from minishuffle.exchange.segments import NetworkBufferPool, Segment
-from minishuffle.exchange.subpartition import PipelinedSubpartition
-from minishuffle.ids import JobId, PartitionId
+from minishuffle.operators.chained import ChainedOperator
 from minishuffle.wire.frames import WATERMARK_EVENT, EventKind
 from minishuffle.worker.chain import Chain
 from support.batches import as_item

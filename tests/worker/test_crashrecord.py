@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.api.stream import Stream
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.exchange.batch import Batch
+from minishuffle.operators.base import TaskContext
 from minishuffle.wire.requests import UserCall
 from minishuffle.worker import crashrecord
 from minishuffle.worker.crashrecord import (

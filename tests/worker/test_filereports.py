@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from minishuffle.api.stream import Stream
-from minishuffle.dataflow.operators.base import CompleteFile
+from minishuffle.operators.base import CompleteFile
 from minishuffle.worker.filereports import FileReports
 from support.attempts import attempt
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from minishuffle.api.stream import Stream
-from minishuffle.dataflow.operators.base import END_OF_TIME, Active, Idle, Reached, SplitMark, Watermark
 from minishuffle.exchange.elements import ElementFormat, pack_rows
 from minishuffle.exchange.gate import Element, InputGate
 from minishuffle.exchange.watermarks import WatermarkValve
+from minishuffle.operators.base import END_OF_TIME, Active, Idle, Reached, SplitMark, Watermark
 from minishuffle.worker.inputs import Inputs
 from minishuffle.worker.registry import ChannelKey
 from support.attempts import attempt

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from minishuffle.dataflow.operators.base import ModuleSource
+from minishuffle.operators.base import ModuleSource
 from minishuffle.worker.jobimports import import_from
 
 SOURCES = {

@@ -12,10 +12,10 @@ import msgpack
 import pytest
 
 from minishuffle.api.stream import Stream
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.errors import InvalidGraph, TaskCancelled, TaskFailed, UnserializableRecord
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.rows import unpack_result
+from minishuffle.operators.base import TaskContext
 from minishuffle.plan.graph import JobSettings
 from minishuffle.plan.programs import ProgramSpec, pack_program
 from minishuffle.wire.messages import ErrorInfo

@@ -72,7 +72,9 @@ JOBS: dict[str, Callable[[], StreamBase]] = {
 
 def is_ours(value: Any) -> bool:
     """Whether an operator made that for itself: its state, and not what it was given."""
-    return type(value).__module__.startswith(("minishuffle.dataflow", "minishuffle.connectors"))
+    return type(value).__module__.startswith(
+        ("minishuffle.api", "minishuffle.connectors", "minishuffle.operators", "minishuffle.plan")
+    )
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from minishuffle.api.stream import Stream
-from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.errors import ResourceExhausted, WrongResult
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.rows import unpack_result
+from minishuffle.operators.base import TaskContext
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker import task as task_module
 from minishuffle.worker.task import TaskOutcome

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.operators.base import Output, Program
 from minishuffle.errors import TaskCancelled, UnserializableRecord
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.exchange.subpartition import PipelinedView
 from minishuffle.ids import JobId, PartitionId
+from minishuffle.operators.base import Output, Program
 from minishuffle.wire.frames import CancelReason
 from minishuffle.worker.chain import Chain
 from minishuffle.worker.handoff import TaskBell, TaskPaths

@@ -1,1 +1,0 @@
-"""What a task thread runs: sources, functions, keyed state, sinks."""

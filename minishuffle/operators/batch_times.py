@@ -1,0 +1,157 @@
+"""Event times of whole batches: int64 vectors, microseconds since 1970 in UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from minishuffle.errors import UnknownName, UsageError, WrongColumns
+from minishuffle.exchange.batch import Batch
+from minishuffle.operators.chained import preview
+from minishuffle.operators.event_time import EventTime
+
+__all__ = ["TIME_MAX", "TIME_MIN", "datetime_of", "event_times", "microseconds"]
+
+Vector: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_NAIVE_EPOCH: Final = datetime(1970, 1, 1)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_MIDNIGHT: Final = time()
+
+TIME_MIN: Final = (datetime.min - _NAIVE_EPOCH) // _MICROSECOND
+TIME_MAX: Final = (datetime.max - _NAIVE_EPOCH) // _MICROSECOND
+"""Event times are in the years 1 to 9999, so that sums of a few of them fit, and seconds or nanoseconds
+given as microseconds are noticed more often than not."""
+
+_MEND: Final = "give it a datetime or whole microseconds since 1970, or leave such records out before"
+
+
+def microseconds(value: Any) -> int:
+    """A datetime (without a time zone: in UTC), a date or int microseconds as int microseconds.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            return (value - _NAIVE_EPOCH) // _MICROSECOND
+        return (value - _EPOCH) // _MICROSECOND
+    if isinstance(value, date):
+        return (datetime.combine(value, _MIDNIGHT) - _NAIVE_EPOCH) // _MICROSECOND
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return int(value)
+    raise TypeError(f"{value!r:.80} ({type(value).__name__}) is no time")
+
+
+def datetime_of(time: int) -> datetime:
+    """Microseconds as a datetime in UTC.
+
+    Raises:
+        UsageError: it is before the year 1 or after 9999.
+    """
+    try:
+        return _EPOCH + timedelta(microseconds=time)
+    except OverflowError as error:
+        raise UsageError(
+            f"the time {time} (microseconds since 1970) is outside the years 1 to 9999: check the unit of "
+            "event_time(), or choose a smaller window"
+        ) from error
+
+
+def event_times(time: EventTime, batch: Batch) -> Vector:
+    """The event time of each record.
+
+    Raises:
+        UsageError: a record has no time, or what stands there is none.
+        UnknownName: there is no such column.
+    """
+    payload = batch.payload
+    if time.is_beside:
+        assert batch.times is not None
+        times = batch.times
+    elif not isinstance(payload, list):
+        times = _arrow_times(time, payload)
+    else:
+        times = _row_times(time, payload)
+    return times + time.shift if time.shift else times
+
+
+def _row_times(time: EventTime, rows: Sequence[Any]) -> Vector:
+    fn, name = time.fn, time.column
+    times: list[int] = []
+    for row in rows:
+        try:
+            times.append(microseconds(fn(row) if fn is not None else row[name]))
+        except (LookupError, TypeError) as error:
+            if fn is not None and not str(error).endswith("is no time"):
+                error.add_note(f"raised by the function of event_time() for the record {preview(row)}")
+                raise
+            raise _no_time(time, row, error) from error
+    if times and not (min(times) >= TIME_MIN and max(times) <= TIME_MAX):
+        odd = next(row for row, at in zip(rows, times, strict=True) if not TIME_MIN <= at <= TIME_MAX)
+        raise UsageError(f"the event time of {preview(odd)} is outside the years 1 to 9999: {_MEND}")
+    return np.array(times, dtype=np.int64)
+
+
+def _no_time(time: EventTime, row: Any, error: Exception) -> UsageError:
+    if time.fn is not None:
+        return UsageError(f"the event time of the record {preview(row)}: {error}: {_MEND}")
+    if not isinstance(row, dict):
+        return UsageError(
+            f"the event time is in the column {time.column!r}, but a record is {preview(row)}: map the "
+            "records to dicts first, or give event_time() a function"
+        )
+    if time.column not in row:
+        return UnknownName(
+            f"no column {time.column!r} for the event time: the row has {', '.join(map(str, row))}: name "
+            "another column in event_time(), or give it a function"
+        )
+    return UsageError(f"column {time.column!r} of the record {preview(row)}: {error}: {_MEND}")
+
+
+def _arrow_times(time: EventTime, batch: pa.RecordBatch) -> Vector:
+    name = str(time.column)
+    column = batch.column(name)
+    if column.null_count:
+        row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+        shown = preview(batch.slice(row, 1).to_pylist()[0])
+        raise UsageError(f"column {name!r} of the record {shown}: None is no time: {_MEND}")
+    times = _column_times(name, column)
+    if len(times) and not (times.min() >= TIME_MIN and times.max() <= TIME_MAX):
+        raise UsageError(f"a time in column {name!r} is outside the years 1 to 9999: {_MEND}")
+    return times
+
+
+_PER_UNIT: Final = {"s": 1_000_000, "ms": 1000, "us": 1}
+
+
+def _column_times(name: str, column: pa.Array) -> Vector:
+    """Whatever the unit; parts of a microsecond are cut off downwards."""
+    kind = column.type
+    try:
+        if pa.types.is_timestamp(kind) and kind.unit == "ns":
+            nanoseconds: Vector = column.cast(pa.int64()).to_numpy()
+            return nanoseconds // 1000
+        if pa.types.is_timestamp(kind):
+            column = pc.multiply_checked(column.cast(pa.int64()), _PER_UNIT[kind.unit])
+        elif pa.types.is_date(kind):
+            column = column.cast(pa.timestamp("us")).cast(pa.int64())
+        elif pa.types.is_integer(kind) or pa.types.is_null(kind):
+            column = column.cast(pa.int64())
+        else:
+            raise WrongColumns(
+                f"column {name!r} of type {kind} holds no times: cast it to a timestamp, a date, or int64 "
+                "microseconds since 1970"
+            )
+    except pa.ArrowException as error:
+        raise UsageError(
+            f"a time in column {name!r} of type {kind} does not fit ({error}): {_MEND}"
+        ) from error
+    times: Vector = column.to_numpy()
+    return times

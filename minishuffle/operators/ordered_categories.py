@@ -1,0 +1,61 @@
+"""Categories that have an order of their own, which is lost where dictionaries are decoded: while a plan is
+built, what goes by order refuses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from minishuffle.errors import WrongColumns
+from minishuffle.operators.expression_parts import Path, columns_in_order
+
+__all__ = ["refuse_order", "refuse_order_in"]
+
+
+def refuse_order(method: str, field: pa.Field) -> None:
+    """Raises WrongColumns if ``method`` would order categories by their texts."""
+    if _is_ordered(field.type):
+        name = field.name
+        raise WrongColumns(
+            f"{method}: the categories of column {name!r} have an order of their own, which texts have not: "
+            f"compare their codes, as with_columns({name}=pc.index_in(pc.field({name!r}), "
+            "value_set=pa.array(['S', 'M', 'L']))), or, to compare them as texts, cast the column: "
+            f"with_columns({name}=pc.field({name!r}).cast('string'))"
+        )
+
+
+def refuse_order_in(where: str, schema: pa.Schema, expressions: Iterable[pc.Expression]) -> None:
+    """Raises WrongColumns if one compares such categories by order, or UsageError if it reads a column by its
+    number."""
+    if not any(map(_has_ordered, schema.types)):
+        return
+    for path in chain.from_iterable(map(columns_in_order, expressions)):
+        field = _field_at(schema, path)
+        if field is not None:
+            refuse_order(where, field.with_name(".".join(map(str, path))))
+
+
+def _is_ordered(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_dictionary(kind) and kind.ordered)
+
+
+def _has_ordered(kind: pa.DataType) -> bool:
+    return _is_ordered(kind) or any(_has_ordered(kind.field(place).type) for place in range(kind.num_fields))
+
+
+def _field_at(schema: pa.Schema, path: Path) -> pa.Field | None:
+    """The field at the end of a path; None if there is none."""
+    name, *steps = path
+    if schema.get_field_index(name) < 0:
+        return None
+    field = schema.field(name)
+    for step in steps:
+        kind = field.type
+        has = step < kind.num_fields if isinstance(step, int) else pa.types.is_struct(kind)
+        if not has or (isinstance(step, str) and kind.get_field_index(step) < 0):
+            return None
+        field = kind.field(step)
+    return field

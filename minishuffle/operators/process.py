@@ -1,0 +1,373 @@
+"""Functions of the user's own with state and timers for each key. (Flink: ``KeyedProcessFunction``.)"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from itertools import islice, repeat
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+from minishuffle.errors import UsageError
+from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.keys import canonical_rows
+from minishuffle.exchange.rows import SCALARS
+from minishuffle.exchange.sizes import ListedTimes, RowsOut
+from minishuffle.operators.base import (
+    BEGINNING_OF_TIME,
+    END_OF_TIME,
+    Aside,
+    Emit,
+    TaskContext,
+    refuse_as_rows,
+)
+from minishuffle.operators.batch_times import TIME_MAX, TIME_MIN, datetime_of, microseconds
+from minishuffle.operators.chained import OnError
+from minishuffle.operators.event_time import EventTime
+from minishuffle.operators.event_time_operator import DROPPED, EventTimeOperator
+from minishuffle.operators.row_copies import copied
+from minishuffle.operators.state_parts import StatePart, by_rows, chunks, keys_of, packed, unpacked
+from minishuffle.operators.timers import Timers
+
+__all__ = ["ProcessContext", "ProcessRows"]
+
+Clock: TypeAlias = Literal["event", "wall"]
+
+MICROSECONDS: Final = 1_000_000
+SWEEP_KEYS: Final = 1000
+"""Keys whose age is looked at in one go, so that a sweep holds nothing up."""
+SWEEPS_PER_TTL: Final = 10
+
+
+class ProcessContext:
+    """What ``on_record`` and ``on_timer`` know, of the record's or timer's key."""
+
+    __slots__ = ("_entry", "_operator", "time")
+    _entry: _Entry
+
+    def __init__(self, operator: ProcessRows) -> None:
+        self._operator = operator
+        self.time: datetime | None = None
+        """The record's event time (None without :meth:`Stream.event_time`), or the timer's."""
+
+    @property
+    def key(self) -> Any:
+        """As the first record of this key brought it, of those since its state was last gone."""
+        return self._entry.key
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """The key's own, to be changed in place; while it is empty nothing is kept."""
+        return self._entry.state
+
+    @property
+    def watermark(self) -> datetime | None:
+        """None before the first, and when time has ended."""
+        reached = self._operator.reached
+        return datetime_of(reached) if TIME_MIN <= reached <= TIME_MAX else None
+
+    def set_timer(self, at: datetime | int, clock: Clock = "event") -> None:
+        """Have ``on_timer`` called when the watermark, or the wall clock, has reached ``at``.
+
+        ``at`` is a datetime (without a time zone: in UTC) or int microseconds since 1970; one that has
+        passed already fires at the next watermark or look at the clock. A second timer of the same key,
+        time and clock is the first. Once the input has ended no timer is set any more.
+
+        Raises:
+            UsageError: there is no ``on_timer``, an argument is wrong, or a timer sets one that is not
+                after itself.
+        """
+        self._operator.set_timer(self._entry, _checked_time(at), clock)
+
+    def delete_timer(self, at: datetime | int, clock: Clock = "event") -> None:
+        """Forget a timer; nothing happens if there is none."""
+        self._operator.delete_timer(self._entry, _checked_time(at), clock)
+
+
+def _checked_time(at: datetime | int) -> int:
+    try:
+        time = microseconds(at)
+    except TypeError as error:
+        raise UsageError(
+            f"a timer takes a datetime or whole microseconds since 1970, not {at!r:.80}"
+        ) from error
+    if not TIME_MIN <= time <= TIME_MAX:
+        raise UsageError(f"a timer at {at} is outside the years 1 to 9999: give microseconds since 1970")
+    return time
+
+
+class _Entry:
+    """What is kept of one key."""
+
+    __slots__ = ("form", "key", "state", "timers", "touched")
+
+    def __init__(self, form: Any, key: Any, touched: float) -> None:
+        self.form = form
+        """The key's canonical form."""
+        self.key = key
+        self.state: dict[Any, Any] = {}
+        self.timers = 0
+        self.touched = touched
+
+
+class ProcessRows(EventTimeOperator):
+    """Emits the rows that ``on_record`` and ``on_timer`` return.
+
+    Timers of event time fire in order when the watermark has reached them, and before it goes on; all
+    of them when time ends. Those of the wall clock that are not due when the input ends are dropped, and
+    so are those that a timer sets then.
+
+    A record or timer whose function raises fails the task, or is dropped as ``on_error`` says; what it
+    changed in the state before stays.
+
+    Args:
+        time: where the records' times stand; what is emitted has them beside it. None: they have none.
+        ttl: seconds without a call for a key after which its state is gone. Its timers are not.
+        gives_times: something reads the times beside what it emits.
+    """
+
+    name = "process"
+    keeps_rows = False
+
+    def __init__(
+        self,
+        on_record: Callable[[Any, ProcessContext], Iterable[Any] | None],
+        on_timer: Callable[[datetime, ProcessContext], Iterable[Any] | None] | None = None,
+        time: EventTime | None = None,
+        ttl: float | None = None,
+        on_error: OnError = "fail",
+        *,
+        gives_times: bool = True,
+    ) -> None:
+        super().__init__((EventTime() if time is None else time,), (DROPPED,), on_record, on_error)
+        self.by_channel = False  # No record is late.
+        self.on_timer = on_timer
+        self.ttl = math.inf if ttl is None else ttl
+        self._entries: dict[Any, _Entry] = {}
+        """By canonical key, those not touched for longest first."""
+        self._timers: dict[Clock, Timers] = {"event": Timers(), "wall": Timers()}
+        self._firing: tuple[Clock, int, int] | None = None
+        """The timer that is being fired, and when it was due."""
+        self._stamp: int | None = None
+        """The event time of what is made now."""
+        self._gives_times = gives_times and time is not None
+        self._swept_at = 0.0
+
+    @property
+    def reached(self) -> int:
+        """The watermark."""
+        return self.progress.inputs[0].watermark
+
+    def open(self, context: TaskContext) -> None:
+        super().open(context)
+        self._given = ProcessContext(self)
+        self._swept_at = self._running()
+
+    def _running(self) -> float:
+        """The wall clock without the time for which the task has stood in a pause: ``ttl`` goes by it, and so
+        does ``touched``, but in a state that was written."""
+        return self.context.wall() - self.context.paused_seconds()
+
+    def state_rows(self) -> int:
+        return len(self._entries)
+
+    def write_state(self) -> Iterator[StatePart]:
+        """Entries come before their timers."""
+        yield from super().write_state()
+        stood = self.context.paused_seconds()
+        for entries in chunks(self._entries.values()):
+            yield by_rows(
+                "entries",
+                [entry.key for entry in entries],
+                state=packed(entry.state for entry in entries),
+                touched=[entry.touched + stood for entry in entries],
+            )
+        for clock, timers in self._timers.items():
+            for some in chunks(timers):
+                yield by_rows(clock, [self._entries[form].key for form, _ in some], at=[at for _, at in some])
+
+    def read_state(self, parts: Iterable[StatePart]) -> None:
+        kept = list(parts)
+        super().read_state(kept)
+        for part in kept:
+            if part.name == "entries":
+                self._read_entries(part)
+            elif part.name in self._timers:
+                forms = canonical_rows(keys_of(part))
+                for form, at in zip(forms, part.batch["at"].to_pylist(), strict=True):
+                    self._set(part.name, form, at)
+                    self._entries[form].timers += 1
+        self._entries = dict(sorted(self._entries.items(), key=lambda item: item[1].touched))
+
+    def _read_entries(self, part: StatePart) -> None:
+        keys, touched = keys_of(part), part.batch["touched"].to_pylist()
+        states = unpacked(part.batch["state"])
+        for key, form, state, at in zip(keys, canonical_rows(keys), states, touched, strict=True):
+            entry = self._entries[form] = _Entry(form, key, at - self.context.paused_seconds())
+            entry.state = state
+
+    # --- records and timers ---------------------------------------------------------------------------
+
+    def take(self, batch: Batch, input: int, emit: Emit) -> None:
+        forms, rows = canonical_rows(batch.keys), batch.payload
+        times = [None] * len(rows)
+        if batch.times is not None and not self.times[0].is_none:
+            times = batch.times.tolist()
+        now = self._running()
+        out, stamps = self._gathered(emit)
+        for key, form, row, time in zip(batch.keys, forms, rows, times, strict=True):
+            self._given.time, self._stamp = None if time is None else datetime_of(time), time
+            self._call(self.fn, row, self._entry(form, key, now), now, out.rows)
+            if stamps is not None:
+                stamps.times += repeat(self._stamp, len(out.rows) - len(stamps.times))  # type: ignore[arg-type]
+            if len(out.rows) >= out.room:
+                out.look()
+        out.flush()
+        self._sweep(now)
+
+    def _gathered(self, emit: Emit) -> tuple[RowsOut, ListedTimes | None]:
+        """Where the rows go that functions give, and their times, if something reads these."""
+        stamps = ListedTimes() if self._gives_times else None
+        return RowsOut(self.parted(emit), stamps), stamps
+
+    def _entry(self, form: Any, key: Any, now: float) -> _Entry:
+        entry = self._entries.get(form)
+        if entry is None:
+            entry = self._entries[form] = _Entry(form, key, now)
+        elif now - entry.touched >= self.ttl:
+            entry.key, entry.state = key, {}
+        return entry
+
+    def _call(
+        self,
+        fn: Callable[[Any, ProcessContext], Iterable[Any] | None],
+        what: Any,
+        entry: _Entry,
+        now: float,
+        out: list[Any],
+    ) -> None:
+        given = self._given
+        given._entry = entry
+        entry.touched = now
+        try:
+            rows = fn(what, given)
+            if isinstance(rows, dict | str | bytes | Aside):
+                refuse_as_rows(rows)
+            if rows is not None:
+                # Copies: of the state, say, which goes on from here.
+                out.extend([row if type(row) in SCALARS else copied(row) for row in rows])
+        except Exception as error:
+            if self.on_error == "fail" or isinstance(error, UsageError):
+                self.note_failure(error, what)
+                self._keep(entry)
+                raise
+            self.drop(error, what, None if self._stamp is None else np.array([self._stamp], np.int64))
+        self._keep(entry)
+
+    def _keep(self, entry: _Entry) -> None:
+        """After a call: what is kept of a key without state and timer is nothing."""
+        if not entry.state and not entry.timers:
+            del self._entries[entry.form]
+        elif self.ttl < math.inf:
+            self._entries[entry.form] = self._entries.pop(entry.form)
+
+    def set_timer(self, entry: _Entry, time: int, clock: Clock) -> None:
+        """See :meth:`ProcessContext.set_timer`."""
+        if self.on_timer is None:
+            raise UsageError("set_timer needs a function for timers: process(on_record, on_timer)")
+        if self._firing is not None and self._firing[0] == clock and time <= self._firing[1]:
+            raise UsageError("on_timer sets a timer that is not after its own: it would fire for ever")
+        if self.reached != END_OF_TIME and self._set(clock, entry.form, time):
+            entry.timers += 1
+
+    def _set(self, clock: Clock, form: Any, time: int) -> bool:
+        """A time of the wall clock is one of the system clock as it is now, or goes by that of the timer that
+        is being fired. If the system clock was set these differ: it is the one that is nearer to now."""
+        due = time
+        if clock == "wall":
+            due -= round(self.context.lead() * MICROSECONDS)
+            if self._firing is not None and self._firing[0] == "wall":
+                _, its, was_due = self._firing
+                now = self.context.wall() * MICROSECONDS
+                due = min(due, time - its + was_due, key=lambda each: abs(each - now))
+        return self._timers_of(clock).set(form, time, due)
+
+    def delete_timer(self, entry: _Entry, time: int, clock: Clock) -> None:
+        """See :meth:`ProcessContext.delete_timer`."""
+        if self._timers_of(clock).delete(entry.form, time):
+            entry.timers -= 1
+
+    def _timers_of(self, clock: Clock) -> Timers:
+        if clock not in self._timers:
+            raise UsageError(f"clock is {clock!r}: write 'event' or 'wall'")
+        return self._timers[clock]
+
+    def _fire(self, clock: Clock, until: int, emit: Emit) -> None:
+        now = self._running()
+        out, stamps = self._gathered(emit)
+        for form, time, due in self._timers[clock].take_until(until):
+            entry = self._entries[form]
+            if now - entry.touched >= self.ttl:
+                entry.state = {}
+            entry.timers -= 1
+            self._given.time = at = datetime_of(time)
+            self._stamp = self._stamp_of(clock, time)
+            self._firing = (clock, time, due)
+            assert self.on_timer is not None
+            self._call(self.on_timer, at, entry, now, out.rows)
+            if stamps is not None:
+                stamps.times += repeat(self._stamp, len(out.rows) - len(stamps.times))  # type: ignore[arg-type]
+            self._firing = None
+            if len(out.rows) >= out.room:
+                out.look()
+        out.flush()
+
+    def _stamp_of(self, clock: Clock, time: int) -> int | None:
+        """The event time of what a timer's function gives: the timer's, or the first that is not late."""
+        if self.times[0].is_none:
+            return None
+        return time if clock == "event" or self.reached == BEGINNING_OF_TIME else self.reached + 1
+
+    # --- marks and the clock --------------------------------------------------------------------------
+
+    def on_watermark(self, emit: Emit) -> int:
+        self._fire("event", self.reached, emit)
+        return self.reached
+
+    def on_end(self, emit: Emit) -> None:
+        self._timers["wall"] = Timers()
+
+    def deadline(self) -> float | None:
+        left = []
+        due = self._timers["wall"].earliest
+        if due is not None:
+            left.append(due / MICROSECONDS - self.context.wall())
+        if self.ttl < math.inf and self._entries:
+            left.append(self._swept_at + self.ttl / SWEEPS_PER_TTL - self._running())
+        if not left:
+            return None
+        return self.context.now() + min(left) if min(left) > 0.0 else 0.0
+
+    def on_clock(self, now: float, emit: Emit) -> None:
+        self._fire("wall", math.ceil(self.context.wall() * MICROSECONDS), emit)
+        self._sweep(self._running())
+
+    def _sweep(self, now: float) -> None:
+        """Free the state of keys that were not touched for ``ttl``, the oldest first, some at a time."""
+        if now < self._swept_at + self.ttl / SWEEPS_PER_TTL:
+            return
+        for form, entry in list(islice(self._entries.items(), SWEEP_KEYS)):
+            if now - entry.touched < self.ttl:
+                break
+            if entry.timers:
+                entry.state = {}
+                entry.touched = now
+                self._entries[form] = self._entries.pop(form)
+            else:
+                del self._entries[form]
+        else:
+            if self._entries:
+                return  # There may be more: go on at the next look at the clock.
+        self._swept_at = now
