@@ -123,14 +123,14 @@ class CsvRecords:
     def __init__(self, delimiter: str) -> None:
         between = re.escape(delimiter.encode())
         rest = b"[^%s\r\n]*+" % between
-        value = b'(?:"(?:[^"]++|"")*+"%s|(?!")%s)' % (rest, rest)
-        record = b"%s(?:%s%s)*+" % (value, between, value)
+        value = b'(?:"%s"%s|(?!")%s)' % (_repeated(b'[^"]++|""'), rest, rest)
+        record = value + _repeated(between + value)
         self._empty_value = delimiter.encode()
         self._is_before_value = np.zeros(256, np.bool_)
         self._is_before_value[[ord(delimiter), *b'\r\n"']] = True
-        self._values = re.compile(b"(?:%s%s)*+" % (value, between))
+        self._values = re.compile(_repeated(value + between))
         self._value = re.compile(value)
-        self._ended = re.compile(b"(?:%s(?:\r\n|\n|\r(?=[^\n])))*+" % record)
+        self._ended = re.compile(_repeated(record + b"(?:\r\n|\n|\r(?=[^\n]))"))
         self._record = re.compile(b"%s(?:\r\n?|\n|\\Z)" % record)
 
     def end(self, data: bytes) -> int:
@@ -172,6 +172,12 @@ class CsvRecords:
         if rest.startswith(b'"') and not self._value.fullmatch(rest):
             return b'"' + data[len(body) :]
         return (b"x" if rest else self._empty_value) + data[len(body) :]
+
+
+def _repeated(pattern: bytes) -> bytes:
+    """As often as it matches, without trying fewer. The inner group is atomic because a possessive repetition
+    keeps what the last try has taken in vain before Python 3.11.5 (CPython's gh-106052)."""
+    return b"(?:(?>%s))*+" % pattern
 
 
 def _line_end_outside(data: bytes, marks: np.ndarray) -> int:
