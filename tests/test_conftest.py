@@ -135,7 +135,8 @@ def test_tests_that_need_more_are_counted_without_what_they_need(repository: Pat
     (tmp_path / "test_spark_alone.py").write_text(
         "import pyspark\nimport pytest\n\n"
         "pytestmark = [\n    pytest.mark.extra,\n]\n\n"
-        "def test_one(): ...\n\nasync def test_two(): ...\n\ndef helper(): ...\n"
+        "def test_one(): ...\n\nasync def test_two(): ...\n\ndef helper(): ...\n\n"
+        "@pytest.mark.soak\ndef test_three(): ...\n"
     )
     (tmp_path / "test_mixed.py").write_text(
         "import pytest\n\n"
@@ -158,5 +159,5 @@ def test_tests_that_need_more_are_counted_without_what_they_need(repository: Pat
     assert re.search(r"^1 passed in", left_out, re.MULTILINE), left_out
     everything = printed()
     assert "left out" not in everything
-    assert everything.count("this test needs Spark: run scripts/bootstrap --tests") == 2, everything
-    assert "2 failed, 4 passed" in everything
+    assert everything.count("this test needs Spark: run scripts/bootstrap --tests") == 3, everything
+    assert "3 failed, 4 passed" in everything

@@ -21,6 +21,8 @@ __all__ = ["FIXTURES", "ReadAlone", "mark_by_fixture", "register", "stand_in"]
 FIXTURES = frozenset({"new_jvm", "own_jvm", "spark", "prometheus_binaries"})
 """Whatever asks for one of these needs more."""
 WHOLE_FILE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.extra\b", re.MULTILINE)
+MARKER = re.compile(r"pytest\.mark\.(alone|slow|soak)\b")
+"""Those by which tests are left out."""
 OUTPUT = "extra_tests_left_out"
 """The name by which xdist hands a process's tests to the one that started it."""
 
@@ -62,7 +64,10 @@ class ReadAlone(pytest.File):
         self.add_marker("extra")
         for each in ast.parse(self.path.read_text(encoding="utf-8")).body:
             if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name.startswith("test_"):
-                yield NotHere.from_parent(self, name=each.name)
+                test = NotHere.from_parent(self, name=each.name)
+                for marker in MARKER.findall(" ".join(map(ast.unparse, each.decorator_list))):
+                    test.add_marker(marker)
+                yield test
 
 
 class NotHere(pytest.Item):
