@@ -69,10 +69,6 @@ class BroadcastColumns(JoinColumns):
 class SmallSide:
     """The records of the small side, and how those of the big side are joined with them."""
 
-    def narrowed(self, takes: frozenset[str] | None) -> SmallSide:
-        """The same where only these columns (None: all) of the small side come."""
-        raise NotImplementedError
-
     def hold(self, batch: Batch) -> int:
         """Hold records; how many bytes they are."""
         raise NotImplementedError
@@ -183,6 +179,7 @@ class SmallColumns(SmallSide):
         """The same from then on, without keys that have a null."""
 
     def narrowed(self, takes: frozenset[str] | None) -> SmallColumns:
+        """The same where only these columns (None: all) of the small side come."""
         return SmallColumns(self._columns, with_columns(self._schema, takes))
 
     def hold(self, batch: Batch) -> int:
@@ -259,9 +256,6 @@ class SmallRows(SmallSide):
         self._kinds = RowKinds()
         self._renamed: dict[tuple[str, ...], list[str]] = {}
         """How the others are called beside a big row of these columns."""
-
-    def narrowed(self, takes: frozenset[str] | None) -> SmallRows:
-        return self
 
     def hold(self, batch: Batch) -> int:
         given = batch.payload

@@ -91,10 +91,6 @@ class JoinResults:
         """Whether the times of what comes out are beside it, where those of both sides stand there."""
         raise NotImplementedError
 
-    def narrowed(self, takes: Mapping[int, frozenset[str] | None]) -> JoinResults:
-        """The same where only these columns (None: all) of the inputs come."""
-        raise NotImplementedError
-
     def taken(self, batch: Batch, input: int) -> tuple[Batch, JoinKeys]:
         """A batch as it is held, and its keys."""
         raise NotImplementedError
@@ -138,9 +134,6 @@ class RowResults(JoinResults):
 
     def gives_times(self, times: tuple[EventTime, EventTime]) -> bool:
         return gives_times(self.how, times)
-
-    def narrowed(self, takes: Mapping[int, frozenset[str] | None]) -> RowResults:
-        return self
 
     def taken(self, batch: Batch, input: int) -> tuple[Batch, JoinKeys]:
         keys = JoinKeys.of_rows(batch.keys)
@@ -187,6 +180,7 @@ class ColumnResults(JoinResults):
         return not times[LEFT].is_none
 
     def narrowed(self, takes: Mapping[int, frozenset[str] | None]) -> ColumnResults:
+        """The same where only these columns (None: all) of the inputs come."""
         left, right = (with_columns(schema, takes[side]) for side, schema in enumerate(self._schemas))
         return ColumnResults(self.columns, (left, right))
 
