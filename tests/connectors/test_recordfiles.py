@@ -75,6 +75,7 @@ PATTERNS: dict[str, tuple[int, ...]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line_end", "wrong"),
     [
