@@ -11,12 +11,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
 from minishuffle.operators.base import ModuleSource, Output, Program
 from minishuffle.plan.kinds import OperatorSpec, built
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["ProgramSpec", "open_program", "pack_program"]
 
@@ -99,15 +102,28 @@ class _Blobs:
         """A schema or a type of Arrow; all else is the user's."""
         import pyarrow as pa
 
-        if isinstance(value, pa.Schema):
-            return msgpack.ExtType(_SCHEMA, value.serialize().to_pybytes())
-        if isinstance(value, pa.DataType):
-            return msgpack.ExtType(_TYPE, pa.schema([("", value)]).serialize().to_pybytes())
+        if isinstance(value, pa.Schema) and (message := _message(value)):
+            return msgpack.ExtType(_SCHEMA, message)
+        if isinstance(value, pa.DataType) and (message := _message(pa.schema([("", value)]))):
+            return msgpack.ExtType(_TYPE, message)
         return self._ext(_BLOB, self.number(value))
 
     @staticmethod
     def _ext(code: int, value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(code, _pack(value))
+
+
+def _message(schema: pa.Schema) -> bytes:
+    """An IPC message; empty if another schema would be read from it: of a dictionary whose values are of an
+    extension type Arrow makes that type with dictionaries for its storage."""
+    import pyarrow as pa
+
+    message: bytes = schema.serialize().to_pybytes()
+    try:
+        is_same = pa.ipc.read_schema(pa.py_buffer(message)).equals(schema)
+    except pa.ArrowException:
+        return b""
+    return message if is_same else b""
 
 
 def pack_program(spec: ProgramSpec, pickle: Callable[[Any], bytes]) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 
 from minishuffle.api.stream import Stream, Table
 from minishuffle.operators.base import ModuleSource, Output
@@ -68,6 +69,15 @@ def test_parameters_come_back_as_they_were(monkeypatch: Any) -> None:
     assert parameters_of(time, monkeypatch).each
     assert parameters_of(schema, monkeypatch).equals(schema, check_metadata=True)
     assert str(parameters_of(pc.field("a") * 2, monkeypatch)) == str(pc.field("a") * 2)
+
+
+@pytest.mark.parametrize("kind", [pa.uuid(), pa.bool8(), pa.opaque(pa.int8(), "of", "nobody")], ids=str)
+def test_a_dictionary_of_an_extension_type_comes_back_which_no_message_says(
+    kind: pa.DataType, monkeypatch: Any
+) -> None:
+    nested = pa.list_(pa.dictionary(pa.int8(), kind))
+    assert parameters_of(nested, monkeypatch) == nested
+    assert parameters_of(pa.schema({"a": nested}), monkeypatch).equals(pa.schema({"a": nested}))
 
 
 def test_what_two_parts_share_is_shared_where_it_runs() -> None:
