@@ -546,7 +546,7 @@ def with_own_ids(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _history(node: Node) -> list[Node]:
-    """The step and what it was before."""
+    """The step and the steps that it took the place of, the latest first."""
     return [node] if node.changed is None else [node, *_history(node.changed)]
 
 
