@@ -10,6 +10,7 @@ from minishuffle.operators.event_time import EventTime
 from minishuffle.plan.graph import JobGraph
 from minishuffle.plan.nodes import Feed, Needed, Node, ObjectSchema
 from minishuffle.plan.planner import JobPlan
+from minishuffle.plan.row_steps import KeyRowsStep
 from minishuffle.plan.stages import slots_needed, stages_of
 from minishuffle.plan.standstill import FeedKey
 
@@ -154,8 +155,10 @@ class _Reasons:
                 reads = node.label if name in (own.columns or ()) else behind.get(name, node.label)
                 columns[name] = f"key of {node.label}" if name in keys else reads
             self._of_nodes.setdefault(feed.node, {}).update(columns)
+        step = feed.node.step
         self.of_feeds[node, number] = {
             "columns": columns,
+            "keys_alone": isinstance(step, KeyRowsStep) and step.alone,
             "whole_for": None if columns is not None else self._reader(node, own),
             "event_times": feed.needed.times,
         }
@@ -167,7 +170,9 @@ class _Reasons:
 
 def _shown(ships: dict[str, Any]) -> str:
     columns = ships["columns"]
-    if columns is None:
+    if ships["keys_alone"]:
+        text = f"the keys alone ({ships['whole_for']})"
+    elif columns is None:
         text = f"all of each record ({ships['whole_for']})"
     else:
         text = ", ".join(f"{name} ({reason})" for name, reason in columns.items())

@@ -66,6 +66,15 @@ def test_what_is_shipped_is_shown_with_who_reads_it() -> None:
     ]
 
 
+def test_of_rows_that_are_counted_the_keys_alone_are_shipped() -> None:
+    keyed = Stream.items(["a"]).key_by(str.upper)
+    for counted, ships in (
+        (keyed.count(), "the keys alone (count)"),
+        (keyed.reduce(max), "all of each record (reduce)"),
+    ):
+        assert f"    ships {ships}" in plan_lines(plan_job(counted.collect(), parallelism=2))
+
+
 def test_ids_are_those_of_the_way_from_the_sources() -> None:
     def ids(**settings: Any) -> list[str]:
         return [node["id"] for node in plan_map(plan_job(windows().collect(), **settings))["nodes"]]
