@@ -41,13 +41,14 @@ class Batches:
 
 
 class Held:
+    holds = threading.Event()
     let_go = threading.Event()
     last = threading.Event()
 
 
 @pytest.fixture(autouse=True)
 def _hold_anew() -> Iterator[None]:
-    Held.let_go, Held.last = threading.Event(), threading.Event()
+    Held.holds, Held.let_go, Held.last = threading.Event(), threading.Event(), threading.Event()
     yield
     Held.let_go.set()
     Held.last.set()
@@ -65,6 +66,7 @@ def twice_but_ill_at_55(row: int) -> list[int]:
 
 def held_at_55(row: int) -> int:
     if row == 55:
+        Held.holds.set()
         assert Held.let_go.wait(SECONDS_MAX)
     return row
 
@@ -123,7 +125,7 @@ async def test_an_abandoned_task_has_lost_the_batch_in_hand_whatever_it_does_wit
     stream = numbers if stuck == "source" else numbers.rebalance()
     tasks = site.deploy(stream.map(held_at_55).rebalance().to_count())
     task = tasks[0] if stuck == "source" else tasks[1]
-    await site.until(lambda: task.read_counters().records_out == 50)
+    await site.until(lambda: task.read_counters().records_out == 50 and Held.holds.is_set())
     attempt = site.deployment.attempts[task.attempt_id]
     message = TaskStateChanged(term=1, job="j1", operator=0, index=0, attempt=1, state="abandoned")
     attempt.abandon()
