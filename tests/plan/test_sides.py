@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from minishuffle.api.stream import Stream, Table
+from minishuffle.api.stream import Stream
 from minishuffle.api.stream_base import StreamBase
 from minishuffle.errors import InvalidGraph
 from minishuffle.operators.event_time import EventTime
-from minishuffle.plan.nodes import Node, inputs_first
-
-MOMENT = pa.timestamp("us", "UTC")
-SCHEMA = pa.schema({"user": pa.string(), "t": MOMENT, "n": pa.int32(), "price": pa.decimal128(6, 2)})
-HOUR = timedelta(hours=1)
-
-
-def table() -> Table:
-    return Table.from_arrow(SCHEMA.empty_table())
-
-
-def rows() -> Stream[Any]:
-    return Stream.items([{"user": "a", "t": 1}])
-
-
-def timed() -> Stream[Any]:
-    return rows().event_time("t")
-
-
-def last(stream: StreamBase) -> Node:
-    (node,) = stream.plan.ends
-    return node
+from minishuffle.plan.nodes import inputs_first
+from support.planned import HOUR, SCHEMA, last, rows, table, timed
 
 
 def test_late_records_are_a_stream_of_their_own() -> None:

@@ -6,38 +6,15 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from minishuffle.api.stream import Stream, Table
+from minishuffle.api.stream import Stream
 from minishuffle.api.stream_base import StreamBase
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.operators.assign_event_time import AssignEventTime
 from minishuffle.operators.base import Operator
 from minishuffle.operators.event_time import BESIDE, EventTime
-from minishuffle.plan.nodes import Node
-from support.planned import planned
-
-MOMENT = pa.timestamp("us", "UTC")
-SCHEMA = pa.schema({"user": pa.string(), "t": MOMENT, "n": pa.int32(), "price": pa.decimal128(6, 2)})
-HOUR = timedelta(hours=1)
-
-
-def table() -> Table:
-    return Table.from_arrow(SCHEMA.empty_table())
-
-
-def rows() -> Stream[Any]:
-    return Stream.items([{"user": "a", "t": 1}])
-
-
-def timed() -> Stream[Any]:
-    return rows().event_time("t")
-
-
-def last(stream: StreamBase) -> Node:
-    (node,) = stream.plan.ends
-    return node
+from support.planned import HOUR, SCHEMA, last, planned, rows, table, timed
 
 
 def operator(stream: StreamBase) -> Operator:

@@ -3,40 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from minishuffle.api.stream import Stream, Table
-from minishuffle.api.stream_base import StreamBase
 from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.sessions import last_of_session
 from minishuffle.operators.window_assigner import LastMoment, tumbling
-from minishuffle.plan.nodes import Node
+from support.planned import HOUR, last, rows, table, timed
 
-MOMENT = pa.timestamp("us", "UTC")
-SCHEMA = pa.schema({"user": pa.string(), "t": MOMENT, "n": pa.int32(), "price": pa.decimal128(6, 2)})
-HOUR = timedelta(hours=1)
 HOUR_MICROSECONDS = 3_600_000_000
-
-
-def table() -> Table:
-    return Table.from_arrow(SCHEMA.empty_table())
-
-
-def rows() -> Stream[Any]:
-    return Stream.items([{"user": "a", "t": 1}])
-
-
-def timed() -> Stream[Any]:
-    return rows().event_time("t")
-
-
-def last(stream: StreamBase) -> Node:
-    (node,) = stream.plan.ends
-    return node
 
 
 # --- windows --------------------------------------------------------------------------------------
