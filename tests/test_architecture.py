@@ -137,6 +137,35 @@ def test_worker_and_coordinator_never_import_each_other(part: str, other: str) -
     assert not {name for name in seen if name.startswith(f"minishuffle.{other}")}
 
 
+def loaded_at_once(module: Module) -> Iterator[str]:
+    """What is imported when the module is: not what its functions import, or types alone."""
+    at_once = [node for node in module.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    return (name for _, name in Module(module.name, "", ast.Module(at_once, [])).imports())
+
+
+def loaded_with(start: str) -> set[str]:
+    """By the dotted name of a module, of what is loaded with it all that is not of this package."""
+    package = {f"minishuffle.{module.name[:-3].replace('/', '.')}": module for module in modules(PACKAGE)}
+    seen, waiting, outside = set[str](), [start], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for imported in loaded_at_once(package[name]):
+            inside = imported if imported in package else imported.rpartition(".")[0]
+            if inside in package:
+                waiting.append(inside)
+            elif not imported.startswith("minishuffle"):
+                outside.add(imported.partition(".")[0])
+    return outside
+
+
+def test_a_coordinator_loads_nothing_that_only_rows_and_columns_need() -> None:
+    assert "numpy" in loaded_with("minishuffle.worker.process")
+    assert not loaded_with("minishuffle.coordinator.process") & {"numpy", "pyarrow", "numba", "cloudpickle"}
+
+
 def clock_problems(module: Module) -> Iterator[str]:
     if layer(module) >= OBSERVE or module.name in MAY_BLOCK:
         return

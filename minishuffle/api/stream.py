@@ -35,14 +35,11 @@ from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.operators.base import Source
 from minishuffle.operators.event_time import EVENT_TIME
 from minishuffle.plan.arguments import (
-    arrow_schema,
     check_callable,
     checked_duration,
     checked_name,
     checked_paths,
     key_columns,
-    schema_message,
-    spark_schema,
 )
 from minishuffle.plan.column_steps import (
     CheckStep,
@@ -112,6 +109,7 @@ from minishuffle.plan.row_steps import (
     ToTableStep,
     rows_by_key,
 )
+from minishuffle.plan.schemas import arrow_schema, schema_message
 from minishuffle.plan.sides import checked_sides
 from minishuffle.plan.time_steps import held
 from minishuffle.plan.unknownschemas import unknown_columns
@@ -960,6 +958,7 @@ class Table(TableSources, StreamSinks):
         """
         checked_name(name, "to_spark")
         from minishuffle.connectors.spool import SpoolSink
+        from minishuffle.plan.sparktypes import spark_schema
 
         schema = spark_schema(self._given("to_spark").schema)
         boundary = Boundary(name, schema_message(schema))

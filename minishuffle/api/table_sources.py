@@ -12,17 +12,11 @@ from minishuffle.api.stream_base import StreamBase
 from minishuffle.errors import UsageError
 from minishuffle.limits import DRAFT_ROWS
 from minishuffle.operators.base import Source
-from minishuffle.plan.arguments import (
-    arrow_schema,
-    check_callable,
-    checked_name,
-    checked_paths,
-    checked_types,
-    schema_message,
-)
+from minishuffle.plan.arguments import check_callable, checked_name, checked_paths
 from minishuffle.plan.column_steps import CheckStep, UnknownStep
 from minishuffle.plan.end_steps import ExternalStep, ScanStep
 from minishuffle.plan.nodes import Boundary, Feed, Known, Node, ObjectSchema, Relation
+from minishuffle.plan.schemas import arrow_schema, checked_types, schema_message
 
 if TYPE_CHECKING:
     import pyarrow as pa

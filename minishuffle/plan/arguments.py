@@ -5,21 +5,19 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.exchange.schemas import long_types, require_plain, with_types, without_dictionary
+from minishuffle.exchange.schemas import without_dictionary
 from minishuffle.limits import ASYNC_CALLS_MAX, DURATION_MAX, NAME_BYTES_MAX, PARALLELISM_MAX
-from minishuffle.plan.rowtypes import column_type, fields_of, no_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
-    "arrow_schema",
     "check_callable",
     "checked_concurrency",
     "check_columns",
@@ -32,10 +30,7 @@ __all__ = [
     "checked_name",
     "checked_parallelism",
     "checked_paths",
-    "checked_types",
     "key_columns",
-    "schema_message",
-    "spark_schema",
 ]
 
 
@@ -232,69 +227,6 @@ def checked_paths(given: tuple[Any, ...], method: str) -> list[str | Path]:
         if not isinstance(path, str | Path):
             raise UsageError(f"{method} takes paths, not {_shown(path)}")
     return paths
-
-
-def arrow_schema(given: Any) -> pa.Schema:
-    """A ``pyarrow.Schema`` from itself, from a map of column name to type, or from a class with fields: a
-    TypedDict, NamedTuple, dataclass or pydantic model.
-
-    Raises:
-        UsageError: it is none of them, or a type is unknown or one of several.
-    """
-    import pyarrow as pa
-
-    if isinstance(given, pa.Schema):
-        twice = next((name for name in given.names if given.names.count(name) > 1), None)
-        if twice is not None:
-            raise UsageError(f"schema: there are two columns {twice!r}: give each its own name")
-        return checked_types(given)
-    types = given if isinstance(given, Mapping) else fields_of(given)
-    if not types:
-        raise UsageError(
-            "schema takes a pyarrow.Schema, a dict of name to type, or a TypedDict, NamedTuple, dataclass or "
-            f"pydantic model, not {_shown(given)}"
-        )
-    return checked_types(pa.schema([_field(name, kind) for name, kind in types.items()]))
-
-
-def _field(name: Any, kind: Any) -> pa.Field:
-    import pyarrow as pa
-
-    try:
-        return pa.field(name, kind if isinstance(kind, pa.DataType | str) else column_type(str(name), kind))
-    except (TypeError, ValueError, pa.ArrowException) as error:
-        raise no_type(name, kind) from error
-
-
-def checked_types(schema: pa.Schema) -> pa.Schema:
-    """The schema itself.
-
-    Raises:
-        UsageError: a column holds runs or a union.
-    """
-    for field in schema:
-        require_plain(field)
-    return schema
-
-
-def schema_message(schema: pa.Schema) -> bytes:
-    """The schema as an Arrow IPC message, without its metadata."""
-    message: bytes = schema.remove_metadata().serialize().to_pybytes()
-    return message
-
-
-def spark_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema with every timestamp in microseconds as Spark's are: a moment in UTC, or naive; and no
-    dictionary of views, which Spark does not read."""
-    import pyarrow as pa
-
-    fields = []
-    for field in schema:
-        if pa.types.is_timestamp(field.type):
-            field = field.with_type(pa.timestamp("us", "UTC" if field.type.tz else None))
-        fields.append(field)
-    schema = pa.schema(fields)
-    return with_types(schema, long_types(schema))
 
 
 def _shown(value: Any) -> str:

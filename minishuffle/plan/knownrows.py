@@ -122,7 +122,7 @@ def found_schema(rows: Sequence[KnownRows]) -> RowsSchema | None:
 
 def _found(rows: TypedRows | ReturnedRows | ErrorRows) -> RowsSchema | None:
     from minishuffle.operators.row_conversion import RowsSchema
-    from minishuffle.plan.arguments import arrow_schema
+    from minishuffle.plan.schemas import arrow_schema
 
     match rows:
         case TypedRows(schema, are_values):

@@ -1,18 +1,77 @@
-"""What columns a step gives: by those that it takes, or by one call of the user's function without rows."""
+"""What columns a step gives: as declared, by those that it takes, or by one call of the user's function
+without rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from minishuffle.errors import InvalidGraph, described
+from minishuffle.errors import InvalidGraph, UsageError, described
+from minishuffle.exchange.schemas import require_plain
+from minishuffle.plan.rowtypes import column_type, fields_of, no_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from minishuffle.operators.unknown_columns import UnknownColumns
 
-__all__ = ["aggregated_schema", "batch_without_rows", "called_schema"]
+__all__ = [
+    "aggregated_schema",
+    "arrow_schema",
+    "batch_without_rows",
+    "called_schema",
+    "checked_types",
+    "schema_message",
+]
+
+
+def arrow_schema(given: Any) -> pa.Schema:
+    """A ``pyarrow.Schema`` from itself, from a map of column name to type, or from a class with fields: a
+    TypedDict, NamedTuple, dataclass or pydantic model.
+
+    Raises:
+        UsageError: it is none of them, or a type is unknown or one of several.
+    """
+    import pyarrow as pa
+
+    if isinstance(given, pa.Schema):
+        twice = next((name for name in given.names if given.names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(f"schema: there are two columns {twice!r}: give each its own name")
+        return checked_types(given)
+    types = given if isinstance(given, Mapping) else fields_of(given)
+    if not types:
+        raise UsageError(
+            "schema takes a pyarrow.Schema, a dict of name to type, or a TypedDict, NamedTuple, dataclass or "
+            f"pydantic model, not {given!r:.80} ({type(given).__name__})"
+        )
+    return checked_types(pa.schema([_field(name, kind) for name, kind in types.items()]))
+
+
+def _field(name: Any, kind: Any) -> pa.Field:
+    import pyarrow as pa
+
+    try:
+        return pa.field(name, kind if isinstance(kind, pa.DataType | str) else column_type(str(name), kind))
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise no_type(name, kind) from error
+
+
+def checked_types(schema: pa.Schema) -> pa.Schema:
+    """The schema itself.
+
+    Raises:
+        UsageError: a column holds runs or a union.
+    """
+    for field in schema:
+        require_plain(field)
+    return schema
+
+
+def schema_message(schema: pa.Schema) -> bytes:
+    """The schema as an Arrow IPC message, without its metadata."""
+    message: bytes = schema.remove_metadata().serialize().to_pybytes()
+    return message
 
 
 def called_schema(step: str, call: Callable[[], Any], shown: str) -> pa.Schema | UnknownColumns:
@@ -33,7 +92,6 @@ def called_schema(step: str, call: Callable[[], Any], shown: str) -> pa.Schema |
     import pyarrow as pa
 
     from minishuffle.operators.pandas_index import without_unnamed_index
-    from minishuffle.plan.arguments import arrow_schema
     from minishuffle.plan.unknownschemas import place_of_call, unknown_columns
 
     write, form = "write schema= with the columns that it gives", "schema={}"

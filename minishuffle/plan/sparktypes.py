@@ -7,8 +7,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from minishuffle.errors import UsageError
+from minishuffle.exchange.schemas import long_types, with_types
 
-__all__ = ["check_written"]
+__all__ = ["check_written", "spark_schema"]
 
 WRITTEN: Final = frozenset(
     {
@@ -31,6 +32,18 @@ NEAREST: Final = {
     pa.date64(): pa.date32(),
 }
 DECIMAL_DIGITS_MAX: Final = 38
+
+
+def spark_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema with every timestamp in microseconds as Spark's are: a moment in UTC, or naive; and no
+    dictionary of views, which Spark does not read."""
+    fields = []
+    for field in schema:
+        if pa.types.is_timestamp(field.type):
+            field = field.with_type(pa.timestamp("us", "UTC" if field.type.tz else None))
+        fields.append(field)
+    schema = pa.schema(fields)
+    return with_types(schema, long_types(schema))
 
 
 def check_written(schema: pa.Schema, where: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from minishuffle.api.stream import Table
 from minishuffle.errors import UsageError
-from minishuffle.plan.arguments import spark_schema
+from minishuffle.plan.sparktypes import spark_schema
 
 
 @pytest.mark.parametrize("name", ["", 3])

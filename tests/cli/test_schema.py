@@ -12,7 +12,7 @@ from minishuffle.cli.loading import load_job
 from minishuffle.cli.main import cli
 from minishuffle.cli.schema import _written
 from minishuffle.errors import InvalidGraph, TaskFailed, UsageError
-from minishuffle.plan.arguments import arrow_schema
+from minishuffle.plan.schemas import arrow_schema
 
 JOB = """\
 from datetime import datetime, timedelta

@@ -18,8 +18,8 @@ from typing_extensions import TypedDict
 from minishuffle.errors import UsageError
 from minishuffle.operators.base import Aside
 from minishuffle.operators.row_objects import as_dicts
-from minishuffle.plan.arguments import arrow_schema
 from minishuffle.plan.rowtypes import returned_row, unread_annotation
+from minishuffle.plan.schemas import arrow_schema
 
 
 class Typed(TypedDict, total=False):

@@ -10,7 +10,7 @@ from pyspark.sql import types as t
 
 from minishuffle.api.stream import Table
 from minishuffle.errors import UsageError
-from minishuffle.plan.arguments import schema_message
+from minishuffle.plan.schemas import schema_message
 from minishuffle.spark.schemas import (
     arrow_schema_of,
     check_same_columns,

@@ -9,7 +9,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import LongType, StructField, StructType
 
 from minishuffle.errors import UsageError
-from minishuffle.plan.arguments import schema_message
+from minishuffle.plan.schemas import schema_message
 from minishuffle.remote.access import Access
 from minishuffle.spark import source as source_module
 from minishuffle.spark.schemas import arrow_schema_of
