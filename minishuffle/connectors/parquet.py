@@ -27,7 +27,8 @@ class ParquetSource:
 
     Raises:
         UnknownName: no such file, or each lacks a column of ``schema``.
-        UsageError: a file cannot be read or is not Parquet; two files have types with none in common.
+        UsageError: a file cannot be read or is not Parquet; two files have types with none in common; no
+            value of a column can be of the type that is declared.
         WrongInput: (from ``read``) a value does not fit the common type, or a file has changed since it was
             listed.
     """
@@ -50,6 +51,9 @@ class ParquetSource:
         if missing:
             where = next(iter(schemas)) if len(schemas) == 1 else f"any of {len(schemas)} files"
             raise UnknownName(f"no column {missing[0]!r} in {where}: there are {', '.join(known)}")
+        if schema is not None:
+            for path, its in schemas.items():
+                _check_types(path, its, schema)
         self.schema = common_schema(schemas).remove_metadata() if schema is None else schema
         self.columns = None if schema is None else schema.names
 
@@ -94,6 +98,23 @@ def _schema_and_groups(path: str) -> tuple[pa.Schema, int]:
         raise UsageError(
             f"{path} is not a Parquet file: name what it is with format='csv' or format='json' ({error})"
         ) from error
+
+
+def _check_types(path: str, given: pa.Schema, declared: pa.Schema) -> None:
+    for field in declared:
+        number = given.get_field_index(field.name)
+        if number < 0:
+            continue
+        one = pa.schema([given.field(number)])
+        try:
+            in_schema(
+                pa.RecordBatch.from_arrays([pa.nulls(0, one.types[0])], schema=one), pa.schema([field]), path
+            )
+        except UsageError as error:
+            raise UsageError(
+                f"column {field.name!r} is declared as {field.type}, and no {one.types[0]} of {path} "
+                "becomes that: declare what it holds, and make the type of that with map_batches()"
+            ) from error
 
 
 def _without_index(schema: pa.Schema) -> pa.Schema:
