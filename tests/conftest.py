@@ -155,6 +155,9 @@ def left_behind(before: Held) -> list[str]:
 def pytest_configure(config: pytest.Config) -> None:
     fatal.register(config)
     extras.register(config)
+    # Before any other cleanup is added, and so after the one that closes the shared cluster: it would start lost
+    # workers again, from new templates.
+    config.add_cleanup(forked.end_templates)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -190,12 +193,6 @@ def pytest_collection() -> Generator[None, object, object]:
     gc.enable()
     gc.freeze()  # Each collection takes 300 ms otherwise, and so would one before this.
     return found
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish() -> None:
-    """After the clusters of fixtures of the session, whose lost workers would be started again."""
-    forked.end_templates()
 
 
 @pytest.fixture(scope="module")
