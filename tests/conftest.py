@@ -155,8 +155,8 @@ def left_behind(before: Held) -> list[str]:
 def pytest_configure(config: pytest.Config) -> None:
     fatal.register(config)
     extras.register(config)
-    # Before any other cleanup is added, and so after the one that closes the shared cluster: it would start lost
-    # workers again, from new templates.
+    # Cleanups run in reverse: after the one that closes the shared cluster, which would start its processes
+    # again, from new templates.
     config.add_cleanup(forked.end_templates)
 
 

@@ -28,7 +28,6 @@ NO_TEST_OF_ITS_OWN = {
     "api/stream_base.py": "run by api/test_stream.py and plan/test_sides.py",
     "plan/arguments.py": "run by the tests of the steps, which check their arguments with it",
     "plan/expressions.py": "run by plan/test_column_steps.py and test_rewrites.py",
-    "bench/headless.py": "run by bench/test_recovery.py",
     "bench/peer.py": "a process, run by bench/test_wire.py",
     "examples/keyby.py": "run by examples/test_examples.py",
     "examples/wordcount.py": "run by examples/test_examples.py",
@@ -132,21 +131,58 @@ JOBS = ("plan/", "api/", "operators/", "connectors/")
 """The rooms in which jobs are planned, and those of what runs in their tasks."""
 SMALL_LINES_MAX = 75
 SMALL = {
-    "deviation": "the standard deviation",
-    "drafts": "plans with steps of unknown columns, which only ``minishuffle schema`` loads",
-    "event_time": "where the event time of a record stands",
-    "items": "the source of collections in memory",
-    "misplaced_nulls": "nulls that a schema rules out",
-    "ordered_categories": "categories with an order of their own",
-    "pandas_index": "the index of a pandas frame in the metadata of a schema",
-    "row_objects": "rows that are objects with fields",
-    "row_order": "rows by the values of columns",
-    "sides": "side outputs of steps, and what is known of their records",
-    "time_heap": "what waits for its time",
-    "timers": "timers of keys",
+    "__main__": "``python -m minishuffle``",
+    "api/drafts": "what stands behind a step of unknown columns while ``minishuffle schema`` loads a plan",
+    "cli/__main__": "``python -m minishuffle.cli``, which starts processes of clusters",
+    "cli/entry": "what every start of the command line begins with, before its imports",
+    "cli/firstprocess": "an init for a process that is number 1 of its container",
+    "cli/leftout": "in words, the records that a job left out of its results",
+    "cli/localmodules": "modules beside a job's file, which workers get",
+    "cli/systemd": "messages to systemd",
+    "cli/terminal": "text on any terminal",
+    "clock": "a wall clock that is never set",
+    "connectors/items": "the source of collections in memory",
+    "coordinator/draining": "a worker that is to leave",
+    "coordinator/firstoutput": "the schedule ``first_output``",
+    "coordinator/holdings": "slots and segments in use, by worker",
+    "coordinator/jobreports": "which report of a worker goes where in a job",
+    "coordinator/moving": "subtasks that leave their slots in order",
+    "coordinator/postponed": "requests that wait for workers",
+    "coordinator/shutdown": "the orderly stop of a cluster",
+    "examples/keyby": "the example of an endless job",
+    "examples/wordcount": "the example of word count",
+    "exchange/gather": "some rows of columns, by numbers",
+    "exchange/handover": "whole batches between tasks of one process",
+    "exchange/notices": "entries of a channel's queue without data",
+    "kernels/trust": "who can have put a file where it is",
+    "operators/deviation": "the standard deviation",
+    "operators/event_time": "where the event time of a record stands",
+    "operators/misplaced_nulls": "nulls that a schema rules out",
+    "operators/ordered_categories": "categories with an order of their own",
+    "operators/pandas_index": "the index of a pandas frame in the metadata of a schema",
+    "operators/row_objects": "rows that are objects with fields",
+    "operators/row_order": "rows by the values of columns",
+    "operators/time_heap": "what waits for its time",
+    "operators/timers": "timers of keys",
+    "plan/sides": "side outputs of steps, and what is known of their records",
+    "transport/forks": "sockets that forked processes must not hold",
+    "transport/hostlook": "whether the kernel of another host answers",
+    "transport/interfaces": "this host as others see it",
+    "web/pages": "files of the web page",
+    "web/refusals": "errors of the HTTP servers as JSON",
+    "wire/inquiries": "messages of clients who look into workers",
+    "wire/outputs": "messages about files of sinks",
+    "worker/endreports": "reports of partitions that were read to the end",
+    "worker/filereports": "reports of files that a sink has completed",
+    "worker/inspection": "a worker's answers to clients who look into it",
+    "worker/preparation": "programs that are loaded ahead of need",
+    "worker/reattachments": "reports of what recoveries attach again",
+    "worker/repairs": "when failed channels are requested again",
+    "worker/stuck": "tasks that are stuck in the user's code",
+    "worker/wallclock": "the readings of the clocks of a worker",
 }
-"""Small modules of those rooms, and the subject that has no other home. What is not a subject of its own
-stands with the one that it belongs to."""
+"""Small modules, and the subject of each, which has no other home. What is not a subject of its own stands
+with the one that it belongs to."""
 PYTHONS_OWN = frozenset({"_asdict", "_getframe", "_lru_cache_wrapper"})
 ASSIGNS = {
     "process": "key state time timers touched",
@@ -213,10 +249,11 @@ def test_file_names_are_unique(package: tuple[Module, ...]) -> None:
 
 
 def test_each_small_module_is_the_only_home_of_its_subject(package: tuple[Module, ...]) -> None:
-    checked = [module for module in package if module.name.startswith(JOBS)]
-    small = {stem(each.name) for each in checked if each.text.count("\n") <= SMALL_LINES_MAX} - {"__init__"}
+    short = [each.name.removesuffix(".py") for each in package if each.text.count("\n") <= SMALL_LINES_MAX]
+    small = {name for name in short if stem(name) != "__init__"}
     none_of([f"{name} has at most {SMALL_LINES_MAX} lines: what is it about?" for name in small - set(SMALL)])
     none_of([f"{name} is no small module any more" for name in set(SMALL) - small])
+    assert len(set(SMALL.values())) == len(SMALL)
 
 
 def public_definitions(module: Module) -> Iterator[str]:

@@ -29,7 +29,7 @@ __all__ = [
 FailureKind = Literal["process", "task", "stop", "host", "link", "coordinator"]
 """A worker is killed, a function raises, a worker is stopped until it has been replaced, its host has no
 network until then, or the data connection of two workers breaks; or the coordinator is killed, see
-:mod:`~minishuffle.bench.headless`."""
+:func:`~minishuffle.bench.recovery.lose_coordinator`."""
 
 RECOVERY_SECONDS_MAX: Final = 60.0
 POLL_SECONDS: Final = 0.02

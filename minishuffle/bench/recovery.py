@@ -17,16 +17,17 @@ from typing import Any, Final, Literal
 import numpy as np
 import psutil
 
-from minishuffle.bench.failures import RECOVERY_SECONDS_MAX, FailureRound, FailureSeries
-from minishuffle.bench.headless import HEADLESS_PHASES, lose_coordinator
+from minishuffle import limits
+from minishuffle.bench.failures import POLL_SECONDS, RECOVERY_SECONDS_MAX, FailureRound, FailureSeries
 from minishuffle.bench.hosts import HostCluster
 from minishuffle.bench.numbered import PARALLELISM, NumberedOutput, numbered_job
+from minishuffle.client import JobHandle
 from minishuffle.coordinator.failover import QUIET_SECONDS
 from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
 from minishuffle.wire.requests import JobInfo
 
-__all__ = ["Failure", "measure_recovery", "seconds_until_quiet"]
+__all__ = ["HEADLESS_PHASES", "Failure", "lose_coordinator", "measure_recovery", "seconds_until_quiet"]
 
 Failure = Literal["process", "task", "stop", "host", "coordinator"]
 """Kinds whose outage is measured."""
@@ -44,6 +45,9 @@ PHASES: Final = (
     "first batch",
     "first record",
 )
+HEADLESS_PHASES: Final = ("started again", "job shown", "workers back")
+"""With a coordinator: from its loss to the start of the next process, and from there to its first answer about
+the job, which is right, and to the return of the last worker."""
 
 
 def measure_recovery(*, failure: Failure, standby: int, kills: int, rate: float) -> dict[str, Any]:
@@ -105,6 +109,55 @@ def seconds_until_quiet(rounds: Sequence[FailureRound], now: int) -> float:
     if len(rounds) < PARALLELISM:
         return 0.0
     return max(0.0, QUIET_SECONDS - (now - rounds[-PARALLELISM].at) / 1e9)
+
+
+# --- the loss of the coordinator --------------------------------------------------------------------
+
+
+def lose_coordinator(
+    cluster: LocalCluster, handle: JobHandle, failures: FailureSeries, window: float
+) -> FailureRound:
+    """Kill the coordinator, and wait until the next one has all workers back, and ``window`` seconds.
+
+    Raises:
+        ShuffleError: the next one shows something else, or workers do not come back.
+    """
+    before = failures.wait_until_whole()
+    age = time.time() - psutil.Process(cluster.status().pid).create_time()
+    time.sleep(max(0.0, limits.COORDINATOR_YOUNG_SECONDS - age))  # Else the next one starts later.
+    at, wall = time.monotonic_ns(), time.time()
+    cluster.kill_coordinator()
+    shown = handle.info()
+    shown_at = time.time()
+    started = psutil.Process(cluster.status().pid).create_time()
+    if _attempts(shown) != _attempts(before):
+        raise ShuffleError(f"the next coordinator shows {_attempts(shown)} instead of {_attempts(before)}")
+    _wait_for_workers(cluster)
+    back_at = time.time()
+    after = failures.wait_until_whole()
+    whole_at = time.monotonic_ns()
+    time.sleep(max(0.0, window - (whole_at - at) / 1e9))
+    restarted = sum(after.restarts.values()) - sum(before.restarts.values())
+    times = (started - wall, shown_at - started, back_at - started)
+    phases = {name: 1000 * passed for name, passed in zip(HEADLESS_PHASES, times, strict=True)}
+    return FailureRound("coordinator", at, frozenset(), whole_at, restarted, phases=phases)
+
+
+def _attempts(info: JobInfo) -> dict[str, tuple[int, int, str]]:
+    """By subtask: attempt, worker and state."""
+    return {f"{task.name}[{task.index}]": (task.attempt, task.worker, task.state) for task in info.tasks}
+
+
+def _wait_for_workers(cluster: LocalCluster) -> None:
+    deadline = time.monotonic() + RECOVERY_SECONDS_MAX
+    pids = set(cluster.workers.values())
+    while {each.pid for each in cluster.status().workers if each.state == "alive"} != pids:
+        if time.monotonic() > deadline:
+            raise ShuffleError(f"not all workers are back within {RECOVERY_SECONDS_MAX:g} s")
+        time.sleep(POLL_SECONDS)
+
+
+# --- what is reported -------------------------------------------------------------------------------
 
 
 def _times(output: NumberedOutput, rounds: Sequence[FailureRound]) -> dict[str, Any]:
