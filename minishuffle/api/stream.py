@@ -53,7 +53,7 @@ from minishuffle.plan.column_steps import (
     UnknownStep,
     WithColumnsStep,
     conformed,
-    mapped_schema,
+    mapped_columns,
 )
 from minishuffle.plan.end_steps import ScanStep
 from minishuffle.plan.join_steps import (
@@ -81,25 +81,8 @@ from minishuffle.plan.keyed_steps import (
     column_keys,
     emission_of,
 )
-from minishuffle.plan.knownrows import (
-    ItemRows,
-    KnownRows,
-    TypedRows,
-    declared_schema,
-    known_schema,
-    unread_annotations,
-)
-from minishuffle.plan.nodes import (
-    Boundary,
-    Exchange,
-    Feed,
-    Known,
-    Node,
-    ObjectSchema,
-    Relation,
-    Step,
-    named_step,
-)
+from minishuffle.plan.knownrows import ItemRows, KnownRows, TypedRows
+from minishuffle.plan.nodes import Boundary, Exchange, Feed, Known, Node, ObjectSchema, Relation, Step
 from minishuffle.plan.row_steps import (
     FilterRowsStep,
     FlatMapStep,
@@ -108,11 +91,11 @@ from minishuffle.plan.row_steps import (
     MapStep,
     ToTableStep,
     rows_by_key,
+    rows_schema,
 )
 from minishuffle.plan.schemas import arrow_schema, schema_message
 from minishuffle.plan.sides import checked_sides
 from minishuffle.plan.time_steps import held
-from minishuffle.plan.unknownschemas import unknown_columns
 from minishuffle.plan.window_steps import (
     CalendarUnit,
     SessionWindows,
@@ -467,33 +450,14 @@ class Stream(StreamSinks, Generic[T]):
         Raises:
             UsageError: it is not a schema, or has a type that is made of no values of Python.
         """
+        from minishuffle.operators.unknown_columns import UnknownColumns
+
         given = self._given("to_table")
-        if schema is None:
-            found = known_schema(given.origins, "to_table")
-        else:
-            found = declared_schema(arrow_schema(schema), given.origins)
-        if found is None:
-            return cast("Table", Draft(self._undeclared()))
+        found = rows_schema(self.plan, schema)
+        if isinstance(found, UnknownColumns):
+            return cast("Table", Draft(self.plan.then(UnknownStep(found))))
         plan = self._held(stays=on_error != "side" and given.time_column is not None)
         return Table(plan.then(ToTableStep(plan.gives, found, on_error)))
-
-    def _undeclared(self) -> Relation:
-        """
-        Raises:
-            InvalidGraph: unless a draft is made.
-        """
-        unread = unread_annotations(self.plan.gives.origins)
-        if unread is None:
-            before = ", ".join(dict.fromkeys(named_step(feed.node) for feed in self.plan.feeds))
-            why = f"nothing says which columns the rows of {before} have"
-            write = (
-                "annotate what the last function returns as a TypedDict, NamedTuple, dataclass or pydantic "
-                "model"
-            )
-        else:
-            why, write = unread, "define or import that class at the top of the function's module"
-        unknown = unknown_columns("to_table", why, f"write to_table(schema), or {write}", "to_table({})")
-        return self.plan.then(UnknownStep(unknown))
 
     # --- side outputs ------------------------------------------------------------------------------
 
@@ -843,15 +807,16 @@ class Table(TableSources, StreamSinks):
             plan = self._held()
             given = plan.gives
         step = MapBatchesStep(given, fn, taken, batch_rows, on_error)
-        found, keeps_time = mapped_schema(given.schema, fn, schema, taken)
-        if isinstance(found, UnknownColumns):
-            return cast("Table", Draft(plan.then(step).then(UnknownStep(found))))
+        found = mapped_columns(given.arrow, fn, schema, taken)
+        if isinstance(found.schema, UnknownColumns):
+            return cast("Table", Draft(plan.then(step).then(UnknownStep(found.schema))))
         time = given.time
-        if time is not None and not (keeps_time if time.is_beside else time.column in found.names):
-            time = None
-        known = Known(found, time)
+        if time is not None:
+            stays = found.keeps_time if time.is_beside else time.column in found.schema.names
+            time = time if stays else None
+        known = Known(found.schema, time)
         mapped = plan.then(replace(step, found=known))
-        return Table(mapped.then(CheckStep(known, declared=schema is not None)))
+        return Table(mapped.then(CheckStep(known, found.declared)))
 
     def union(self, *others: Table) -> Table:
         """The rows of this table and the others, in no particular order: the columns of all, of types that

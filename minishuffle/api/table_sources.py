@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -16,12 +16,17 @@ from minishuffle.plan.arguments import check_callable, checked_name, checked_pat
 from minishuffle.plan.column_steps import CheckStep, UnknownStep
 from minishuffle.plan.end_steps import ExternalStep, ScanStep
 from minishuffle.plan.nodes import Boundary, Feed, Known, Node, ObjectSchema, Relation
-from minishuffle.plan.schemas import arrow_schema, checked_types, schema_message
+from minishuffle.plan.schemas import (
+    StepColumns,
+    arrow_schema,
+    called_schema,
+    checked_types,
+    schema_message,
+    with_schema,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from minishuffle.operators.unknown_columns import UnknownColumns
 
 __all__ = ["TableSources"]
 
@@ -76,7 +81,7 @@ class TableSources(StreamBase):
         from minishuffle.plan.unknownschemas import unknown_columns
 
         files = checked_paths(paths, "Table.from_files")
-        declared = None if schema is None else arrow_schema(schema)
+        declared: pa.Schema | None = with_schema(schema, lambda columns: columns, lambda: None)
         if isinstance(nulls, str):
             raise UsageError(f"nulls takes a list of spellings: write nulls=[{nulls!r}]")
         if partitioning not in (None, "hive"):
@@ -87,7 +92,7 @@ class TableSources(StreamBase):
             source = made()
         except TooLarge as error:
             unknown = unknown_columns("Table.from_files", error.why, error.advice, "schema={}")
-            return cls._checked(format, made(head=DRAFT_ROWS), unknown)
+            return cls._checked(format, made(head=DRAFT_ROWS), StepColumns(unknown))
         return cls._scanned(format, source, source.schema)
 
     @classmethod
@@ -143,15 +148,16 @@ class TableSources(StreamBase):
                 column of nulls alone.
         """
         from minishuffle.connectors.generator import GeneratorSource, number_batch
-        from minishuffle.plan.schemas import called_schema
 
         made = number_batch if fn is None else fn
         check_callable(made, "Table.generate")
         source = GeneratorSource(made, rate=rate, records=records, format="arrow")
-        if schema is not None and fn is not None:
-            return cls._checked("generate", source, arrow_schema(schema))
-        found = called_schema("Table.generate", lambda: made(0, 1), "its function, called with (0, 1),")
-        return cls._checked("generate", source, found, declared=False)
+
+        def shown() -> StepColumns:
+            call = "its function, called with (0, 1),"
+            return StepColumns(called_schema("Table.generate", lambda: made(0, 1), call), declared=False)
+
+        return cls._checked("generate", source, with_schema(schema, StepColumns, shown))
 
     @classmethod
     def source(cls, source: Source, schema: pa.Schema | Mapping[str, Any] | None = None) -> Self:
@@ -170,14 +176,17 @@ class TableSources(StreamBase):
                 f"{name} gives rows: write Stream.source(...), or set {name}.format to 'arrow' if read() "
                 "yields record batches"
             )
-        declared = getattr(source, "schema", None) if schema is None else schema
-        if declared is not None:
-            return cls._checked(name, source, arrow_schema(declared))
-        from minishuffle.plan.unknownschemas import unknown_columns
 
-        why, write = f"{name} has no attribute schema", "give it one, or write schema= with its columns"
-        unknown = unknown_columns("Table.source", why, write, "schema={}")
-        return cls._checked(name, source, unknown)
+        def unknown() -> StepColumns:
+            from minishuffle.plan.unknownschemas import unknown_columns
+
+            why, write = f"{name} has no attribute schema", "give it one, or write schema= with its columns"
+            return StepColumns(unknown_columns("Table.source", why, write, "schema={}"))
+
+        def own() -> StepColumns:
+            return with_schema(getattr(source, "schema", None), StepColumns, unknown)
+
+        return cls._checked(name, source, with_schema(schema, StepColumns, own))
 
     @classmethod
     def from_spark(cls, name: str, schema: pa.Schema | Mapping[str, Any], *, bounded: bool = True) -> Self:
@@ -204,18 +213,16 @@ class TableSources(StreamBase):
         return cls(Relation.of(Feed(Node.of(ScanStep(label, source, schema)))))
 
     @classmethod
-    def _checked(
-        cls, label: str, source: Source, schema: pa.Schema | UnknownColumns, *, declared: bool = True
-    ) -> Self:
+    def _checked(cls, label: str, source: Source, found: StepColumns) -> Self:
         """What a source gives, each batch of which is checked; in a draft a placeholder if its columns are
-        not known. ``declared``: see :class:`~minishuffle.operators.row_conversion.CheckSchema`."""
+        not known."""
         from minishuffle.operators.unknown_columns import UnknownColumns
 
-        if isinstance(schema, UnknownColumns):
+        if isinstance(found.schema, UnknownColumns):
             scan = Relation.of(Feed(Node.of(ScanStep(label, source, ObjectSchema()))))
-            return cast("Self", Draft(scan.then(UnknownStep(schema))))
-        scan = Relation.of(Feed(Node.of(ScanStep(label, source, schema))))
-        return cls(scan.then(CheckStep(Known(schema), declared)))
+            return cast("Self", Draft(scan.then(UnknownStep(found.schema))))
+        scan = Relation.of(Feed(Node.of(ScanStep(label, source, found.schema))))
+        return cls(scan.then(CheckStep(Known(found.schema), found.declared)))
 
 
 def _hive_source(
@@ -226,11 +233,10 @@ def _hive_source(
     head: int | None = None,
 ) -> Any:
     """The source for the files below directories, whose names give columns; ``read`` makes that for files."""
-    from minishuffle.connectors.hive import HiveSource, hive_files
+    from minishuffle.connectors.hive import HiveSource, file_schema, hive_files
 
     found = hive_files(directories)
-    inside = None if declared is None else _without(declared, next(iter(found.values())))
-    return HiveSource(read(list(found), inside, head=head), found, declared)
+    return HiveSource(read(list(found), file_schema(declared, found), head=head), found, declared)
 
 
 def _source_of_files(
@@ -262,9 +268,3 @@ def _source_of_files(
 
         return JsonSource(files, declared, on_error=on_error, head=head)
     raise UsageError(f"format is {format!r}: write 'parquet', 'csv' or 'json'")
-
-
-def _without(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
-    import pyarrow as pa
-
-    return pa.schema([field for field in schema if field.name not in names])

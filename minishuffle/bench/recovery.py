@@ -46,8 +46,8 @@ PHASES: Final = (
     "first record",
 )
 HEADLESS_PHASES: Final = ("started again", "job shown", "workers back")
-"""With a coordinator: from its loss to the start of the next process, and from there to its first answer about
-the job, which is right, and to the return of the last worker."""
+"""With a coordinator: from its loss to the start of the next process, and from there to its first answer
+about the job, which is right, and to the return of the last worker."""
 
 
 def measure_recovery(*, failure: Failure, standby: int, kills: int, rate: float) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from minishuffle.connectors.files import files_below
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.operators.base import Portion
 
-__all__ = ["HiveSource", "hive_files"]
+__all__ = ["HiveSource", "file_schema", "hive_files"]
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 """The value of a directory for rows without one. (Hive, Spark.)"""
@@ -53,6 +53,17 @@ def hive_files(paths: Sequence[str | Path]) -> dict[str, dict[str, str | None]]:
 def _pair(part: str) -> tuple[str, str | None]:
     name, _, value = part.partition("=")
     return unquote(name), None if value == NULL else unquote(value)
+
+
+def file_schema(
+    declared: pa.Schema | None, found: Mapping[str, Mapping[str, str | None]]
+) -> pa.Schema | None:
+    """The columns of a declared schema that files hold, as their directories' names do not; None: there is no
+    declared one."""
+    if declared is None:
+        return None
+    named = next(iter(found.values()))
+    return pa.schema([field for field in declared if field.name not in named])
 
 
 class HiveSource:

@@ -16,7 +16,7 @@ from minishuffle.plan.expressions import check_expression, columns_read, express
 from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.knownrows import TypedRows
 from minishuffle.plan.nodes import Known, Needed, Node, ObjectSchema, Relation, Step
-from minishuffle.plan.schemas import arrow_schema, batch_without_rows, called_schema
+from minishuffle.plan.schemas import StepColumns, batch_without_rows, called_schema, with_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +38,7 @@ __all__ = [
     "UnknownStep",
     "WithColumnsStep",
     "conformed",
-    "mapped_schema",
+    "mapped_columns",
     "picked",
 ]
 
@@ -422,41 +422,46 @@ def conformed(plans: Sequence[Relation]) -> list[Relation]:
     ]
 
 
-def mapped_schema(
+def mapped_columns(
     given: pa.Schema,
     fn: Callable[[pa.RecordBatch], Any],
     schema: pa.Schema | Mapping[str, Any] | str | None,
     taken: Sequence[str] | None,
-) -> tuple[pa.Schema | UnknownColumns, bool]:
-    """Without the column of event times what ``fn`` gives of the columns ``taken`` (None: all), and whether
-    it may give that column too."""
+) -> StepColumns:
+    """What ``fn`` gives of the columns ``taken`` (None: all), without the column of event times."""
     import pyarrow as pa
 
+    if taken is not None:
+        beside = pa.field(EVENT_TIME, pa.int64())
+        given = pa.schema([beside if name == EVENT_TIME else given.field(name) for name in taken])
+    if schema == "same":
+        return StepColumns(_without_event_time(given), keeps_time=True)
+    return with_schema(schema, _declared_columns, lambda: _shown_columns(given, fn))
+
+
+def _declared_columns(schema: pa.Schema) -> StepColumns:
+    if EVENT_TIME in schema.names:
+        raise UsageError(
+            "map_batches(schema=...) names EVENT_TIME, which comes beside the columns of the schema: "
+            "leave it out"
+        )
+    return StepColumns(schema, keeps_time=True)
+
+
+def _shown_columns(given: pa.Schema, fn: Callable[[pa.RecordBatch], Any]) -> StepColumns:
+    """Those of what ``fn`` gives for no rows."""
     from minishuffle.operators.unknown_columns import UnknownColumns
     from minishuffle.plan.unknownschemas import unknown_columns
 
-    if schema is not None and schema != "same":
-        declared = arrow_schema(schema)
-        if EVENT_TIME in declared.names:
-            raise UsageError(
-                "map_batches(schema=...) names EVENT_TIME, which comes beside the columns of the schema: "
-                "leave it out"
-            )
-        return declared, True
-    beside = pa.field(EVENT_TIME, pa.int64())
-    if taken is not None:
-        given = pa.schema([beside if name == EVENT_TIME else given.field(name) for name in taken])
-    if schema is not None:
-        return _without_event_time(given), True
     if hasattr(fn, "open"):
         why = "its function has open(), and is not called while the job is made"
         write = "write schema= with the columns that it gives, or schema='same'"
-        return unknown_columns("map_batches", why, write, "schema={}"), False
+        return StepColumns(unknown_columns("map_batches", why, write, "schema={}"), declared=False)
     shown = "its function, called with a batch without rows,"
     found = called_schema("map_batches", lambda: fn(batch_without_rows(given)), shown)
     if isinstance(found, UnknownColumns):
-        return found, False
-    return _without_event_time(found), EVENT_TIME in found.names
+        return StepColumns(found, declared=False)
+    return StepColumns(_without_event_time(found), declared=False, keeps_time=EVENT_TIME in found.names)
 
 
 def _without_event_time(schema: pa.Schema) -> pa.Schema:

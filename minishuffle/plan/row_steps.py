@@ -18,14 +18,27 @@ from minishuffle.plan.arguments import (
     key_columns,
 )
 from minishuffle.plan.kinds import OperatorSpec
-from minishuffle.plan.knownrows import ReturnedRows
-from minishuffle.plan.nodes import Exchange, Feed, Known, Needed, Node, ObjectSchema, Relation, Step
+from minishuffle.plan.knownrows import ReturnedRows, declared_schema, known_schema, unread_annotations
+from minishuffle.plan.nodes import (
+    Exchange,
+    Feed,
+    Known,
+    Needed,
+    Node,
+    ObjectSchema,
+    Relation,
+    Step,
+    named_step,
+)
 from minishuffle.plan.rowtypes import Returns
+from minishuffle.plan.schemas import with_schema
 from minishuffle.plan.sides import checked_sides, error_records
+from minishuffle.plan.unknownschemas import unknown_columns
 
 if TYPE_CHECKING:
     from minishuffle.operators.chained import OnError
     from minishuffle.operators.row_conversion import RowsSchema
+    from minishuffle.operators.unknown_columns import UnknownColumns
 
 __all__ = [
     "FilterRowsStep",
@@ -38,6 +51,7 @@ __all__ = [
     "MapStep",
     "ToTableStep",
     "rows_by_key",
+    "rows_schema",
 ]
 
 
@@ -206,6 +220,34 @@ class ToTableStep(Step):
             "on_error": self.on_error,
         }
         return OperatorSpec("to_table", parameters, errors=tags.get("errors", ""))
+
+
+def rows_schema(plan: Relation, schema: Any) -> RowsSchema | UnknownColumns:
+    """That of the columns which ``to_table(schema)`` makes of rows; what stands for it in a draft, if it is
+    not known.
+
+    Raises:
+        InvalidGraph: it is left out, and nobody knows the columns of the rows.
+        UsageError: it is none, or does not fit the rows.
+    """
+    origins = plan.gives.origins
+    return with_schema(
+        schema,
+        lambda declared: declared_schema(declared, origins),
+        lambda: known_schema(origins, "to_table") or _unknown_columns(plan),
+    )
+
+
+def _unknown_columns(plan: Relation) -> UnknownColumns:
+    why = unread_annotations(plan.gives.origins)
+    write = "define or import that class at the top of the function's module"
+    if why is None:
+        before = ", ".join(dict.fromkeys(named_step(feed.node) for feed in plan.feeds))
+        why = f"nothing says which columns the rows of {before} have"
+        write = (
+            "annotate what the last function returns as a TypedDict, NamedTuple, dataclass or pydantic model"
+        )
+    return unknown_columns("to_table", why, f"write to_table(schema), or {write}", "to_table({})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ without rows."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from minishuffle.errors import InvalidGraph, UsageError, described
 from minishuffle.exchange.schemas import require_plain
@@ -16,13 +17,46 @@ if TYPE_CHECKING:
     from minishuffle.operators.unknown_columns import UnknownColumns
 
 __all__ = [
+    "StepColumns",
     "aggregated_schema",
     "arrow_schema",
     "batch_without_rows",
     "called_schema",
     "checked_types",
     "schema_message",
+    "with_schema",
 ]
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class StepColumns:
+    """The columns that a function or a source of the user gives, for which each of its batches is checked.
+
+    Args:
+        schema: what stands for it in a draft, if it is not known.
+        declared: the user did; else a call of the function showed it.
+        keeps_time: event times may come beside these columns.
+    """
+
+    schema: pa.Schema | UnknownColumns
+    declared: bool = True
+    keeps_time: bool = False
+
+
+def with_schema(given: Any, declared: Callable[[pa.Schema], Made], left_out: Callable[[], Made]) -> Made:
+    """What a method makes of its argument ``schema=``: of the schema that it declares, or without one.
+
+    Args:
+        given: the argument; None: it is left out.
+        declared: called with its schema, if there is one.
+        left_out: called if there is none.
+
+    Raises:
+        UsageError: see :func:`arrow_schema`.
+    """
+    return left_out() if given is None else declared(arrow_schema(given))
 
 
 def arrow_schema(given: Any) -> pa.Schema:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from minishuffle.api.stream import Stream, Table
-from minishuffle.errors import InvalidGraph, UnknownName, UsageError
+from minishuffle.errors import InvalidGraph, UnknownName, UsageError, WrongColumns
 from minishuffle.limits import NAME_BYTES_MAX
 from minishuffle.plan.planner import compile_job
 from minishuffle.plan.unknownschemas import drafting
@@ -202,6 +202,12 @@ def test_numbers_make_tables() -> None:
     )
     assert types(squares) == {"n": "int64"}
     assert rows(squares) == [{"n": 0}, {"n": 1}, {"n": 4}]
+
+
+def test_numbers_are_checked_for_a_declared_schema_too() -> None:
+    assert rows(Table.generate(records=2, schema={"number": int})) == [{"number": 0}, {"number": 1}]
+    with pytest.raises(WrongColumns, match=r"column 'number' is not in the declared schema \(n\)"):
+        rows(Table.generate(records=2, schema={"n": int}))
 
 
 def test_generated_columns_are_those_of_one_call() -> None:
