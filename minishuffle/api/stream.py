@@ -56,6 +56,7 @@ from minishuffle.plan.column_steps import (
     mapped_columns,
 )
 from minishuffle.plan.end_steps import ScanStep
+from minishuffle.plan.exchange_steps import hashed, together, united
 from minishuffle.plan.join_steps import (
     Apart,
     AsOfStep,
@@ -82,7 +83,7 @@ from minishuffle.plan.keyed_steps import (
     emission_of,
 )
 from minishuffle.plan.knownrows import ItemRows, KnownRows, TypedRows
-from minishuffle.plan.nodes import Boundary, Exchange, Feed, Known, Node, ObjectSchema, Relation, Step
+from minishuffle.plan.nodes import Boundary, Exchange, Known, ObjectSchema, Relation, Step
 from minishuffle.plan.row_steps import (
     FilterRowsStep,
     FlatMapStep,
@@ -301,7 +302,7 @@ class Stream(StreamSinks, Generic[T]):
     @classmethod
     def _scanned(cls, label: str, source: Source, rows: KnownRows | None = None) -> Stream[Any]:
         schema = ObjectSchema(origins=() if rows is None else (rows,))
-        return cls(Relation.of(Feed(Node.of(ScanStep(label, source, schema)))))
+        return cls(Relation.of(ScanStep(label, source, schema)))
 
     # --- transformations -------------------------------------------------------------------------
 
@@ -363,7 +364,7 @@ class Stream(StreamSinks, Generic[T]):
         times = [plan.gives.time for plan in plans]
         if all(time is not None for time in times) and any(time != times[0] for time in times):
             plans = list(map(held, plans))
-        return Stream(Relation.of(*(feed for plan in plans for feed in plan.open_feeds("union"))))
+        return Stream(united(plans))
 
     def key_by(
         self, *key: str | Sequence[str] | Callable[[T], Any], on_error: OnError = "fail"
@@ -488,7 +489,7 @@ class Stream(StreamSinks, Generic[T]):
         What ``fn`` raises fails the task.
         """
         check_callable(fn, "partition")
-        return self._exchanged("partition", Exchange("custom", choose=fn))
+        return self._exchanged(Exchange("custom", choose=fn))
 
     # --- several at once ---------------------------------------------------------------------------
 
@@ -499,11 +500,9 @@ class Stream(StreamSinks, Generic[T]):
         if draft is not None:
             return draft
         for stream in streams:
-            if not isinstance(stream, StreamBase) or not all(feed.node.is_sink for feed in stream.plan.feeds):
+            if not isinstance(stream, StreamBase) or not stream.plan.node.is_sink:
                 raise InvalidGraph("together takes streams that end in a sink: add collect() or another one")
-        if not streams:
-            raise InvalidGraph("together takes at least one stream")
-        return Stream(Relation.of(*(feed for stream in streams for feed in stream.plan.feeds)))
+        return Stream(together([stream.plan for stream in streams]))
 
 
 class WindowedStream(Generic[T]):
@@ -557,7 +556,7 @@ class WindowedStream(Generic[T]):
     ) -> Stream[Any]:
         plan, key = self._keyed.unkeyed, self._keyed.key
         step = WindowFoldStep(plan.gives, self._windowing, label, create, add, on_error)
-        return Stream(Relation.of(Feed(Node.of(step, rows_by_key(plan, key)))))
+        return Stream(Relation.of(step, rows_by_key(plan, key)))
 
 
 class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
@@ -653,8 +652,8 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
         interval = Interval.of(self.unkeyed, other.unkeyed, Apart(within, before, after), late)
         keys = self.key.columns, other.key.columns
         step = JoinRowsStep(self.unkeyed.gives, other.unkeyed.gives, keys, how, interval)
-        feeds = (*rows_by_key(self.unkeyed, self.key), *rows_by_key(other.unkeyed, other.key, 1))
-        return Stream(Relation.of(Feed(Node.of(step, feeds))))
+        left, right = rows_by_key(self.unkeyed, self.key), rows_by_key(other.unkeyed, other.key)
+        return Stream(Relation.of(step, left, right.at(1)))
 
     def process(
         self,
@@ -681,7 +680,7 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
 
     def _stream(self, step: Step, *, alone: bool = False) -> Stream[Any]:
         """What a step gives of the rows of each key; ``alone``: of nothing but the keys."""
-        return Stream(Relation.of(Feed(Node.of(step, rows_by_key(self.unkeyed, self.key, alone=alone)))))
+        return Stream(Relation.of(step, rows_by_key(self.unkeyed, self.key, alone=alone)))
 
 
 class Table(TableSources, StreamSinks):
@@ -835,10 +834,12 @@ class Table(TableSources, StreamSinks):
             if not isinstance(other, Table):
                 refuse_mixture("union", "Table", other)
         plans = [table.plan for table in (self, *others)]
+        for plan in plans:
+            plan.check_open("union")
         times = [plan.gives.time for plan in plans]
         if all(time is not None for time in times) and any(time != times[0] for time in times):
             plans = list(map(held, plans))
-        return Table(Relation.of(*(feed for plan in conformed(plans) for feed in plan.open_feeds("union"))))
+        return Table(united(conformed(plans)))
 
     # --- time and keys -----------------------------------------------------------------------------
 
@@ -970,7 +971,7 @@ class WindowedTable:
     def _table(self, columns: Aggregates | None) -> Table:
         plan, keys = self._keyed.unkeyed, self._keyed.keys
         step = WindowAggregateStep(plan.gives, keys, self._windowing, columns)
-        return Table(Relation.of(Feed(Node.of(step, plan.by_key(keys)))))
+        return Table(Relation.of(step, hashed(plan, keys)))
 
 
 class KeyedTable(Windowable["WindowedTable"]):
@@ -1114,9 +1115,9 @@ class KeyedTable(Windowable["WindowedTable"]):
 
     def _table(self, step: Step) -> Table:
         """What a step gives of the rows of each key, which meet in one subtask."""
-        return Table(Relation.of(Feed(Node.of(step, self.unkeyed.by_key(self.keys)))))
+        return Table(Relation.of(step, hashed(self.unkeyed, self.keys)))
 
     def _joined(self, other: KeyedTable, step: Step) -> Table:
         """What a step gives of the rows of each key of both tables."""
-        feeds = (*self.unkeyed.by_key(self.keys), *other.unkeyed.by_key(other.keys, 1))
-        return Table(Relation.of(Feed(Node.of(step, feeds))))
+        left, right = hashed(self.unkeyed, self.keys), hashed(other.unkeyed, other.keys)
+        return Table(Relation.of(step, left, right.at(1)))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.plan.arguments import checked_name, checked_parallelism
+from minishuffle.plan.exchange_steps import exchanged
 from minishuffle.plan.graph import PartitionKind
 from minishuffle.plan.nodes import Exchange, Known, Relation, Step
 from minishuffle.plan.sides import SIDE_STEPS
@@ -61,7 +62,7 @@ class StreamBase:
         return type(self)(self._side("panes"))
 
     def _side(self, name: str) -> Relation:
-        side = self.plan.side(name)
+        side = self.plan.put_aside(name)
         if side is None:
             is_own = name not in SIDE_STEPS
             what = f".side({name!r:.80})" if is_own else f".{name}"
@@ -73,19 +74,19 @@ class StreamBase:
 
     def rebalance(self) -> Self:
         """Deal records to all subtasks of the next operator in turn."""
-        return self._exchanged("rebalance", Exchange("rebalance"))
+        return self._exchanged(Exchange("rebalance"))
 
     def rescale(self) -> Self:
         """Like :meth:`rebalance`, but each subtask deals to a few neighbours only."""
-        return self._exchanged("rescale", Exchange("rescale"))
+        return self._exchanged(Exchange("rescale"))
 
     def forward(self) -> Self:
         """Leave records on the subtask of the same number; both operators must be equally parallel."""
-        return self._exchanged("forward", Exchange("forward"))
+        return self._exchanged(Exchange("forward"))
 
     def broadcast(self) -> Self:
         """Give every record to every subtask of the next operator."""
-        return self._exchanged("broadcast", Exchange("broadcast"))
+        return self._exchanged(Exchange("broadcast"))
 
     def exchange(self, kind: PartitionKind) -> Self:
         """Hold what goes to the next operator in partitions of that kind, whoever gets which record.
@@ -102,7 +103,7 @@ class StreamBase:
         if kind not in get_args(PartitionKind):
             kinds = ", ".join(get_args(PartitionKind))
             raise UsageError(f"exchange is {kind!r:.80}: write one of {kinds}")
-        return type(self)(self.plan.of_kind(kind))
+        return self._exchanged(Exchange(None, kind=kind))
 
     # --- what is known of the operator before ----------------------------------------------------
 
@@ -147,7 +148,7 @@ class StreamBase:
 
     def _given(self, method: str) -> Known:
         """What is known of the records. Raises InvalidGraph if ``method`` would follow a sink."""
-        self.plan.open_feeds(method)
+        self.plan.check_open(method)
         return self.plan.gives
 
     def _then(self, step: Step) -> Self:
@@ -169,8 +170,8 @@ class StreamBase:
         """The same records with their event times beside them, unless the column with these ``stays``."""
         return self.plan if stays else held(self.plan)
 
-    def _exchanged(self, method: str, exchange: Exchange) -> Self:
-        return type(self)(self.plan.exchanged(method, exchange))
+    def _exchanged(self, exchange: Exchange) -> Self:
+        return type(self)(exchanged(self.plan, exchange))
 
     def _with_last_step(self, method: str, change: Any) -> Self:
         return type(self)(self.plan.with_last_step(method, change))

@@ -15,7 +15,7 @@ from minishuffle.operators.base import Source
 from minishuffle.plan.arguments import check_callable, checked_name, checked_paths
 from minishuffle.plan.column_steps import CheckStep, UnknownStep
 from minishuffle.plan.end_steps import ExternalStep, ScanStep
-from minishuffle.plan.nodes import Boundary, Feed, Known, Node, ObjectSchema, Relation
+from minishuffle.plan.nodes import Boundary, Known, ObjectSchema, Relation
 from minishuffle.plan.schemas import (
     StepColumns,
     arrow_schema,
@@ -205,12 +205,12 @@ class TableSources(StreamBase):
         check_written(columns, "Table.from_spark")
         boundary = Boundary(checked_name(name, "Table.from_spark"), schema_message(columns), bounded)
         step = ExternalStep(f"from_spark {name}", boundary, columns)
-        return cls(Relation.of(Feed(Node.of(step))))
+        return cls(Relation.of(step))
 
     @classmethod
     def _scanned(cls, label: str, source: Source, schema: pa.Schema) -> Self:
         """What a source gives whose batches have the schema as they are."""
-        return cls(Relation.of(Feed(Node.of(ScanStep(label, source, schema)))))
+        return cls(Relation.of(ScanStep(label, source, schema)))
 
     @classmethod
     def _checked(cls, label: str, source: Source, found: StepColumns) -> Self:
@@ -219,9 +219,9 @@ class TableSources(StreamBase):
         from minishuffle.operators.unknown_columns import UnknownColumns
 
         if isinstance(found.schema, UnknownColumns):
-            scan = Relation.of(Feed(Node.of(ScanStep(label, source, ObjectSchema()))))
+            scan = Relation.of(ScanStep(label, source, ObjectSchema()))
             return cast("Self", Draft(scan.then(UnknownStep(found.schema))))
-        scan = Relation.of(Feed(Node.of(ScanStep(label, source, found.schema))))
+        scan = Relation.of(ScanStep(label, source, found.schema))
         return cls(scan.then(CheckStep(Known(found.schema), found.declared)))
 
 

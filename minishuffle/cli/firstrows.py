@@ -14,7 +14,7 @@ from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.operators.base import END_OF_TIME, Output, Program, TaskContext, Watermark
 from minishuffle.operators.row_copies import own_rows
 from minishuffle.plan.end_steps import ScanStep
-from minishuffle.plan.nodes import Feed, Node, inputs_first
+from minishuffle.plan.nodes import Feed, Node, inputs_first, running
 from minishuffle.plan.planner import operator_of
 from minishuffle.worker.asynccalls import LoopCalls
 from minishuffle.worker.chain import Chain
@@ -66,7 +66,7 @@ class FirstRows:
             UsageError: what Spark writes would come to it.
             TaskFailed: a function of the plan raised; names the step and has the user's traceback.
         """
-        nodes = list(inputs_first([step]))
+        nodes = running(inputs_first([step]))
         feeds = [feed for node in nodes for feed in node.feeds]
         for node in nodes[:-1]:
             sides = {feed.side for feed in feeds if feed.node is node and feed.side is not None}

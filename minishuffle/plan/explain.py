@@ -8,7 +8,7 @@ from typing import Any
 
 from minishuffle.operators.event_time import EventTime
 from minishuffle.plan.graph import JobGraph
-from minishuffle.plan.nodes import Feed, Needed, Node, ObjectSchema
+from minishuffle.plan.nodes import Exchange, Feed, Needed, Node, ObjectSchema, Relation, running
 from minishuffle.plan.planner import JobPlan
 from minishuffle.plan.row_steps import KeyRowsStep
 from minishuffle.plan.stages import slots_needed, stages_of
@@ -67,18 +67,14 @@ def _node_maps(nodes: list[Node]) -> Iterator[dict[str, Any]]:
     numbers = {node: number for number, node in enumerate(nodes)}
     for node in nodes:
         known = node.step.gives
+        exchange = node.step.route(None)
         yield {
             "name": node.label,
             "id": node.id if node.step.has_state else None,
-            "inputs": [
-                {
-                    "node": numbers[feed.node],
-                    "side": feed.side,
-                    "partitioner": None if feed.exchange is None else feed.exchange.partitioner,
-                    "keys": None if feed.exchange is None else feed.exchange.keys,
-                }
-                for feed in node.feeds
-            ],
+            "inputs": [{"node": numbers[each.node], "side": each.side} for each in node.inputs],
+            "exchange": None
+            if exchange is None
+            else {"partitioner": exchange.partitioner, "keys": exchange.keys, "kind": exchange.kind},
             "schema": None if node.is_sink else _schema_map(known.schema),
             "event_time": None if known.time is None else _time(known.time),
         }
@@ -94,7 +90,10 @@ def _node_lines(nodes: list[Node]) -> Iterator[str]:
     numbers = {node: number for number, node in enumerate(nodes, 1)}
     for node, number in numbers.items():
         known = node.step.gives
-        inputs = f" of {', '.join(_input(feed, numbers) for feed in node.feeds)}" if node.feeds else ""
+        inputs = f" of {', '.join(_input(each, numbers) for each in node.inputs)}" if node.inputs else ""
+        if (exchange := node.step.route(None)) is not None:  # Records go through it as they are.
+            yield f"{number}. exchange{inputs} ({_how(exchange)})"
+            continue
         parts = [f"{number}. {node.label}{inputs}"]
         if not node.is_sink:
             parts.append(_schema(known.schema))
@@ -105,17 +104,16 @@ def _node_lines(nodes: list[Node]) -> Iterator[str]:
         yield "; ".join(parts)
 
 
-def _input(feed: Feed, numbers: dict[Node, int]) -> str:
-    text = str(numbers[feed.node])
-    if feed.side is not None:
-        text += f".{feed.side}"
-    if feed.exchange is None:
-        return text
-    exchange = feed.exchange
+def _input(relation: Relation, numbers: dict[Node, int]) -> str:
+    side = "" if relation.side is None else f".{relation.side}"
+    return f"{numbers[relation.node]}{side}"
+
+
+def _how(exchange: Exchange) -> str:
     how = " ".join(each for each in (exchange.kind, exchange.partitioner) if each is not None)
-    if exchange.partitioner == "hash":
-        how += f" by {'the key of each row' if exchange.keys is None else ', '.join(exchange.keys)}"
-    return f"{text} ({how})"
+    if exchange.partitioner != "hash":
+        return how
+    return f"{how} by {'the key of each row' if exchange.keys is None else ', '.join(exchange.keys)}"
 
 
 def _schema(schema: Any) -> str:
@@ -140,7 +138,7 @@ class _Reasons:
     def __init__(self, nodes: list[Node]) -> None:
         self.of_feeds: dict[FeedKey, dict[str, Any]] = {}
         self._of_nodes: dict[Node, dict[str, str]] = {}
-        for node in reversed(nodes):
+        for node in reversed(running(nodes)):
             for number, feed in enumerate(node.feeds):
                 self._note(node, number, feed)
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.operators.event_time import BESIDE, EventTime
 from minishuffle.plan.arguments import check_columns, check_late, checked_duration
+from minishuffle.plan.exchange_steps import exchanged
 from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.nodes import (
     Exchange,
-    Feed,
     Known,
     Needed,
     Node,
@@ -22,6 +22,7 @@ from minishuffle.plan.nodes import (
     Relation,
     Step,
     inputs_first,
+    running,
 )
 from minishuffle.plan.sides import late_records
 from minishuffle.plan.standstill import check_waits
@@ -397,20 +398,20 @@ def look_up(big: Relation, small: Relation, step: Step) -> Relation:
     Raises:
         InvalidGraph: the small side has no end, its subtasks are chosen, or a source would wait for itself.
     """
-    feeds, small_feeds = big.open_feeds("broadcast_join"), small.open_feeds("broadcast_join")
+    for side in (big, small):
+        side.check_open("broadcast_join")
     if not small.bounded:
         raise InvalidGraph(
             "broadcast_join reads the small side to its end first, and it has none: bound its source, or use "
             "key_by(...).join(...)"
         )
-    if any(feed.is_chosen for feed in small_feeds):
+    if any(feed.is_chosen for feed in small.feeds):
         raise InvalidGraph(
             "broadcast_join sends the small side to every subtask: leave out the choice before it"
         )
-    everywhere = (feed.exchanged(Exchange("broadcast"), SMALL) for feed in small_feeds)
-    node = Node.of(step, (*feeds, *everywhere))
-    check_waits(list(inputs_first([node])))
-    return Relation.of(Feed(node))
+    joined = Relation.of(step, big, exchanged(small, Exchange("broadcast")).at(SMALL))
+    check_waits(running(inputs_first([joined.node])))
+    return joined
 
 
 def column_pairs(on: On, how: Any, big: Known, small: Known) -> dict[str, str]:

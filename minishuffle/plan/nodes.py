@@ -2,13 +2,15 @@
 
 A node is one step that the user wrote, or one that serves the next. What it does is its :class:`Step`, which
 knows the schema and event time of its input and of what it gives; a step checks its parameters when it is
-made. Nodes know nothing of chains, threads or operators: ``planner`` finds those.
+made. Unions and exchanges are nodes as well, and no operators: a *feed* is the way of records to a node from
+one that runs, seen through those between. (Flink: ``Transformation``, and the virtual nodes of
+``StreamGraph``.)
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
@@ -17,7 +19,7 @@ from minishuffle.errors import InvalidGraph
 from minishuffle.operators.event_time import EventTime
 from minishuffle.plan.graph import PartitionKind
 from minishuffle.plan.kinds import OperatorSpec
-from minishuffle.plan.knownrows import KnownRows, all_known
+from minishuffle.plan.knownrows import KnownRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,11 +38,14 @@ __all__ = [
     "Relation",
     "ObjectSchema",
     "Schema",
+    "SourceStep",
     "Step",
-    "check_not_sinks",
+    "ends_of",
     "inputs_first",
     "named_step",
     "one_of_each",
+    "remade",
+    "running",
     "with_own_ids",
 ]
 
@@ -161,6 +166,8 @@ class Step:
     They check their fields when they are made, and build no operator: :meth:`operator` says which one runs.
     """
 
+    runs: ClassVar[bool] = True
+    """Is an operator; else it says where records come from or go to, and is a part of the feeds behind it."""
     follows: ClassVar[bool] = False
     """Runs where its only input runs, unless the user says otherwise."""
     is_auxiliary: ClassVar[bool] = False
@@ -202,8 +209,13 @@ class Step:
         event times."""
         return Needed(None, times=False)
 
+    def route(self, beyond: Exchange | None) -> Exchange | None:
+        """How records find their subtask on their way through this step and ``beyond``; asked of steps that
+        do not run."""
+        return beyond
+
     def operator(self, node: Node, tags: Mapping[str, str]) -> OperatorSpec:
-        """The operator that runs for a node with this step.
+        """The operator that runs for a node with this step; asked of those that run.
 
         Args:
             tags: of its side outputs, by name.
@@ -227,6 +239,18 @@ class Exchange:
     kind: PartitionKind | None = None
     """None: ``pipelined_bounded``."""
 
+    @property
+    def is_chosen(self) -> bool:
+        """Whether it is said who gets which record."""
+        return self.partitioner is not None
+
+    def and_then(self, other: Exchange | None) -> Exchange:
+        """This one and another on one way: one chooses subtasks, one says the kind of the edge."""
+        if other is None:
+            return self
+        chosen = self if self.is_chosen else other
+        return replace(chosen, kind=self.kind if other.kind is None else other.kind)
+
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
@@ -242,28 +266,50 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A step in its place. A source has no feeds, every other node has some."""
+    """A step in its place. A source has no inputs, every other node has some."""
 
     step: Step
-    feeds: tuple[Feed, ...] = ()
+    inputs: tuple[Relation, ...] = ()
     label: str = ""
     id: str = ""
-    """That of its state: its name, or a digest of its path from the sources. Rewrites keep it."""
+    """That of its state: its name, or a digest of its path from the sources, of the steps that run. Rewrites
+    keep it."""
     parallelism: int | None = None
-    """None: the job's, or with ``follows`` the input's."""
+    """None: the job's, or with ``follows`` the input's; known once a job is planned."""
     slot_group: str | None = None
-    """None: that of its inputs, if they are of one."""
+    """None: that of its inputs, if they are of one; known once a job is planned."""
     changed: Node | None = None
     """The same step before it was named or made parallel: where both are read, it still is one."""
     needed: Needed = field(default=Needed(), kw_only=True)
-    """What is read of what it gives; found when a job is planned."""
+    """What is read of what it gives; found when a job is planned, as are the next two."""
+    reads: tuple[Needed, ...] = field(default=(), kw_only=True)
+    """What is read of each feed; nothing if that was not found."""
+    is_chained: bool = field(default=False, kw_only=True)
+    """Runs in the thread of its input."""
 
     @classmethod
-    def of(cls, step: Step, feeds: tuple[Feed, ...] = ()) -> Node:
-        """With the name of the step and the id of its path."""
+    def of(cls, step: Step, *inputs: Relation) -> Node:
+        """With the name of the step and the id of its path.
+
+        Raises:
+            InvalidGraph: an input ends in a sink.
+        """
+        for each in inputs:
+            each.check_open(step.label)
+        if not step.runs:
+            return cls(step, inputs, step.label)
+        feeds = (feed for each in inputs for feed in each.feeds)
         path = [step.label, *(f"{feed.node.id} {feed.side} {feed.input}" for feed in feeds)]
         digest = sha256("\n".join(path).encode(errors="surrogatepass")).hexdigest()
-        return cls(step, feeds, step.label, f"{step.label}-{digest[:12]}")
+        return cls(step, inputs, step.label, f"{step.label}-{digest[:12]}")
+
+    @property
+    def feeds(self) -> tuple[Feed, ...]:
+        """The ways by which records come to it, from nodes that run."""
+        feeds = [feed for each in self.inputs for feed in each.feeds]
+        if not self.reads:
+            return tuple(feeds)
+        return tuple(replace(feed, needed=needed) for feed, needed in zip(feeds, self.reads, strict=True))
 
     @property
     def bounded(self) -> bool:
@@ -272,7 +318,7 @@ class Node:
 
     @property
     def is_source(self) -> bool:
-        return not self.feeds
+        return not self.inputs
 
     @property
     def is_auxiliary(self) -> bool:
@@ -303,9 +349,10 @@ class SourceStep(Step):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Feed:
-    """One input of a node. Without an exchange records stay where they are, if they can.
+    """One way of records to a node from one that runs. Without an exchange they stay where they are, if they
+    can.
 
-    ``input`` is the number under which the node's operator takes it. With ``side``, it is that side
+    ``input`` is the number under which the node's operator takes them. With ``side``, it is that side
     output of ``node`` that is read, not its records.
     """
 
@@ -324,22 +371,22 @@ class Feed:
     @property
     def gives(self) -> Known:
         """The records that come."""
-        step = self.node.step
-        return step.gives if self.side is None else step.sides[self.side]
+        return Relation(self.node, self.side).gives
 
     @property
     def is_chosen(self) -> bool:
         """Whether it is said who gets which record."""
-        return self.exchange is not None and self.exchange.partitioner is not None
+        return self.exchange is not None and self.exchange.is_chosen
+
+    @property
+    def stays(self) -> bool:
+        """Whether records stay in their subtask, if as many run behind it."""
+        return self.exchange is None or self.exchange.partitioner in (None, "forward")
 
     @property
     def kind(self) -> PartitionKind | None:
         """The kind of the edge, where one is said."""
         return None if self.exchange is None else self.exchange.kind
-
-    def exchanged(self, exchange: Exchange, input: int = 0) -> Feed:
-        """The same, with that exchange, of the kind that is said already."""
-        return replace(self, exchange=replace(exchange, kind=self.kind), input=input)
 
 
 # --- relations ------------------------------------------------------------------------------------
@@ -347,36 +394,59 @@ class Feed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Relation:
-    """What a stream or a table stands for: what a node gives, or several after a union.
+    """The records that a node gives, or puts aside under the name ``side``: what a stream or a table stands
+    for, and what a node takes.
 
-    There is event time if all have it in the same place, and columns of rows are known if all have the same.
+    ``input`` is the number under which the operator of the node behind takes them.
     """
 
-    feeds: tuple[Feed, ...]
-    gives: Known
+    node: Node
+    side: str | None = None
+    input: int = 0
 
     @classmethod
-    def of(cls, *feeds: Feed) -> Relation:
-        """The records of these feeds."""
-        first, *others = (feed.gives for feed in feeds)
-        if not others:
-            return cls(feeds, first)
-        time = first.time if all(other.time == first.time for other in others) else None
-        if not isinstance(first.schema, ObjectSchema):
-            return cls(feeds, Known(first.schema, time))
-        columns = first.columns if all(other.columns == first.columns for other in others) else None
-        origins = all_known(feed.gives.origins for feed in feeds)
-        return cls(feeds, Known(ObjectSchema(columns, origins), time))
+    def of(cls, step: Step, *inputs: Relation) -> Relation:
+        """What a step gives of these inputs.
+
+        Raises:
+            InvalidGraph: an input ends in a sink.
+        """
+        return cls(Node.of(step, *inputs))
+
+    @property
+    def gives(self) -> Known:
+        """The records."""
+        step = self.node.step
+        return step.gives if self.side is None else step.sides[self.side]
+
+    @property
+    def feeds(self) -> list[Feed]:
+        """The ways of the records from nodes that run: one, or several after a union."""
+        found: list[Feed] = []
+        stack: list[tuple[Relation, Exchange | None]] = [(self, None)]
+        while stack:
+            relation, beyond = stack.pop()
+            node = relation.node
+            if node.step.runs:
+                found.append(Feed(node, beyond, self.input, relation.side))
+            else:
+                route = node.step.route(beyond)
+                stack.extend((each, route) for each in reversed(node.inputs))
+        return found
 
     @property
     def ends(self) -> tuple[Node, ...]:
-        """The nodes that give the records: one, or several after a union."""
+        """The nodes that run and give the records: one, or several after a union."""
         return tuple(dict.fromkeys(feed.node for feed in self.feeds))
 
     @property
     def bounded(self) -> bool:
         """Whether the records come to an end."""
-        return all(feed.node.bounded for feed in self.feeds)
+        return self.node.bounded
+
+    def at(self, input: int) -> Relation:
+        """The same, taken under that number."""
+        return replace(self, input=input)
 
     def then(self, step: Step, label: str = "") -> Relation:
         """What a step gives of the records, under another name if there is a ``label``.
@@ -384,89 +454,42 @@ class Relation:
         Raises:
             InvalidGraph: the records end in a sink.
         """
-        node = Node.of(step, self.open_feeds(label or step.label))
-        return Relation.of(Feed(replace(node, label=label) if label else node))
+        self.check_open(label or step.label)
+        node = Node.of(step, self)
+        return Relation(replace(node, label=label) if label else node)
 
-    def open_feeds(self, method: str) -> tuple[Feed, ...]:
-        """The feeds, for a step that ``method`` adds. Raises InvalidGraph if one is a sink."""
-        check_not_sinks(self.feeds, method)
-        return self.feeds
+    def check_open(self, method: str) -> None:
+        """Raises InvalidGraph if a sink would have to give records to ``method``."""
+        if self.node.is_sink:
+            raise InvalidGraph(
+                f"{method} cannot follow the sink {self.node.label!r}: call it on the stream before the sink "
+                "(a stream may be used more than once)"
+            )
 
-    def side(self, name: str) -> Relation | None:
+    def put_aside(self, name: str) -> Relation | None:
         """What the step before puts aside under that name; None: it is no step that does."""
-        if len(self.feeds) > 1 or self.feeds[0].side is not None or self.feeds[0].exchange is not None:
+        if self.side is not None or name not in self.node.step.sides:
             return None
-        feed = self.feeds[0]
-        return Relation.of(replace(feed, side=name)) if name in feed.node.step.sides else None
-
-    def exchanged(self, method: str, exchange: Exchange) -> Relation:
-        """The same records, of which each goes to the subtask that the exchange chooses.
-
-        Raises:
-            InvalidGraph: another one chooses already.
-        """
-        feeds = self.open_feeds(method)
-        if any(feed.is_chosen for feed in feeds):
-            raise InvalidGraph(f"{method}() follows another choice of subtasks: leave one of them out")
-        return Relation.of(*(feed.exchanged(exchange) for feed in feeds))
-
-    def of_kind(self, kind: PartitionKind) -> Relation:
-        """The same records, held in partitions of that kind.
-
-        Raises:
-            InvalidGraph: another kind is said already.
-        """
-        feeds = self.open_feeds("exchange")
-        if any(feed.kind is not None for feed in feeds):
-            raise InvalidGraph(f"exchange({kind!r}) follows another exchange(...): leave one of them out")
-        return Relation.of(
-            *(replace(feed, exchange=replace(feed.exchange or Exchange(None), kind=kind)) for feed in feeds)
-        )
-
-    def by_key(self, keys: tuple[str, ...], input: int = 0) -> tuple[Feed, ...]:
-        """Feeds of the rows of a table, those of a key in one subtask.
-
-        Raises:
-            InvalidGraph: their subtasks are chosen already.
-        """
-        feeds = self.open_feeds("key_by")
-        if any(feed.is_chosen for feed in feeds):
-            raise InvalidGraph("key_by itself chooses the subtasks: leave out the choice before it")
-        return tuple(feed.exchanged(Exchange("hash", keys=keys), input) for feed in feeds)
+        return replace(self, side=name)
 
     def with_last_step(self, method: str, change: Callable[[Node], Node]) -> Relation:
-        """The same records with the last step that the user wrote changed.
+        """The same records with the last step changed that the user wrote: under those that serve the next.
 
         Raises:
             InvalidGraph: there is none, as after a union, an exchange or a side output.
         """
-        if len(self.feeds) > 1 or self.feeds[0].exchange is not None:
+        node = self.node
+        if not node.step.runs:
             raise InvalidGraph(f"{method}() must directly follow the operator that it is about")
-        return Relation.of(_with_last_step(self.feeds[0], method, change))
-
-
-def _with_last_step(feed: Feed, method: str, change: Callable[[Node], Node]) -> Feed:
-    """The feed with the last step changed that is under those that serve the next."""
-    if feed.side is not None:
-        raise InvalidGraph(
-            f"{method}() cannot follow .late, .panes, .errors or .side(...), which are no operators: call it "
-            "before, or after the next one"
-        )
-    node = feed.node
-    if node.is_auxiliary and len(node.feeds) == 1 and node.feeds[0].exchange is None:
-        before = _with_last_step(node.feeds[0], method, change)
-        return replace(feed, node=replace(node, feeds=(before,), changed=node))
-    return replace(feed, node=replace(change(node), changed=node))
-
-
-def check_not_sinks(feeds: Sequence[Feed], method: str) -> None:
-    """Raises InvalidGraph if a sink would have to give records to ``method``."""
-    for feed in feeds:
-        if feed.node.is_sink:
+        if self.side is not None:
             raise InvalidGraph(
-                f"{method} cannot follow the sink {feed.node.label!r}: call it on the stream before the sink "
-                "(a stream may be used more than once)"
+                f"{method}() cannot follow .late, .panes, .errors or .side(...), which are no operators: "
+                "call it before, or after the next one"
             )
+        if node.is_auxiliary and len(node.inputs) == 1 and node.inputs[0].node.step.runs:
+            before = node.inputs[0].with_last_step(method, change)
+            return replace(self, node=replace(node, inputs=(before,), changed=node))
+        return replace(self, node=replace(change(node), changed=node))
 
 
 # --- graphs of nodes ------------------------------------------------------------------------------
@@ -483,13 +506,34 @@ def inputs_first(ends: Sequence[Node]) -> Iterator[Node]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            stack.extend((feed.node, False) for feed in reversed(node.feeds))
+            stack.extend((each.node, False) for each in reversed(node.inputs))
+
+
+def running(nodes: Iterable[Node]) -> list[Node]:
+    """Those that are operators."""
+    return [node for node in nodes if node.step.runs]
+
+
+def ends_of(nodes: Sequence[Node]) -> list[Node]:
+    """Those that no other reads."""
+    read = {each.node for node in nodes for each in node.inputs}
+    return [node for node in nodes if node not in read]
+
+
+def remade(nodes: Sequence[Node], change: Callable[[Node, Node], Node]) -> list[Node]:
+    """The nodes, inputs first, each as ``change(node, made)`` gives it: ``made`` is the node with inputs that
+    were made so."""
+    found: dict[Node, Node] = {}
+    for node in nodes:
+        inputs = tuple(replace(each, node=found[each.node]) for each in node.inputs)
+        found[node] = change(node, replace(node, inputs=inputs))
+    return list(found.values())
 
 
 def named_step(node: Node) -> str:
     """The name of a step, or for one that only serves the next that of the step before it."""
-    while node.is_auxiliary and len(node.feeds) == 1:
-        node = node.feeds[0].node
+    while node.is_auxiliary and len(feeds := node.feeds) == 1:
+        node = feeds[0].node
     return node.label
 
 
@@ -501,7 +545,7 @@ def one_of_each(ends: Sequence[Node]) -> list[Node]:
         InvalidGraph: it was changed in two ways.
     """
     nodes = list(inputs_first(ends))
-    aside = {_origin(feed.node) for node in nodes for feed in node.feeds if feed.side is not None}
+    aside = {_origin(each.node) for node in nodes for each in node.inputs if each.side is not None}
     versions: dict[Node, Node] = {}
     for node in nodes:
         origin = _origin(node)
@@ -518,31 +562,26 @@ def one_of_each(ends: Sequence[Node]) -> list[Node]:
         return list(ends)
     made: dict[Node, Node] = {}
 
-    def remade(node: Node) -> Node:
+    def of_latest(node: Node) -> Node:
         node = versions.get(_origin(node), node)
         if node not in made:
-            made[node] = replace(
-                node, feeds=tuple(replace(feed, node=remade(feed.node)) for feed in node.feeds)
-            )
+            inputs = tuple(replace(each, node=of_latest(each.node)) for each in node.inputs)
+            made[node] = replace(node, inputs=inputs)
         return made[node]
 
-    return list(map(remade, ends))
+    return list(map(of_latest, ends))
 
 
 def with_own_ids(nodes: Sequence[Node]) -> list[Node]:
     """The nodes, inputs first, with ids that no two have: those of one way from the sources, or of one name,
     are numbered in their order."""
-    counts = Counter(node.id for node in nodes)
-    if len(counts) == len(nodes):
-        return list(nodes)
     seen: Counter[str] = Counter()
-    made: dict[Node, Node] = {}
-    for node in nodes:
+
+    def numbered(node: Node, made: Node) -> Node:
         seen[node.id] += 1
-        own = node.id if seen[node.id] == 1 else f"{node.id}.{seen[node.id]}"
-        feeds = tuple(replace(feed, node=made[feed.node]) for feed in node.feeds)
-        made[node] = replace(node, feeds=feeds, id=own)
-    return list(made.values())
+        return made if seen[node.id] == 1 else replace(made, id=f"{node.id}.{seen[node.id]}")
+
+    return remade(nodes, numbered)
 
 
 def _history(node: Node) -> list[Node]:

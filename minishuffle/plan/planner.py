@@ -1,15 +1,14 @@
 """The planner: from the logical plan that the user wrote to the job graph that workers run.
 
-Rewrites first; then chains become vertices, everything else edges. A step joins the chain of its input when
-it has no other input, nothing else reads that input, both run as many subtasks, and no exchange stands
-between them.
+First each step gets its number of subtasks and its slot group, then come the rewrites. Steps that these
+leave in the thread of their input are one chain with it, a vertex; all other feeds become edges.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
@@ -27,12 +26,13 @@ from minishuffle.plan.nodes import (
     Relation,
     inputs_first,
     one_of_each,
+    remade,
+    running,
     with_own_ids,
 )
 from minishuffle.plan.pickling import pickle_program
 from minishuffle.plan.programs import ProgramSpec
-from minishuffle.plan.rewrites import CHAINING, rewritten
-from minishuffle.plan.row_steps import ForwardStep
+from minishuffle.plan.rewrites import chained, rewritten
 from minishuffle.plan.standstill import FeedKey, blocking_feeds, check_waits
 
 __all__ = ["JobPlan", "compile_job", "logical_plan", "operator_of", "plan_job"]
@@ -109,10 +109,9 @@ def plan_job(
         UsageError: a function cannot be pickled, or ``parallelism`` is no number of subtasks.
         ResourceExhausted: what the job carries does not fit into a submission.
     """
-    nodes = rewritten(logical_plan(stream), optimise)
-    widths = _parallelisms(nodes, checked_parallelism(parallelism, "parallelism"))
-    may_chain = optimise is None or CHAINING in optimise
-    chains, edges, shipped = _chains_and_edges(nodes, widths, may_chain=may_chain)
+    nodes = placed(logical_plan(stream), checked_parallelism(parallelism, "parallelism"))
+    nodes = chained(rewritten(nodes, optimise), lambda node: node.step.joins_input)
+    chains, edges, shipped = _chains_and_edges(running(nodes))
     graph = JobGraph(
         vertices=[_vertex(chain) for chain in chains], edges=edges, settings=settings or JobSettings()
     )
@@ -139,7 +138,7 @@ def logical_plan(stream: Any) -> list[Node]:
                 "print(), to_files(path) or to(sink)"
             )
     nodes = list(inputs_first(one_of_each(relation.ends)))
-    check_waits(nodes)
+    check_waits(running(nodes))
     _check_sinks([node.step for node in nodes if isinstance(node.step, SinkStep)])
     read = {(feed.node, feed.side) for node in nodes for feed in node.feeds}
     for node in nodes:
@@ -194,66 +193,63 @@ def _check_sides_are_read(node: Node, read: Collection[tuple[Node, str | None]])
         )
 
 
-def _parallelisms(nodes: list[Node], default: int) -> dict[Node, int]:
-    """The number of subtasks of each node; ``nodes`` are inputs first."""
-    widths: dict[Node, int] = {}
-    for node in nodes:
-        main = [feed for feed in node.feeds if feed.input == 0]
-        inputs = {widths[feed.node] for feed in main}
-        if node.parallelism is not None:
-            widths[node] = node.parallelism
-        elif node.step.follows and len(inputs) == 1 and all(_stays(feed) for feed in main):
-            widths[node] = inputs.pop()
-        else:
-            widths[node] = default
-    return widths
+def placed(nodes: Sequence[Node], parallelism: int) -> list[Node]:
+    """The nodes, inputs first, with the number of subtasks of each and its slot group: as said, or as its
+    inputs have it. (Flink: ``StreamGraphGenerator.determineSlotSharingGroup``.)"""
+
+    def of_inputs(node: Node, made: Node) -> Node:
+        if not node.step.runs:
+            return made
+        feeds = made.feeds
+        groups = {feed.node.slot_group for feed in feeds}
+        inherited = groups.pop() if len(groups) == 1 else ""
+        return replace(
+            made,
+            parallelism=_subtasks(made, feeds, parallelism),
+            slot_group=inherited if node.slot_group is None else node.slot_group,
+        )
+
+    return remade(nodes, of_inputs)
 
 
-def _slot_groups(nodes: list[Node]) -> dict[Node, str]:
-    """That of each node, as named or as all of its inputs have it; ``nodes`` are inputs first. (Flink:
-    ``StreamGraphGenerator.determineSlotSharingGroup``.)"""
-    groups: dict[Node, str] = {}
-    for node in nodes:
-        before = {groups[feed.node] for feed in node.feeds}
-        inherited = before.pop() if len(before) == 1 else ""
-        groups[node] = inherited if node.slot_group is None else node.slot_group
-    return groups
+def _subtasks(node: Node, feeds: Sequence[Feed], default: int) -> int:
+    main = [feed for feed in feeds if feed.input == 0]
+    before = {_width(feed.node) for feed in main}
+    if node.parallelism is not None:
+        return node.parallelism
+    if node.step.follows and len(before) == 1 and all(feed.stays for feed in main):
+        return before.pop()
+    return default
 
 
-def _stays(feed: Feed) -> bool:
-    return feed.exchange is None or feed.exchange.partitioner in (None, "forward")
+def _width(node: Node) -> int:
+    """How many subtasks run of a node that is placed."""
+    assert node.parallelism is not None
+    return node.parallelism
 
 
-def _chains_and_edges(
-    nodes: list[Node], widths: dict[Node, int], *, may_chain: bool
-) -> tuple[list[_Chain], list[Edge], list[FeedKey]]:
-    """The chains and edges of a job, and which feed each edge is. Without ``may_chain`` steps stand in chains
-    of their own, unless they have to be in that of their input."""
-    readers = Counter(feed.node for node in nodes for feed in node.feeds)
+def _chains_and_edges(nodes: list[Node]) -> tuple[list[_Chain], list[Edge], list[FeedKey]]:
+    """The chains and edges of a job, and which feed each edge is; ``nodes`` are those that run."""
     chains: list[_Chain] = []
     tags = _side_tags(nodes)
     chain_of: dict[Node, int] = {}
     edges: list[Edge] = []
-    groups = _slot_groups(nodes)
     blocking = blocking_feeds(nodes)
     numbers: dict[FeedKey, int] = {}
     for node in nodes:
-        alone = len(node.feeds) == 1 and readers[node.feeds[0].node] == 1
-        alone &= may_chain or node.step.joins_input
-        if alone and groups[node] == groups[node.feeds[0].node] and _chains(node, widths):
-            chain_of[node] = chain_of[node.feeds[0].node]
-            if node.feeds[0].is_chosen:
-                chains[chain_of[node]].nodes.append(Node.of(ForwardStep(node.feeds[0].gives), node.feeds))
+        feeds = node.feeds
+        if node.is_chained:
+            chain_of[node] = chain_of[feeds[0].node]
             chains[chain_of[node]].nodes.append(node)
             continue
         chain_of[node] = target = len(chains)
-        chains.append(_Chain([node], widths[node], groups[node], tags))
-        for number, feed in enumerate(node.feeds):
+        chains.append(_Chain([node], _width(node), node.slot_group or "", tags))
+        for number, feed in enumerate(feeds):
             source = chain_of[feed.node]
             exchange = feed.exchange or Exchange(None)
-            partitioner = exchange.partitioner or _default_partitioner(widths[feed.node], widths[node])
+            partitioner = exchange.partitioner or _default_partitioner(_width(feed.node), _width(node))
             if partitioner == "forward":
-                _check_forward(feed.node, node, widths)
+                _check_forward(feed.node, node)
             chains[source].outputs.append(
                 Output(
                     len(edges),
@@ -286,21 +282,15 @@ def _side_tags(nodes: list[Node]) -> dict[Node, dict[str, str]]:
     }
 
 
-def _chains(node: Node, widths: dict[Node, int]) -> bool:
-    feed = node.feeds[0]
-    stays = _stays(feed) and feed.side is None and feed.kind != "blocking"
-    return stays and widths[feed.node] == widths[node]
-
-
 def _default_partitioner(producers: int, consumers: int) -> Partitioning:
     return "forward" if producers == consumers else "rebalance"
 
 
-def _check_forward(source: Node, target: Node, widths: dict[Node, int]) -> None:
-    if widths[source] != widths[target]:
+def _check_forward(source: Node, target: Node) -> None:
+    if source.parallelism != target.parallelism:
         raise InvalidGraph(
-            f"forward() from {source.label!r} with parallelism {widths[source]} to {target.label!r} with "
-            f"parallelism {widths[target]}: make them equal with parallel(), or write rescale()"
+            f"forward() from {source.label!r} with parallelism {source.parallelism} to {target.label!r} with "
+            f"parallelism {target.parallelism}: make them equal with parallel(), or write rescale()"
         )
 
 

@@ -1,37 +1,44 @@
 """Rewrites of a logical plan: functions from nodes, inputs first, to nodes that give the same.
 
-Each can be left out: a plan that is not rewritten reads and ships more, and gives the same.
+Each can be left out: a plan that is not rewritten reads and ships more, runs in more threads, and gives the
+same.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from minishuffle.errors import UsageError
 from minishuffle.plan.end_steps import ScanStep
-from minishuffle.plan.nodes import Feed, Needed, Node
+from minishuffle.plan.nodes import Feed, Needed, Node, Relation, ends_of, inputs_first, remade, running
+from minishuffle.plan.row_steps import ForwardStep
 
-__all__ = ["CHAINING", "REWRITES", "Rewrite", "rewritten"]
+__all__ = ["REWRITES", "Rewrite", "chained", "rewritten"]
 
 Rewrite: TypeAlias = Callable[[Sequence[Node]], list[Node]]
 
 
+# --- what is read ---------------------------------------------------------------------------------
+
+
 def needed_columns(nodes: Sequence[Node]) -> list[Node]:
-    """Feeds and nodes that say what is read of them: no other column, and no event time, is shipped.
+    """Nodes that say what is read of their feeds and of what they give: no other column, and no event time,
+    is shipped.
 
     Found backwards from the sinks: a step says what it needs of its inputs for what is read of what it gives.
     """
-    needs = _Needs(nodes)
-    made: dict[Node, Node] = {}
-    for node in nodes:
-        feeds = tuple(
-            replace(feed, node=made[feed.node], needed=needs.of_feeds[node, number])
-            for number, feed in enumerate(node.feeds)
-        )
-        made[node] = replace(node, feeds=feeds, needed=needs.of_node(node))
-    return list(made.values())
+    needs = _Needs(running(nodes))
+
+    def noted(node: Node, made: Node) -> Node:
+        if not node.step.runs:
+            return made
+        reads = tuple(needs.of_feeds[node, number] for number in range(len(node.feeds)))
+        return replace(made, reads=reads, needed=needs.of_node(node))
+
+    return remade(nodes, noted)
 
 
 class _Needs:
@@ -76,22 +83,64 @@ class _Needs:
 
 def projected_scans(nodes: Sequence[Node]) -> list[Node]:
     """Sources that read the columns alone that are needed of them, if they can: behind ``needed_columns``."""
-    made: dict[Node, Node] = {}
-    for node in nodes:
-        feeds = tuple(replace(feed, node=made[feed.node]) for feed in node.feeds)
-        step, columns = node.step, node.needed.columns
-        if isinstance(step, ScanStep) and columns is not None:
-            step = step.projected(columns)
-        made[node] = replace(node, step=step, feeds=feeds)
-    return list(made.values())
+
+    def projected(node: Node, made: Node) -> Node:
+        columns = node.needed.columns
+        if columns is None or not isinstance(node.step, ScanStep):
+            return made
+        return replace(made, step=node.step.projected(columns))
+
+    return remade(nodes, projected)
 
 
-CHAINING: Final = "chaining"
-"""Steps run in the thread of their input; done where chains are made, in ``planner``."""
+# --- threads --------------------------------------------------------------------------------------
+
+
+def chaining(nodes: Sequence[Node]) -> list[Node]:
+    """Steps run in the thread of their input, wherever that is their only one, is read by nobody else, and no
+    exchange or other number of subtasks or slot group comes between."""
+    return chained(nodes, lambda node: True)
+
+
+def chained(nodes: Sequence[Node], may_chain: Callable[[Node], bool]) -> list[Node]:
+    """The same for those nodes alone that ``may_chain``; how many subtasks run of each is known."""
+    readers = Counter(feed.node for node in running(nodes) for feed in node.feeds)
+
+    def joined(node: Node, made: Node) -> Node:
+        feeds = node.feeds
+        if not node.step.runs or node.is_chained or len(feeds) != 1 or not may_chain(node):
+            return made
+        (feed,) = feeds
+        if readers[feed.node] > 1 or not _may_follow(node, feed):
+            return made
+        return replace(made, inputs=_left(made, feed), is_chained=True)
+
+    return list(inputs_first(ends_of(remade(nodes, joined))))
+
+
+def _may_follow(node: Node, feed: Feed) -> bool:
+    before = feed.node
+    stays = feed.stays and feed.side is None and feed.kind != "blocking"
+    return stays and (before.parallelism, before.slot_group) == (node.parallelism, node.slot_group)
+
+
+def _left(node: Node, feed: Feed) -> tuple[Relation, ...]:
+    """The input of a node that is left in the thread it comes from: where ``forward()`` says so a step
+    stands for the exchange that is none."""
+    before = Relation(node.feeds[0].node)
+    if not feed.is_chosen:
+        return (before,)
+    forward = Node.of(ForwardStep(feed.gives), before)
+    placed = replace(forward, parallelism=node.parallelism, slot_group=node.slot_group, is_chained=True)
+    return (Relation(replace(placed, needed=feed.needed, reads=node.reads)),)
+
+
+# --- all of them ----------------------------------------------------------------------------------
 
 REWRITES: Final[Mapping[str, Rewrite]] = {
     "needed_columns": needed_columns,
     "projected_scans": projected_scans,
+    "chaining": chaining,
 }
 """By name, in the order in which they run."""
 
@@ -102,10 +151,9 @@ def rewritten(nodes: Sequence[Node], optimise: Collection[str] | None = None) ->
     Raises:
         UsageError: there is no such rewrite.
     """
-    chosen: Collection[Any] = REWRITES if optimise is None else optimise
-    names = (*REWRITES, CHAINING)
-    if unknown := sorted(set(chosen) - set(names)):
-        raise UsageError(f"there is no rewrite {unknown[0]!r}: write some of {', '.join(names)}")
+    chosen: Collection[str] = REWRITES if optimise is None else optimise
+    if unknown := sorted(set(chosen) - REWRITES.keys()):
+        raise UsageError(f"there is no rewrite {unknown[0]!r}: write some of {', '.join(REWRITES)}")
     found = list(nodes)
     for name, rewrite in REWRITES.items():
         if name in chosen:

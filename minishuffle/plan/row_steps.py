@@ -17,11 +17,11 @@ from minishuffle.plan.arguments import (
     checked_duration,
     key_columns,
 )
+from minishuffle.plan.exchange_steps import exchanged, fed
 from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.knownrows import ReturnedRows, declared_schema, known_schema, unread_annotations
 from minishuffle.plan.nodes import (
     Exchange,
-    Feed,
     Known,
     Needed,
     Node,
@@ -309,25 +309,25 @@ class KeyRowsStep(Step):
         return OperatorSpec("key_by", parameters)
 
 
-def rows_by_key(relation: Relation, key: Key, input: int = 0, *, alone: bool = False) -> tuple[Feed, ...]:
+def rows_by_key(relation: Relation, key: Key, *, alone: bool = False) -> Relation:
     """Keys are computed before the exchange and travel with the rows, so that each is computed once; or
     ``alone``.
 
     In a step of its own for each part of a union: where one took in all of them the order of their arrival
     would say which records are late.
     """
-    feeds = []
+    by_key = Exchange("hash")
+    parts: list[tuple[Relation, Exchange | None]] = []
     for feed in relation.feeds:
-        # A kind without a choice is about the exchange by key, a choice one of its own before it.
-        inner = feed if feed.is_chosen else _unexchanged(feed)
-        kind = None if feed.is_chosen else feed.kind
-        node = Node.of(KeyRowsStep(feed.gives, key, alone), (inner,))
-        feeds.append(Feed(node, Exchange("hash", kind=kind), input))
-    return tuple(feeds)
-
-
-def _unexchanged(feed: Feed) -> Feed:
-    return Feed(feed.node, None, feed.input, feed.side)
+        part, exchange = Relation(feed.node, feed.side), by_key
+        if feed.exchange is not None:
+            # A choice is one of its own before the keys, a kind without one is about the exchange by key.
+            if feed.is_chosen:
+                part = exchanged(part, feed.exchange)
+            else:
+                exchange = by_key.and_then(feed.exchange)
+        parts.append((part.then(KeyRowsStep(feed.gives, key, alone)), exchange))
+    return fed(parts)
 
 
 @dataclass(frozen=True, eq=False)

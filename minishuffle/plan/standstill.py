@@ -34,7 +34,7 @@ FeedKey: TypeAlias = tuple[Node, int]
 
 def blocking_feeds(nodes: Sequence[Node]) -> dict[FeedKey, FeedKey | None]:
     """The feeds whose exchange is blocking, each with the one for whose sake it is, if the user did not ask
-    for it; ``nodes`` are inputs first.
+    for it; ``nodes`` are those that run, inputs first.
 
     Raises:
         InvalidGraph: what is to be stored has no end.
@@ -107,7 +107,7 @@ def _check_bounded(node: Node, number: int, cause: FeedKey | None) -> None:
 
 def check_waits(nodes: Sequence[Node]) -> None:
     """Raises InvalidGraph if sources would wait for each other, through steps that read one input first;
-    ``nodes`` are inputs first.
+    ``nodes`` are those that run, inputs first.
 
     Until that input has ended they take nothing of the others, whose sources stand still once the buffers
     are full. What is stored is not waited for: behind a blocking exchange it is its reader that stands still.

@@ -17,8 +17,9 @@ from minishuffle.plan.arguments import (
     check_time_type,
     checked_duration,
 )
+from minishuffle.plan.exchange_steps import fed
 from minishuffle.plan.kinds import OperatorSpec
-from minishuffle.plan.nodes import Feed, Known, Needed, Node, ObjectSchema, Relation, Step
+from minishuffle.plan.nodes import Known, Needed, Node, ObjectSchema, Relation, Step
 
 if TYPE_CHECKING:
     from minishuffle.operators.assign_event_time import Watermarks
@@ -134,9 +135,9 @@ def held(relation: Relation) -> Relation:
     time = relation.gives.time
     if time is None or time.is_beside:
         return relation
-    feeds = []
-    for feed in relation.open_feeds("event_time"):
-        inner = Feed(feed.node, None, feed.input, feed.side)
-        node = Node.of(HoldTimesStep(Known(feed.gives.schema, time)), (inner,))
-        feeds.append(Feed(node, feed.exchange))
-    return Relation.of(*feeds)
+    relation.check_open("event_time")
+    parts = []
+    for feed in relation.feeds:
+        step = HoldTimesStep(Known(feed.gives.schema, time))
+        parts.append((Relation(feed.node, feed.side).then(step), feed.exchange))
+    return fed(parts)

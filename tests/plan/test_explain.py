@@ -37,18 +37,20 @@ def windows() -> Table:
 
 def test_nodes_are_shown_with_schema_event_time_and_id() -> None:
     text = re.sub("-[0-9a-f]{12}", "-…", windows().name("hours").collect().explain(parallelism=2))
-    assert text.splitlines()[:8] == [
+    assert text.splitlines()[:10] == [
         "logical plan:",
         "  1. from_arrow; user: string, at: int64, n: int64, city: string, note: string",
         "  2. event_time of 1; user: string, at: int64, n: int64, city: string, note: string; "
         "event time in column at; id event_time-…",
         "  3. filter of 2; user: string, at: int64, n: int64, city: string, note: string; "
         "event time in column at",
-        "  4. with_columns of 3 (rebalance); user: string, at: int64, n: int64, city: string, note: string, "
+        "  4. exchange of 3 (rebalance)",
+        "  5. with_columns of 4; user: string, at: int64, n: int64, city: string, note: string, "
         "m: int64; event time in column at",
-        "  5. hours of 4 (hash by user); user: string, window_start: timestamp[us, tz=UTC], "
+        "  6. exchange of 5 (hash by user)",
+        "  7. hours of 6; user: string, window_start: timestamp[us, tz=UTC], "
         "window_end: timestamp[us, tz=UTC], total: int64; event time in column window_end-1 µs; id hours",
-        "  6. collect of 5",
+        "  8. collect of 7",
         "",
     ]
 

@@ -21,6 +21,7 @@ def test_steps_are_listed_inputs_first_and_once() -> None:
         "map",
         "f",
         "flat_map",
+        "union",
         "collect",
     ]
 

@@ -17,7 +17,7 @@ from minishuffle.operators.join_results import JoinedTime
 from minishuffle.operators.sessions import Closing
 from minishuffle.operators.window_assigner import CalendarWindows, LastMoment, SlidingWindows
 from minishuffle.plan.kinds import KINDS, OperatorSpec
-from minishuffle.plan.nodes import Node
+from minishuffle.plan.nodes import Node, running
 from minishuffle.plan.planner import logical_plan
 from minishuffle.plan.programs import ProgramSpec, open_program, pack_program
 from minishuffle.plan.rewrites import rewritten
@@ -137,7 +137,9 @@ async def _awaited(row: Any) -> Any:
 
 
 def test_every_kind_is_built_from_what_crosses_the_wire() -> None:
-    specs = [(node.label, node.step.operator(node, {})) for node in every_kind() if not node.is_source]
+    specs = [
+        (node.label, node.step.operator(node, {})) for node in running(every_kind()) if not node.is_source
+    ]
     assert {spec.kind for _, spec in specs} | {"forward"} == set(KINDS)
     program = open_program(pack_program(ProgramSpec(None, specs), cloudpickle.dumps), cloudpickle.loads)
     assert [operator.name for operator in program.operators] == [name for name, _ in specs]

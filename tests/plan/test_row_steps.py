@@ -70,7 +70,7 @@ def test_a_step_checks_what_it_is_made_of(make: Any, problem: str) -> None:
 
 def test_each_part_of_a_union_is_keyed_by_itself() -> None:
     one, other = Table.from_arrow(_sales()).to_rows(), Stream.items([{"a": 1}])
-    feeds = rows_by_key(one.union(other).plan, Key(("a",), None))
+    feeds = rows_by_key(one.union(other).plan, Key(("a",), None)).feeds
     assert [feed.node.label for feed in feeds] == ["key_by", "key_by"]
     assert [feed.node.feeds[0].node.label for feed in feeds] == ["to_rows", "items"]
     assert planned(feeds[0].node).name == "key_by"
