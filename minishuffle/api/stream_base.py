@@ -130,19 +130,16 @@ class StreamBase:
     def explain(self, *, parallelism: int = 1, optimise: Collection[str] | None = None) -> str:
         """Both plans of a job that ends here, as text: the logical one, with the schema of each step, where
         event time stands, and the id of its state; and the physical one, with what each exchange ships and
-        why.
+        why. Without a sink it is what there is of them so far.
 
         Args:
             parallelism: of the job.
             optimise: the rewrites to make; None: all.
-
-        Raises:
-            InvalidGraph: it does not end in a sink.
         """
         from minishuffle.plan.explain import plan_lines
         from minishuffle.plan.planner import plan_job
 
-        return "\n".join(plan_lines(plan_job(self, parallelism=parallelism, optimise=optimise)))
+        return "\n".join(plan_lines(plan_job(self, parallelism=parallelism, optimise=optimise, whole=False)))
 
     # --- making nodes ----------------------------------------------------------------------------
 

@@ -258,6 +258,8 @@ class Operator(Protocol):
     on_clock, on_barrier)*, finish, close. ``chained.ChainedOperator`` has the defaults."""
 
     name: str
+    id: str
+    """That of its state, the same in each plan of a job that has the step; empty if it has none."""
     first_input: int | None
     """The number of the input that is read to its end before any other is; None: in turn."""
     by_split: bool

@@ -50,6 +50,7 @@ class ChainedOperator:
     """Opens, finishes and closes with nothing to do, passes marks on; subclasses add ``process``."""
 
     name = "operator"
+    id = ""
     first_input: int | None = None
     by_split = False
     by_channel = False
@@ -93,12 +94,12 @@ class ChainedOperator:
         when the stream was built and may have changed since."""
         return None
 
-    def named(self, name: str) -> Self:
-        """The same under another name."""
-        if name == self.name:
+    def named(self, name: str, id: str = "") -> Self:
+        """The same under another name, its state under that id."""
+        if (name, id) == (self.name, self.id):
             return self
         other = copy.copy(self)
-        other.name = name
+        other.name, other.id = name, id
         return other
 
 

@@ -349,7 +349,9 @@ class UnknownStep(Step):
         return Known(ObjectSchema())
 
     def operator(self, node: Node, tags: Mapping[str, str]) -> OperatorSpec:
-        return OperatorSpec("instance", {"operator": self.unknown})
+        unknown = self.unknown
+        parameters = {"step": unknown.step, "place": unknown.place, "form": unknown.form}
+        return OperatorSpec("unknown_columns", parameters)
 
 
 @dataclass(frozen=True, eq=False)

@@ -90,4 +90,4 @@ class SinkStep(Step):
         return self.sink.claim()
 
     def operator(self, node: Node, tags: Any) -> OperatorSpec:
-        return OperatorSpec("instance", {"operator": self.sink})
+        return OperatorSpec("sink", {"sink": self.sink})

@@ -8,7 +8,7 @@ from typing import Any
 
 from minishuffle.operators.event_time import EventTime
 from minishuffle.plan.graph import JobGraph
-from minishuffle.plan.nodes import Exchange, Feed, Needed, Node, ObjectSchema, Relation, running
+from minishuffle.plan.nodes import Exchange, Feed, Needed, Node, ObjectSchema, Relation, ends_of, running
 from minishuffle.plan.planner import JobPlan
 from minishuffle.plan.row_steps import KeyRowsStep
 from minishuffle.plan.stages import slots_needed, stages_of
@@ -50,6 +50,8 @@ def plan_lines(plan: JobPlan) -> list[str]:
     """For a reader."""
     graph = plan.graph
     lines = ["logical plan:", *(f"  {line}" for line in _node_lines(plan.nodes))]
+    if not all(node.is_sink for node in ends_of(plan.nodes)):
+        lines.append("  no sink yet: end it with collect() or another one to run it")
     lines += ["", "operators (one line for each thread):"]
     lines += [f"  {' -> '.join(vertex.operators)}" for vertex in graph.vertices]
     if graph.edges:

@@ -23,14 +23,16 @@ __all__ = ["KINDS", "OperatorSpec", "built"]
 class OperatorSpec:
     """An operator that runs, as data: its kind and the parameters that this kind is built from.
 
-    ``errors`` and ``sides`` are the tags of the side outputs of an operator that calls functions of the user:
-    of records for which one raised, and of the user's own, by name.
+    ``id`` is that of its state, empty if it has none. ``errors`` and ``sides`` are the tags of the side
+    outputs of an operator that calls functions of the user: of records for which one raised, and of the
+    user's own, by name.
     """
 
     kind: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     errors: str = ""
     sides: Mapping[str, str] = field(default_factory=dict)
+    id: str = ""
 
 
 Builder: TypeAlias = Callable[..., Operator]
@@ -48,7 +50,7 @@ def built(spec: OperatorSpec, name: str) -> Operator:
         operator.put_rows_aside(spec.sides)
     if isinstance(operator, ForgivingOperator):
         operator.put_errors_aside(spec.errors)
-    named: Operator = operator.named(name)
+    named: Operator = operator.named(name, spec.id)
     return named
 
 
@@ -60,10 +62,16 @@ def _kind(name: str) -> Callable[[Builder], Builder]:
     return note
 
 
-@_kind("instance")
-def _instance(operator: Operator) -> Operator:
-    """A sink, or another operator that was made while the plan was built."""
-    return operator
+@_kind("sink")
+def _sink(sink: Operator) -> Operator:
+    return sink
+
+
+@_kind("unknown_columns")
+def _unknown_columns(**parameters: Any) -> Operator:
+    from minishuffle.operators.unknown_columns import UnknownColumns
+
+    return UnknownColumns(**parameters)
 
 
 # --- rows -----------------------------------------------------------------------------------------

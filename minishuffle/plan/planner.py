@@ -50,9 +50,7 @@ class _Chain:
 
     def operators(self) -> list[tuple[str, OperatorSpec]]:
         return [
-            (node.label, node.step.operator(node, self.tags.get(node, {})))
-            for node in self.nodes
-            if not node.is_source
+            (node.label, _spec(node, self.tags.get(node, {}))) for node in self.nodes if not node.is_source
         ]
 
     @property
@@ -66,7 +64,12 @@ class _Chain:
 
 def operator_of(node: Node, tags: Mapping[str, str]) -> Operator:
     """The operator that runs for a node; ``tags`` of its side outputs by name."""
-    return built(node.step.operator(node, tags), node.label)
+    return built(_spec(node, tags), node.label)
+
+
+def _spec(node: Node, tags: Mapping[str, str]) -> OperatorSpec:
+    spec = node.step.operator(node, tags)
+    return replace(spec, id=node.id) if node.step.has_state else spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +99,14 @@ def plan_job(
     parallelism: int = 1,
     settings: JobSettings | None = None,
     optimise: Collection[str] | None = None,
+    whole: bool = True,
 ) -> JobPlan:
     """The plans of a stream or table that ends in a sink, with pickled programs.
 
     Args:
         parallelism: of every operator for which the stream does not say another.
         optimise: the names of the rewrites to make, see ``rewrites``; None: all.
+        whole: False: it may go on, and is to be looked at only.
 
     Raises:
         InvalidGraph: the stream has no sink, forwards between different parallelisms, or would store what has
@@ -109,7 +114,7 @@ def plan_job(
         UsageError: a function cannot be pickled, or ``parallelism`` is no number of subtasks.
         ResourceExhausted: what the job carries does not fit into a submission.
     """
-    nodes = placed(logical_plan(stream), checked_parallelism(parallelism, "parallelism"))
+    nodes = placed(logical_plan(stream, whole=whole), checked_parallelism(parallelism, "parallelism"))
     nodes = chained(rewritten(nodes, optimise), lambda node: node.step.joins_input)
     chains, edges, shipped = _chains_and_edges(running(nodes))
     graph = JobGraph(
@@ -119,8 +124,9 @@ def plan_job(
     return JobPlan(nodes, shipped, graph)
 
 
-def logical_plan(stream: Any) -> list[Node]:
-    """The nodes of a stream or table that ends in a sink, inputs first, as the user wrote them.
+def logical_plan(stream: Any, *, whole: bool = True) -> list[Node]:
+    """The nodes of a stream or table that ends in a sink, or need not if it is not ``whole``, inputs first,
+    as the user wrote them.
 
     Raises:
         InvalidGraph: the stream has no sink, would store what has no end, or would wait for itself.
@@ -131,20 +137,28 @@ def logical_plan(stream: Any) -> list[Node]:
         raise UsageError(
             f"a job is a Stream or a Table, not a {type(stream).__name__}: end it with collect()"
         )
-    for end in relation.ends:
-        if not end.is_sink:
-            raise InvalidGraph(
-                f"the stream ends with {end.label!r} and goes nowhere: end it with collect(), to_count(), "
-                "print(), to_files(path) or to(sink)"
-            )
-    nodes = list(inputs_first(one_of_each(relation.ends)))
+    if relation.node.is_sink:
+        nodes = list(inputs_first(one_of_each(relation.ends)))
+    elif whole:
+        raise InvalidGraph(
+            f"the stream ends with {relation.ends[0].label!r} and goes nowhere: end it with collect(), "
+            "to_count(), print(), to_files(path) or to(sink)"
+        )
+    else:
+        nodes = list(inputs_first(one_of_each([relation.node])))
     check_waits(running(nodes))
+    if relation.node.is_sink:
+        _check_ends(nodes)
+    return with_own_ids(nodes)
+
+
+def _check_ends(nodes: list[Node]) -> None:
+    """Raises UsageError if sinks share a name or a target, or nothing reads a side output."""
     _check_sinks([node.step for node in nodes if isinstance(node.step, SinkStep)])
     read = {(feed.node, feed.side) for node in nodes for feed in node.feeds}
     for node in nodes:
         _check_errors_are_read(node, read)
         _check_sides_are_read(node, read)
-    return with_own_ids(nodes)
 
 
 def _check_sinks(sinks: list[SinkStep]) -> None:

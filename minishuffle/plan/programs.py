@@ -1,9 +1,9 @@
 """The program of a vertex, as it crosses the wire: operators as kinds and parameters, and what is the user's.
 
-Parameters are plain data. A schema or a type of Arrow is an IPC message, a value of the library (where event
-time stands, how windows are cut) its name and fields. Everything else is the user's: functions, sources,
-sinks, expressions. These are cloudpickled together, so that what two of them share is shared on the worker
-too, and stand as numbers where they are used.
+Parameters are plain data. A schema or a type of Arrow is an IPC message, an expression what Arrow writes of
+it, a value of the library (where event time stands, how windows are cut) its name and fields. Everything else
+is the user's: functions, sources, sinks. These are cloudpickled together, so that what two of them share is
+shared on the worker too, and stand as numbers where they are used. An operator with state has its id there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ProgramSpec", "open_program", "pack_program"]
 
-_SCHEMA, _TYPE, _BLOB, _VALUE, _SET = range(1, 6)
+_SCHEMA, _TYPE, _BLOB, _VALUE, _SET, _EXPRESSION = range(1, 7)
 """Kinds of parameters that msgpack has no form for."""
 
 _VALUES: Final = {
@@ -66,7 +66,7 @@ class _Blobs:
         return {
             "source": None if spec.source is None else self.number(spec.source),
             "operators": [
-                [each.kind, name, self._plain(dict(each.parameters)), each.errors, dict(each.sides)]
+                [each.kind, name, self._plain(dict(each.parameters)), each.errors, dict(each.sides), each.id]
                 for name, each in spec.operators
             ],
             "outputs": [self._output(output) for output in spec.outputs],
@@ -99,9 +99,12 @@ class _Blobs:
         return self._of_arrow(value)
 
     def _of_arrow(self, value: Any) -> Any:
-        """A schema or a type of Arrow; all else is the user's."""
+        """A schema, a type or an expression of Arrow; all else is the user's."""
         import pyarrow as pa
 
+        if (type(value).__module__, type(value).__name__) == ("pyarrow._compute", "Expression"):
+            _, (message,) = value.__reduce__()
+            return msgpack.ExtType(_EXPRESSION, message.to_pybytes())
         if isinstance(value, pa.Schema) and (message := _message(value)):
             return msgpack.ExtType(_SCHEMA, message)
         if isinstance(value, pa.DataType) and (message := _message(pa.schema([("", value)]))):
@@ -145,8 +148,8 @@ def open_program(data: bytes, unpickle: Callable[[bytes], Any]) -> Program:
     return Program(
         source=None if given["source"] is None else blobs[given["source"]],
         operators=[
-            built(OperatorSpec(kind, held, errors, sides), name)
-            for kind, name, held, errors, sides in given["operators"]
+            built(OperatorSpec(kind, held, errors, sides, id), name)
+            for kind, name, held, errors, sides, id in given["operators"]
         ],
         outputs=[_output(blobs, *output) for output in given["outputs"]],
         modules={name: ModuleSource(*module) for name, module in given["modules"].items()},
@@ -174,6 +177,8 @@ class _Reader:
 
             schema = pa.ipc.read_schema(pa.py_buffer(held))
             return schema if code == _SCHEMA else schema.field(0).type
+        if code == _EXPRESSION:
+            return _expression(held)
         value = _unpack(held, self)
         if code == _BLOB:
             return self._blobs[value]
@@ -181,6 +186,15 @@ class _Reader:
             return frozenset(value)
         name, *arguments = value
         return getattr(importlib.import_module(_VALUES[name]), name)(*arguments)
+
+
+def _expression(message: bytes) -> Any:
+    """The expression of which Arrow has written that message; what reads it is known to each expression."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    read, _ = pc.scalar(True).__reduce__()
+    return read(pa.py_buffer(message))
 
 
 def _pack(value: Any) -> bytes:

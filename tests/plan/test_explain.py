@@ -68,6 +68,16 @@ def test_what_is_shipped_is_shown_with_who_reads_it() -> None:
     ]
 
 
+def test_a_plan_without_a_sink_is_shown_as_far_as_it_goes() -> None:
+    late = windows().key_by("user").count().rebalance()
+    lines = late.explain(parallelism=2).splitlines()
+    end = lines.index("  no sink yet: end it with collect() or another one to run it")
+    assert lines[end - 1] == "  10. exchange of 9 (rebalance)"
+    assert lines[end + 3] == "  from_arrow -> event_time -> filter"
+    aside = Stream.items([1]).map(abs, sides=["odd"]).side("odd")
+    assert "  2. map of 1; Python objects" in aside.explain().splitlines()
+
+
 def test_of_rows_that_are_counted_the_keys_alone_are_shipped() -> None:
     keyed = Stream.items(["a"]).key_by(str.upper)
     for counted, ships in (

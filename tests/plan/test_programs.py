@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import cloudpickle
+import msgpack
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -18,7 +19,7 @@ from minishuffle.operators.sessions import Closing
 from minishuffle.operators.window_assigner import CalendarWindows, LastMoment, SlidingWindows
 from minishuffle.plan.kinds import KINDS, OperatorSpec
 from minishuffle.plan.nodes import Node, running
-from minishuffle.plan.planner import logical_plan
+from minishuffle.plan.planner import compile_job, logical_plan
 from minishuffle.plan.programs import ProgramSpec, open_program, pack_program
 from minishuffle.plan.rewrites import rewritten
 
@@ -42,7 +43,7 @@ class _Kept:
     def __init__(self, parameters: dict[str, Any]) -> None:
         self.parameters = parameters
 
-    def named(self, name: str) -> _Kept:
+    def named(self, name: str, id: str) -> _Kept:
         return self
 
 
@@ -68,7 +69,8 @@ def test_parameters_come_back_as_they_were(monkeypatch: Any) -> None:
         assert parameters_of(given, monkeypatch) == given
     assert parameters_of(time, monkeypatch).each
     assert parameters_of(schema, monkeypatch).equals(schema, check_metadata=True)
-    assert str(parameters_of(pc.field("a") * 2, monkeypatch)) == str(pc.field("a") * 2)
+    expression = (pc.field("a") * 2 > pc.scalar(pa.scalar(1, pa.int8()))).cast("string")
+    assert parameters_of(expression, monkeypatch).equals(expression)
 
 
 @pytest.mark.parametrize("kind", [pa.uuid(), pa.bool8(), pa.opaque(pa.int8(), "of", "nobody")], ids=str)
@@ -140,6 +142,27 @@ def test_every_kind_is_built_from_what_crosses_the_wire() -> None:
     specs = [
         (node.label, node.step.operator(node, {})) for node in running(every_kind()) if not node.is_source
     ]
-    assert {spec.kind for _, spec in specs} | {"forward"} == set(KINDS)
+    assert {spec.kind for _, spec in specs} | {"forward", "unknown_columns"} == set(KINDS)
     program = open_program(pack_program(ProgramSpec(None, specs), cloudpickle.dumps), cloudpickle.loads)
     assert [operator.name for operator in program.operators] == [name for name, _ in specs]
+
+
+def test_what_is_not_the_users_is_plain_data() -> None:
+    """Of a job of columns the source and the sink alone are pickled."""
+    table = Table.from_arrow(SALES).filter(pc.field("n") > 1).with_columns(m=pc.field("n") * 2)
+    graph = compile_job(table.key_by("k").aggregate(n=("m", "sum")).collect())
+    pickled = [cloudpickle.loads(msgpack.unpackb(vertex.program)[1]) for vertex in graph.vertices]
+    names = [type(each).__name__ for held in pickled for each in held]
+    assert names == ["ArrowItemsSource", "CollectSink"]
+
+
+def test_an_operator_with_state_has_its_id_where_it_runs() -> None:
+    table = Table.from_arrow(SALES).event_time("t").filter(pc.field("n") > 1)
+    end = table.key_by("k").count().name("counts").collect()
+    ids = {node.label: node.id for node in logical_plan(end) if node.step.has_state}
+    assert ids["counts"] == "counts" and ids["event_time"].startswith("event_time-")
+    for optimise in (None, ()):
+        graph = compile_job(end, parallelism=2, optimise=optimise)
+        programs = [open_program(vertex.program, cloudpickle.loads) for vertex in graph.vertices]
+        found = {each.name: each.id for program in programs for each in program.operators}
+        assert {name: id for name, id in found.items() if id} == ids

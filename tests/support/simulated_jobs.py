@@ -423,7 +423,7 @@ def make_plan(
 
 
 def _program(source: Any, stage: Stage, outputs: Sequence[Output]) -> ProgramSpec:
-    operator = OperatorSpec("instance", {"operator": stage})
+    operator = OperatorSpec("sink", {"sink": stage})
     return ProgramSpec(source, [(stage.name, operator)], outputs)
 
 
