@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from minishuffle.errors import UsageError
 
-__all__ = ["refuse_column_method", "refuse_mixture", "refuse_row_method"]
+__all__ = ["Bridged", "refuse_mixture"]
 
 _OF_ROWS: Final = frozenset({"map", "flat_map", "process", "reduce", "fold", "map_async", "partition"})
 _OF_COLUMNS: Final = frozenset(
@@ -30,49 +30,48 @@ _OF_OPERATORS: Final = frozenset({"name", "parallel", "slot_group"})
 """What they lack too, and is about one operator."""
 
 
-def refuse_row_method(owner: object, name: str) -> NoReturn:
-    """For ``__getattr__`` of what belongs to a table.
+class Bridged:
+    """Answers a method that its subclass lacks with the way to it: to the other form, or about ``key_by``."""
 
-    Raises:
-        UsageError: ``name`` is a method for functions of rows.
-        AttributeError: it is none at all.
-    """
-    kind = type(owner).__name__
-    if name in _OF_ROWS:
-        raise UsageError(
-            f"{name}() takes functions of rows, and this is a {kind}: call to_rows() on the Table first, or "
-            "use expressions, with_columns() and filter(), or map_batches()"
-        )
-    _refuse(owner, name)
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """
+            Raises:
+                UsageError: a table has no methods for functions of rows, a stream none that work on columns.
+                AttributeError: there is no such method here, or none at all.
+            """
+            kind = type(self).__name__
+            if "Table" in kind and name in _OF_ROWS:
+                raise UsageError(
+                    f"{name}() takes functions of rows, and this is a {kind}: call to_rows() on the Table "
+                    "first, or use expressions, with_columns() and filter(), or map_batches()"
+                )
+            if "Stream" in kind and name in _OF_COLUMNS:
+                raise UsageError(
+                    f"{name}() works on columns, and this is a {kind} of rows: call to_table(schema) on the "
+                    "Stream first"
+                )
+            text = f"{kind!r} object has no attribute {name!r}{_way(kind, name)}"
+            raise AttributeError(text, name=name, obj=self)
 
 
-def refuse_column_method(owner: object, name: str) -> NoReturn:
-    """For ``__getattr__`` of what belongs to a stream, likewise."""
-    kind = type(owner).__name__
-    if name in _OF_COLUMNS:
-        raise UsageError(
-            f"{name}() works on columns, and this is a {kind} of rows: call to_table(schema) on the "
-            "Stream first"
-        )
-    _refuse(owner, name)
-
-
-def _refuse(owner: object, name: str) -> NoReturn:
-    kind = type(owner).__name__
-    hint = ""
+def _way(kind: str, name: str) -> str:
+    """Where a method is called that a class of that name lacks, behind a colon; nothing if it is none."""
     if kind in ("Stream", "Table"):
-        if name in _OF_KEYS:
-            hint = f": call key_by(...) first, then {name}()"
-    elif name in _OF_ALL:
-        hint = f": say what to compute for each key, such as count(), and then {name}()"
-    elif name in _BEFORE_KEYS:
-        hint = f": call {name}() before key_by()"
-    elif name in _OF_OPERATORS:
-        hint = (
+        return f": call key_by(...) first, then {name}()" if name in _OF_KEYS else ""
+    if name in _OF_ALL:
+        return f": say what to compute for each key, such as count(), and then {name}()"
+    if name in _BEFORE_KEYS:
+        return f": call {name}() before key_by()"
+    if name in _OF_OPERATORS:
+        return (
             f": it is about an operator: call {name}() right after that, before key_by(), or after what to "
             "compute for each key, such as count()"
         )
-    raise AttributeError(f"{kind!r} object has no attribute {name!r}{hint}", name=name, obj=owner)
+    return ""
 
 
 def refuse_mixture(method: str, mine: str, other: Any) -> NoReturn:

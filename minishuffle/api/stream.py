@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from typing_extensions import TypeVar
 
-from minishuffle.api.bridges import refuse_column_method, refuse_mixture, refuse_row_method
+from minishuffle.api.bridges import Bridged, refuse_mixture
 from minishuffle.api.drafts import Draft, draft_in
 from minishuffle.api.stream_base import StreamBase
 from minishuffle.api.stream_sinks import StreamSinks
@@ -215,18 +215,13 @@ class Windowable(Generic[W]):
         raise NotImplementedError
 
 
-class Stream(StreamSinks, Generic[T]):
+class Stream(StreamSinks, Bridged, Generic[T]):
     """Records on their way through a job; see the module's docstring.
 
     Made by the class methods, never by the constructor.
     """
 
     __slots__ = ()
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            refuse_column_method(self, name)
 
     # --- sources ---------------------------------------------------------------------------------
 
@@ -505,7 +500,7 @@ class Stream(StreamSinks, Generic[T]):
         return Stream(together([stream.plan for stream in streams]))
 
 
-class WindowedStream(Generic[T]):
+class WindowedStream(Bridged, Generic[T]):
     """What :meth:`KeyedStream.window` and :meth:`~KeyedStream.session_window` give; every method leads
     back to a :class:`Stream`.
 
@@ -516,11 +511,6 @@ class WindowedStream(Generic[T]):
     """
 
     __slots__ = ("_keyed", "_windowing")
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            refuse_column_method(self, name)
 
     def __init__(self, keyed: KeyedStream[T], windowing: Windowing) -> None:
         self._keyed = keyed
@@ -559,7 +549,7 @@ class WindowedStream(Generic[T]):
         return Stream(Relation.of(step, rows_by_key(plan, key)))
 
 
-class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
+class KeyedStream(Windowable[WindowedStream[T]], Bridged, Generic[T]):
     """What :meth:`Stream.key_by` gives; every method leads back to a :class:`Stream`.
 
     ``emit`` says when a key's value goes out: ``"each"`` after every record, ``"batch"`` once for each
@@ -570,11 +560,6 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
     """
 
     __slots__ = ("key", "unkeyed")
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            refuse_column_method(self, name)
 
     def __init__(self, unkeyed: Relation, key: Key) -> None:
         self.unkeyed = unkeyed
@@ -683,18 +668,13 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
         return Stream(Relation.of(step, rows_by_key(self.unkeyed, self.key, alone=alone)))
 
 
-class Table(TableSources, StreamSinks):
+class Table(TableSources, StreamSinks, Bridged):
     """Columns on their way through a job; see the module's docstring.
 
     Made by the class methods and by :meth:`Stream.to_table`, never by the constructor.
     """
 
     __slots__ = ()
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            refuse_row_method(self, name)
 
     def to_rows(self) -> Stream[dict[str, Any]]:
         """The same records as dicts, for Python functions. Event time stays."""
@@ -931,7 +911,7 @@ class Table(TableSources, StreamSinks):
         return self._sink(f"to_spark {name}", SpoolSink(name, schema), boundary)
 
 
-class WindowedTable:
+class WindowedTable(Bridged):
     """What :meth:`KeyedTable.window` and :meth:`~KeyedTable.session_window` give; every method leads back
     to a :class:`Table`.
 
@@ -949,11 +929,6 @@ class WindowedTable:
 
     def __repr__(self) -> str:
         return f"<WindowedTable of {self._windowing} over {self._keyed!r}>"
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            refuse_row_method(self, name)
 
     def count(self) -> Table:
         """The number of rows of each key and window, in the column ``count``."""
@@ -974,7 +949,7 @@ class WindowedTable:
         return Table(Relation.of(step, hashed(plan, keys)))
 
 
-class KeyedTable(Windowable["WindowedTable"]):
+class KeyedTable(Windowable["WindowedTable"], Bridged):
     """What :meth:`Table.key_by` gives; every method leads back to a :class:`Table`.
 
     ``emit`` says when a key's row goes out: ``"each"`` after every row, ``"batch"`` once for each key of a
@@ -990,11 +965,6 @@ class KeyedTable(Windowable["WindowedTable"]):
 
     def __repr__(self) -> str:
         return f"<KeyedTable by {', '.join(self.keys)} of {Table(self.unkeyed)!r}>"
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            refuse_row_method(self, name)
 
     def count(self, emit: Emission | None = None) -> Table:
         """The number of rows of each key, in the column ``count``."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import types
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ import pytest
 
 from minishuffle.api.stream import Stream, Table
 from minishuffle.errors import InvalidGraph, UnknownName, UsageError
-from minishuffle.limits import PARALLELISM_MAX
 from minishuffle.plan.nodes import Node, inputs_first
 from minishuffle.plan.planner import compile_job
 from support.planned import planned
@@ -84,14 +80,6 @@ def test_a_missing_file_is_named(source: Callable[..., Any], tmp_path: Path) -> 
         source(tmp_path / "nowhere.dat")
 
 
-@pytest.mark.parametrize("source", [Stream.text, Table.from_files])
-def test_sources_take_paths_only(source: Callable[..., Any]) -> None:
-    with pytest.raises(UsageError, match=r"takes paths, not 3 \(int\)"):
-        source(3)
-    with pytest.raises(UsageError, match="at least one file"):
-        source()
-
-
 @pytest.mark.parametrize("items", ["abc", b"abc", {"a": 1}, 7])
 def test_items_takes_a_collection_of_rows(items: Any) -> None:
     with pytest.raises(UsageError, match="takes a list of rows, not a"):
@@ -127,88 +115,7 @@ def test_a_source_needs_its_methods_and_a_known_format() -> None:
             Stream.source(source)  # type: ignore[arg-type]
 
 
-# --- functions and arguments ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["map", "filter", "flat_map", "partition"])
-def test_what_is_no_function_is_refused(method: str) -> None:
-    with pytest.raises(UsageError, match=rf"{method} takes a function, not 'upper' \(str\)"):
-        getattr(rows(), method)("upper")
-
-
-async def fetched(row: Any) -> Any:
-    return row
-
-
-class Fetch:
-    async def __call__(self, row: Any) -> Any:
-        return row
-
-
-@pytest.mark.parametrize("fn", [fetched, Fetch(), functools.partial(fetched)])
-@pytest.mark.parametrize("method", ["map", "filter", "flat_map", "partition"])
-def test_what_is_to_be_awaited_is_left_to_map_async(method: str, fn: Any) -> None:
-    with pytest.raises(UsageError, match=rf"{method} awaits nothing, .*: write map_async\(fn, concurrency"):
-        getattr(rows(), method)(fn)
-    rows().map_async(fn, concurrency=2)
-
-
-class Session:
-    def fetch(self, row: Any) -> Any:
-        return fetched(row)
-
-    def each(self, row: Any) -> Iterator[Any]:
-        yield row
-
-    async def all(self, row: Any) -> AsyncIterator[Any]:
-        yield row
-
-    @types.coroutine
-    def awaited(self, row: Any) -> Generator[Any, Any, Any]:
-        yield
-
-
-class Steps:
-    def __call__(self, row: Any) -> Iterator[Any]:
-        yield row
-
-
-class Request:
-    """Its instances can be awaited."""
-
-    def __init__(self, row: Any) -> None:
-        self.row = row
-
-    def __await__(self) -> Iterator[Any]:
-        yield self.row
-
-
-@pytest.mark.parametrize(
-    "fn", [str, Session().each, Session().all, Steps(), functools.partial(functools.partial(str))]
-)
-def test_what_gives_nothing_to_await_is_refused(fn: Any) -> None:
-    with pytest.raises(UsageError, match=r"map_async takes an asynchronous function, .* with 'async def'"):
-        rows().map_async(fn, concurrency=2)
-
-
-@pytest.mark.parametrize(
-    "fn", [lambda row: fetched(row), Session().fetch, Session().awaited, Request, asyncio.Future, print]
-)
-def test_what_may_give_something_to_await_is_not_refused(fn: Any) -> None:
-    rows().map_async(fn, concurrency=2)
-
-
-@pytest.mark.parametrize("method", ["map", "filter", "flat_map"])
-def test_on_error_is_checked_where_it_is_written(method: str) -> None:
-    with pytest.raises(UsageError, match="on_error is 'ignore'"):
-        getattr(rows(), method)(str, on_error="ignore")
-    assert getattr(rows(), method)(str, on_error="dead_letter")
-
-
-@pytest.mark.parametrize("count", [0, -1, True, 1.5, "2", None, PARALLELISM_MAX + 1])
-def test_parallelism_is_a_whole_number_in_bounds(count: Any) -> None:
-    with pytest.raises(UsageError, match=f"from 1 to {PARALLELISM_MAX}"):
-        rows().parallel(count)
+# --- other streams ---------------------------------------------------------------------------------
 
 
 def test_union_takes_streams() -> None:
@@ -216,65 +123,6 @@ def test_union_takes_streams() -> None:
         rows().union()
     with pytest.raises(UsageError, match="not a list"):
         rows().union([1])  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("label", ["", "  ", None, "a\nb", "a\x1b[31mb", "a\tb"])
-def test_a_name_is_a_text(label: Any) -> None:
-    with pytest.raises(UsageError, match="name takes a text"):
-        rows().name(label)
-
-
-@pytest.mark.parametrize("method", ["parallel", "name"])
-def test_parallel_and_name_need_an_operator_before_them(method: str) -> None:
-    argument = {"parallel": 2, "name": "x"}[method]
-    for stream in (rows().union(rows()), rows().rebalance()):
-        with pytest.raises(InvalidGraph, match=rf"{method}\(\) must directly follow"):
-            getattr(stream, method)(argument)
-
-
-def test_only_one_choice_of_subtasks_at_a_time() -> None:
-    with pytest.raises(InvalidGraph, match=r"broadcast\(\) follows another choice"):
-        rows().rebalance().broadcast()
-    with pytest.raises(InvalidGraph, match=r"forward\(\) follows another choice"):
-        rows().rebalance().key_by(abs).count().rebalance().forward()
-
-
-# --- immutability ---------------------------------------------------------------------------------
-
-
-def test_methods_leave_the_stream_as_it_was() -> None:
-    stream = rows().map(str)
-    before = last(stream)
-    named = stream.name("texts").parallel(3)
-    assert last(stream) is before
-    assert (before.label, before.parallelism, operators(stream)) == ("map", None, ["map"])
-    assert (last(named).label, last(named).parallelism, operators(named)) == ("texts", 3, ["texts"])
-
-
-# --- schemas --------------------------------------------------------------------------------------
-
-
-def test_a_schema_is_arrow_s_or_a_map_of_types() -> None:
-    expected = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.float32()), ("d", pa.binary())])
-    given = {"a": int, "b": str, "c": "float32", "d": pa.binary()}
-    for schema in (expected, given):
-        stream = rows().to_table(schema)
-        assert stream.plan.gives.schema == expected
-
-
-@pytest.mark.parametrize(
-    ("schema", "told"),
-    [
-        ({}, "takes a pyarrow.Schema"),
-        ([int], "takes a pyarrow.Schema"),
-        ({"a": list}, "no type for the column 'a'"),
-        ({"a": "int63"}, "no type for the column 'a'"),
-        (pa.schema([("a", pa.int64()), ("a", pa.string())]), "there are two columns 'a'"),
-    ],
-)
-def test_other_schemas_are_refused(schema: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
-        rows().to_table(schema)
 
 
 # --- sinks ----------------------------------------------------------------------------------------

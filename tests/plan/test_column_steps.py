@@ -45,49 +45,6 @@ def known(table: Table) -> dict[str, str]:
     return {field.name: str(field.type) for field in table.plan.gives.schema}
 
 
-@pytest.mark.parametrize("text", [pa.string_view(), pa.dictionary(pa.int8(), pa.string_view())], ids=str)
-def test_expressions_read_views_as_texts_and_bytes(text: pa.DataType) -> None:
-    named = pa.array(["ann", "Bob", None, "cy"], pa.string()).cast(pa.string_view())
-    data = {
-        "s": named.dictionary_encode().cast(text) if pa.types.is_dictionary(text) else named,
-        "b": pa.array([b"x", b"", None, b"xyz"], pa.binary_view()),
-        "l": pa.array([["a", "b"], None, [], ["c"]], pa.list_(pa.string_view())),
-    }
-    table = Table.from_arrow(pa.table(data))
-    made = table.with_columns(
-        same=pc.field("b"),
-        upper=pc.utf8_upper(pc.field("s")),
-        long=pc.binary_length(pc.field("b")),
-        items=pc.list_value_length(pc.field("l")),
-    )
-    assert known(made)["same"] == "binary_view"
-    found = sorted(((r["upper"], r["same"], r["long"], r["items"]) for r in rows(made)), key=str)
-    assert found == [("ANN", b"x", 1, 2), ("BOB", b"", 0, None), ("CY", b"xyz", 3, 1), (None, None, None, 0)]
-    condition = (pc.field("s") > "Bz") & (pc.field("b") != b"x") & pc.field("s").isin(["ann", "cy"])
-    assert [row["s"] for row in rows(table.filter(condition))] == ["cy"]
-
-
-@pytest.mark.parametrize(
-    ("expression", "why"),
-    [
-        (pc.match_substring_regex(pc.field("user"), "("), r"Invalid regular expression: missing \)"),
-        (pc.assume_timezone(pc.field("day"), "Mars/X"), "Cannot locate or parse timezone 'Mars/X'"),
-    ],
-)
-def test_what_is_wrong_with_any_row_is_refused_at_once(expression: pc.Expression, why: str) -> None:
-    data = pa.table({"user": ["ann"], "day": pa.array([0], pa.timestamp("s"))})
-    table = Table.from_arrow(data)
-    with pytest.raises(UsageError, match=rf"with_columns\(z=...\): .*{why}"):
-        table.with_columns(z=expression)
-
-
-def test_views_are_joined_with_literals() -> None:
-    table = Table.from_arrow(pa.table({"s": pa.array(["a", "b"], pa.string_view())}))
-    made = table.with_columns(z=pc.binary_join_element_wise(pc.field("s"), pc.field("s"), "-"))
-    assert known(made)["z"] == "string"
-    assert sorted(row["z"] for row in rows(made)) == ["a-a", "b-b"]
-
-
 def test_columns_are_chosen_dropped_and_renamed() -> None:
     assert by_n(orders().select("n", "user").rename({"user": "who"})) == [
         {"n": number, "who": who} for number, who in enumerate(ORDERS["user"].to_pylist(), 1)
@@ -189,43 +146,6 @@ def test_expressions_make_columns_of_those_before() -> None:
     assert [(row["total"], row["n"], row["one"]) for row in by_n(table)] == [
         (10, 2, 1), (40, 3, 1), (None, 4, 1), (160, 5, 1)
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["sum", "cumulative_sum", "unique", "rank", "sort_indices", "drop_null"])
-def test_expressions_that_are_no_function_of_one_row_are_refused(name: str) -> None:
-    expression = pc.Expression._call(name, [n])
-    with pytest.raises(UsageError, match=rf"with_columns\(x=...\): {name}.* is no function of one row"):
-        orders().with_columns(x=expression)
-    with pytest.raises(UsageError, match="filter: .* is no function of one row"):
-        orders().filter(expression > 1)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pa.list_(pa.int64()),
-        pa.struct({"a": pa.int64()}),
-        pa.map_(pa.string(), pa.int64()),
-        pa.json_(),
-    ],
-)
-def test_columns_that_can_be_no_key_and_no_time_are_refused_where_that_is_written(kind: pa.DataType) -> None:
-    table = Table.from_arrow(pa.table({"k": pa.nulls(2, kind)}))
-    with pytest.raises(UsageError, match="key_by, column 'k': a column of type .* cannot be a key"):
-        table.key_by("k")
-    with pytest.raises(UsageError, match="event_time: column 'k' of type .* holds no times"):
-        table.event_time("k")
-    with pytest.raises(UsageError, match="event_time: column 'user' of type string holds no times"):
-        orders().event_time("user")
-
-
-def test_two_columns_of_one_name_make_no_dicts() -> None:
-    twice = Table.from_arrow(pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]))
-    for leave in (twice.collect, twice.to_rows):
-        with pytest.raises(
-            UsageError, match="dict rows cannot hold two columns of one name: rename some of a, a"
-        ):
-            leave()
 
 
 def test_two_columns_of_one_name_are_neither_read_nor_passed_on() -> None:
@@ -385,51 +305,3 @@ def test_mistakes_are_answered_where_they_are_written(
 ) -> None:
     with pytest.raises(error, match=says):
         wrong()
-
-
-def test_an_expression_that_fails_is_named() -> None:
-    table = Table.from_arrow(pa.table({"a": [2**62]})).with_columns(b=pc.field("a") * 4)
-    with pytest.raises(UsageError, match=r"with_columns: multiply_checked\(a, 4\): overflow"):
-        rows(table)
-
-
-def test_two_forms_are_not_mixed() -> None:
-    stream = Stream.items([1])
-    with pytest.raises(UsageError, match="union of a Table takes a Table, not a Stream: call to_table"):
-        orders().union(stream)  # type: ignore[arg-type]
-    with pytest.raises(
-        UsageError, match=r"map\(\) takes functions of rows, and this is a Table: call to_rows"
-    ):
-        orders().map(len)  # type: ignore[attr-defined]
-    with pytest.raises(
-        UsageError, match=r"select\(\) works on columns, and this is a Stream of rows: call to_t"
-    ):
-        stream.select("a")  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match="'Table' object has no attribute 'nothing'"):
-        orders().nothing  # type: ignore[attr-defined]  # noqa: B018
-
-
-def test_a_step_that_needs_keys_or_comes_before_them_says_so() -> None:
-    for ends, name in ((orders(), "top_n"), (orders().to_rows(), "window"), (orders().to_rows(), "count")):
-        with pytest.raises(AttributeError, match=rf"'{name}': call key_by\(\.\.\.\) first, then {name}\(\)"):
-            getattr(ends, name)
-    for keyed, name in ((orders().key_by("n"), "select"), (orders().to_rows().key_by("n"), "map")):
-        with pytest.raises(AttributeError, match=rf"'{name}': say what to compute .*, and then {name}\(\)"):
-            getattr(keyed, name)
-    for keyed in (orders().key_by("n"), orders().to_rows().key_by("n")):
-        for name in ("exchange", "event_time", "union"):
-            with pytest.raises(AttributeError, match=rf"'{name}': call {name}\(\) before key_by\(\)$"):
-                getattr(keyed, name)
-        for name in ("slot_group", "parallel", "name"):
-            with pytest.raises(
-                AttributeError, match=rf"'{name}': .* call {name}\(\) right after that, before k"
-            ):
-                getattr(keyed, name)
-        with pytest.raises(AttributeError, match=r"'rebalance': say what to compute .*, and then rebalance"):
-            keyed.rebalance  # type: ignore[attr-defined]  # noqa: B018
-
-
-def test_a_table_can_be_named_and_given_subtasks() -> None:
-    table = orders().filter(n > 1).name("some").parallel(3)
-    assert repr(table) == "<Table some>"
-    assert table.plan.ends[0].parallelism == 3

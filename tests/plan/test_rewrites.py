@@ -20,7 +20,6 @@ from minishuffle.api.stream import Stream, Table
 from minishuffle.api.stream_base import StreamBase
 from minishuffle.errors import UsageError, WrongColumns
 from minishuffle.operators.base import Program
-from minishuffle.plan.expressions import columns_read
 from minishuffle.plan.graph import JobGraph
 from minishuffle.plan.planner import compile_job
 from minishuffle.plan.programs import open_program
@@ -137,29 +136,6 @@ def test_rewrites_change_no_answer(name: str) -> None:
 
 def sorted_names(names: frozenset[str] | None) -> list[str] | None:
     return None if names is None else sorted(names)
-
-
-@pytest.mark.parametrize(
-    ("expression", "names"),
-    [
-        (pc.field("s", "x") + pc.field(("t", "x", "y")) > pc.field("a.b"), "s t a.b"),
-        (pc.scalar("field_ref: 'z'"), ""),
-        (pc.field("a").isin(["\nfield_ref: 'z'"]), "a"),
-        (pc.if_else(pc.field("c'd\u2028é"), 1, pc.struct_field(pc.field("s"), [0])), "c'd\u2028é s"),
-    ],
-    ids=str,
-)
-def test_what_an_expression_reads_is_known_without_a_schema(expression: pc.Expression, names: str) -> None:
-    assert columns_read([expression]) == set(names.split(" ")) - {""}
-
-
-def test_names_with_line_ends_are_read_whole() -> None:
-    assert columns_read([pc.field("a\nend: 'b") & pc.field("c\n")]) == {"a\nend: 'b", "c\n"}
-
-
-def test_an_expression_names_its_columns() -> None:
-    with pytest.raises(UsageError, match=r"\(FieldPath\(0\) > 1\) reads a column by its number: write its"):
-        left().filter(pc.field(0) > 1)
 
 
 def test_late_rows_keep_all_columns() -> None:

@@ -1,4 +1,4 @@
-"""The schemas that aggregates are said to have are those that they have."""
+"""Schemas as they are declared, and those that aggregates are said to have: they are those that they have."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any, get_args
 import pyarrow as pa
 import pytest
 
+from minishuffle.errors import UsageError
 from minishuffle.operators.base import TaskContext
 from minishuffle.operators.chained import Emission
-from minishuffle.plan.schemas import aggregated_schema
+from minishuffle.plan.schemas import aggregated_schema, arrow_schema, with_schema
 from support.batches import as_batch, collecting
 from support.reducing import aggregating
 
@@ -42,3 +43,35 @@ def test_what_is_told_is_what_comes(keys: tuple[str, ...], emit: Emission) -> No
     operator.finish(collecting(out))
     told = aggregated_schema(TABLE.schema, keys, COLUMNS, at_end=emit == "end")
     assert [batch.schema for batch in out] == [told]
+
+
+# --- declared ---------------------------------------------------------------------------------------
+
+
+def test_a_schema_is_arrow_s_or_a_map_of_types() -> None:
+    expected = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.float32()), ("d", pa.binary())])
+    for schema in (expected, {"a": int, "b": str, "c": "float32", "d": pa.binary()}):
+        assert arrow_schema(schema) == expected
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({}, "takes a pyarrow.Schema"),
+        ([int], "takes a pyarrow.Schema"),
+        ({"a": list}, "no type for the column 'a'"),
+        ({"a": "int63"}, "no type for the column 'a'"),
+        (pa.schema([("a", pa.int64()), ("a", pa.string())]), "there are two columns 'a'"),
+    ],
+)
+def test_other_schemas_are_refused(schema: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        arrow_schema(schema)
+
+
+def test_an_argument_that_is_left_out_is_no_schema() -> None:
+    declared = with_schema({"a": int}, lambda schema: schema, lambda: pa.schema({}))
+    assert declared == pa.schema({"a": pa.int64()})
+    assert with_schema(None, lambda schema: schema, lambda: pa.schema({"b": "string"})).names == ["b"]
+    with pytest.raises(UsageError, match="takes a pyarrow.Schema"):
+        with_schema({}, lambda schema: schema, lambda: pa.schema({}))

@@ -1,0 +1,97 @@
+"""Methods that streams or tables lack, and the way that each error names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.api.bridges import refuse_mixture
+from minishuffle.api.stream import Stream, Table
+from minishuffle.errors import UsageError
+
+
+def orders() -> Table:
+    return Table.from_arrow(pa.table({"user": ["ann"], "n": [1]}))
+
+
+def test_two_forms_are_not_mixed() -> None:
+    stream = Stream.items([1])
+    with pytest.raises(UsageError, match="union of a Table takes a Table, not a Stream: call to_table"):
+        orders().union(stream)  # type: ignore[arg-type]
+    with pytest.raises(
+        UsageError, match=r"map\(\) takes functions of rows, and this is a Table: call to_rows"
+    ):
+        orders().map(len)  # type: ignore[attr-defined]
+    with pytest.raises(
+        UsageError, match=r"select\(\) works on columns, and this is a Stream of rows: call to_t"
+    ):
+        stream.select("a")  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="'Table' object has no attribute 'nothing'"):
+        orders().nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+FORMS: dict[str, Any] = {
+    "Table": orders,
+    "KeyedTable": lambda: orders().key_by("n"),
+    "Stream": lambda: orders().to_rows(),
+    "KeyedStream": lambda: orders().to_rows().key_by("n"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_is_sent_to_the_other_by_name(form: str) -> None:
+    ends = FORMS[form]()
+    name = "fold" if "Table" in form else "top_n"
+    says = "takes functions of rows, and this is a" if "Table" in form else "works on columns, and this is a"
+    with pytest.raises(UsageError) as raised:
+        getattr(ends, name)
+    assert str(raised.value).startswith(f"{name}() {says} {form}")
+
+
+def test_a_step_that_needs_keys_or_comes_before_them_says_so() -> None:
+    for ends, name in ((orders(), "top_n"), (orders().to_rows(), "window"), (orders().to_rows(), "count")):
+        with pytest.raises(AttributeError, match=rf"'{name}': call key_by\(\.\.\.\) first, then {name}\(\)"):
+            getattr(ends, name)
+    for keyed, name in ((orders().key_by("n"), "select"), (orders().to_rows().key_by("n"), "map")):
+        with pytest.raises(AttributeError, match=rf"'{name}': say what to compute .*, and then {name}\(\)"):
+            getattr(keyed, name)
+    for keyed in (orders().key_by("n"), orders().to_rows().key_by("n")):
+        for name in ("exchange", "event_time", "union"):
+            with pytest.raises(AttributeError, match=rf"'{name}': call {name}\(\) before key_by\(\)$"):
+                getattr(keyed, name)
+        for name in ("slot_group", "parallel", "name"):
+            with pytest.raises(
+                AttributeError, match=rf"'{name}': .* call {name}\(\) right after that, before k"
+            ):
+                getattr(keyed, name)
+        with pytest.raises(AttributeError, match=r"'rebalance': say what to compute .*, and then rebalance"):
+            keyed.rebalance  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_what_is_no_method_at_all_is_an_error_of_its_name() -> None:
+    keyed = orders().key_by("n")
+    with pytest.raises(AttributeError) as raised:
+        keyed.nothing  # type: ignore[attr-defined]  # noqa: B018
+    assert str(raised.value) == "'KeyedTable' object has no attribute 'nothing'"
+    assert (raised.value.name, raised.value.obj) == ("nothing", keyed)
+    assert not hasattr(orders(), "__deepcopy__")
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "way"),
+    [
+        ("Table", "Stream", "not a Stream: call to_table(schema) on the Stream, or to_rows() on the Table"),
+        ("Stream", "Table", "not a Table: call to_table(schema) on the Stream, or to_rows() on the Table"),
+        ("KeyedTable", "Table", "not a Table: call key_by() first"),
+        ("Table", "KeyedTable", "not a KeyedTable: leave out its key_by()"),
+        ("KeyedStream", "Table", "not a Table: call key_by() first"),
+        ("Stream", "WindowedStream", "not a WindowedStream: give it a Stream"),
+        ("Table", "dict", "not a dict"),
+    ],
+)
+def test_what_is_given_in_the_wrong_form_is_named_with_the_way(mine: str, other: str, way: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        refuse_mixture("join", mine, type(other, (), {})())
+    assert str(raised.value) == f"join{' of a ' + mine if ':' in way else ''} takes a {mine}, {way}"
