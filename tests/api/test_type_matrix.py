@@ -457,7 +457,7 @@ Cell: TypeAlias = "tuple[str, str, str]"
 """Operator, nesting, type."""
 REFUSED_FILE = Path(__file__).with_name("refused_types.json")
 REFUSED_MAX = 5_735
-"""How many cells are refused: fewer, never more."""
+"""How many cells are refused: fewer, never more, but for those of a new operator."""
 
 
 def expand(listed: dict[str, dict[str, Any]]) -> set[Cell]:
@@ -521,7 +521,11 @@ def listed() -> frozenset[Cell]:
 
 
 def test_what_is_refused_is_listed_and_becomes_less() -> None:
-    assert sorted(refused() - listed()) == []
+    more = refused() - listed()
+    assert not more, (
+        "refused now: take these types, or, if the operator is new, add this to the list, and raise "
+        f"REFUSED_MAX: {json.dumps(contract(set(more)))}"
+    )
     assert sorted(listed() - refused()) == [], "taken now: take it from the list, and lower REFUSED_MAX"
     assert len(listed()) == REFUSED_MAX
 
