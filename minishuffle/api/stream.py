@@ -77,7 +77,6 @@ from minishuffle.plan.keyed_steps import (
     DistinctStep,
     FoldStep,
     ProcessStep,
-    ReduceStep,
     TopNStep,
     column_keys,
     emission_of,
@@ -578,7 +577,7 @@ class KeyedStream(Windowable[WindowedStream[T]], Bridged, Generic[T]):
     ) -> Stream[tuple[Any, T]]:
         """Combine the rows of each key: ``fn(value, row)``, the first row being the first value."""
         emission = emission_of(emit, bounded=self.unkeyed.bounded)
-        return self._stream(ReduceStep(self.unkeyed.gives, fn, emission, on_error))
+        return self._stream(FoldStep(self.unkeyed.gives, None, fn, emission, on_error))
 
     def fold(
         self,

@@ -443,10 +443,8 @@ def one_more(count: int, row: Any) -> int:
 # --- columns --------------------------------------------------------------------------------------------
 
 
-def with_panes(schema: pa.Schema | None) -> pa.Schema | None:
-    """The schema of the side output of panes, if there is one."""
-    if schema is None:
-        return None
+def with_panes(schema: pa.Schema) -> pa.Schema:
+    """The schema of panes of windows that give that one."""
     fields = zip(PANE_NAMES, (pa.int64(), pa.bool_()), strict=True)
     return pa.schema([*schema, *(pa.field(name, kind) for name, kind in fields)])
 

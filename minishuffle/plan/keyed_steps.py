@@ -37,7 +37,6 @@ __all__ = [
     "DistinctStep",
     "FoldStep",
     "ProcessStep",
-    "ReduceStep",
     "TopNStep",
     "check_aggregates",
     "column_keys",
@@ -87,45 +86,26 @@ class CountRowsStep(Step):
 
 
 @dataclass(frozen=True, eq=False)
-class ReduceStep(Step):
-    """The rows of each key combined; the first row is the first value."""
-
-    given: Known
-    fn: Callable[[Any, Any], Any]
-    emission: Emission
-    on_error: OnError = "fail"
-    label: ClassVar[str] = "reduce"
-    has_state: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_callable(self.fn, "reduce")
-        check_on_error(self.on_error)
-
-    @property
-    def gives(self) -> Known:
-        return Known(ObjectSchema())
-
-    def operator(self, node: Node, tags: Mapping[str, str]) -> OperatorSpec:
-        parameters = {"fn": self.fn, "create": None, "emission": self.emission, "on_error": self.on_error}
-        return OperatorSpec("fold_rows", parameters)
-
-
-@dataclass(frozen=True, eq=False)
 class FoldStep(Step):
-    """Any value for each key, which ``create`` makes and ``add`` brings forward."""
+    """One Python value for each key: ``create`` makes it (None: the first row is it), and ``add`` brings it
+    forward."""
 
     given: Known
-    create: Callable[[], Any]
+    create: Callable[[], Any] | None
     add: Callable[[Any, Any], Any]
     emission: Emission
     on_error: OnError = "fail"
-    label: ClassVar[str] = "fold"
     has_state: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_callable(self.create, "fold")
-        check_callable(self.add, "fold")
+        if self.create is not None:
+            check_callable(self.create, self.label)
+        check_callable(self.add, self.label)
         check_on_error(self.on_error)
+
+    @property
+    def label(self) -> str:
+        return "reduce" if self.create is None else "fold"
 
     @property
     def gives(self) -> Known:

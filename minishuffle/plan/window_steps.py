@@ -14,7 +14,7 @@ from minishuffle.operators.event_time import EventTime
 from minishuffle.plan.arguments import check_callable, check_late, check_on_error, checked_duration
 from minishuffle.plan.keyed_steps import Aggregates, check_aggregates
 from minishuffle.plan.kinds import OperatorSpec
-from minishuffle.plan.nodes import Known, Needed, Node, ObjectSchema, Step
+from minishuffle.plan.nodes import Known, Needed, Node, ObjectSchema, Schema, Step
 from minishuffle.plan.schemas import aggregated_schema
 from minishuffle.plan.sides import late_records
 
@@ -237,8 +237,30 @@ def _calendar(
     return windows
 
 
+class WindowStep(Step):
+    """Values of each key's windows, with their side outputs. Subclasses are dataclasses with these fields."""
+
+    given: Known
+    windowing: Windowing
+    has_state: ClassVar[bool] = True
+
+    @property
+    def _pane(self) -> Schema:
+        """The schema of panes."""
+        raise NotImplementedError
+
+    @cached_property
+    def sides(self) -> Mapping[str, Known]:
+        panes = {"panes": Known(self._pane)} if self.windowing.shows_panes else {}
+        return {**late_records(self.windowing.late, late=self.given), **panes}
+
+    @property
+    def must_be_read(self) -> frozenset[str]:
+        return frozenset(self.sides) - {"panes"}
+
+
 @dataclass(frozen=True, eq=False)
-class WindowFoldStep(Step):
+class WindowFoldStep(WindowStep):
     """One Python value for each key and window: ``create`` makes it (None: the first row is it), and ``add``
     brings it forward."""
 
@@ -248,7 +270,6 @@ class WindowFoldStep(Step):
     create: Callable[[], Any] | None
     add: Callable[[Any, Any], Any]
     on_error: OnError = "fail"
-    has_state: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         method = self.name.removeprefix("window_")
@@ -265,14 +286,9 @@ class WindowFoldStep(Step):
     def gives(self) -> Known:
         return Known(ObjectSchema(), EventTime(fn=self.windowing.last_moment()))
 
-    @cached_property
-    def sides(self) -> Mapping[str, Known]:
-        panes = {"panes": Known(ObjectSchema())} if self.windowing.shows_panes else {}
-        return {**late_records(self.windowing.late, late=self.given), **panes}
-
     @property
-    def must_be_read(self) -> frozenset[str]:
-        return frozenset(self.sides) - {"panes"}
+    def _pane(self) -> Schema:
+        return ObjectSchema()
 
     def needs(self, wanted: Needed, input: int) -> Needed:
         time = self.given.time
@@ -290,14 +306,13 @@ class WindowFoldStep(Step):
 
 
 @dataclass(frozen=True, eq=False)
-class WindowAggregateStep(Step):
+class WindowAggregateStep(WindowStep):
     """Columns of each key's and window's rows. ``columns`` None: the number of rows."""
 
     given: Known
     keys: tuple[str, ...]
     windowing: Windowing
     columns: Aggregates | None
-    has_state: ClassVar[bool] = True
 
     @property
     def label(self) -> str:
@@ -322,16 +337,11 @@ class WindowAggregateStep(Step):
         schema = aggregated_schema(self.given.arrow, self.keys, self._columns, windows=True)
         return Known(schema, EventTime(column="window_end", shift=-1))
 
-    @cached_property
-    def sides(self) -> Mapping[str, Known]:
+    @property
+    def _pane(self) -> Schema:
         from minishuffle.operators.windows import with_panes
 
-        panes = {"panes": Known(with_panes(self.gives.schema))} if self.windowing.shows_panes else {}
-        return {**late_records(self.windowing.late, late=self.given), **panes}
-
-    @property
-    def must_be_read(self) -> frozenset[str]:
-        return frozenset(self.sides) - {"panes"}
+        return with_panes(self.gives.arrow)
 
     def needs(self, wanted: Needed, input: int) -> Needed:
         time = self.given.time
