@@ -6,6 +6,8 @@ exchange gives each record to, and gives what one subtask gives that has seen al
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from minishuffle import operators
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.partitioner import Partitioner
 from minishuffle.operators.aggregates import outputs_of
@@ -282,6 +285,22 @@ def test_three_subtasks_have_each_key_once_between_them() -> None:
     assert [len(share) for share in shares] == [1, 1, 1]
     assert sorted(share[0].batch.num_rows for share in shares)[0] > 15
     assert sum(share[0].batch.num_rows for share in shares) == 100
+
+
+def with_state(kind: type) -> Iterator[type]:
+    if "write_state" in vars(kind) and kind is not ChainedOperator:
+        yield kind
+    for below in kind.__subclasses__():
+        yield from with_state(below)
+
+
+def test_every_operator_with_state_is_divided_here() -> None:
+    for module in pkgutil.iter_modules(operators.__path__, f"{operators.__name__}."):
+        importlib.import_module(module.name)
+    kinds = {kind for kind in with_state(ChainedOperator) if kind.__module__.startswith(operators.__name__)}
+    shown = {AssignEventTime, BroadcastJoin, *(type(case.make()) for case in CASES.values())}
+    missing = [kind.__name__ for kind in kinds if not any(issubclass(each, kind) for each in shown)]
+    assert kinds and not missing, "add a case of it to CASES"
 
 
 def test_an_operator_without_state_writes_none() -> None:
