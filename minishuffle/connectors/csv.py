@@ -264,7 +264,7 @@ def _parsed_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _infinite(column: pa.Array) -> pa.Array | None:
-    """Which values are; None: no one."""
+    """A mask of the infinite values; None if no value is."""
     if not pa.types.is_floating(column.type):
         return None
     mask = pc.is_inf(column)

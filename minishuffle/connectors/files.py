@@ -225,7 +225,7 @@ def files_of(paths: Paths) -> list[PlannedFile]:
 
 
 def _of_this_machine(paths: Sequence[str]) -> list[PlannedFile]:
-    """Raises UnknownName: one of them is gone already."""
+    """The files with their sizes and times. Raises UnknownName: one is gone already."""
     listed = []
     for path in paths:
         file = _looked_up(path)

@@ -290,7 +290,7 @@ class RecordFiles:
                 yield from self._good(shape, block, spans, of[start : start + step], faulty)
 
     def _readable(self, shape: _Shape, data: bytes, count: int) -> pa.RecordBatch | None:
-        """So many records if each of them can be read."""
+        """The ``count`` records of these bytes; None if one cannot be read, or there are not as many."""
         if count == 1 and self._splitter.is_open(data):
             return None
         try:
@@ -420,7 +420,12 @@ class RecordFiles:
                 raise WrongInput(f"{path}, line {found[0]}: {found[1]}: {_MIXED}")
 
     def _all_of(self, path: str) -> bytes:
-        """The file's bytes, decompressed, or those of its ``head``. Raises TooLarge."""
+        """The file's bytes, decompressed; with ``head``, the header and the first ``head`` records, of one
+        block at most.
+
+        Raises:
+            TooLarge: without ``head``, if there are more than INFERRED_FILE_BYTES_MAX bytes.
+        """
         with decompressed(path) as file:
             if self._head is not None:
                 return self._head_of(file, self._head)
@@ -464,7 +469,7 @@ class RecordFiles:
 
 
 def _is_integer(literal: str, integer: str) -> bool:
-    """Whether a literal, which may have blanks around it and zeros in front, is that integer."""
+    """Whether a literal, which may have blanks around it and zeros in front, is that integer other than 0."""
     found = literal.strip().lstrip("+-").lstrip("0")
     return found == integer.lstrip("-") and literal.strip().startswith("-") == integer.startswith("-")
 

@@ -59,7 +59,8 @@ class TextSource:
 
 
 def _text_splits(path: str) -> Iterator[TextSplit]:
-    """Cut at the first line start at or after each multiple of the split size."""
+    """The splits of a file. Each ends at the first line start TEXT_SPLIT_BYTES or more after its own start,
+    or at the end of the file; a compressed file is a single split with end None."""
     with opened(path) as file:
         if compression_of(path) is not None:
             yield path, 0, None

@@ -117,7 +117,11 @@ class _OfValues(Aggregate):
         return pa.nulls(len(slots)) if state is None else state.running(slots, as_type(column, self._stored))
 
     def _state_for(self, kind: pa.DataType) -> Fold | DecimalSum | Extreme | None:
-        """The state for values of type ``kind``; None for a column of type null."""
+        """The state. The first column of another type than null makes it, for ``kind``; None until then.
+
+        Raises:
+            UsageError: the function cannot aggregate this type.
+        """
         if self._state is None and not pa.types.is_null(kind):
             self._state, self._stored = self._state_of(kind)
             self._state.grow(self._size)

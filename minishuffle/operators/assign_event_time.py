@@ -160,7 +160,8 @@ class AssignEventTime(ForgivingOperator):
         return min(self._open.values()) if self._open else self._greatest
 
     def _told_time(self) -> int:
-        """The reached time that the last watermark told of."""
+        """The event time, in microseconds, that all open splits had reached at the last watermark;
+        BEGINNING_OF_TIME before the first."""
         told = self._told
         return BEGINNING_OF_TIME if told == BEGINNING_OF_TIME else told + self.out_of_order + 1
 

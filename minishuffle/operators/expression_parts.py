@@ -107,7 +107,8 @@ def columns_in_order(expression: pc.Expression) -> list[Path]:
 
 
 def _steps(values: pa.Table, number: str) -> Path:
-    """The fields that ``struct_field`` takes out of its argument; none for the options of others."""
+    """The path in the options of ``struct_field``, which are row 0 of column ``number`` of ``values``: names
+    or numbers of fields. Empty for the options of other functions."""
     options = values.column(int(number))[0].as_py()
     shown = options.get("field_ref") if isinstance(options, dict) else None
     if not isinstance(shown, str):

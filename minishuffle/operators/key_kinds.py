@@ -32,7 +32,8 @@ def check_key_kinds(method: str, left: Iterable[pa.Field], right: Iterable[pa.Fi
 
 
 def _way(one: pa.Field, other: pa.Field) -> str:
-    """How, where one of both becomes a text, or bytes."""
+    """The hint at the end of the error: to cast the other field to text, or UUIDs to bytes. Empty where
+    neither side is text, or bytes beside UUIDs, or where no identifier names the field to cast."""
     for text, given in ((one, other), (other, one)):
         to, of = (family(without_dictionary(field.type)) for field in (text, given))
         if of == "uuid" and to == "text":

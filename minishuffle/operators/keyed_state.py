@@ -412,7 +412,8 @@ def _numbers(first: int, keys: list[Any]) -> dict[str, Vector]:
 
 
 def _as_column(values: list[Any]) -> pa.Array:
-    """Numbers of one kind as they are, anything else packed."""
+    """The values as float64 if all are float, as int64 if all are int and in its range, else packed (large
+    binary). Raises UnserializableRecord as :func:`packed` does."""
     kinds = set(map(type, values))
     if kinds == {float}:
         return pa.array(values, pa.float64())

@@ -75,7 +75,8 @@ def wider(some: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def _without_extension(kind: pa.DataType) -> pa.DataType:
-    """The type of a column beside others: what a dictionary holds, and booleans of 8 bits as those of one."""
+    """The type as :func:`wider` compares it: bool for arrow.bool8, the values' type for a dictionary, any
+    other unchanged."""
     return pa.bool_() if kind == BOOL8 else without_dictionary(kind)
 
 

@@ -152,7 +152,7 @@ class WindowValues:
         self.panes = panes
 
     def bring(self, batch: Batch, starts: Starts | int, failed: Failed) -> Iterable[int]:
-        """Bring the value of each record's key and window forward.
+        """Fold each record into the value of its key and window.
 
         Args:
             starts: the window of each record; or that of all of them.
@@ -324,14 +324,15 @@ class WindowFold(WindowValues):
         return changed
 
     def _bring_each(self, batch: Batch, starts: Starts, failed: Failed) -> Iterable[int]:
-        """Bring the value of each record's key in its own window forward."""
+        """Fold each record into the value of its key in its own window; gives as :meth:`bring`."""
         listed = starts.tolist()
         held, places, forms = self.state.take_each(batch.keys, listed)
         dropped = self._advance(held, places, batch.payload, failed)
         return self._noted(listed, forms, dropped)
 
     def _bring_to_one(self, batch: Batch, start: int, failed: Failed) -> Iterable[int]:
-        """Bring values of one window forward."""
+        """Fold the records, all in the window that begins at ``start`` (microseconds), into the values of
+        their keys; gives ``start`` if there are panes and a value has changed, else nothing."""
         held, places, forms = self.state.take(batch.keys, start)
         dropped = self._advance(repeat(held, len(forms)), places, batch.payload, failed)
         return self._noted(repeat(start, len(forms)), forms, dropped)
@@ -339,7 +340,11 @@ class WindowFold(WindowValues):
     def _advance(
         self, held: Iterable[Any], places: Iterable[Any], rows: list[Any], failed: Failed
     ) -> set[int]:
-        """Take record after record; the numbers of those that were dropped."""
+        """Fold the rows one by one, each into ``values[place]``, with ``values`` from ``held``, which may be
+        endless, and ``place`` from ``places``. A row whose function raises goes to ``failed``.
+
+        Gives the positions in ``rows`` of such rows.
+        """
         add, create, absent = self.fn, self._create, ABSENT
         dropped: set[int] = set()
         left = iter(rows)

@@ -59,8 +59,12 @@ def expression_type(schema: pa.Schema, expression: pc.Expression, where: str) ->
 
 
 def _untyped_type(schema: pa.Schema, expression: pc.Expression) -> pa.DataType:
-    """The type of what it makes of columns of which some have type null. Raises ArrowException, and
-    WrongColumns if the result depends on the type that they have not."""
+    """The type that the expression gives where columns that it reads have type null.
+
+    Raises:
+        ArrowException: it fails with every type that these columns could have.
+        WrongColumns: its values depend on the type of these columns, and nothing says which it is.
+    """
     import pyarrow as pa
 
     from minishuffle.operators.evaluation import of_untyped

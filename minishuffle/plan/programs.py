@@ -48,7 +48,8 @@ class ProgramSpec:
 
 
 class _Blobs:
-    """Numbers what is the user's; each object once."""
+    """Makes a program plain values of msgpack. Objects of the user (sources, functions) go into ``objects``,
+    each once, and a number, the place in this list, stands for each."""
 
     def __init__(self) -> None:
         self.objects: list[Any] = []

@@ -42,7 +42,8 @@ def needed_columns(nodes: Sequence[Node]) -> list[Node]:
 
 
 class _Needs:
-    """What is read of the feeds of nodes, and of what nodes give."""
+    """The columns and event times that are read of each feed, and of the output of each node; found from the
+    sinks back."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.of_feeds: dict[tuple[Node, int], Needed] = {}
