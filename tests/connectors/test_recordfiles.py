@@ -203,18 +203,6 @@ def test_a_number_of_csv_that_no_float_holds_is_left_out_and_infinity_is_not(
         read(source_of(tmp_path / "a.csv", schema, "fail"))
 
 
-def test_an_integer_of_json_that_no_float_holds_is_left_out_at_any_depth_and_infinity_is_not(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "a.json").write_text(
-        f'{{"n":[{{"x":1.5}}]}}\n{{"n":[{{"x":{"9" * 400}}}]}}\n{{"n":[{{"x":-Infinity}}]}}\n'
-    )
-    schema = pa.schema({"n": pa.list_(pa.struct({"x": pa.float64()}))})
-    rows, letters, count = read(source_of(tmp_path / "a.json", schema))
-    assert (rows, count) == ([{"n": [{"x": 1.5}]}, {"n": [{"x": float("-inf")}]}], 3)
-    assert re.search("record 2, byte 18: it has 9{40}, which no float64 holds: ", letters[0])
-
-
 @pytest.mark.parametrize(
     ("name", "data", "good", "record"),
     [
@@ -236,14 +224,6 @@ def test_records_that_are_not_utf8_are_left_out_without_a_schema(
     says = r"line \d: it is not UTF-8: .*: convert the file first, with iconv .*, or leave such records out"
     with pytest.raises(WrongInput, match=says):
         source_of(tmp_path / name, None, "fail")
-
-
-def test_a_text_of_json_that_is_not_utf8_fits_bytes_alone(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_bytes(b'{"n":1,"s":"\xe9"}\n')
-    assert read(source_of(tmp_path / "a.json", pa.schema({"s": pa.binary()})))[0] == [{"s": b"\xe9"}]
-    rows, letters, _ = read(source_of(tmp_path / "a.json"))
-    assert (rows, len(letters)) == ([], 1)
-    assert "column 's' has \"\ufffd\", which does not fit string" in letters[0]
 
 
 @pytest.mark.parametrize("header", [b"n,caf\xe9\n1,2\n", "n,s\n1,2\n".encode("utf-16")])
@@ -292,60 +272,6 @@ def test_a_type_of_which_no_value_can_be_is_refused_before_all_records_are_left_
             source_of(tmp_path / name, pa.schema({"n": kind}), "skip")
 
 
-def test_a_time_of_json_with_a_zone_does_not_fit_a_type_without(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{"n": "2026-01-01T00:00:00+02:00"}\n')
-    with pytest.raises(
-        WrongInput, match=r"line 1: column 'n' has \"2026-01-01T00:00:00\+02:00\", which does "
-    ):
-        read(source_of(tmp_path / "a.json", pa.schema({"n": pa.timestamp("us")}), "fail"))
-
-
-@pytest.mark.parametrize(
-    ("lines", "why"),
-    [
-        (['{"n": 1}', '{"n": "x"}'], "line 2: column 'n' has a text, x, and a number in line 1: correct the"),
-        (['{"n": true}', "", '{"n": 1}'], "line 3: column 'n' has a number, 1, and a truth value in line 1"),
-        (
-            ['{"n": [{"x": 1}]}', '{"n": [{"x": {}}]}'],
-            r"line 2: column 'n\.\[\]\.x' has an object, {}, and a ",
-        ),
-    ],
-)
-def test_values_of_json_that_have_no_type_in_common_are_named(
-    lines: list[str], why: str, tmp_path: Path
-) -> None:
-    (tmp_path / "a.json").write_text("\n".join(lines))
-    for on_error in ("fail", "skip"):
-        with pytest.raises(
-            WrongInput, match=rf"a\.json, {why}.*declare with schema= what the column is to be"
-        ):
-            source_of(tmp_path / "a.json", None, on_error)
-
-
-@pytest.mark.parametrize("on_error", ["fail", "skip"])
-@pytest.mark.parametrize(
-    ("files", "why"),
-    [
-        (
-            ['{"n": 1}', '{"n": null}\n{"n": "x"}'],
-            r"1\.json, line 2: column 'n' has a text, x, and a number ",
-        ),
-        (['{"n": []}', '{"n": {}}'], r"1\.json, line 1: column 'n' has an object, {}, and a list "),
-        (
-            ['{"k": true, "n": [1]}', '{"k": 2, "n": []}\n\n{"n": [[]]}'],
-            r"1\.json, line 3: column 'n\.\[\]' has a list, \[\], ",
-        ),
-    ],
-)
-def test_values_of_json_in_two_files_that_have_no_type_in_common_are_named(
-    files: list[str], why: str, on_error: str, tmp_path: Path
-) -> None:
-    for number, text in enumerate(files):
-        (tmp_path / f"{number}.json").write_text(text)
-    with pytest.raises(WrongInput, match=rf"{why}.*in line 1 of .*0\.json: correct .*declare with schema="):
-        JsonSource(tmp_path, on_error=on_error)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("name", "text", "letters"),
     [
@@ -371,23 +297,6 @@ def test_types_are_those_of_the_records_that_can_be_read(
     assert (source.schema, count) == (SCHEMA, 4)
     assert rows == [{"n": 1, "s": "a"}, {"n": 4, "s": None}]
     assert [re.search("record .*byte [0-9]+", letter)[0] for letter in found] == letters  # type: ignore[index]
-
-
-def test_objects_may_go_over_lines_and_null_may_be_one_in_a_list(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(
-        '{"n": [\nnull\n]}\n{\n  "n": [\n    1.5,\n    Infinity,\nnull\n  ]\n}\n'
-    )
-    for schema in (None, pa.schema({"n": pa.list_(pa.float64())})):
-        assert read(source_of(tmp_path / "a.json", schema, "fail"))[0] == [
-            {"n": [None]},
-            {"n": [1.5, float("inf"), None]},
-        ]
-
-
-def test_numbers_that_no_type_holds_are_found_behind_records_that_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(f'{{"n":\n{{"n":1.5}}\n{{"n":{2**53 + 1}}}\n')
-    with pytest.raises(UsageError, match=r"a\.json, line 3: column 'n' has 9007199254740993"):
-        source_of(tmp_path / "a.json", None, "skip")
 
 
 def test_a_quotation_mark_that_is_not_closed_makes_one_record_of_the_rest(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from minishuffle.errors import UsageError
 from minishuffle.exchange.rows import pack_rows, unpack_rows
-from minishuffle.operators.aggregate_states import result_type
 from minishuffle.operators.base import TaskContext
 from minishuffle.operators.chained import Emission
 from minishuffle.operators.decimals import DecimalSum, exact_mean, wide
@@ -149,30 +148,6 @@ def test_exact_means_of_slices() -> None:
     total = DecimalSum("sum of column 'v'", wide(LARGE))
     total.grow(1)
     assert total.at(slice(0, 1)).to_pylist() == [None]
-
-
-@pytest.mark.parametrize("kind", [pa.decimal128(7, 3), pa.decimal32(7, 3), pa.decimal64(9, 3)], ids=str)
-def test_types_of_results(kind: pa.DataType) -> None:
-    batch = batch_of([(1, Decimal("1.125")), (1, Decimal("-2.500")), (1, None)], kind)
-    functions = {name: ("v", name) for name in ("sum", "min", "max", "mean", "count")}
-    out: list[pa.RecordBatch] = []
-    operator = aggregating(("k",), functions, "end")
-    operator.open(TaskContext("job", "task", 0, 1, 1))
-    operator.process(as_batch(batch), 0, collecting(out))
-    operator.finish(collecting(out))
-    assert out[0].to_pylist() == [
-        {
-            "k": 1,
-            "sum": Decimal("-1.375"),
-            "min": Decimal("-2.5"),
-            "max": Decimal("1.125"),
-            "mean": -0.6875,
-            "count": 2,
-        }
-    ]
-    for name in functions:
-        assert out[0].schema.field(name).type == result_type(name, "v", kind)
-    assert result_type("sum", "v", kind) == pa.decimal128(38, 3)
 
 
 def test_decimals_are_keys_and_cross_between_rows_and_arrow() -> None:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minishuffle.errors import UsageError, WrongResult
+from minishuffle.errors import WrongResult
 from minishuffle.exchange import sizes as exchange_sizes
 from minishuffle.exchange.batch import Batch
-from minishuffle.limits import ROW_PREVIEW_CHARS
 from minishuffle.operators.base import Aside, Side, TaskContext
 from minishuffle.operators.chained import OnError
 from minishuffle.operators.filter import Filter
@@ -99,50 +93,6 @@ def test_only_the_bad_records_are_dropped_counted_and_logged(kind: type, on_erro
         assert "ValueError: odd 1: record 1" in lines[0]
 
 
-def test_note_shows_only_the_beginning_of_a_long_record() -> None:
-    with pytest.raises(ZeroDivisionError) as caught:
-        run_operator(MapRows(lambda row: 1 // 0), ["x" * 10_000])
-    assert len(caught.value.__notes__[0]) < ROW_PREVIEW_CHARS + 60
-
-
-def test_unknown_policy_is_refused() -> None:
-    with pytest.raises(UsageError, match="write 'fail', 'skip', 'dead_letter' or 'side'"):
-        MapRows(str, "ignore")  # type: ignore[arg-type]
-
-
-class Shy:
-    def __repr__(self) -> str:
-        raise ValueError("no repr")
-
-
-class Mute(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-
-def mute(row: Any) -> Any:
-    raise Mute
-
-
-def test_records_and_errors_that_cannot_be_shown_are_dropped_all_the_same() -> None:
-    lines: list[str] = []
-    context = TaskContext("job", "task", 0, 1, 1, log=lines.append)
-    assert run_operator(MapRows(mute, "dead_letter"), [Shy()], context=context) == []
-    (line,) = lines
-    assert "Mute: (its text cannot be had: __str__ raised RuntimeError)" in line
-    assert "record a Shy whose repr raises ValueError" in line
-
-
-def test_rows_go_to_the_side_output_that_they_name() -> None:
-    operator = MapRows(lambda n: Aside("odd", n) if n % 2 else n)
-    operator.side_tags = {"odd": "side-1"}
-    assert run_operator(operator, [1, 2, 3, 4]) == [("side-1", [1, 3]), [2, 4]]
-    operator.side_tags = {"even": "side-1"}
-    wanted = re.escape("map: its function gave Aside('odd', ...) and there is no such side output: write ")
-    with pytest.raises(WrongResult, match=wanted + re.escape("sides=['even', 'odd']")):
-        run_operator(operator, [1])
-
-
 @pytest.mark.parametrize("on_error", ["fail", "skip", "dead_letter"])
 @pytest.mark.parametrize(
     "operator",
@@ -160,67 +110,6 @@ def test_a_row_for_a_side_output_is_none_for_the_next_step(operator: Any, on_err
 def each_and_aside(n: int) -> Iterator[Any]:
     yield n
     yield Aside("odd", n)
-
-
-@pytest.mark.parametrize("name", [5, ["odd"]])
-def test_the_name_of_a_side_output_is_a_text(name: Any) -> None:
-    operator = MapRows(lambda n: Aside(name, n))
-    operator.side_tags = {"odd": "side-1"}
-    with pytest.raises(WrongResult, match="there is no such side output"):
-        run_operator(operator, [1])
-
-
-def test_a_process_knows_whether_there_is_any_row_for_a_side_output() -> None:
-    packed = pickle.dumps(Aside("odd", 1))
-    code = (
-        "from minishuffle import Aside; import pickle\n"
-        f"print(Aside.made, pickle.loads({packed!r}), Aside.made)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False Aside(name='odd', row=1) True\n"
-
-
-def test_a_record_that_no_exchange_takes_is_a_text_among_the_errors() -> None:
-    put: list[Side] = []
-    context = TaskContext("job", "task", 0, 1, 1, put_aside=put.append)
-    operator = MapRows(lambda row: 1 // len(row), "side")
-    operator.errors_tag = "errors-1"
-    assert run_operator(operator, [{1}, set(), ""], context=context) == [[1]]
-    error = "ZeroDivisionError: integer division or modulo by zero"
-    assert list(map(shown, put)) == [
-        ("errors-1", [{"operator": "map", "error": error, "record": text}]) for text in ("set()", "")
-    ]
-    assert context.counters.user_errors == {"side": 2}
-
-
-class Opened:
-    """A function that knows its subtask, and says when it opens and closes."""
-
-    def __init__(self) -> None:
-        self.said: list[Any] = []
-
-    def open(self, context: TaskContext) -> None:
-        self.said.append(("open", context.index))
-
-    def __call__(self, row: Any) -> Any:
-        self.said.append(row)
-        return [row]
-
-    def close(self) -> str:
-        self.said.append("close")
-        return "not the result of the task"
-
-
-def test_a_function_that_is_an_object_opens_and_closes_with_its_operator() -> None:
-    for kind in (MapRows, FlatMap, Filter):
-        fn = Opened()
-        run_operator(kind(fn), [1, 2], context=TaskContext("job", "task", 3, 4, 1))
-        assert fn.said == [("open", 3), 1, 2, "close"]
-        assert kind(fn).close() is None
-
-
-def test_a_class_as_a_function_has_no_hooks() -> None:
-    assert [type(row) for row in run_operator(MapRows(Path), ["a"])[0]] == [type(Path("a"))]
 
 
 def mapped(row: int) -> Any:

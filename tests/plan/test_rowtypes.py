@@ -17,7 +17,6 @@ from typing_extensions import TypedDict
 
 from minishuffle.errors import UsageError
 from minishuffle.operators.base import Aside
-from minishuffle.operators.row_objects import as_dicts
 from minishuffle.plan.rowtypes import returned_row, unread_annotation
 from minishuffle.plan.schemas import arrow_schema
 
@@ -191,9 +190,3 @@ def test_what_cannot_be_read_is_named() -> None:
     assert told == "what odd is annotated to return cannot be read: name 'Missing' is not defined"
     for fn in (made_elsewhere(), len, str, lambda row: row, functools.partial(made_elsewhere)):
         assert unread_annotation(fn) is None
-
-
-def test_objects_of_such_classes_become_dicts_at_any_depth() -> None:
-    made = Data({"n": 1}, (Named(2, "a"),), {"x": 1.5})
-    assert as_dicts(made) == {"typed": {"n": 1}, "many": [{"n": 2, "kind": "a"}], "by_name": {"x": 1.5}}
-    assert as_dicts([1, ("x", None)]) == [1, ["x", None]]
