@@ -134,7 +134,7 @@ class StreamBase:
 
         Args:
             parallelism: of the job.
-            optimise: the rewrites to make; None: all.
+            optimise: the rewrites to make; None: those that a submitted job has.
         """
         from minishuffle.plan.explain import plan_lines
         from minishuffle.plan.planner import plan_job

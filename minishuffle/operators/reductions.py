@@ -34,7 +34,7 @@ from minishuffle.operators.row_functions import COLUMN_KEYS_MIN
 from minishuffle.operators.row_store import ABSENT
 from minishuffle.operators.state_parts import StatePart
 
-__all__ = ["Aggregation", "KeyCount", "KeyedReduction", "RowFold", "count_by_key"]
+__all__ = ["Aggregation", "FirstOfKeys", "KeyCount", "KeyedReduction", "RowFold", "count_by_key"]
 
 _FEW: Final = 4
 """Up to so many keys are counted in a loop of Python sooner than one of C is reached."""
@@ -355,6 +355,24 @@ def _pairs(state: KeyedState) -> Iterator[tuple[Any, int]]:
 # --- columns --------------------------------------------------------------------------------------------
 
 
+class FirstOfKeys:
+    """Which records of a batch are the first with their keys."""
+
+    def __init__(self) -> None:
+        self._stamps = np.zeros(0, dtype=np.uint8)
+        """By slot, that of the last of the batches with the key; 0 for one that is long ago."""
+        self._stamp = 0
+
+    def of(self, slots: Vector, size: int) -> Vector:
+        """The numbers of these records, by the slots of all; there are slots up to ``size``."""
+        self._stamps = grown(self._stamps, size, 0)
+        self._stamp = self._stamp % _STAMPS + 1
+        if self._stamp == 1:
+            self._stamps.fill(0)
+        rows = np.empty(len(slots), dtype=np.int64)
+        return rows[: kernel("first_rows")(slots, self._stamps, self._stamp, rows, len(slots))]
+
+
 class Aggregation(Reduction):
     """Aggregates of columns. What is emitted are the key columns and one column for each aggregate.
 
@@ -375,9 +393,7 @@ class Aggregation(Reduction):
         check_result(self._names)
         self._outputs = outputs
         self.state = KeyedState(outputs)
-        self._stamps = np.zeros(0, dtype=np.uint8)
-        """By slot, that of the last of the batches with the key; 0 for one that is long ago."""
-        self._stamp = 0
+        self._firsts = FirstOfKeys()
 
     @property
     def reads_times(self) -> bool:
@@ -395,12 +411,7 @@ class Aggregation(Reduction):
     def latest(self, batch: Batch, failed: Failed, emit: Emit) -> None:
         taken = [self._brought(piece) for piece in _pieces(batch)]
         slots = np.concatenate(taken) if len(taken) > 1 else taken[0]
-        self._stamps = grown(self._stamps, len(self.state), 0)
-        self._stamp = self._stamp % _STAMPS + 1
-        if self._stamp == 1:
-            self._stamps.fill(0)
-        rows = np.empty(len(slots), dtype=np.int64)
-        rows = rows[: kernel("first_rows")(slots, self._stamps, self._stamp, rows, len(slots))]
+        rows = self._firsts.of(slots, len(self.state))
         chosen = slots.take(rows)
         keys = [take(column, rows) for column in self._keys_of(batch.payload)]
         emit(Batch(self._made([*keys, *(aggregate.at(chosen) for _, _, aggregate in self._outputs)])))

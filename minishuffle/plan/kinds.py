@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from minishuffle.operators.base import Operator
@@ -234,6 +235,21 @@ def _aggregate(keys: tuple[str, ...], columns: Any, time: Any, emission: Any) ->
     return KeyedReduction(Aggregation(keys, outputs_of(columns, time)), emission)
 
 
+@_kind("combine")
+def _combine(keys: tuple[str, ...], columns: Any, prefix: str) -> Operator:
+    from minishuffle.operators.combining import CombineBatches
+
+    return CombineBatches(keys, partial(_outputs, keys, columns, None), prefix)
+
+
+@_kind("combined")
+def _combined(keys: tuple[str, ...], columns: Any, prefix: str) -> Operator:
+    from minishuffle.operators.combining import CombinedAggregation
+    from minishuffle.operators.reductions import KeyedReduction
+
+    return KeyedReduction(CombinedAggregation(keys, _outputs(keys, columns, None), prefix), "end")
+
+
 @_kind("distinct")
 def _distinct(keys: tuple[str, ...]) -> Operator:
     from minishuffle.operators.distinct import Distinct
@@ -278,7 +294,7 @@ def _windows_of_columns(
 
 
 def _outputs(keys: tuple[str, ...], columns: Any, time: Any) -> Any:
-    """The aggregates of windows; without ``columns`` the number of their rows."""
+    """The aggregates of these columns; None: the number of rows."""
     from minishuffle.operators.aggregate_states import RowCount
     from minishuffle.operators.aggregates import outputs_of
 

@@ -522,12 +522,12 @@ def ends_of(nodes: Sequence[Node]) -> list[Node]:
 
 def remade(nodes: Sequence[Node], change: Callable[[Node, Node], Node]) -> list[Node]:
     """The nodes, inputs first, each as ``change(node, made)`` gives it: ``made`` is the node with inputs that
-    were made so."""
+    were made so. Those that nobody reads any more are left out."""
     found: dict[Node, Node] = {}
     for node in nodes:
         inputs = tuple(replace(each, node=found[each.node]) for each in node.inputs)
         found[node] = change(node, replace(node, inputs=inputs))
-    return list(found.values())
+    return list(inputs_first([found[end] for end in ends_of(nodes)]))
 
 
 def named_step(node: Node) -> str:

@@ -105,7 +105,7 @@ def plan_job(
 
     Args:
         parallelism: of every operator for which the stream does not say another.
-        optimise: the names of the rewrites to make, see ``rewrites``; None: all.
+        optimise: the names of the rewrites to make, see ``rewrites``; None: all but those on demand.
         whole: False: it may go on, and is to be looked at only.
 
     Raises:

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from minishuffle.errors import UsageError
+from minishuffle.plan.combine_steps import combining, combining_everywhere
 from minishuffle.plan.end_steps import ScanStep
-from minishuffle.plan.nodes import Feed, Needed, Node, Relation, ends_of, inputs_first, remade, running
+from minishuffle.plan.nodes import Feed, Needed, Node, Relation, remade, running
 from minishuffle.plan.row_steps import ForwardStep
 
 __all__ = ["REWRITES", "Rewrite", "chained", "rewritten"]
@@ -116,7 +117,7 @@ def chained(nodes: Sequence[Node], may_chain: Callable[[Node], bool]) -> list[No
             return made
         return replace(made, inputs=_left(made, feed), is_chained=True)
 
-    return list(inputs_first(ends_of(remade(nodes, joined))))
+    return remade(nodes, joined)
 
 
 def _may_follow(node: Node, feed: Feed) -> bool:
@@ -139,21 +140,25 @@ def _left(node: Node, feed: Feed) -> tuple[Relation, ...]:
 # --- all of them ----------------------------------------------------------------------------------
 
 REWRITES: Final[Mapping[str, Rewrite]] = {
+    "combining": combining,
+    "combining_everywhere": combining_everywhere,
     "needed_columns": needed_columns,
     "projected_scans": projected_scans,
     "chaining": chaining,
 }
 """By name, in the order in which they run."""
+ON_DEMAND: Final = frozenset({"combining_everywhere"})
+"""Those that are not made unless they are asked for."""
 
 
 def rewritten(nodes: Sequence[Node], optimise: Collection[str] | None = None) -> list[Node]:
-    """The nodes after these rewrites (None: all).
+    """The nodes after these rewrites (None: all but those on demand).
 
     Raises:
         UsageError: there is no such rewrite.
     """
-    chosen: Collection[str] = REWRITES if optimise is None else optimise
-    if unknown := sorted(set(chosen) - REWRITES.keys()):
+    chosen = REWRITES.keys() - ON_DEMAND if optimise is None else frozenset(optimise)
+    if unknown := sorted(chosen - REWRITES.keys()):
         raise UsageError(f"there is no rewrite {unknown[0]!r}: write some of {', '.join(REWRITES)}")
     found = list(nodes)
     for name, rewrite in REWRITES.items():

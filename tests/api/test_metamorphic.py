@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,6 +19,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from minishuffle.api.stream import Stream, Table
+from minishuffle.operators import combining
 from minishuffle.plan.rewrites import REWRITES
 from support.cutjobs import Cut, run
 from support.pipelines import (
@@ -62,6 +64,15 @@ def rows_of(keys: st.SearchStrategy[Any], optional: bool) -> st.SearchStrategy[R
 
 
 # --- pipelines ---
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_batches_are_combined() -> Iterator[None]:
+    """Those of the pipelines are too short for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(combining, "SHORT_ROWS", 1)
+        yield
+
 
 SEEDS, SIZES = st.integers(0, 99), st.integers(1, 9) | st.none()
 REWRITTEN = st.none() | st.sets(st.sampled_from(sorted(REWRITES))).map(lambda names: tuple(sorted(names)))

@@ -74,6 +74,12 @@ def test_a_plan_without_a_sink_is_shown_as_far_as_it_goes() -> None:
     end = lines.index("  no sink yet: end it with collect() or another one to run it")
     assert lines[end - 1] == "  10. exchange of 9 (rebalance)"
     assert lines[end + 3] == "  from_arrow -> event_time -> filter"
+    left = Stream.items([1]).forward().map(abs).to_count().explain()
+    assert left.splitlines()[2:5] == [
+        "  2. forward of 1; Python objects",
+        "  3. map of 2; Python objects",
+        "  4. to_count of 3",
+    ]
     aside = Stream.items([1]).map(abs, sides=["odd"]).side("odd")
     assert "  2. map of 1; Python objects" in aside.explain().splitlines()
 

@@ -119,6 +119,7 @@ def every_kind() -> list[Node]:
         table.key_by("k").window(HOUR, early=HOUR / 2).aggregate(n=("n", "max")),
         table.key_by("k").session_window(HOUR).count(),
         rows.to_table({"k": int}),
+        Table.from_arrow(SALES).exchange("blocking").key_by("k").count(),
     ]
     streams = [
         keyed.count(),

@@ -271,7 +271,7 @@ def test_each_rewrite_can_be_left_out(tmp_path: Path) -> None:
     assert read("needed_columns", "projected_scans") == (apart, ["k", "n"])
     assert read("needed_columns", "chaining") == read("chaining") == (chained, None)
     with pytest.raises(
-        UsageError, match="no rewrite 'prune': write some of needed_columns, projected_scans, ch"
+        UsageError, match="no rewrite 'prune': write some of combining, combining_everywhere, needed_co"
     ):
         compile_job(table, optimise=["prune"])
 

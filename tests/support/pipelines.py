@@ -222,6 +222,10 @@ AGGREGATES = {
 }  # fmt: skip
 
 
+EXTREMES: dict[str, tuple[str, str]] = {name: AGGREGATES[name] for name in ("n", "low", "high")}
+"""Those that are combined before an exchange."""
+
+
 def as_tuple(row: Any) -> tuple[Any, ...]:
     """What Arrow gives for a window, as rows give it."""
     return (row["k"], row["window_start"], row["count"]) if isinstance(row, dict) else row
@@ -420,6 +424,11 @@ TABLES = [
         "table_count",
         counted,
         lambda rows, o: [(key, len(some)) for key, some in groups(rows, by_k).items()],
+    ),
+    Keyed(
+        "table_extremes",
+        lambda s, o: columns(s).key_by("g").aggregate(**EXTREMES),
+        lambda rows, o: [{name: row[name] for name in ("g", *EXTREMES)} for row in plain_aggregate(rows)],
     ),
     Keyed(
         "distinct",
