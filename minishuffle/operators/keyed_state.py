@@ -21,7 +21,8 @@ count                    rows     objects; slots        values: numbers
 count, aggregate         columns  slots                 columns of the aggregates
 distinct                 columns  slots                 keys alone
 top_n                    columns  slots; TaskState      its rows, by key
-process                  rows     objects; timers, age  values: dicts; when touched; timers: when due
+process                  rows     objects; timers, age  values: dicts; with ttl when touched; when timers are
+                                                        due
 window fold, reduce,     rows     objects, packed       values by start of window; how many panes were shown,
 count                                                   and which values were not
 window aggregate, count  columns  slots                 columns by start of window; the same of panes
@@ -37,12 +38,12 @@ all others               both     none                  nothing
 =======================  =======  ====================  ======================================================
 
 Joins number keys in slots of their own (``key_slots``), by which keys of two sides are compared.
-``map_async`` and sinks write nothing so far. ``process`` and ``top_n`` write the same, from indexes and dicts
-of their own.
+``map_async`` and sinks write nothing so far. ``top_n`` writes the same, from an index of its own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice, repeat
@@ -247,6 +248,30 @@ class KeyedState:
         store = self._stores.get(namespace)
         return forms if store is None else store.shown(forms)
 
+    def held(self, keys: list[Any]) -> tuple[Any, list[Any]]:
+        """The values of all keys without a namespace, by canonical key, ``ABSENT`` for one that has none, and
+        the canonical forms of ``keys``, which count as touched. For a state that does not pack, whose values
+        are changed in place and begin with :meth:`begin`.
+
+        Raises:
+            UsageError: see ``exchange.keys.canonical``.
+        """
+        forms = keys if _PLAIN.issuperset(map(type, keys)) else canonical_rows(keys)
+        if self._log is not None:
+            self._log.touch(None, forms)
+        return self._store(None).table, forms
+
+    def begin(self, key: Any, form: Any, value: Any) -> None:
+        """Give a canonical key without a namespace its first value, or again a first one; it is shown as
+        ``key``, and counts as touched."""
+        if self._log is not None:
+            self._log.touch(None, [form])
+        self._store(None).begin(key, form, value)
+
+    def key(self, form: Any) -> Any:
+        """A canonical key that came by :meth:`begin`, or was read, as it is shown."""
+        return self._stores[None].key(form)
+
     def pop(self, namespace: Namespace = None) -> Iterator[tuple[Any, Any]]:
         """Let go of a namespace, and give what :meth:`items` gives of it."""
         store = self._stores.pop(namespace, None)
@@ -310,6 +335,11 @@ class KeyedState:
         self._touched.pop(form, None)
         self._touched[form] = now
 
+    def is_older(self, form: Any, time: float) -> bool:
+        """Whether a canonical key was last touched at that time or before."""
+        assert self._touched is not None
+        return self._touched.get(form, math.inf) <= time
+
     def oldest(self, most: int) -> list[tuple[Any, float]]:
         """Canonical keys that were not touched for longest, and when they were; at most so many."""
         assert self._touched is not None
@@ -357,12 +387,13 @@ class KeyedState:
                 number += len(keys)
         yield from self._columns.write(self._columns_name, number)
 
-    def read(self, parts: Iterable[StatePart], stood: float = 0.0) -> None:
+    def read(self, parts: Iterable[StatePart], stood: float = 0.0, now: float = 0.0) -> None:
         """Go on with the parts of its name that :meth:`write` gave, in an empty state. What one subtask has
         written is iterated in the order that it had there.
 
         Args:
             stood: seconds to take off the times at which keys were touched.
+            now: when keys count as touched for which no time was written.
 
         Raises:
             UsageError: the parts are of another version.
@@ -373,7 +404,7 @@ class KeyedState:
             if part.name == self._columns_name:
                 self._columns.read(part)
             elif part.name == self._name:
-                self._read_rows(part, stood)
+                self._read_rows(part, stood, now)
             else:
                 for form, time in zip(
                     canonical_rows(keys_of(part)), part.batch["at"].to_pylist(), strict=True
@@ -394,7 +425,7 @@ class KeyedState:
             for key, value in store.items():
                 yield namespace, key, value
 
-    def _read_rows(self, part: StatePart, stood: float) -> None:
+    def _read_rows(self, part: StatePart, stood: float, now: float) -> None:
         keys = keys_of(part)
         forms, values = canonical_rows(keys), _from_column(part.batch["value"])
         at = 0
@@ -403,7 +434,8 @@ class KeyedState:
             own = forms[some]
             self._store(namespace).restore(own if forms is keys else keys[some], own, values[some])
         if self._touched is not None:
-            times = part.batch["touched"].to_numpy() - stood
+            has_times = "touched" in part.batch.schema.names
+            times = part.batch["touched"].to_numpy() - stood if has_times else np.full(len(forms), now)
             self._touched.update(zip(forms, times.tolist(), strict=True))
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from itertools import islice, repeat
+from itertools import repeat
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
-from minishuffle.exchange.keys import canonical_rows
 from minishuffle.exchange.rows import SCALARS
 from minishuffle.exchange.sizes import ListedTimes, RowsOut
 from minishuffle.operators.base import (
@@ -27,13 +26,16 @@ from minishuffle.operators.batch_times import TIME_MAX, TIME_MIN, datetime_of, m
 from minishuffle.operators.chained import OnError
 from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.event_time_operator import DROPPED, EventTimeOperator
+from minishuffle.operators.keyed_state import KeyedState
 from minishuffle.operators.row_copies import copied
-from minishuffle.operators.state_parts import StatePart, by_rows, chunks, keys_of, packed, unpacked
+from minishuffle.operators.row_store import ABSENT
+from minishuffle.operators.state_parts import StatePart
 from minishuffle.operators.timers import Timers
 
 __all__ = ["ProcessContext", "ProcessRows"]
 
 Clock: TypeAlias = Literal["event", "wall"]
+Function: TypeAlias = "Callable[[Any, ProcessContext], Iterable[Any] | None]"
 
 MICROSECONDS: Final = 1_000_000
 SWEEP_KEYS: Final = 1000
@@ -44,23 +46,30 @@ SWEEPS_PER_TTL: Final = 10
 class ProcessContext:
     """What ``on_record`` and ``on_timer`` know, of the record's or timer's key."""
 
-    __slots__ = ("_entry", "_operator", "time")
-    _entry: _Entry
+    __slots__ = ("_form", "_is_new", "_key", "_keyed", "_operator", "_state", "time")
+    _form: Any
+    """The key's canonical form."""
+    _key: Any
+    """The key as the record brought it."""
+    _is_new: bool
+    """Whether nothing was kept of the key before the call."""
+    _state: dict[Any, Any]
 
-    def __init__(self, operator: ProcessRows) -> None:
+    def __init__(self, operator: ProcessRows, keyed: KeyedState) -> None:
         self._operator = operator
+        self._keyed = keyed
         self.time: datetime | None = None
         """The record's event time (None without :meth:`Stream.event_time`), or the timer's."""
 
     @property
     def key(self) -> Any:
         """As the first record of this key brought it, of those since its state was last gone."""
-        return self._entry.key
+        return self._key if self._is_new else self._keyed.key(self._form)
 
     @property
     def state(self) -> dict[Any, Any]:
         """The key's own, to be changed in place; while it is empty nothing is kept."""
-        return self._entry.state
+        return self._state
 
     @property
     def watermark(self) -> datetime | None:
@@ -79,11 +88,11 @@ class ProcessContext:
             UsageError: there is no ``on_timer``, an argument is wrong, or a timer sets one that is not
                 after itself.
         """
-        self._operator.set_timer(self._entry, _checked_time(at), clock)
+        self._operator.set_timer(self._form, _checked_time(at), clock)
 
     def delete_timer(self, at: datetime | int, clock: Clock = "event") -> None:
         """Forget a timer; nothing happens if there is none."""
-        self._operator.delete_timer(self._entry, _checked_time(at), clock)
+        self._operator.delete_timer(self._form, _checked_time(at), clock)
 
 
 def _checked_time(at: datetime | int) -> int:
@@ -98,18 +107,27 @@ def _checked_time(at: datetime | int) -> int:
     return time
 
 
-class _Entry:
-    """What is kept of one key."""
+class _Given(ProcessContext):
+    """The same, as the operator has it: it turns to the key of each record or timer, and keeps its state."""
 
-    __slots__ = ("form", "key", "state", "timers", "touched")
+    __slots__ = ()
 
-    def __init__(self, form: Any, key: Any, touched: float) -> None:
-        self.form = form
-        """The key's canonical form."""
-        self.key = key
-        self.state: dict[Any, Any] = {}
-        self.timers = 0
-        self.touched = touched
+    def turn_to(self, form: Any, state: Any, key: Any, time: datetime | None) -> None:
+        """What is called next is of this canonical key; ``state`` is ABSENT if nothing is kept of it."""
+        self._form, self._key, self.time = form, key, time
+        self._is_new = state is ABSENT
+        self._state = {} if state is ABSENT else state
+
+    def keep(self, now: float | None) -> None:
+        """After a call at ``now`` (None: nobody asks for ages): what is kept of a key without state and timer
+        is nothing."""
+        if self._state or self._operator.has_timer(self._form):
+            if self._is_new:
+                self._keyed.begin(self._key, self._form, self._state)
+            if now is not None:
+                self._keyed.touch(self._form, now)
+        elif not self._is_new:
+            self._keyed.discard(self._form)
 
 
 class ProcessRows(EventTimeOperator):
@@ -145,9 +163,7 @@ class ProcessRows(EventTimeOperator):
         self.by_channel = False  # No record is late.
         self.on_timer = on_timer
         self.ttl = math.inf if ttl is None else ttl
-        self._entries: dict[Any, _Entry] = {}
-        """By canonical key, those not touched for longest first."""
-        self._timers: dict[Clock, Timers] = {"event": Timers(), "wall": Timers()}
+        self._ages = ttl is not None
         self._firing: tuple[Clock, int, int] | None = None
         """The timer that is being fired, and when it was due."""
         self._stamp: int | None = None
@@ -162,7 +178,9 @@ class ProcessRows(EventTimeOperator):
 
     def open(self, context: TaskContext) -> None:
         super().open(context)
-        self._given = ProcessContext(self)
+        self._timers: dict[str, Timers] = {"event": Timers(), "wall": Timers(self._due_by_lead)}
+        self._state = KeyedState(timers=self._timers, ages=self._ages, packs=False)
+        self._given = _Given(self, self._state)
         self._swept_at = self._running()
 
     def _running(self) -> float:
@@ -171,57 +189,36 @@ class ProcessRows(EventTimeOperator):
         return self.context.wall() - self.context.paused_seconds()
 
     def state_rows(self) -> int:
-        return len(self._entries)
+        return len(self._state)
 
     def write_state(self) -> Iterator[StatePart]:
-        """Entries come before their timers."""
         yield from super().write_state()
-        stood = self.context.paused_seconds()
-        for entries in chunks(self._entries.values()):
-            yield by_rows(
-                "entries",
-                [entry.key for entry in entries],
-                state=packed(entry.state for entry in entries),
-                touched=[entry.touched + stood for entry in entries],
-            )
-        for clock, timers in self._timers.items():
-            for some in chunks(timers):
-                yield by_rows(clock, [self._entries[form].key for form, _ in some], at=[at for _, at in some])
+        yield from self._state.write(self.context.paused_seconds())
 
     def read_state(self, parts: Iterable[StatePart]) -> None:
         kept = list(parts)
         super().read_state(kept)
-        for part in kept:
-            if part.name == "entries":
-                self._read_entries(part)
-            elif part.name in self._timers:
-                forms = canonical_rows(keys_of(part))
-                for form, at in zip(forms, part.batch["at"].to_pylist(), strict=True):
-                    self._set(part.name, form, at)
-                    self._entries[form].timers += 1
-        self._entries = dict(sorted(self._entries.items(), key=lambda item: item[1].touched))
-
-    def _read_entries(self, part: StatePart) -> None:
-        keys, touched = keys_of(part), part.batch["touched"].to_pylist()
-        states = unpacked(part.batch["state"])
-        for key, form, state, at in zip(keys, canonical_rows(keys), states, touched, strict=True):
-            entry = self._entries[form] = _Entry(form, key, at - self.context.paused_seconds())
-            entry.state = state
+        self._state.read(kept, self.context.paused_seconds(), self._running())
 
     # --- records and timers ---------------------------------------------------------------------------
 
     def take(self, batch: Batch, input: int, emit: Emit) -> None:
-        forms, rows = canonical_rows(batch.keys), batch.payload
+        rows = batch.payload
         times = [None] * len(rows)
         if batch.times is not None and not self.times[0].is_none:
             times = batch.times.tolist()
-        now = self._running()
+        now, ages = self._running(), self._ages
         out, stamps = self._gathered(emit)
+        held, forms = self._state.held(batch.keys)
+        turn_to = self._given.turn_to
         for key, form, row, time in zip(batch.keys, forms, rows, times, strict=True):
-            self._given.time, self._stamp = None if time is None else datetime_of(time), time
-            self._call(self.fn, row, self._entry(form, key, now), now, out.rows)
+            if ages and self._state.is_older(form, now - self.ttl):
+                self._state.discard(form)
+            self._stamp = time
+            turn_to(form, held[form], key, None if time is None else datetime_of(time))
+            self._call(self.fn, row, now, out.rows)
             if stamps is not None:
-                stamps.times += repeat(self._stamp, len(out.rows) - len(stamps.times))  # type: ignore[arg-type]
+                stamps.times += repeat(time, len(out.rows) - len(stamps.times))  # type: ignore[arg-type]
             if len(out.rows) >= out.room:
                 out.look()
         out.flush()
@@ -232,25 +229,9 @@ class ProcessRows(EventTimeOperator):
         stamps = ListedTimes() if self._gives_times else None
         return RowsOut(self.parted(emit), stamps), stamps
 
-    def _entry(self, form: Any, key: Any, now: float) -> _Entry:
-        entry = self._entries.get(form)
-        if entry is None:
-            entry = self._entries[form] = _Entry(form, key, now)
-        elif now - entry.touched >= self.ttl:
-            entry.key, entry.state = key, {}
-        return entry
-
-    def _call(
-        self,
-        fn: Callable[[Any, ProcessContext], Iterable[Any] | None],
-        what: Any,
-        entry: _Entry,
-        now: float,
-        out: list[Any],
-    ) -> None:
+    def _call(self, fn: Function, what: Any, now: float, out: list[Any]) -> None:
+        """Call a function for a record, or for the time of a timer, of the key that was turned to."""
         given = self._given
-        given._entry = entry
-        entry.touched = now
         try:
             rows = fn(what, given)
             if isinstance(rows, dict | str | bytes | Aside):
@@ -261,43 +242,42 @@ class ProcessRows(EventTimeOperator):
         except Exception as error:
             if self.on_error == "fail" or isinstance(error, UsageError):
                 self.note_failure(error, what)
-                self._keep(entry)
                 raise
             self.drop(error, what, None if self._stamp is None else np.array([self._stamp], np.int64))
-        self._keep(entry)
+        finally:
+            given.keep(now if self._ages else None)
 
-    def _keep(self, entry: _Entry) -> None:
-        """After a call: what is kept of a key without state and timer is nothing."""
-        if not entry.state and not entry.timers:
-            del self._entries[entry.form]
-        elif self.ttl < math.inf:
-            self._entries[entry.form] = self._entries.pop(entry.form)
+    def has_timer(self, form: Any) -> bool:
+        """Whether a canonical key has any timer."""
+        return self._timers["event"].has_key(form) or self._timers["wall"].has_key(form)
 
-    def set_timer(self, entry: _Entry, time: int, clock: Clock) -> None:
+    def set_timer(self, form: Any, time: int, clock: Clock) -> None:
         """See :meth:`ProcessContext.set_timer`."""
         if self.on_timer is None:
             raise UsageError("set_timer needs a function for timers: process(on_record, on_timer)")
         if self._firing is not None and self._firing[0] == clock and time <= self._firing[1]:
             raise UsageError("on_timer sets a timer that is not after its own: it would fire for ever")
-        if self.reached != END_OF_TIME and self._set(clock, entry.form, time):
-            entry.timers += 1
+        timers = self._timers_of(clock)
+        if self.reached != END_OF_TIME:
+            timers.set(form, time, self._due_by_firing(time) if clock == "wall" else time)
 
-    def _set(self, clock: Clock, form: Any, time: int) -> bool:
-        """A time of the wall clock is one of the system clock as it is now, or goes by that of the timer that
-        is being fired. If the system clock was set these differ: it is the one that is nearer to now."""
-        due = time
-        if clock == "wall":
-            due -= round(self.context.lead() * MICROSECONDS)
-            if self._firing is not None and self._firing[0] == "wall":
-                _, its, was_due = self._firing
-                now = self.context.wall() * MICROSECONDS
-                due = min(due, time - its + was_due, key=lambda each: abs(each - now))
-        return self._timers_of(clock).set(form, time, due)
+    def _due_by_lead(self, time: int) -> int:
+        """When a time of the system clock as it is now has come by the clock of the operator."""
+        return time - round(self.context.lead() * MICROSECONDS)
 
-    def delete_timer(self, entry: _Entry, time: int, clock: Clock) -> None:
+    def _due_by_firing(self, time: int) -> int:
+        """The same of a timer that is set. Its time may also go by that of the timer that is being fired. If
+        the system clock was set these differ: it is the one that is nearer to now."""
+        due = self._due_by_lead(time)
+        if self._firing is not None and self._firing[0] == "wall":
+            _, its, was_due = self._firing
+            now = self.context.wall() * MICROSECONDS
+            due = min(due, time - its + was_due, key=lambda each: abs(each - now))
+        return due
+
+    def delete_timer(self, form: Any, time: int, clock: Clock) -> None:
         """See :meth:`ProcessContext.delete_timer`."""
-        if self._timers_of(clock).delete(entry.form, time):
-            entry.timers -= 1
+        self._timers_of(clock).delete(form, time)
 
     def _timers_of(self, clock: Clock) -> Timers:
         if clock not in self._timers:
@@ -308,15 +288,15 @@ class ProcessRows(EventTimeOperator):
         now = self._running()
         out, stamps = self._gathered(emit)
         for form, time, due in self._timers[clock].take_until(until):
-            entry = self._entries[form]
-            if now - entry.touched >= self.ttl:
-                entry.state = {}
-            entry.timers -= 1
-            self._given.time = at = datetime_of(time)
+            if self._ages and self._state.is_older(form, now - self.ttl):
+                self._forget(form)
+            held, _ = self._state.held([form])
+            at = datetime_of(time)
+            self._given.turn_to(form, held[form], None, at)
             self._stamp = self._stamp_of(clock, time)
             self._firing = (clock, time, due)
             assert self.on_timer is not None
-            self._call(self.on_timer, at, entry, now, out.rows)
+            self._call(self.on_timer, at, now, out.rows)
             if stamps is not None:
                 stamps.times += repeat(self._stamp, len(out.rows) - len(stamps.times))  # type: ignore[arg-type]
             self._firing = None
@@ -337,14 +317,14 @@ class ProcessRows(EventTimeOperator):
         return self.reached
 
     def on_end(self, emit: Emit) -> None:
-        self._timers["wall"] = Timers()
+        self._timers["wall"].clear()
 
     def deadline(self) -> float | None:
         left = []
         due = self._timers["wall"].earliest
         if due is not None:
             left.append(due / MICROSECONDS - self.context.wall())
-        if self.ttl < math.inf and self._entries:
+        if self._ages and len(self._state):
             left.append(self._swept_at + self.ttl / SWEEPS_PER_TTL - self._running())
         if not left:
             return None
@@ -358,16 +338,19 @@ class ProcessRows(EventTimeOperator):
         """Free the state of keys that were not touched for ``ttl``, the oldest first, some at a time."""
         if now < self._swept_at + self.ttl / SWEEPS_PER_TTL:
             return
-        for form, entry in list(islice(self._entries.items(), SWEEP_KEYS)):
-            if now - entry.touched < self.ttl:
+        for form, touched in self._state.oldest(SWEEP_KEYS):
+            if now - touched < self.ttl:
                 break
-            if entry.timers:
-                entry.state = {}
-                entry.touched = now
-                self._entries[form] = self._entries.pop(form)
+            if self.has_timer(form):
+                self._forget(form)
+                self._state.touch(form, now)
             else:
-                del self._entries[form]
+                self._state.discard(form)
         else:
-            if self._entries:
+            if len(self._state):
                 return  # There may be more: go on at the next look at the clock.
         self._swept_at = now
+
+    def _forget(self, form: Any) -> None:
+        """A key with timers has no state any more."""
+        self._state.begin(self._state.key(form), form, {})

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from types import NoneType
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +29,8 @@ PACKED_KEYS_MIN: Final = 16_384
 PACKED_ROWS_MIN: Final = 512
 """Rows of the mean batch from which on vectors pay, with 50,000 keys: at 128 rows they take twice as long
 as a dict, at 512 the same, at 4,096 half, since their operations cost alike for short batches and long."""
+_LOOK_ALIKE: Final = frozenset({int, str, bytes, NoneType})
+"""Equal keys look the same if they are of one of these types. Others (-0.0 and 0.0, or tuples) may not."""
 _WHOLE_ROWS: Final = 65_536
 """Keys at a time in packing."""
 
@@ -258,6 +261,20 @@ class RowStore:
         shown = self._shown
         return (shown.get(form, form) for form in forms) if shown else forms
 
+    def begin(self, key: Any, form: Any, value: Any) -> None:
+        """Give a canonical key that is not in a dict its value, and show it as this one."""
+        assert isinstance(self._values, _Objects)
+        self._values[form] = value
+        if key is not form or type(key) not in _LOOK_ALIKE:
+            self._shown[form] = key
+
+    def key(self, form: Any) -> Any:
+        """A canonical key that came by :meth:`begin` or :meth:`restore`, as it is shown."""
+        if type(form) not in _LOOK_ALIKE and form not in self._shown:
+            assert isinstance(self._values, _Objects)
+            return self._values.stored(form)
+        return self._shown.get(form, form)
+
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Keys as they are shown, and values, in the order in which keys first came."""
         if not len(self._values):
@@ -269,13 +286,16 @@ class RowStore:
         """Let go of a canonical key's value, if it has one; from then on nothing is packed."""
         values = self._unpacked()
         values.pop(form, None)
-        self._shown.pop(form, None)
+        if self._shown:
+            self._shown.pop(form, None)
 
     def restore(self, keys: list[Any], forms: list[Any], values: list[Any]) -> None:
         """Add keys that are not there, before any batch was taken."""
         assert isinstance(self._values, _Objects)
         if forms is not keys:
             self.remember(keys, forms)
+        elif not _LOOK_ALIKE.issuperset(map(type, keys)):
+            self._shown.update((key, key) for key in keys if type(key) not in _LOOK_ALIKE)
         self._values.update(zip(forms, values, strict=True))
 
     def pack(self) -> bool:

@@ -158,7 +158,9 @@ class Rows(Machine):
         self.state = self.made()
 
     def made(self) -> KeyedState:
-        return KeyedState(timers={"event": Timers()} if self.processes else None, ages=self.processes)
+        if self.processes:
+            return KeyedState(timers={"event": Timers()}, ages=True, packs=False)
+        return KeyedState()
 
     def current(self, state: KeyedState) -> dict[Any, Any]:
         return {
@@ -181,7 +183,10 @@ class Rows(Machine):
         self.bring_forward(keys, news, namespaces)
 
     def bring_forward(self, keys: list[Any], news: list[Any], namespaces: list[Any]) -> None:
-        if namespaces[0] is None:
+        if self.processes:
+            table, forms = self.state.held(keys)
+            held, places = [table] * len(keys), forms
+        elif namespaces[0] is None:
             table, places, forms = self.state.take(keys)
             held = [table] * len(keys)
         else:
@@ -194,7 +199,10 @@ class Rows(Machine):
             entry = known.get(as_form(key))
             assert same(values[place], ABSENT if entry is None else entry[1])
             if new is not ABSENT:
-                values[place] = new
+                if self.processes and entry is None:
+                    self.state.begin(key, form, new)
+                else:
+                    values[place] = new
                 known.setdefault(as_form(key), [key, None])[1] = new
             if self.processes:
                 self.touch(form)
@@ -251,7 +259,11 @@ class Rows(Machine):
         if self.processes:
             assert list(self.state.timers["event"]) == self.timers
             oldest = [(as_form(form), at) for form, at in self.state.oldest(FAR)]
-            assert [form for form, _ in oldest] == list(self.ages)
+            assert oldest == list(self.ages.items())
+            for key, _ in self.expected.get(None, {}).values():
+                assert same(self.state.key(form := canonical(key)), key)
+                age = self.ages[as_form(form)]
+                assert (self.state.is_older(form, age), self.state.is_older(form, age - 1)) == (True, False)
 
 
 class Sums(Machine):
@@ -444,6 +456,13 @@ def test_a_timer_that_is_read_is_due_as_its_clock_says() -> None:
     found = KeyedState(timers={"wall": Timers(lambda time: time - 7)})
     found.read(state.write())
     assert (list(found.timers["wall"]), found.timers["wall"].earliest) == ([("a", 100)], 93)
+
+
+def test_keys_of_which_no_age_was_written_count_as_touched_now() -> None:
+    found = KeyedState(ages=True, packs=False)
+    found.read(with_values([True, 2], [1, 2]).write(), now=7.0)
+    assert found.oldest(9) == [(True, 7.0), (2, 7.0)]
+    assert found.key(1) is True
 
 
 def test_nothing_is_written_down_before_the_first_mark() -> None:

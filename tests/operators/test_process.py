@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -171,7 +172,7 @@ def test_timers_fire_in_order_of_time_and_before_the_watermark() -> None:
         ("fired", "b", 15),
         Watermark(20),
     ]
-    assert run.operator._entries == {}
+    assert run.operator.state_rows() == 0
 
 
 def test_timers_of_event_time_fire_when_time_ends_and_those_of_the_clock_do_not() -> None:
@@ -218,7 +219,7 @@ def test_timers_of_the_clock_fire_by_the_clock() -> None:
     run.clock(1002.0)
     assert run.out[2:] == [("fired", "a", 1_001_500_000)]
     assert run.operator.deadline() is None
-    assert run.operator._entries == {}
+    assert run.operator.state_rows() == 0
 
 
 @pytest.mark.parametrize("step", [-3600, 3600])
@@ -332,7 +333,64 @@ def test_sessions_agree_with_a_loop_over_records(steps: list[tuple[int | None, i
             sessions = {key: session for key, session in sessions.items() if session[0] > time}
     results = [item for item in run.out if not isinstance(item, Watermark)]
     assert sorted(results) == sorted(expected)
-    assert run.operator._entries == {}
+    assert run.operator.state_rows() == 0
+
+
+# --- keys, and what goes on elsewhere ---------------------------------------------------------------
+
+
+def test_a_key_is_shown_as_the_first_record_since_its_state_was_gone_brought_it() -> None:
+    def on_record(row: Any, context: ProcessContext) -> list[Any]:
+        context.state["n"] = row["t"]
+        if not row["t"]:
+            context.state.clear()
+        return [repr(context.key)]
+
+    run = Run(ProcessRows(on_record, ttl=10.0))
+    run.take((1, 0), (1.0, 1), (True, 1), (1, 0), (Decimal(1), 0), (1, 0), (True, 1))
+    assert run.out == ["1", "1.0", "1.0", "1.0", "Decimal('1')", "1", "True"]
+    run.take((1, 1), ((1, "a"), 1))
+    run.take(((True, "a"), 1), ((True, "b"), 1), ((1, "b"), 1))
+    assert run.out[7:] == ["True", "(1, 'a')", "(1, 'a')", "(True, 'b')", "(True, 'b')"]
+    run.now = 1010.0
+    run.take((1, 1), (True, 1))
+    assert run.out[12:] == ["1", "1"], "the state was gone by its age"
+
+
+def test_what_a_function_may_have_changed_counts_as_touched() -> None:
+    run = Run(ProcessRows(timer_in(5), fired, TIME))
+    run.take(("a", 1), ("b", 2), ("c", 9))
+    state = run.operator._state
+    mark = state.mark()
+    run.take(("d", 3))
+    run.watermark(7)
+    assert state.changed_since(mark).keys == [(None, "d"), (None, "a"), (None, "b")]
+    mark = state.mark()
+    assert state.changed_since(mark).keys == []
+
+
+def test_state_timers_and_ages_go_on_where_they_are_read() -> None:
+    def on_record(row: Any, context: ProcessContext) -> list[Any]:
+        context.set_timer(row["t"] + 5)
+        return counting(row, context)
+
+    def on_timer(at: datetime, context: ProcessContext) -> list[Any]:
+        return [("fired", context.key, dict(context.state))]
+
+    before = Run(ProcessRows(on_record, on_timer, TIME, ttl=10.0))
+    before.context.paused_seconds = lambda: 100.0
+    before.context.wall = lambda: before.now + 100.0
+    before.take((True, 1))
+    before.now = 1004.0
+    before.take(("b", 2), ("b", 2))
+    after = Run(ProcessRows(on_record, on_timer, TIME, ttl=10.0))
+    after.now = 1110.0  # The paused time of the one before has passed for both.
+    after.operator.read_state(before.operator.write_state())
+    assert after.operator.state_rows() == 2
+    after.watermark(7)
+    assert after.out == [("fired", True, {}), ("fired", "b", {"n": 2}), Watermark(7)]
+    after.take(("b", 8), (1, 8))
+    assert after.out[3:] == [("b", 3), (1, 1)]
 
 
 # --- time to live ---------------------------------------------------------------------------------
@@ -388,17 +446,17 @@ def test_state_is_freed_by_the_clock_alone(monkeypatch: pytest.MonkeyPatch) -> N
     run.take(*((key, 1) for key in range(95)))
     run.clock(1005.0)
     run.take((3, 1))
-    assert len(operator._entries) == 95
+    assert operator.state_rows() == 95
     for looks in range(1, 10):
         run.clock(1010.0)
-        assert len(operator._entries) == 95 - 10 * looks
+        assert operator.state_rows() == 95 - 10 * looks
     run.clock(1010.0)
-    assert list(operator._entries) == [3]
+    assert [key for key, _ in operator._state.items()] == [3]
     due = operator.deadline()
     assert due is not None
     assert due > 1010.0
     run.clock(1016.0)
-    assert operator._entries == {}
+    assert operator.state_rows() == 0
     assert operator.deadline() is None
 
 
@@ -415,18 +473,19 @@ def test_timers_outlive_the_state() -> None:
         run.take(("a", 1))
         if sweeps:
             run.clock(1020.0)
-            assert [entry.state for entry in run.operator._entries.values()] == [{}]
+            assert list(run.operator._state.items()) == [("a", {})]
         run.now = 1040.0
         run.watermark(500)
         assert run.out == [("a", {}), Watermark(500)]
-        assert run.operator._entries == {}
+        assert run.operator.state_rows() == 0
 
 
 def test_empty_state_is_not_kept() -> None:
     operator = ProcessRows(lambda row, context: context.state.pop("n", None))
     run = Run(operator)
-    run.take(*((key, 1) for key in range(50)))
-    assert operator._entries == {}
+    run.take(*((key, 1) for key in range(50)), *((Decimal(key), 1) for key in range(50)))
+    assert operator.state_rows() == 0
+    assert operator._state._stores[None]._shown == {}
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -469,7 +528,7 @@ def test_a_timer_whose_function_raises_is_dropped_alone() -> None:
     run.take(("a", 1), ("b", 2), ("c", 3))
     run.watermark(5)
     assert run.out == [("fired", "a", 1), ("fired", "c", 3), Watermark(5)]
-    assert run.operator._entries == {}
+    assert run.operator.state_rows() == 0
 
 
 @pytest.mark.parametrize(

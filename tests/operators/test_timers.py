@@ -9,7 +9,8 @@ from minishuffle.operators.timers import Timers
 
 Action = tuple[str, int, int]
 actions = st.lists(
-    st.tuples(st.sampled_from(["set", "delete", "take"]), st.integers(0, 2), st.integers(0, 9)), max_size=40
+    st.tuples(st.sampled_from(["set", "delete", "take", "clear"]), st.integers(0, 2), st.integers(0, 9)),
+    max_size=40,
 )
 
 
@@ -25,11 +26,15 @@ def test_timers_agree_with_a_sorted_list(actions: list[Action]) -> None:
         elif action == "delete":
             assert timers.delete(key, time) == ((key, time) in expected)
             expected = [each for each in expected if each != (key, time)]
+        elif action == "clear":
+            timers.clear()
+            expected = []
         else:
             due = sorted((each for each in expected if each[1] <= time), key=lambda each: each[1])
             assert list(timers.take_until(time)) == [(*each, each[1]) for each in due]
             expected = [each for each in expected if each[1] > time]
         assert len(timers) == len(expected)
+        assert [each for each in range(3) if timers.has_key(each)] == sorted({each for each, _ in expected})
         assert timers.earliest == min((each[1] for each in expected), default=None)
 
 
