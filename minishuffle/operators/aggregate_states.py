@@ -8,7 +8,7 @@ replaced by the operation's neutral element, so that the kernels need not know o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,7 +28,6 @@ __all__ = [
     "Outputs",
     "RowCount",
     "ValueCount",
-    "check_result",
     "folded",
     "grown",
     "is_bytes",
@@ -54,16 +53,6 @@ def pieces_of(rows: int) -> Iterator[tuple[int, int]]:
     full batch is one piece, though it may have some rows more than half of that."""
     size = max(1, -(-rows // max(1, round(rows / PIECE_ROWS))))
     return ((start, min(size, rows - start)) for start in range(0, rows, size))
-
-
-def check_result(names: Sequence[str]) -> None:
-    """Raises UsageError if two columns of the result have one name."""
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UsageError(
-            f"the result would have two columns {twice!r}, its columns being {', '.join(names)}: choose "
-            "another name for one; a key column gets it by rename() before key_by()"
-        )
 
 
 def grown(vector: Vector, size: int, fill: Any) -> Vector:

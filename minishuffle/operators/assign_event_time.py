@@ -7,7 +7,6 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.limits import WATERMARK_SECONDS_MIN
 from minishuffle.operators.base import (
@@ -70,8 +69,6 @@ class AssignEventTime(ForgivingOperator):
         gives_times: bool = True,
     ) -> None:
         super().__init__(on_error)
-        if watermarks not in ("batch", "each"):
-            raise UsageError(f"watermarks is {watermarks!r}: write 'batch' or 'each'")
         self.time = time
         self.out_of_order = out_of_order
         self.idle_after = idle_after

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
-from minishuffle.errors import UnserializableRecord, UsageError, WrongResult, described
+from minishuffle.errors import UnserializableRecord, WrongResult, described
 from minishuffle.exchange.batch import Batch, Times
 from minishuffle.exchange.rows import pack_rows, preview
 from minishuffle.exchange.sizes import Drop, ListedTimes, RowsOut
@@ -107,8 +107,6 @@ class ForgivingOperator(ChainedOperator):
     """Deals with records that something is wrong with by one of the policies of :data:`OnError`."""
 
     def __init__(self, on_error: OnError) -> None:
-        if on_error not in ("fail", "skip", "dead_letter", "side"):
-            raise UsageError(f"on_error is {on_error!r}: write 'fail', 'skip', 'dead_letter' or 'side'")
         self.on_error = on_error
         self.errors_tag = ""
         """The tag of the side output of errors; "" without one."""

@@ -15,14 +15,13 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.gather import take
 from minishuffle.exchange.keys import key_array
 from minishuffle.exchange.rows import SCALARS
 from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import BATCH_ROWS_MAX
-from minishuffle.operators.aggregate_states import Outputs, RowCount, check_result, grown, pieces_of
+from minishuffle.operators.aggregate_states import Outputs, RowCount, grown, pieces_of
 from minishuffle.operators.aggregates import input_of
 from minishuffle.operators.base import Emit
 from minishuffle.operators.chained import Emission, Failed, OnError, RecordOperator, emit_rows
@@ -379,18 +378,12 @@ class Aggregation(Reduction):
     Args:
         keys: names of the key columns.
         outputs: (name, input column, aggregate).
-
-    Raises:
-        UsageError: there is no key column, or two output columns have one name.
     """
 
     def __init__(self, keys: Sequence[str], outputs: Outputs, name: str = "aggregate") -> None:
         self.name = name
         self._keys = tuple(keys)
         self._names = [*keys, *(each for each, _, _ in outputs)]
-        if not keys:
-            raise UsageError("an aggregation by key needs at least one key column: key_by('column')")
-        check_result(self._names)
         self._outputs = outputs
         self.state = KeyedState(outputs)
         self._firsts = FirstOfKeys()
@@ -446,7 +439,7 @@ class Aggregation(Reduction):
 
 def count_by_key(keys: Sequence[str], name: str = "count") -> Aggregation:
     """The number of rows of each key, in a column of that name (int64)."""
-    return Aggregation(keys, [(name, keys[0], RowCount())] if keys else [], "count")
+    return Aggregation(keys, [(name, keys[0], RowCount())], "count")
 
 
 def _pieces(batch: Batch) -> Iterator[Batch]:

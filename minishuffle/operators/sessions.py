@@ -281,9 +281,6 @@ class SessionAggregation(SessionValues):
     Args:
         keys: names of the key columns.
         outputs: (name, input column, aggregate).
-
-    Raises:
-        UsageError: two output columns have one name.
     """
 
     def __init__(self, closing: Closing, keys: tuple[str, ...], outputs: Outputs) -> None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from minishuffle.exchange.batch import Batch, Mask, Times
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.limits import BATCH_ROWS_MAX
-from minishuffle.operators.aggregate_states import Aggregate, Outputs, check_result, grown, pieces_of
+from minishuffle.operators.aggregate_states import Aggregate, Outputs, grown, pieces_of
 from minishuffle.operators.aggregates import input_of
 from minishuffle.operators.base import BEGINNING_OF_TIME, END_OF_TIME, Emit, Side
 from minishuffle.operators.batch_times import datetime_of
@@ -454,15 +454,9 @@ def with_panes(schema: pa.Schema) -> pa.Schema:
     return pa.schema([*schema, *(pa.field(name, kind) for name, kind in fields)])
 
 
-def window_columns(keys: tuple[str, ...], outputs: Outputs, more: tuple[str, ...] = ()) -> list[str]:
-    """The columns of windows by key; ``more`` stand behind them in another place.
-
-    Raises:
-        UsageError: two of all these have one name.
-    """
-    names = [*keys, "window_start", "window_end", *(name for name, _, _ in outputs)]
-    check_result([*names, *more])
-    return names
+def window_columns(keys: tuple[str, ...], outputs: Outputs) -> list[str]:
+    """The columns of windows by key."""
+    return [*keys, "window_start", "window_end", *(name for name, _, _ in outputs)]
 
 
 class PaneMarks(Aggregate):
@@ -529,7 +523,7 @@ class WindowAggregation(WindowValues):
         panes: Panes = _NO_PANES,
     ) -> None:
         super().__init__(assigner, panes)
-        self._names = window_columns(keys, outputs, PANE_NAMES if panes.tag else ())
+        self._names = window_columns(keys, outputs)
         self._keys = keys
         self._marks = PaneMarks()
         """The last of the outputs, if there are panes."""

@@ -23,7 +23,7 @@ from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.knownrows import ReturnedRows
 from minishuffle.plan.nodes import Known, Needed, Node, ObjectSchema, Step
 from minishuffle.plan.row_steps import FunctionStep
-from minishuffle.plan.schemas import aggregated_schema
+from minishuffle.plan.schemas import aggregated_schema, check_result
 from minishuffle.plan.sides import checked_sides
 
 if TYPE_CHECKING:
@@ -216,6 +216,7 @@ class AggregateStep(Step):
         check_aggregates(self.columns, self.given)
         outputs_of(self.columns, self.given.time)  # type: ignore[arg-type]
         self.gives  # noqa: B018
+        check_result([*self.keys, *self.columns])
 
     @cached_property
     def gives(self) -> Known:
@@ -258,6 +259,7 @@ class CountColumnsStep(Step):
 
     def __post_init__(self) -> None:
         self.gives  # noqa: B018
+        check_result([*self.keys, "count"])
 
     @cached_property
     def gives(self) -> Known:

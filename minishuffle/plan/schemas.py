@@ -3,7 +3,7 @@ without rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "StepColumns",
     "aggregated_schema",
+    "check_result",
     "arrow_schema",
     "batch_without_rows",
     "called_schema",
@@ -168,6 +169,16 @@ def batch_without_rows(schema: pa.Schema) -> pa.RecordBatch:
 
     columns = [pa.nulls(0, kind) for kind in schema.types]  # empty_table() has none of some nested types
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def check_result(names: Sequence[str]) -> None:
+    """Raises UsageError if two columns of the result have one name."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(
+            f"the result would have two columns {twice!r}, its columns being {', '.join(names)}: choose "
+            "another name for one; a key column gets it by rename() before key_by()"
+        )
 
 
 def aggregated_schema(

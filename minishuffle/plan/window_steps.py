@@ -15,7 +15,7 @@ from minishuffle.plan.arguments import check_callable, check_late, check_on_erro
 from minishuffle.plan.keyed_steps import Aggregates, check_aggregates
 from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.nodes import Known, Needed, Node, ObjectSchema, Schema, Step
-from minishuffle.plan.schemas import aggregated_schema
+from minishuffle.plan.schemas import aggregated_schema, check_result
 from minishuffle.plan.sides import late_records
 
 if TYPE_CHECKING:
@@ -324,13 +324,14 @@ class WindowAggregateStep(WindowStep):
 
     def __post_init__(self) -> None:
         from minishuffle.operators.aggregates import outputs_of
-        from minishuffle.operators.windows import PANE_NAMES, window_columns
+        from minishuffle.operators.windows import PANE_NAMES
 
         if self.columns is not None:
             check_aggregates(self.columns, self.given)
-        outputs = outputs_of(self._columns, self.given.time)  # type: ignore[arg-type]
+        outputs_of(self._columns, self.given.time)  # type: ignore[arg-type]
         self.gives  # noqa: B018 - finds types that cannot be aggregated so
-        window_columns(self.keys, outputs, PANE_NAMES if self.windowing.shows_panes else ())
+        panes = PANE_NAMES if self.windowing.shows_panes else ()
+        check_result([*self.keys, "window_start", "window_end", *self._columns, *panes])
 
     @cached_property
     def gives(self) -> Known:

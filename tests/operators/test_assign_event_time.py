@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.errors import UsageError
 from minishuffle.limits import WATERMARK_SECONDS_MIN
 from minishuffle.operators.assign_event_time import AssignEventTime
 from minishuffle.operators.base import (
@@ -221,8 +220,3 @@ def test_at_the_end_nothing_is_told_any_more() -> None:
 
 def test_marks_from_before_are_replaced() -> None:
     assert bench().take(Watermark(5), Idle(), SplitMark(0, "open")) == []
-
-
-def test_an_unknown_choice_of_watermarks_is_refused() -> None:
-    with pytest.raises(UsageError, match="write 'batch' or 'each'"):
-        AssignEventTime(BY_COLUMN, watermarks="all")  # type: ignore[arg-type]

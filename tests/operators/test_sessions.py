@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.operators import sessions
 from minishuffle.operators.aggregates import outputs_of
@@ -252,11 +251,6 @@ def test_a_record_whose_function_raises_is_dropped_alone_or_fails_the_task() -> 
     with pytest.raises(ZeroDivisionError) as raised:
         failing.on_mark(Watermark(END_OF_TIME), 0, collecting(out))
     assert raised.value.__notes__ == ["raised in operator 'window' by the record {'k': 1, 't': 2, 'v': 0}"]
-
-
-def test_two_columns_of_one_name_are_refused() -> None:
-    with pytest.raises(UsageError, match="would have two columns 'window_start'"):
-        SessionAggregation(SESSIONS, ("k",), outputs_of({"window_start": ("v", "sum")}, T))
 
 
 def test_a_session_is_shown_with_the_key_of_its_first_record() -> None:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
 from minishuffle.operators import row_store
 from minishuffle.operators.aggregates import Function, outputs_of
@@ -423,11 +422,6 @@ def test_the_columns_and_types_of_an_arrow_result() -> None:
     assert out[0].schema.equals(pa.schema({**names, "n": pa.int64()}))
     assert out[0].column("k").to_pylist() == ["a", None]
     assert out[0].column("n").to_pylist() == [2, 0]
-
-
-def test_two_columns_of_one_name_are_refused() -> None:
-    with pytest.raises(UsageError, match="two columns 'window_start', its columns being k, window_start"):
-        aggregating(("k",), {"window_start": ("v", "sum")})
 
 
 def test_windows_of_windows() -> None:

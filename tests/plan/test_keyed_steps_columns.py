@@ -64,6 +64,34 @@ def known(table: Table) -> dict[str, str]:
     return {field.name: str(field.type) for field in table.plan.gives.schema}
 
 
+@pytest.mark.parametrize(
+    ("build", "names"),
+    [
+        (lambda t: t.key_by("count").count("end"), "'count', its columns being count, count"),
+        (lambda t: t.key_by("k").aggregate("each", k=("n", "sum")), "'k', its columns being k, k"),
+        (
+            lambda t: t.event_time("at").key_by("k").window(HOUR).aggregate(window_start=("n", "sum")),
+            "'window_start', its columns being k, window_start, window_end, window_start",
+        ),
+        (
+            lambda t: t.event_time("at").key_by("k").session_window(HOUR).aggregate(k=("n", "sum")),
+            "'k', its columns being k, window_start, window_end, k",
+        ),
+        (
+            lambda t: (
+                t.event_time("at").key_by("k").window(HOUR, early=HOUR / 2).aggregate(pane=("n", "sum"))
+            ),
+            "'pane', .*window_end, pane, pane, final",
+        ),
+    ],
+    ids=["count", "aggregate", "window", "session", "panes"],
+)
+def test_two_columns_of_one_name_are_refused_when_the_plan_is_built(build: Any, names: str) -> None:
+    table = orders().rename({"user": "k", "amount": "n", "city": "count"})
+    with pytest.raises(UsageError, match=f"would have two columns {names}: choose another name"):
+        build(table)
+
+
 def test_aggregates_by_key() -> None:
     table = orders().key_by("user").aggregate(total=("amount", "sum"), n=("amount", "count"))
     assert known(table) == {"user": "string", "total": "int64", "n": "int64"}
