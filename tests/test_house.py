@@ -411,15 +411,15 @@ def test_twins_are_gone(package: tuple[Module, ...]) -> None:
 
 
 ASKS_FOR_THE_PAYLOAD = {
-    "operators/row_conversion.py rows_of": "rows of any batch: what to_rows and sinks give",
-    "operators/batch_times.py event_times": "where event_time finds times, in a row's field or a column",
-    "operators/reductions.py bring": "keys that are counted alone come as a column or as rows",
-    "operators/reductions.py _keys_of": "the same",
-    "operators/task_state.py slice": "the store of what is no value of a key",
-    "operators/task_state.py _parts": "the same",
+    "operators/row_conversion.py rows_of": "rows of columns, which to_rows makes",
+    "operators/task_state.py _part": "the encoder of state that is no value of a key",
+    "operators/reductions.py _column_of": "the store of counts: keys alone are a column if many",
+    "operators/batch_times.py event_times": "a loop over rows, whose times may be of any type: by way of a "
+    "column 16 rows take 2,800 ns each and not 1,200 (datetimes 4,300 and not 900)",
 }
-"""Operators, by function, that ask whether a batch has rows or columns. No other does: a plan knows it, and
-what is the same for both is a method of ``exchange.batch.Batch``."""
+"""Operators, by function, that ask whether a batch has rows or columns: where one is made of the other, where
+state is stored or encoded, and loops over lists that are faster so. No other does: a plan knows it, and what
+is the same for both is a method of ``exchange.batch.Batch``."""
 
 
 def payload_questions(module: Module) -> Iterator[str]:

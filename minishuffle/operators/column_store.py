@@ -11,7 +11,7 @@ import pyarrow as pa
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators.aggregate_states import Outputs, grown, merge_states, states_of
 from minishuffle.operators.key_index import KeyIndex
-from minishuffle.operators.state_parts import ORDER, StatePart, by_columns, key_columns_of
+from minishuffle.operators.state_parts import ORDER, StatePart, by_columns, cut, key_columns_of
 
 __all__ = ["ColumnStore", "Columns", "Vector"]
 
@@ -190,7 +190,7 @@ class ColumnStore:
             columns = {ORDER: pa.array(np.arange(number + first, number + first + len(some)))}
             if namespaces is not None:
                 columns[_NAMESPACE] = pa.array(namespaces)
-            yield from by_columns(name, keys, columns | states_of(self._outputs, some))
+            yield from cut(by_columns(name, keys, columns | states_of(self._outputs, some)))
 
     def read(self, part: StatePart) -> None:
         """Go on with a part; those of one subtask come in order."""

@@ -239,15 +239,14 @@ class KeyCount(Reduction):
         """So many rows are in ``state`` since there are columns."""
 
     def bring(self, batch: Batch, failed: Failed) -> None:
-        payload = batch.payload
-        if not isinstance(payload, list) and self._fits(payload.column(0).type):
+        column = _column_of(batch)
+        if column is not None and self._fits(column.type):
             assert self._columns is not None
-            column = payload.column(0)
             for begin, rows in pieces_of(len(column)):
                 piece = column.slice(begin, rows)
                 self._count.update(self._columns.take_columns([piece]), piece)
             return
-        keys = _keys_of(batch)
+        keys = _keys_of(batch, column)
         self._counted(keys)
         if self._columns is not None:
             self._short_rows += len(keys)
@@ -255,7 +254,7 @@ class KeyCount(Reduction):
                 self._put_together()
 
     def each(self, batch: Batch, failed: Failed, emit: Emit) -> None:
-        keys = _keys_of(batch)
+        keys = _keys_of(batch, _column_of(batch))
         held, _, forms = self.state.take(keys)
         get = held.get
         values: list[int] = []
@@ -266,7 +265,7 @@ class KeyCount(Reduction):
         emit(Batch(list(zip(keys, values, strict=True))))
 
     def latest(self, batch: Batch, failed: Failed, emit: Emit) -> None:
-        counts, forms = self._counted(_keys_of(batch))
+        counts, forms = self._counted(_keys_of(batch, _column_of(batch)))
         last = dict.fromkeys(forms)
         shown = self.state.shown(last)
         if shown is last:
@@ -331,9 +330,13 @@ class KeyCount(Reduction):
         self._columns, self._is_mixed = None, True
 
 
-def _keys_of(batch: Batch) -> list[Any]:
-    payload = batch.payload
-    keys: list[Any] = batch.keys if isinstance(payload, list) else payload.column(0).to_pylist()
+def _column_of(batch: Batch) -> pa.Array | None:
+    """The column that keys alone came as; None where they came with rows."""
+    return None if isinstance(batch.payload, list) else batch.payload.column(0)
+
+
+def _keys_of(batch: Batch, column: pa.Array | None) -> list[Any]:
+    keys: list[Any] = batch.keys if column is None else column.to_pylist()
     return keys
 
 

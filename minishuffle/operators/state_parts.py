@@ -41,6 +41,7 @@ __all__ = [
     "by_columns",
     "by_rows",
     "chunks",
+    "cut",
     "divided",
     "in_order",
     "key_columns_of",
@@ -94,6 +95,12 @@ def chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
     iterator = iter(items)
     while some := list(islice(iterator, BATCH_ROWS_MAX)):
         yield some
+
+
+def cut(part: StatePart) -> Iterator[StatePart]:
+    """The part in as many as it takes."""
+    for start in range(0, part.batch.num_rows, BATCH_ROWS_MAX):
+        yield StatePart(part.name, part.batch.slice(start, BATCH_ROWS_MAX))
 
 
 def versioned(name: str, columns: dict[str, Any]) -> StatePart:
@@ -151,12 +158,10 @@ def keys_of(part: StatePart) -> list[Any]:
 # --- keys that are columns ------------------------------------------------------------------------------
 
 
-def by_columns(name: str, keys: Sequence[pa.Array], columns: dict[str, pa.Array]) -> Iterator[StatePart]:
-    """Parts with these columns of keys, and others; as many as it takes."""
+def by_columns(name: str, keys: Sequence[pa.Array], columns: dict[str, pa.Array]) -> StatePart:
+    """A part with these columns of keys, and others."""
     numbered = {f"{KEY}{number}": column for number, column in enumerate(keys)}
-    whole = versioned(name, {HASH: pa.array(hash_columns(keys)), **numbered, **columns})
-    for start in range(0, whole.batch.num_rows, BATCH_ROWS_MAX):
-        yield StatePart(name, whole.batch.slice(start, BATCH_ROWS_MAX))
+    return versioned(name, {HASH: pa.array(hash_columns(keys)), **numbered, **columns})
 
 
 def key_columns_of(part: StatePart) -> list[pa.Array]:

@@ -19,7 +19,6 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators.state_parts import (
     HASH,
     KEY,
@@ -28,6 +27,7 @@ from minishuffle.operators.state_parts import (
     StatePart,
     by_columns,
     by_rows,
+    cut,
     in_order,
     key_columns_of,
     keys_of,
@@ -63,17 +63,6 @@ class Records:
     def __len__(self) -> int:
         return len(self.payload)
 
-    def slice(self, begin: int, end: int) -> Records:
-        """The records from number ``begin`` up to ``end``."""
-        marks = {name: mark.slice(begin, end - begin) for name, mark in self.marks.items()}
-        keys = self.keys
-        if isinstance(self.payload, list):
-            return Records(self.payload[begin:end], None if keys is None else keys[begin:end], marks)
-        payload = self.payload.slice(begin, end - begin)
-        return Records(
-            payload, None if keys is None else [key.slice(begin, end - begin) for key in keys], marks
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Holding:
@@ -105,11 +94,9 @@ class TaskState:
                 continue
             number = 0
             for records in holding.write():
-                for begin in range(0, len(records), BATCH_ROWS_MAX):
-                    some = records.slice(begin, begin + BATCH_ROWS_MAX)
-                    owner = index if holding.scope == "subtask" else None
-                    yield from _parts(name, some, number, owner)
-                    number += len(some)
+                owner = index if holding.scope == "subtask" else None
+                yield from cut(_part(name, records, number, owner))
+                number += len(records)
 
     def read(self, parts: Iterable[StatePart]) -> None:
         """Go on with the parts of its names that :meth:`write` gave, those of one subtask in the order in
@@ -122,21 +109,17 @@ class TaskState:
             self._holdings[part.name].read(_records(part))
 
 
-def _parts(name: str, records: Records, number: int, owner: int | None) -> Iterator[StatePart]:
+def _part(name: str, records: Records, number: int, owner: int | None) -> StatePart:
     columns: dict[str, Any] = {ORDER: pa.array(np.arange(number, number + len(records))), **records.marks}
     if owner is not None:
         columns[SUBTASK] = pa.repeat(pa.scalar(owner, pa.int64()), len(records))
+    keys = records.keys
     if isinstance(records.payload, list):
         columns[_ROW] = packed(records.payload)
-    else:
-        names, arrays = records.payload.schema.names, records.payload.columns
-        columns |= {f"{_COLUMN}{each}": array for each, array in zip(names, arrays, strict=True)}
-    if records.keys is None:
-        yield versioned(name, columns)
-    elif isinstance(records.payload, list):
-        yield by_rows(name, records.keys, **columns)
-    else:
-        yield from by_columns(name, records.keys, columns)
+        return versioned(name, columns) if keys is None else by_rows(name, keys, **columns)
+    names, arrays = records.payload.schema.names, records.payload.columns
+    columns |= {f"{_COLUMN}{each}": array for each, array in zip(names, arrays, strict=True)}
+    return versioned(name, columns) if keys is None else by_columns(name, keys, columns)
 
 
 def _records(part: StatePart) -> Records:

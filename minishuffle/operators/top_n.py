@@ -16,7 +16,7 @@ from minishuffle.operators.chained import ChainedOperator
 from minishuffle.operators.join_columns import plain_schema
 from minishuffle.operators.key_index import KeyIndex
 from minishuffle.operators.row_order import row_order
-from minishuffle.operators.state_parts import StatePart, by_columns
+from minishuffle.operators.state_parts import StatePart, by_columns, cut
 from minishuffle.operators.wider_type import in_schema
 
 __all__ = ["TopN"]
@@ -80,7 +80,7 @@ class TopN(ChainedOperator):
         for batch in self._batches:
             keys = [batch.column(name) for name in self._keys]
             rows = {f"{_ROW}{name}": column for name, column in zip(batch.schema.names, batch, strict=True)}
-            yield from by_columns("rows", keys, rows)
+            yield from cut(by_columns("rows", keys, rows))
 
     def read_state(self, parts: Iterable[StatePart]) -> None:
         for part in parts:

@@ -15,6 +15,7 @@ from minishuffle.operators.state_parts import (
     by_columns,
     by_rows,
     chunks,
+    cut,
     divided,
     in_order,
     key_columns_of,
@@ -40,7 +41,7 @@ def test_parts_of_no_key_go_to_one_subtask_or_to_all() -> None:
 
 def test_columns_of_keys_are_cut_into_parts_and_come_back() -> None:
     keys = [pa.array(range(BATCH_ROWS_MAX + 1)), pa.array(["é"] * (BATCH_ROWS_MAX + 1))]
-    first, second = by_columns("p", keys, {"v": keys[0]})
+    first, second = cut(by_columns("p", keys, {"v": keys[0]}))
     assert (first.batch.num_rows, second.batch.num_rows) == (BATCH_ROWS_MAX, 1)
     assert [column.to_pylist() for column in key_columns_of(second)] == [[BATCH_ROWS_MAX], ["é"]]
     (own,) = divided([second], destination(stable_hash((BATCH_ROWS_MAX, "é")), 5), 5)
