@@ -53,9 +53,11 @@ def test_wrong_arguments_are_told(arguments: dict[str, Any], told: str) -> None:
         rows().event_time(**arguments)
 
 
-def test_the_column_of_the_time_must_exist() -> None:
+def test_the_column_of_the_time_must_exist_and_hold_times() -> None:
     with pytest.raises(UnknownName, match="event_time: there is no column 'time'"):
         table().to_rows().event_time("time")
+    with pytest.raises(UsageError, match="event_time: column 'user' of type string holds no times: cast it"):
+        table().event_time("user")
 
 
 @pytest.mark.parametrize(
