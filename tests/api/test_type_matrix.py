@@ -21,7 +21,7 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, get_args
 from uuid import UUID
 
 import pyarrow as pa
@@ -32,6 +32,7 @@ from hypothesis import strategies as st
 
 from minishuffle.api.stream import Stream, Table
 from minishuffle.errors import UsageError
+from minishuffle.operators.aggregates import Function
 from minishuffle.plan.schemas import batch_without_rows
 from support.cutjobs import Cut, run
 from support.soak import SOAK, examples
@@ -530,7 +531,8 @@ def test_what_is_refused_is_listed_and_becomes_less() -> None:
     assert len(listed()) == REFUSED_MAX
 
 
-def test_the_matrix_has_its_size() -> None:
+def test_the_matrix_has_its_size_and_each_aggregation() -> None:
+    assert FOLDS.keys() == set(get_args(Function))
     assert len(KINDS) >= 60
     assert len(COLUMNS) == len(KINDS) * len(NESTINGS)
     assert len(COLUMNS) * len({*WIDE, *NARROW}) > 13_000

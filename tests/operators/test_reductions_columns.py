@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from minishuffle.errors import UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators import aggregate_states
+from minishuffle.operators.aggregates import BY_TIME, Function
 from minishuffle.operators.base import TaskContext
 from minishuffle.operators.chained import Emission
 from support.batches import as_batch, collecting
@@ -47,6 +48,10 @@ REFERENCE: dict[str, Callable[[list[Any]], Any]] = {
     "count_distinct": lambda values: len(set(values)),
 }
 OUTPUTS = {function: ("v", function) for function in REFERENCE}
+
+
+def test_each_aggregation_has_its_reference_unless_it_goes_by_time() -> None:
+    assert REFERENCE.keys() == set(get_args(Function)) - set(BY_TIME)
 
 
 def expected_of(batches: list[list[tuple[Any, Any]]], emit: Emission) -> list[Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pytest
@@ -22,7 +22,7 @@ import pytest
 from minishuffle import operators
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.partitioner import Partitioner
-from minishuffle.operators.aggregates import outputs_of
+from minishuffle.operators.aggregates import Function, outputs_of
 from minishuffle.operators.asof_join import AsOfColumns, AsOfJoin
 from minishuffle.operators.assign_event_time import AssignEventTime
 from minishuffle.operators.base import (
@@ -285,6 +285,10 @@ def test_three_subtasks_have_each_key_once_between_them() -> None:
     assert [len(share) for share in shares] == [1, 1, 1]
     assert sorted(share[0].batch.num_rows for share in shares)[0] > 15
     assert sum(share[0].batch.num_rows for share in shares) == 100
+
+
+def test_each_aggregation_is_divided_here() -> None:
+    assert {function for _, function in AGGREGATES.values()} == set(get_args(Function))
 
 
 def with_state(kind: type) -> Iterator[type]:
