@@ -56,7 +56,6 @@ __all__ = [
     "InputProgress",
     "Late",
     "LatePolicy",
-    "behind",
 ]
 
 LatePolicy: TypeAlias = Literal["drop", "side", "fail"]
@@ -182,13 +181,6 @@ class EventTimeProgress:
             own.restore(reached[input], last[input])
 
 
-def behind(batch: Batch, progress: InputProgress) -> Mask:
-    """Which records have a time at or before what their input has reached."""
-    assert batch.times is not None
-    late: Mask = batch.times <= progress.reached
-    return late
-
-
 class EventTimeOperator(RecordOperator):
     """Takes the records that are not late, and moves with the watermarks. A subclass says what it does then.
 
@@ -219,8 +211,13 @@ class EventTimeOperator(RecordOperator):
     # --- what a subclass does -----------------------------------------------------------------------
 
     def late(self, batch: Batch, progress: InputProgress) -> Mask | None:
-        """Which records of an input are late; None: none of them. The batch has the records' times."""
-        return None
+        """Which records of an input are late; None: none of them. The batch has the records' times.
+
+        By default those whose time is at or before what the input has reached.
+        """
+        assert batch.times is not None
+        late: Mask = batch.times <= progress.reached
+        return late
 
     def take(self, batch: Batch, input: int, emit: Emit) -> None:
         """Take records of an input, at least one, with their times; none of them is late."""
@@ -284,8 +281,18 @@ class EventTimeOperator(RecordOperator):
         """What is no value of a key."""
         return {"progress": Holding("all", self.progress.write, self.progress.read)}
 
+    def write_keyed(self) -> Iterator[StatePart]:
+        """What is in keyed state."""
+        return iter(())
+
+    def read_keyed(self, parts: Sequence[StatePart]) -> None:
+        """Go on with such parts, after what is no value of a key."""
+
     def write_state(self) -> Iterator[StatePart]:
-        return TaskState(self.holdings()).write(self.context.index)
+        yield from TaskState(self.holdings()).write(self.context.index)
+        yield from self.write_keyed()
 
     def read_state(self, parts: Iterable[StatePart]) -> None:
-        TaskState(self.holdings()).read(parts)
+        kept = list(parts)
+        TaskState(self.holdings()).read(kept)
+        self.read_keyed(kept)

@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from minishuffle.exchange.batch import Batch, Mask, Times
+from minishuffle.exchange.batch import Batch, Times
 from minishuffle.operators.base import BEGINNING_OF_TIME, END_OF_TIME, Emit
 from minishuffle.operators.batch_times import TIME_MAX, TIME_MIN
 from minishuffle.operators.event_time import EventTime
@@ -16,9 +16,7 @@ from minishuffle.operators.event_time_operator import (
     DROPPED,
     EventTimeOperator,
     EventTimeProgress,
-    InputProgress,
     Late,
-    behind,
 )
 from minishuffle.operators.task_state import Holding, Records
 
@@ -120,9 +118,6 @@ class TimedJoin(EventTimeOperator):
         if self.times[input].is_none:
             return Batch(batch.payload, batch.keys, np.zeros(len(batch), dtype=np.int64))
         return super().timed(batch, input)
-
-    def late(self, batch: Batch, progress: InputProgress) -> Mask:
-        return behind(batch, progress)
 
     def on_watermark(self, emit: Emit) -> int:
         for side in (LEFT, RIGHT):

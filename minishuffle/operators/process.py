@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import repeat
 from typing import Any, Final, Literal, TypeAlias
@@ -25,7 +25,7 @@ from minishuffle.operators.base import (
 from minishuffle.operators.batch_times import TIME_MAX, TIME_MIN, datetime_of, microseconds
 from minishuffle.operators.chained import OnError
 from minishuffle.operators.event_time import EventTime
-from minishuffle.operators.event_time_operator import DROPPED, EventTimeOperator
+from minishuffle.operators.event_time_operator import DROPPED, EventTimeOperator, InputProgress
 from minishuffle.operators.keyed_state import KeyedState
 from minishuffle.operators.row_copies import copied
 from minishuffle.operators.row_store import ABSENT
@@ -191,16 +191,16 @@ class ProcessRows(EventTimeOperator):
     def state_rows(self) -> int:
         return len(self._state)
 
-    def write_state(self) -> Iterator[StatePart]:
-        yield from super().write_state()
-        yield from self._state.write(self.context.paused_seconds())
+    def write_keyed(self) -> Iterator[StatePart]:
+        return self._state.write(self.context.paused_seconds())
 
-    def read_state(self, parts: Iterable[StatePart]) -> None:
-        kept = list(parts)
-        super().read_state(kept)
-        self._state.read(kept, self.context.paused_seconds(), self._running())
+    def read_keyed(self, parts: Sequence[StatePart]) -> None:
+        self._state.read(parts, self.context.paused_seconds(), self._running())
 
     # --- records and timers ---------------------------------------------------------------------------
+
+    def late(self, batch: Batch, progress: InputProgress) -> None:
+        """None is: functions see ``context.time`` and ``context.watermark``."""
 
     def take(self, batch: Batch, input: int, emit: Emit) -> None:
         rows = batch.payload

@@ -9,7 +9,7 @@ is said by its :class:`SessionValues`. (Flink: ``EventTimeSessionWindows``, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.exchange.batch import Batch, Mask
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import BATCH_ROWS_MAX
@@ -28,7 +28,7 @@ from minishuffle.operators.batch_times import TIME_MAX, TIME_MIN, datetime_of
 from minishuffle.operators.chained import Failed, OnError, emit_rows
 from minishuffle.operators.column_store import Vector
 from minishuffle.operators.event_time import EventTime
-from minishuffle.operators.event_time_operator import EventTimeOperator, InputProgress, Late, behind
+from minishuffle.operators.event_time_operator import EventTimeOperator, Late
 from minishuffle.operators.join_columns import plain, plain_schema
 from minishuffle.operators.key_index import KeyIndex
 from minishuffle.operators.keyed_state import KeyedState
@@ -130,9 +130,6 @@ class SessionOperator(EventTimeOperator):
         self._sessions = sessions
         self._waiting = WaitingBatches()
 
-    def late(self, batch: Batch, progress: InputProgress) -> Mask:
-        return behind(batch, progress)
-
     def take(self, batch: Batch, input: int, emit: Emit) -> None:
         self._waiting.add(self._sessions.to_hold(batch))
 
@@ -156,14 +153,11 @@ class SessionOperator(EventTimeOperator):
         waiting = Holding("key", self._write_waiting, self._read_waiting)
         return {**super().holdings(), "waiting": waiting, **self._sessions.holdings()}
 
-    def write_state(self) -> Iterator[StatePart]:
-        yield from super().write_state()
-        yield from self._sessions.write()
+    def write_keyed(self) -> Iterator[StatePart]:
+        return self._sessions.write()
 
-    def read_state(self, parts: Iterable[StatePart]) -> None:
-        kept = list(parts)
-        super().read_state(kept)
-        self._sessions.read(kept)
+    def read_keyed(self, parts: Sequence[StatePart]) -> None:
+        self._sessions.read(parts)
 
     def _write_waiting(self) -> Iterator[Records]:
         for batch in self._waiting:

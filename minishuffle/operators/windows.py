@@ -258,14 +258,11 @@ class WindowOperator(EventTimeOperator):
     def state_rows(self) -> int:
         return len(self._values.state)
 
-    def write_state(self) -> Iterator[StatePart]:
-        yield from super().write_state()
-        yield from self._values.write()
+    def write_keyed(self) -> Iterator[StatePart]:
+        return self._values.write()
 
-    def read_state(self, parts: Iterable[StatePart]) -> None:
-        kept = list(parts)
-        super().read_state(kept)
-        self._note(self._values.read(kept))
+    def read_keyed(self, parts: Sequence[StatePart]) -> None:
+        self._note(self._values.read(parts))
 
 
 def _latest(assigner: WindowAssigner, times: Times) -> Starts:
