@@ -16,7 +16,6 @@ from minishuffle.operators.aggregate_states import (
     Fold,
     RowCount,
     ValueCount,
-    check_result,
     grown,
     merge_states,
     pieces_of,
@@ -181,12 +180,6 @@ def test_results_have_types_that_hold_them(function: str, kind: pa.DataType, res
 def test_what_cannot_be_aggregated_is_refused(function: str, kind: pa.DataType, says: str) -> None:
     with pytest.raises(WrongColumns, match=says):
         result_type(function, "v", kind)
-
-
-def test_a_result_has_no_two_columns_of_one_name() -> None:
-    check_result(["k", "n"])
-    with pytest.raises(UsageError, match="^the result would have two columns 'n', .* being k, n, n: ch"):
-        check_result(["k", "n", "n"])
 
 
 # --- vectors ----------------------------------------------------------------------------------------

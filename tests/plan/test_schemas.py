@@ -10,7 +10,7 @@ import pytest
 from minishuffle.errors import UsageError
 from minishuffle.operators.base import TaskContext
 from minishuffle.operators.chained import Emission
-from minishuffle.plan.schemas import aggregated_schema, arrow_schema, with_schema
+from minishuffle.plan.schemas import aggregated_schema, arrow_schema, check_result, with_schema
 from support.batches import as_batch, collecting
 from support.reducing import aggregating
 
@@ -75,3 +75,9 @@ def test_an_argument_that_is_left_out_is_no_schema() -> None:
     assert with_schema(None, lambda schema: schema, lambda: pa.schema({"b": "string"})).names == ["b"]
     with pytest.raises(UsageError, match="takes a pyarrow.Schema"):
         with_schema({}, lambda schema: schema, lambda: pa.schema({}))
+
+
+def test_a_result_has_no_two_columns_of_one_name() -> None:
+    check_result(["k", "n"])
+    with pytest.raises(UsageError, match="^the result would have two columns 'n', .* being k, n, n: ch"):
+        check_result(["k", "n", "n"])
