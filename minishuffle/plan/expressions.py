@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, Final
 
-from minishuffle.errors import UsageError, WrongColumns
+from minishuffle.errors import UsageError
 from minishuffle.exchange.schemas import long_types, with_types
 from minishuffle.plan.arguments import check_columns
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
 __all__ = ["check_expression", "columns_read", "expression_type"]
+
+_TRIED: Final = ((1,), (2, 3, 5, 7))
+"""Values of columns, over and over, on which expressions are tried. Most expressions take ones. No prime
+divides another: quotients of whole numbers and of floats differ."""
 
 
 def check_expression(given: Any, where: str) -> pc.Expression:
@@ -70,21 +75,22 @@ def _untyped_type(schema: pa.Schema, expression: pc.Expression) -> pa.DataType:
     from minishuffle.operators.evaluation import of_untyped
 
     kinds = long_types(schema)
-    row = pa.table([pa.nulls(1, kind) for kind in kinds], names=schema.names)
-    found = of_untyped(row, expression).type
-    if pa.types.is_null(found):  # It may be that of another column's values.
-        with suppress(pa.ArrowException, WrongColumns):
-            row = pa.table(list(map(_one_value, kinds)), names=schema.names)
-            found = of_untyped(row, expression).type
+    found = of_untyped(pa.table([pa.nulls(1, kind) for kind in kinds], names=schema.names), expression).type
+    # That it depends on the type may show with values of other columns alone.
+    for numbers in _TRIED:
+        values = [_one_value(kind, number) for kind, number in zip(kinds, cycle(numbers), strict=False)]
+        with suppress(pa.ArrowException):
+            kind = of_untyped(pa.table(values, names=schema.names), expression).type
+            found = kind if pa.types.is_null(found) else found
     return found
 
 
-def _one_value(kind: pa.DataType) -> pa.Array:
-    """A value of the type; null if it has none that a 1 can become."""
+def _one_value(kind: pa.DataType, number: int) -> pa.Array:
+    """A value of the type; null if it has none that the number can become."""
     import pyarrow as pa
 
     try:
-        return pa.array([1]).cast(kind)
+        return pa.array([number]).cast(kind)
     except pa.ArrowException:
         return pa.nulls(1, kind)
 

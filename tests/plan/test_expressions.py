@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 
 from minishuffle.api.stream import Table
-from minishuffle.errors import UnknownName, UsageError
+from minishuffle.errors import UnknownName, UsageError, WrongColumns
 from minishuffle.plan.expressions import check_expression, columns_read, expression_type
 from support.cutjobs import Cut, run
 
@@ -76,6 +76,9 @@ def test_what_is_no_expression_is_refused() -> None:
         (pc.field("pice") + 1, UnknownName, "^filter: there is no column 'pice'; did you mean 'price'"),
         (pc.field("user") + 1, UsageError, "^filter: .* no kernel matching"),
         (pc.sum(n), UsageError, "^filter: sum.* is no function of one row: use aggregate"),
+        (pc.coalesce(pc.field("none"), 3) / 2, WrongColumns, "value in 'none', .* the result depends on it"),
+        (pc.coalesce(pc.field("none"), n) / 2, WrongColumns, "value in 'none', .* the result depends on it"),
+        (pc.coalesce(pc.field("none"), n) / pc.field("price"), WrongColumns, "the result depends on it"),
     ],
 )
 def test_what_does_not_take_the_columns_is_refused(
