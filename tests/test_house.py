@@ -90,8 +90,6 @@ SAME_NAME = {
     "Verdict": "the demo's and a pipeline's",
     "Worker": "the process, and what the coordinator knows of it",
     "Timers": "the loop's and the user's",
-    "preview": "of a table and of a row",
-    "Outbox": "of a join and of a task",
 }
 MAY_BE_UNREAD = {
     "_activeSession": "PySpark reads its own field",

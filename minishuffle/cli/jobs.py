@@ -200,7 +200,7 @@ def _show_result(result: JobResult, info: JobInfo, as_json: bool) -> None:
     for sink, rows in result.collected.items():
         if len(result.collected) > 1:
             echo(f"{sink}:")
-        echo(tables.preview(rows, ROWS_SHOWN))
+        echo(tables.shown_rows(rows, ROWS_SHOWN))
     _show_sinks(info)
     for line in left_out_texts(info):
         echo(line)

@@ -24,7 +24,7 @@ __all__ = [
     "job_map",
     "limits_hit",
     "new_table",
-    "preview",
+    "shown_rows",
     "rate_text",
     "seconds_text",
     "show_exchanges",
@@ -324,7 +324,7 @@ def _state_texts(counters: TaskCounters) -> list[str]:
     return [f"{seconds_text(each)} {each / total:4.0%}" for each in seconds]
 
 
-def preview(rows: list[Any], limit: int) -> str:
+def shown_rows(rows: list[Any], limit: int) -> str:
     """The first rows, one a line."""
     lines = [repr(row) for row in rows[:limit]]
     if len(rows) > limit:

@@ -20,7 +20,7 @@ from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.event_time_operator import Late
 from minishuffle.operators.join_columns import SUFFIX, JoinColumns
 from minishuffle.operators.join_inputs import BOTH_DROPPED, LEFT, RIGHT, Bounds, TimedJoin, record_times
-from minishuffle.operators.join_results import ColumnResults, Outbox
+from minishuffle.operators.join_results import BatchesOut, ColumnResults
 from minishuffle.operators.key_slots import JoinKeys, KeySlots
 from minishuffle.operators.row_order import row_order
 from minishuffle.operators.task_state import Records
@@ -129,7 +129,7 @@ class AsOfJoin(TimedJoin):
     def _put_out(self, left: Batch, emit: Emit) -> None:
         """Put out left rows, which are in order of time, with their right ones."""
         right = self._rights_in_order()
-        slots, outbox = KeySlots(), Outbox(emit)
+        slots, out = KeySlots(), BatchesOut(emit)
         right_slots = slots.lookup(self._keys_of(right, RIGHT))
         found = np.empty(len(left), dtype=np.int64)
         kernel("match_as_of")(
@@ -148,8 +148,8 @@ class AsOfJoin(TimedJoin):
             some = left.slice(first, first + len(rows))
             others = right.payload.take(pa.array(rows, mask=rows < 0))
             joined = self._results.joined(some.payload, others)
-            outbox.add(Batch(joined, None, some.times if self._gives_times else None))
-        outbox.flush()
+            out.add(Batch(joined, None, some.times if self._gives_times else None))
+        out.flush()
 
     def _keys_of(self, rows: Batch, input: int) -> JoinKeys:
         return JoinKeys.of_columns(self._key_columns(rows.payload, input))

@@ -31,7 +31,7 @@ from minishuffle.operators.join_columns import (
     plain_schema,
     with_columns,
 )
-from minishuffle.operators.join_results import Outbox
+from minishuffle.operators.join_results import BatchesOut
 from minishuffle.operators.key_kinds import RowKinds
 from minishuffle.operators.key_slots import JoinKeys, KeySlots, has_null
 from minishuffle.operators.state_parts import StatePart
@@ -202,10 +202,10 @@ class SmallColumns(SmallSide):
     def join(self, batch: Batch, emit: Emit) -> None:
         if self._index is None:
             self._index, self._batches = self._indexed(), []
-        index, outbox = self._index, Outbox(emit)
+        index, out = self._index, BatchesOut(emit)
         for start in range(0, len(batch), BATCH_ROWS_MAX):
-            self._join(batch.slice(start, min(start + BATCH_ROWS_MAX, len(batch))), index, outbox)
-        outbox.flush()
+            self._join(batch.slice(start, min(start + BATCH_ROWS_MAX, len(batch))), index, out)
+        out.flush()
 
     def _indexed(self) -> _SmallIndex:
         """Number the keys, and put the rows in order of these numbers."""
@@ -219,7 +219,7 @@ class SmallColumns(SmallSide):
         others = columns.select(self._columns.others(self._schema.names))
         return _SmallIndex(slots, np.cumsum(counts) - counts, counts, taken(others, order))
 
-    def _join(self, batch: Batch, index: _SmallIndex, outbox: Outbox) -> None:
+    def _join(self, batch: Batch, index: _SmallIndex, out: BatchesOut) -> None:
         columns, others = batch.payload, index.others
         self._columns.check_keys(columns.schema, self._schema)
         keys = JoinKeys.of_columns([columns.column(name) for name in self._columns.keys[BIG]])
@@ -233,7 +233,7 @@ class SmallColumns(SmallSide):
             own = batch if one_each else batch.take(asked)
             added = [column.take(rows) for column in others.columns]
             joined = pa.RecordBatch.from_arrays([*own.payload.columns, *added], schema=schema)
-            outbox.add(Batch(joined, None, own.times))
+            out.add(Batch(joined, None, own.times))
 
 
 class SmallRows(SmallSide):

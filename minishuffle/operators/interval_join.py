@@ -21,7 +21,7 @@ from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.event_time_operator import Late
 from minishuffle.operators.held_records import Chunk, Held
 from minishuffle.operators.join_inputs import BOTH_DROPPED, LEFT, RIGHT, Bounds, TimedJoin, record_times
-from minishuffle.operators.join_results import JoinResults, Outbox
+from minishuffle.operators.join_results import BatchesOut, JoinResults
 from minishuffle.operators.key_slots import KeySlots
 from minishuffle.operators.task_state import Records
 
@@ -63,19 +63,19 @@ class IntervalJoin(TimedJoin):
         if input == RIGHT and self.how in ("semi", "anti"):
             firsts = _first_of_each(slots, record_times(held))
             held, slots, others = held.take(firsts), slots[firsts], others[firsts]
-        outbox = Outbox(emit)
-        matched = self._match(held, others, input, outbox)
+        out = BatchesOut(emit)
+        matched = self._match(held, others, input, out)
         stays = (record_times(held) > self.progress.limit(input)) & (slots >= 0)
         if not stays.all():
-            self._put_out_alone(held, np.flatnonzero(~stays & ~matched), input, outbox)
+            self._put_out_alone(held, np.flatnonzero(~stays & ~matched), input, out)
             kept = np.flatnonzero(stays)
             held, slots, matched = held.take(kept), slots[kept], matched[kept]
         if len(slots):
             self._held[input].add(held, slots, matched)
-        outbox.flush()
+        out.flush()
         self._forget_keys(input)
 
-    def _match(self, batch: Batch, slots: Numbers, input: int, outbox: Outbox) -> Mask:
+    def _match(self, batch: Batch, slots: Numbers, input: int, out: BatchesOut) -> Mask:
         """Put out the pairs of these records with what the other side holds, where their keys have ``slots``
         (-1: none); which of them had a partner."""
         matched = np.zeros(len(slots), dtype=np.bool_)
@@ -85,31 +85,31 @@ class IntervalJoin(TimedJoin):
             if self.how in ("semi", "anti"):
                 numbers = np.unique(numbers[~held.matched[numbers]])
                 if self.how == "semi" and input == RIGHT and len(numbers):
-                    self._put_out(self._results.alone(held.records(numbers), LEFT), outbox)
+                    self._put_out(self._results.alone(held.records(numbers), LEFT), out)
             else:
-                self._put_out(self._results.pairs(batch.take(asked), held.records(numbers), input), outbox)
+                self._put_out(self._results.pairs(batch.take(asked), held.records(numbers), input), out)
             held.matched[numbers] = True
         if self.how == "semi" and input == LEFT and matched.any():
-            self._put_out(self._results.alone(batch.take(np.flatnonzero(matched)), LEFT), outbox)
+            self._put_out(self._results.alone(batch.take(np.flatnonzero(matched)), LEFT), out)
         return matched
 
-    def _put_out_alone(self, batch: Batch, rows: Numbers, input: int, outbox: Outbox) -> None:
+    def _put_out_alone(self, batch: Batch, rows: Numbers, input: int, out: BatchesOut) -> None:
         """Put out those of a batch of a side at ``rows``, without a partner, if such records go out."""
         ways = ("left", "full", "anti") if input == LEFT else ("right", "full")
         if len(rows) and self.how in ways:
-            self._put_out(self._results.alone(batch.take(rows), input), outbox)
+            self._put_out(self._results.alone(batch.take(rows), input), out)
 
-    def _put_out(self, batch: Batch, outbox: Outbox) -> None:
-        outbox.add(batch if self._gives_times else Batch(batch.payload))
+    def _put_out(self, batch: Batch, out: BatchesOut) -> None:
+        out.add(batch if self._gives_times else Batch(batch.payload))
 
     # --- what is held -------------------------------------------------------------------------------
 
     def let_go(self, input: int, limit: int, emit: Emit) -> None:
-        outbox, held = Outbox(emit), self._held[input]
+        out, held = BatchesOut(emit), self._held[input]
         for chunk, numbers in held.take_until(limit):
             alone = numbers[~held.matched[numbers]] - chunk.first
-            self._put_out_alone(chunk.batch, alone, input, outbox)
-        outbox.flush()
+            self._put_out_alone(chunk.batch, alone, input, out)
+        out.flush()
         self._forget_keys(input)
 
     def _forget_keys(self, input: int) -> None:

@@ -21,7 +21,7 @@ from minishuffle.operators.key_kinds import RowKinds
 from minishuffle.operators.key_slots import JoinKeys
 from minishuffle.operators.task_state import Records
 
-__all__ = ["ColumnResults", "JoinResults", "JoinedTime", "Outbox", "RowResults", "gives_times"]
+__all__ = ["ColumnResults", "JoinResults", "JoinedTime", "BatchesOut", "RowResults", "gives_times"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def gives_times(how: How, times: tuple[EventTime, EventTime]) -> bool:
     return times[LEFT].is_beside or (times[RIGHT].is_beside and how not in ("semi", "anti"))
 
 
-class Outbox:
+class BatchesOut:
     """Gathers batches, of one kind, and emits them put together or cut to ``BATCH_ROWS_MAX`` records and
     about ``BATCH_BYTES_MAX``; what is left with :meth:`flush`."""
 

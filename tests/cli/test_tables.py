@@ -247,8 +247,8 @@ def test_no_jobs_names_the_next_command(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_preview_says_how_much_is_left_out() -> None:
-    assert tables.preview([("a", 1), ("b", 2)], 5) == "('a', 1)\n('b', 2)"
-    assert tables.preview(list(range(1500)), 1) == "0\n… and 1,499 more; --json prints them all"
+    assert tables.shown_rows([("a", 1), ("b", 2)], 5) == "('a', 1)\n('b', 2)"
+    assert tables.shown_rows(list(range(1500)), 1) == "0\n… and 1,499 more; --json prints them all"
 
 
 def test_limits_are_listed_in_the_order_in_which_they_were_hit() -> None:

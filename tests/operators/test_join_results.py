@@ -18,7 +18,7 @@ from minishuffle.operators.event_time_operator import Late
 from minishuffle.operators.interval_join import IntervalJoin
 from minishuffle.operators.join_columns import JoinColumns
 from minishuffle.operators.join_inputs import LEFT, RIGHT, Bounds, How
-from minishuffle.operators.join_results import ColumnResults, Outbox
+from minishuffle.operators.join_results import BatchesOut, ColumnResults
 from minishuffle.operators.row_conversion import rows_of
 from support.batches import as_batch, collecting
 
@@ -134,13 +134,13 @@ def test_few_results_are_put_together_and_many_are_cut_by_their_bytes(
     columns = pa.record_batch({"text": texts})
     whole = Batch(texts if kind == "rows" else columns, None, np.arange(300))
     out: list[Batch] = []
-    outbox = Outbox(out.append)  # type: ignore[arg-type]
+    results = BatchesOut(out.append)  # type: ignore[arg-type]
     for begin in range(0, 60, 20):
-        outbox.add(whole.slice(begin, begin + 20))
+        results.add(whole.slice(begin, begin + 20))
     assert out == []
-    outbox.add(whole.slice(60, 300))
-    outbox.flush()
-    outbox.flush()
+    results.add(whole.slice(60, 300))
+    results.flush()
+    results.flush()
     assert [len(each) for each in out] == sizes
     found = Batch.concat(out)
     assert found.times is not None
