@@ -179,6 +179,9 @@ DRAFT_ROWS: Final = 1_000
 """The first rows of each source, which ``minishuffle schema`` looks at."""
 INFERRED_FILE_BYTES_MAX: Final = 256 * MIB
 """The largest CSV or JSON file that is read before the job starts, for types that are not declared."""
+JSON_DEPTH_MAX: Final = 8_192
+"""Lists and objects in each other in one record of JSON, which pyarrow reads on the stack: 15,000 are too
+many. Shorter records are not looked at for this, so that a smaller number would take longer to check."""
 CSV_BLOCK_BYTES: Final = 8 * MIB
 """Read at once of a CSV file; a line that is longer may be refused, one of twice that always is."""
 RESULT_BYTES_MAX: Final = 16 * MIB

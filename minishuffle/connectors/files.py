@@ -28,11 +28,13 @@ from minishuffle.errors import UnknownName, UsageError, WrongInput
 from minishuffle.limits import MIB
 
 __all__ = [
+    "BEGINNING_BYTES",
     "PlannedFile",
     "Paths",
     "compression_of",
     "files_below",
     "files_of",
+    "refuse_compressed",
     "is_uri",
     "opened",
     "decompressed",
@@ -42,6 +44,14 @@ Paths: TypeAlias = "str | Path | Sequence[str | Path]"
 """A file, a directory, a URI of one of them, or a glob pattern, or several of these."""
 
 COMPRESSIONS: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+_BEGINNINGS: Final = {
+    b"\x1f\x8b\x08": ".gz",
+    **{b"BZh%d1AY&SY" % level: ".bz2" for level in range(1, 10)},
+    b"\x28\xb5\x2f\xfd": ".zst",
+    b"\x04\x22\x4d\x18": ".lz4",
+}
+"""The first bytes of compressed files; of bzip2 there are nine sizes of blocks."""
+BEGINNING_BYTES: Final = 10
 
 
 def is_uri(path: str | Path) -> bool:
@@ -52,6 +62,16 @@ def is_uri(path: str | Path) -> bool:
 def compression_of(path: str) -> str | None:
     """How the file is compressed, by its name."""
     return COMPRESSIONS.get(PurePosixPath(urlsplit(path).path if is_uri(path) else path).suffix)
+
+
+def refuse_compressed(path: str, beginning: bytes) -> None:
+    """Raises WrongInput if a file whose name does not say so begins as a compressed one does."""
+    suffix = next((each for magic, each in _BEGINNINGS.items() if beginning.startswith(magic)), None)
+    if suffix is not None:
+        raise WrongInput(
+            f"{path} is compressed by {COMPRESSIONS[suffix]}, which its name does not say: rename it to end "
+            f"with {suffix}"
+        )
 
 
 # --- one file ---------------------------------------------------------------------------------------
@@ -75,11 +95,18 @@ def decompressed(path: str) -> io.BufferedReader:
 
     Raises:
         UsageError: it cannot be opened, or (from its ``read``) not be read.
-        WrongInput: (from its ``read``) what it holds cannot be decompressed.
+        WrongInput: it is compressed, and its name does not say so; (from its ``read``) what it holds cannot
+            be decompressed.
     """
     file = opened(path)
     if (compression := compression_of(path)) is None:
-        return cast("io.BufferedReader", file)
+        plain = cast("io.BufferedReader", file)
+        try:
+            refuse_compressed(path, plain.peek(BEGINNING_BYTES))
+        except BaseException:
+            plain.close()
+            raise
+        return plain
     stream = pa.CompressedInputStream(file, compression)
     return io.BufferedReader(_Reported(path, stream, damaged=WrongInput), MIB)
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
@@ -24,9 +25,10 @@ from minishuffle.connectors.recordfiles import (
     one_batch,
     parsed_schema,
 )
-from minishuffle.errors import UnknownName
+from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange.schemas import with_innermost, without_dictionary
-from minishuffle.limits import CSV_BLOCK_BYTES
+from minishuffle.kernels.machinecode import kernel
+from minishuffle.limits import CSV_BLOCK_BYTES, JSON_DEPTH_MAX
 
 __all__ = ["JsonSource"]
 
@@ -37,6 +39,7 @@ _NULL_FIRST: Final = re.compile(rb"\s*null\b")
 _ODD: Final = tuple(map(re.compile, (rb"\n\s*null\b", rb"\r\s*null\b", rb"Inf\b")))
 """There may be a record without an object, or infinity in a spelling that no other reader has. Each begins
 with a literal, so that looking for it takes little time."""
+_DEEP: Final = f"it is nested more than {JSON_DEPTH_MAX:,} levels deep"
 _NUMBER: Final = "a number"
 _TRUTH: Final = "a truth value"
 _BESIDE: Final = {_NUMBER, _TRUTH}
@@ -71,7 +74,11 @@ class JsonSource(RecordFiles):
         on_error: OnFault = "fail",
         head: int | None = None,
     ) -> None:
-        super().__init__(paths, schema, JsonLines(), on_error, header=False, head=head)
+        try:
+            super().__init__(paths, schema, JsonLines(), on_error, header=False, head=head)
+        except RecursionError as error:
+            why = "records are nested too deeply for their types to be found: declare the fields with schema="
+            raise UsageError(f"the JSON files cannot be read: {why}") from error
         for path in self._splits:
             opened(path).close()
         if schema is None and not self.schema.names:
@@ -109,9 +116,12 @@ class JsonSource(RecordFiles):
     def _check_infinite(self, table: pa.Table, data: bytes) -> None:
         """Raises ArrowInvalid if infinity stands for a number that no float64 holds."""
         parts = [part for part, values in parts_of(table) if _has_infinite(values)]
-        if parts and any(
-            is_beyond_float(literal) for _, _, literal in self.literals(io.BytesIO(data), parts)
-        ):
+        try:
+            literals = self.literals(io.BytesIO(data), parts) if parts else ()
+            is_beyond = any(is_beyond_float(literal) for _, _, literal in literals)
+        except RecursionError as error:
+            raise pa.ArrowInvalid(str(error)) from error
+        if is_beyond:
             raise pa.ArrowInvalid("a number that no float64 holds")
 
     def of_no_rows(self, schema: pa.Schema) -> pa.Table:
@@ -127,11 +137,15 @@ class JsonSource(RecordFiles):
         return self._splitter.has_records(data, count)
 
     def fault(self, record: bytes, names: Sequence[str]) -> tuple[str, str] | None:
+        if is_too_deep(record):
+            return _DEEP, CORRECT
         text = record.decode("utf-8", "replace").strip(_BLANKS)
         if text.startswith("["):
             return "it begins an array", "write one object a line, as jq -c '.[]' makes of an array"
         try:
             value, end = _decoder(_without_repeats, strict=True).raw_decode(text)
+        except RecursionError:
+            return "it is nested too deeply to be looked at, and something is wrong with it", CORRECT
         except json.JSONDecodeError as error:
             why = f"{error.msg.removesuffix(' at')} at character {error.pos + 1} of the line"
             return f"it is no JSON object ({why})", CORRECT
@@ -147,8 +161,11 @@ class JsonSource(RecordFiles):
         return None if huge is None else (f"it has {huge:.40}, which no float64 holds", CORRECT)
 
     def value(self, record: bytes, names: Sequence[str], name: str) -> str:
-        value = json.loads(record.decode("utf-8", "replace"), strict=False).get(name)
-        return f"{json.dumps(value, ensure_ascii=False):.200}"
+        try:
+            value = json.loads(record.decode("utf-8", "replace"), strict=False).get(name)
+            return f"{json.dumps(value, ensure_ascii=False):.200}"
+        except RecursionError:
+            return "what is nested too deeply to be shown"
 
     def mixture(self, path: str, data: bytes, known: Kinds) -> tuple[int, str] | None:
         for line, value in _objects(data.decode("utf-8-sig", "replace")):
@@ -163,15 +180,54 @@ class JsonSource(RecordFiles):
 
 def _refuse_odd(data: bytes) -> None:
     """Raises ArrowInvalid for what pyarrow takes and is no record: null, at which it ends the process if it
-    is the first, and which is a row of nulls if not; Inf."""
+    is the first, and which is a row of nulls if not; Inf; what is too deep, which ends the process too."""
+    if is_too_deep(data):
+        raise pa.ArrowInvalid(_DEEP)
     if _NULL_FIRST.match(data) is None and not any(odd.search(data) for odd in _ODD):
         return
     try:
         has_null = any(value is None for _, value in _objects(data.decode("utf-8-sig", "replace")))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise pa.ArrowInvalid(str(error)) from error
     if has_null:
         raise pa.ArrowInvalid("a record is null")
+
+
+def is_too_deep(data: bytes) -> bool:
+    """Whether a record is nested more than JSON_DEPTH_MAX levels deep.
+
+    Most records have fewer bytes than that: then only the last end of one is looked for among so many.
+    """
+    first, begin = data.find(b"\n"), 0
+    mark = b"}\r\n{" if data[first - 1 : first] == b"\r" else b"}\n{"  # These are in no value of JSON.
+    while (limit := begin + JSON_DEPTH_MAX) < len(data):
+        line = data.rfind(b"\n", begin, limit - 1)  # A single byte is found sooner.
+        if line >= 0 and not _is_end(data, line, mark):
+            found = data.rfind(mark, begin, limit)
+            line = found + len(mark) - 2 if found >= 0 else -1
+        if line < 0:
+            line = data.find(b"\n", limit - 1)
+            if line >= 0 and not _is_end(data, line, mark):
+                found = data.find(mark, limit - len(mark))
+                line = found + len(mark) - 2 if found >= 0 else -1
+            line = line if line >= 0 else len(data)
+            if _is_too_deep(np.frombuffer(data, np.uint8, line - begin, begin)):
+                return True
+        begin = line + 1
+    return False
+
+
+def _is_end(data: bytes, line: int, mark: bytes) -> bool:
+    """Whether that line end is the one in ``mark``, between two records."""
+    return data[line + 2 - len(mark) : line + 2] == mark
+
+
+def _is_too_deep(record: np.ndarray[Any, Any]) -> bool:
+    """To be exact, which takes long, only if enough lists and objects begin in it."""
+    return (
+        kernel("count_begun")(record, len(record)) > JSON_DEPTH_MAX
+        and kernel("deepest_nesting")(record, len(record)) > JSON_DEPTH_MAX
+    )
 
 
 def _together(data: bytes) -> pa_json.ReadOptions:

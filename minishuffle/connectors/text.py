@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
-from minishuffle.connectors.files import Paths, compression_of, decompressed, files_of, opened
+from minishuffle.connectors.files import (
+    BEGINNING_BYTES,
+    Paths,
+    compression_of,
+    decompressed,
+    files_of,
+    opened,
+    refuse_compressed,
+)
 from minishuffle.errors import WrongInput
 from minishuffle.limits import LIST_ROWS, MIB
 
@@ -65,6 +73,7 @@ def _text_splits(path: str) -> Iterator[TextSplit]:
         if compression_of(path) is not None:
             yield path, 0, None
             return
+        refuse_compressed(path, file.read(BEGINNING_BYTES))
         size = file.seek(0, 2)
         start = 0
         while start < size:

@@ -603,3 +603,28 @@ def first_rows(slots: Vector, stamps: Vector, stamp: int, chosen: Vector, rows: 
         found += stamps[slots[row]] != stamp
         stamps[slots[row]] = stamp
     return found
+
+
+def count_begun(data: Vector, size: int) -> int:
+    """How many lists and objects begin in JSON, or seem to in a text: no more of them are in each other."""
+    begun = 0
+    for at in range(size):
+        begun += (data[at] | uint8(0x20)) == uint8(0x7B)  # { or [
+    return begun
+
+
+def deepest_nesting(data: Vector, size: int) -> int:
+    """How many lists and objects of JSON are in each other at the most."""
+    depth, deepest, at = 0, 0, 0
+    while at < size:
+        if data[at] == uint8(0x22):
+            at += 1
+            while at < size and data[at] != uint8(0x22):
+                at += 2 if data[at] == uint8(0x5C) else 1  # a backslash
+        elif (data[at] | uint8(0x20)) == uint8(0x7B):
+            depth += 1
+            deepest = max(deepest, depth)
+        elif (data[at] | uint8(0x20)) == uint8(0x7D):
+            depth -= 1
+        at += 1
+    return deepest

@@ -67,6 +67,8 @@ KERNELS: Final[dict[str, tuple[str, ...]]] = {
     "match_as_of": (INTS, INTS, INT, INTS, INTS, INT, TO_INTS, INT, TO_INTS),
     "assign_sessions": (INTS, INTS, *[TO_INTS] * 5, INT, INT, INT, TO_INTS, INT),
     "first_rows": (INTS, TO_BYTES, INT, TO_INTS, INT),
+    "count_begun": (BYTES, INT),
+    "deepest_nesting": (BYTES, INT),
 }
 """The arguments of each function of ``loops`` that is compiled; all return an int64."""
 

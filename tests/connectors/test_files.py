@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,20 @@ def test_a_damaged_file_is_named(damage: Callable[[bytes], bytes], tmp_path: Pat
     source = TextSource(path)
     with pytest.raises(UsageError, match=r"cannot read .*a.csv.gz: (Truncated|zlib)"):
         list(source.read(source.splits()[0], 0))
+
+
+@pytest.mark.parametrize(("end", "compress"), COMPRESSED)
+def test_a_compressed_file_whose_name_does_not_say_so_is_named(
+    end: str, compress: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.data"
+    path.write_bytes(compress(CSV))
+    says = rf"a\.data is compressed by \w+, which its name does not say: rename it to end with \{end}$"
+    for make in (TextSource, JsonSource, CsvSource, partial(CsvSource, schema=SCHEMA, header=False)):
+        with pytest.raises(WrongInput, match=says):
+            values(make(path), "n")
+    path.write_bytes(b"BZh9, as bzip2 begins\n")
+    assert TextSource(path).splits() == [(str(path), 0, 22)]
 
 
 def test_what_a_compressed_file_grows_to_is_bounded_where_all_of_it_is_read(

@@ -11,6 +11,7 @@ import pytest
 
 from minishuffle.connectors.json import JsonSource
 from minishuffle.errors import UnknownName, UsageError, WrongInput
+from minishuffle.limits import JSON_DEPTH_MAX
 from minishuffle.operators.base import Portion
 
 
@@ -150,3 +151,56 @@ def test_numbers_that_no_type_holds_are_found_behind_records_that_are_left_out(t
     (tmp_path / "a.json").write_text(f'{{"n":\n{{"n":1.5}}\n{{"n":{2**53 + 1}}}\n')
     with pytest.raises(UsageError, match=r"a\.json, line 3: column 'n' has 9007199254740993"):
         source_of(tmp_path / "a.json", None, "skip")
+
+
+# --- nesting ----------------------------------------------------------------------------------------
+
+
+def nested(depth: int, unit: str = "[") -> str:
+    return '{"n": 2, "x": ' + unit * (depth - 1) + "]" * (depth - 1) + "}"
+
+
+DEEPER: dict[str, str] = {
+    "one more level": nested(JSON_DEPTH_MAX + 1),
+    "many more": nested(20_000),
+    "no end": '{"n": 2, "x": ' + "[" * 20_000,
+    "objects": '{"a":' * 20_000 + "1" + "}" * 20_000,
+    "after brackets in texts": '{"s": "' + "]}" * 20_000 + '\\\\", "t": "\\"]", "x": ' + nested(20_000) + "}",
+}
+
+
+@pytest.mark.parametrize("name", DEEPER)
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize("schema", [None, pa.schema({"n": pa.int64()})])
+def test_what_is_nested_too_deeply_is_left_out_or_named(
+    name: str, line_end: str, schema: pa.Schema | None, tmp_path: Path
+) -> None:
+    """pyarrow would end the process."""
+    lines = ['{"n": 1}'] * 2_000
+    (tmp_path / "a.json").write_bytes(line_end.join([*lines, DEEPER[name], *lines, ""]).encode())
+    rows, letters, records = read(source_of(tmp_path / "a.json", schema))
+    assert ([row["n"] for row in rows], len(letters), records) == ([1] * 4_000, 1, 4_001)
+    why, place = "it is nested more than 8,192 levels deep: ", 2_000 * (8 + len(line_end))
+    assert f"record 2001, byte {place}: {why}" in letters[0]
+    with pytest.raises(WrongInput, match=rf"a\.json, line 2001: {why}"):
+        read(source_of(tmp_path / "a.json", schema, "fail"))
+
+
+def test_what_is_not_nested_too_deeply_is_read_however_long_it_is(tmp_path: Path) -> None:
+    wide = '{"n": 3, "x": [' + ", ".join(['{"a": [1]}'] * JSON_DEPTH_MAX) + "]}"
+    brackets = '{"n": 4, "s": "' + "[" * 20_000 + '"}'
+    many = '{"n": 5, "x": [' + ",\n".join("1" * 9_000) + "]}"
+    lines = [nested(JSON_DEPTH_MAX), wide, brackets, many, ""]
+    (tmp_path / "a.json").write_text("\n".join(lines))
+    found = read(source_of(tmp_path / "a.json", pa.schema({"n": pa.int64()}), "fail"))
+    assert found == ([{"n": n} for n in (2, 3, 4, 5)], [], 4)
+
+
+def test_types_that_are_nested_too_deeply_to_be_found_are_to_be_declared(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(nested(3_000))
+    with pytest.raises(UsageError, match="nested too deeply for their types to be found: declare the fields"):
+        source_of(tmp_path / "a.json")
+    bad = nested(3_000).replace('"n": 2', '"n": "x"')
+    (tmp_path / "a.json").write_text(bad)
+    _, letters, _ = read(source_of(tmp_path / "a.json", pa.schema({"n": pa.int64()})))
+    assert "it is nested too deeply to be looked at, and something is wrong with it" in letters[0]

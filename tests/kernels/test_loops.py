@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from typing import Any
 
@@ -348,3 +349,32 @@ def test_the_latest_row_of_a_slot_up_to_each_time(
         before = [number for number, (t, s) in enumerate(others) if s == slot and t <= time]
         near = bool(before) and time - others[before[-1]][0] <= tolerance
         assert place == (before[-1] if near else -1)
+
+
+# --- nesting of JSON --------------------------------------------------------------------------------
+
+
+def depth_of(value: Any) -> int:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return 1 + max(map(depth_of, value), default=0) if isinstance(value, list) else 0
+
+
+@given(
+    st.recursive(
+        st.text('[]{}\\"a', max_size=4) | st.integers(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('{["\\'), inner, max_size=3),
+        max_leaves=12,
+    )
+)
+def test_nesting_is_that_of_lists_and_objects_outside_of_texts(value: Any) -> None:
+    text = json.dumps(value, indent=1)
+    data = np.frombuffer(text.encode(), np.uint8)
+    assert kernel("deepest_nesting")(data, len(data)) == depth_of(value)
+    assert kernel("count_begun")(data, len(data)) == text.count("[") + text.count("{")
+
+
+@pytest.mark.parametrize(("text", "depth"), [("[[", 2), ('["[', 1), ("]]][", 0), ('{"a": "\\', 1), ("", 0)])
+def test_nesting_of_what_is_no_json_is_bounded_by_it(text: str, depth: int) -> None:
+    data = np.frombuffer(text.encode(), np.uint8)
+    assert kernel("deepest_nesting")(data, len(data)) == depth
