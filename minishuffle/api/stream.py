@@ -482,7 +482,6 @@ class Stream(StreamSinks, Bridged, Generic[T]):
 
         What ``fn`` raises fails the task.
         """
-        check_callable(fn, "partition")
         return self._exchanged(Exchange("custom", choose=fn))
 
     # --- several at once ---------------------------------------------------------------------------

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, get_args
 
-from minishuffle.errors import InvalidGraph
+from minishuffle.errors import InvalidGraph, UsageError
+from minishuffle.plan.arguments import check_callable
+from minishuffle.plan.graph import PartitionKind
 from minishuffle.plan.knownrows import all_known
 from minishuffle.plan.nodes import Exchange, Known, Needed, Node, ObjectSchema, Relation, Step
 
@@ -29,6 +31,11 @@ class ExchangeStep(Step):
 
     def __post_init__(self) -> None:
         chosen, kind = self.exchange.partitioner, self.exchange.kind
+        if (chosen is None or kind is not None) and kind not in get_args(PartitionKind):
+            kinds = ", ".join(get_args(PartitionKind))
+            raise UsageError(f"exchange is {kind!r:.80}: write one of {kinds}")
+        if chosen == "custom":
+            check_callable(self.exchange.choose, "partition")
         if chosen is not None and any(each.is_chosen for each in self.before):
             if chosen == "hash":
                 raise InvalidGraph("key_by itself chooses the subtasks: leave out the choice before it")

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.api.stream import Stream, Table
-from minishuffle.errors import InvalidGraph
+from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.operators.event_time import EventTime
 from minishuffle.plan.exchange_steps import ExchangeStep, UnionStep, fed, hashed
 from minishuffle.plan.nodes import Exchange, Known, Needed, Relation
@@ -61,6 +61,18 @@ def test_a_union_gives_what_all_give() -> None:
 def test_an_exchange_refuses_what_is_said_already(exchange: Any, before: Any, problem: str) -> None:
     with pytest.raises(InvalidGraph, match=problem):
         ExchangeStep(SALES.plan.gives, exchange, (Exchange(None), before))
+
+
+@pytest.mark.parametrize(
+    ("exchange", "problem"),
+    [
+        (Exchange(None, kind="stored"), "exchange is 'stored': write one of pipelined, pipelined_bounded, b"),  # type: ignore[arg-type]
+        (Exchange("custom", choose=3), "partition takes a function, not"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_exchange_checks_what_it_is_made_of(exchange: Any, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        ExchangeStep(SALES.plan.gives, exchange)
 
 
 def test_a_choice_of_subtasks_and_a_kind_go_together_in_either_order() -> None:
