@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from minishuffle.operators.base import Source as Source
     from minishuffle.operators.base import TaskContext as TaskContext
     from minishuffle.operators.event_time import EVENT_TIME as EVENT_TIME
-    from minishuffle.operators.process import ProcessContext as ProcessContext
+    from minishuffle.operators.keyed_process import ProcessContext as ProcessContext
     from minishuffle.plan.graph import JobSettings as JobSettings
 
 __version__: Final = "0.1.0"
@@ -72,7 +72,7 @@ _MODULE_OF: Final = {
     "Aside": "minishuffle.operators.base",
     "Source": "minishuffle.operators.base",
     "TaskContext": "minishuffle.operators.base",
-    "ProcessContext": "minishuffle.operators.process",
+    "ProcessContext": "minishuffle.operators.keyed_process",
     "Sink": "minishuffle.connectors.sinks",
     "EVENT_TIME": "minishuffle.operators.event_time",
     "Stream": "minishuffle.api.stream",

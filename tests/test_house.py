@@ -81,15 +81,13 @@ SAME_FILE_NAME = {
     "reader": "a source's reader and a result's",
     "pausing": "the pause of a job, and where each of its tasks stops",
     "spool": "the file and the sink that writes it",
-    "timers": "the loop's and the user's",
-    "schemas": "each format's own",
+    "schemas": "types of columns, as a plan, an exchange and Spark know them",
 }
 SAME_NAME = {
     "keyby": "the example and the benchmark's command",
     "main": "the group of commands and the program's entry",
     "Verdict": "the demo's and a pipeline's",
     "Worker": "the process, and what the coordinator knows of it",
-    "Timers": "the loop's and the user's",
 }
 MAY_BE_UNREAD = {
     "_activeSession": "PySpark reads its own field",

@@ -112,7 +112,7 @@ if TYPE_CHECKING:
     from minishuffle.operators.chained import Emission, OnError
     from minishuffle.operators.event_time_operator import LatePolicy
     from minishuffle.operators.join_inputs import How
-    from minishuffle.operators.process import ProcessContext
+    from minishuffle.operators.keyed_process import ProcessContext
 
 __all__ = ["KeyedStream", "KeyedTable", "Stream", "Table", "WindowedStream", "WindowedTable"]
 

@@ -58,6 +58,7 @@ from minishuffle.exchange.keys import canonical_rows
 from minishuffle.operators.aggregate_states import Outputs
 from minishuffle.operators.change_log import ChangeLog, Namespace
 from minishuffle.operators.column_store import Columns, ColumnStore, Vector
+from minishuffle.operators.key_timers import KeyTimers
 from minishuffle.operators.row_store import RowStore
 from minishuffle.operators.state_parts import (
     ORDER,
@@ -69,7 +70,6 @@ from minishuffle.operators.state_parts import (
     packed,
     unpacked,
 )
-from minishuffle.operators.timers import Timers
 
 __all__ = ["Changes", "KeyedState"]
 
@@ -108,7 +108,7 @@ class KeyedState:
         self,
         outputs: Outputs | None = None,
         *,
-        timers: Mapping[str, Timers] | None = None,
+        timers: Mapping[str, KeyTimers] | None = None,
         ages: bool = False,
         packs: bool = True,
         name: str = "values",

@@ -215,7 +215,7 @@ def _fold_rows(fn: Any, create: Any, emission: Any, on_error: Any) -> Operator:
 
 @_kind("process")
 def _process(fn: Any, **parameters: Any) -> Operator:
-    from minishuffle.operators.process import ProcessRows
+    from minishuffle.operators.keyed_process import ProcessRows
 
     return ProcessRows(fn, **parameters)
 

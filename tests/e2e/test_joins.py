@@ -14,7 +14,7 @@ import pytest
 from minishuffle.api.stream import Stream, Table
 from minishuffle.exchange.batch import Batch
 from minishuffle.local import LocalCluster
-from minishuffle.operators.process import ProcessContext
+from minishuffle.operators.keyed_process import ProcessContext
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 

@@ -15,7 +15,7 @@ import pytest
 
 from minishuffle.api.stream import Stream
 from minishuffle.local import LocalCluster
-from minishuffle.operators.process import ProcessContext
+from minishuffle.operators.keyed_process import ProcessContext
 from minishuffle.plan.graph import JobSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]

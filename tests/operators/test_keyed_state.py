@@ -19,10 +19,10 @@ from minishuffle.exchange.keys import canonical, destination, stable_hash
 from minishuffle.operators import change_log, column_store, row_store
 from minishuffle.operators.aggregates import outputs_of
 from minishuffle.operators.change_log import Namespace
+from minishuffle.operators.key_timers import KeyTimers
 from minishuffle.operators.keyed_state import KeyedState
 from minishuffle.operators.row_store import ABSENT
 from minishuffle.operators.state_parts import StatePart, divided
-from minishuffle.operators.timers import Timers
 from support.soak import examples
 
 PACKABLE = [
@@ -159,7 +159,7 @@ class Rows(Machine):
 
     def made(self) -> KeyedState:
         if self.processes:
-            return KeyedState(timers={"event": Timers()}, ages=True, packs=False)
+            return KeyedState(timers={"event": KeyTimers()}, ages=True, packs=False)
         return KeyedState()
 
     def current(self, state: KeyedState) -> dict[Any, Any]:
@@ -451,9 +451,9 @@ def test_pairs_have_keys_as_the_first_record_brought_them() -> None:
 
 
 def test_a_timer_that_is_read_is_due_as_its_clock_says() -> None:
-    state = KeyedState(timers={"wall": Timers()})
+    state = KeyedState(timers={"wall": KeyTimers()})
     state.timers["wall"].set("a", 100)
-    found = KeyedState(timers={"wall": Timers(lambda time: time - 7)})
+    found = KeyedState(timers={"wall": KeyTimers(lambda time: time - 7)})
     found.read(state.write())
     assert (list(found.timers["wall"]), found.timers["wall"].earliest) == ([("a", 100)], 93)
 

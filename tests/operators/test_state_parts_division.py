@@ -51,7 +51,7 @@ from minishuffle.operators.interval_join import IntervalJoin
 from minishuffle.operators.join_columns import JoinColumns
 from minishuffle.operators.join_inputs import Bounds
 from minishuffle.operators.join_results import ColumnResults, RowResults
-from minishuffle.operators.process import ProcessRows
+from minishuffle.operators.keyed_process import ProcessRows
 from minishuffle.operators.row_conversion import rows_of
 from minishuffle.operators.sessions import Closing, SessionAggregation, SessionFold, SessionOperator
 from minishuffle.operators.state_parts import StatePart, divided

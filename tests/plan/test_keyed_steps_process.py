@@ -10,7 +10,7 @@ import pytest
 from minishuffle.api.stream import Stream
 from minishuffle.errors import UsageError
 from minishuffle.operators.event_time import BESIDE, EventTime
-from minishuffle.operators.process import ProcessContext, ProcessRows
+from minishuffle.operators.keyed_process import ProcessContext, ProcessRows
 from support.planned import planned
 
 

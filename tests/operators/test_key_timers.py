@@ -1,11 +1,11 @@
-"""Timers against a sorted list."""
+"""Timers of keys against a sorted list."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.operators.timers import Timers
+from minishuffle.operators.key_timers import KeyTimers
 
 Action = tuple[str, int, int]
 actions = st.lists(
@@ -16,7 +16,7 @@ actions = st.lists(
 
 @given(actions=actions)
 def test_timers_agree_with_a_sorted_list(actions: list[Action]) -> None:
-    timers = Timers()
+    timers = KeyTimers()
     expected: list[tuple[int, int]] = []
     """Of key and time, in the order of setting."""
     for action, key, time in actions:
@@ -39,7 +39,7 @@ def test_timers_agree_with_a_sorted_list(actions: list[Action]) -> None:
 
 
 def test_timers_set_while_others_are_taken_come_in_order_too() -> None:
-    timers = Timers()
+    timers = KeyTimers()
     timers.set("a", 1)
     timers.set("a", 9)
     taken = []
@@ -52,7 +52,7 @@ def test_timers_set_while_others_are_taken_come_in_order_too() -> None:
 
 
 def test_deleted_timers_leave_nothing_behind() -> None:
-    timers = Timers()
+    timers = KeyTimers()
     timers.set("kept", 5)
     for number in range(10_000):
         timers.set("k", number)
@@ -62,7 +62,7 @@ def test_deleted_timers_leave_nothing_behind() -> None:
 
 
 def test_a_timer_may_be_due_at_another_time_than_its_own() -> None:
-    timers = Timers()
+    timers = KeyTimers()
     assert timers.set("late", 5, due=9) and timers.set("own", 6) and not timers.set("late", 5)
     assert timers.earliest == 6
     assert list(timers.take_until(8)) == [("own", 6, 6)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from minishuffle.errors import UsageError, WrongResult
 from minishuffle.exchange.batch import Batch
-from minishuffle.operators import process
+from minishuffle.operators import keyed_process
 from minishuffle.operators.base import (
     END_OF_TIME,
     Aside,
@@ -22,7 +22,7 @@ from minishuffle.operators.base import (
     Watermark,
 )
 from minishuffle.operators.event_time import EventTime
-from minishuffle.operators.process import ProcessContext, ProcessRows
+from minishuffle.operators.keyed_process import ProcessContext, ProcessRows
 from support.batches import shown
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -440,7 +440,7 @@ def test_a_timer_of_the_wall_clock_that_came_due_in_a_pause_fires_when_that_is_o
 
 
 def test_state_is_freed_by_the_clock_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "SWEEP_KEYS", 10)
+    monkeypatch.setattr(keyed_process, "SWEEP_KEYS", 10)
     operator = ProcessRows(counting, ttl=10.0)
     run = Run(operator)
     run.take(*((key, 1) for key in range(95)))

@@ -9,10 +9,10 @@ from typing import Any
 
 from minishuffle.operators.time_heap import TimeHeap
 
-__all__ = ["Timers"]
+__all__ = ["KeyTimers"]
 
 
-class Timers:
+class KeyTimers:
     """At most one timer for each key and time (microseconds since 1970), given back in order of when they are
     due: at their time, or as said when they are set.
 

@@ -26,11 +26,11 @@ from minishuffle.operators.batch_times import TIME_MAX, TIME_MIN, datetime_of, m
 from minishuffle.operators.chained import OnError
 from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.event_time_operator import DROPPED, EventTimeOperator, InputProgress
+from minishuffle.operators.key_timers import KeyTimers
 from minishuffle.operators.keyed_state import KeyedState
 from minishuffle.operators.row_copies import copied
 from minishuffle.operators.row_store import ABSENT
 from minishuffle.operators.state_parts import StatePart
-from minishuffle.operators.timers import Timers
 
 __all__ = ["ProcessContext", "ProcessRows"]
 
@@ -178,7 +178,7 @@ class ProcessRows(EventTimeOperator):
 
     def open(self, context: TaskContext) -> None:
         super().open(context)
-        self._timers: dict[str, Timers] = {"event": Timers(), "wall": Timers(self._due_by_lead)}
+        self._timers: dict[str, KeyTimers] = {"event": KeyTimers(), "wall": KeyTimers(self._due_by_lead)}
         self._state = KeyedState(timers=self._timers, ages=self._ages, packs=False)
         self._given = _Given(self, self._state)
         self._swept_at = self._running()
@@ -279,7 +279,7 @@ class ProcessRows(EventTimeOperator):
         """See :meth:`ProcessContext.delete_timer`."""
         self._timers_of(clock).delete(form, time)
 
-    def _timers_of(self, clock: Clock) -> Timers:
+    def _timers_of(self, clock: Clock) -> KeyTimers:
         if clock not in self._timers:
             raise UsageError(f"clock is {clock!r}: write 'event' or 'wall'")
         return self._timers[clock]
