@@ -34,8 +34,8 @@ def shallow(row: Any) -> dict[str, Any] | None:
 
 def as_dicts(value: Any) -> Any:
     """The value with dicts in place of instances of classes with fields, at any depth."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        value = value._asdict()
+    if isinstance(value, tuple) and (names := field_names(type(value))) is not None:
+        value = dict(zip(names, value, strict=False))
     fields = shallow(value)
     if fields is not None:
         return {name: as_dicts(each) for name, each in fields.items()}

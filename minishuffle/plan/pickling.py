@@ -21,6 +21,8 @@ from minishuffle.plan.programs import ProgramSpec, pack_program
 __all__ = ["items_that_fit", "pickle_program", "send_modules"]
 
 T = TypeVar("T")
+_CACHED: Final = type(functools.cache(lambda: None))
+"""What ``functools.cache`` makes of a function."""
 
 MEASURED_BYTES: Final = 256 * KIB
 """Pickled size of the items that are taken between two looks at their sum."""
@@ -52,7 +54,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     """Sends functions with a cache along as cloudpickle does others; by itself it would send their name."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, functools._lru_cache_wrapper) and _travels_by_value(obj):
+        if isinstance(obj, _CACHED) and _travels_by_value(obj):
             return _with_cache, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)
 

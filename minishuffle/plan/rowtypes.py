@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import sys
 import types
 import typing
 from collections import abc
@@ -217,7 +216,7 @@ def _outer_names(fn: Any) -> dict[str, Any]:
     outer, _, _ = getattr(fn, "__qualname__", "").rpartition(".<locals>.")
     if not outer or not inspect.isfunction(fn):
         return {}
-    frame: types.FrameType | None = sys._getframe()
+    frame = inspect.currentframe()
     while frame is not None and not (frame.f_code.co_qualname == outer and frame.f_globals is fn.__globals__):
         frame = frame.f_back
     found = {} if frame is None else dict(frame.f_locals)

@@ -3,8 +3,8 @@ while ``minishuffle schema`` loads the plan to find them."""
 
 from __future__ import annotations
 
+import inspect
 import os
-import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +46,8 @@ def place_of_call() -> CallPlace:
 
 
 def _calling_frame() -> FrameType:
-    frame = sys._getframe()
+    frame = inspect.currentframe()
+    assert frame is not None, "Python has frames"
     while frame.f_back is not None and _module(frame).startswith(_ROOMS):
         frame = frame.f_back
     return frame
