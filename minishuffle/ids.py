@@ -9,12 +9,13 @@ connections of one logical channel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NewType, TypeAlias
+from typing import Final, NewType, TypeAlias, TypedDict
 
 from minishuffle.errors import UsageError
 
 __all__ = [
     "Address",
+    "AttemptFields",
     "AttemptId",
     "ChannelId",
     "Changes",
@@ -73,6 +74,15 @@ class SubtaskId:
         return f"{self.job}/{self.operator}.{self.index}"
 
 
+class AttemptFields(TypedDict):
+    """The fields of messages that name an attempt."""
+
+    job: JobId
+    operator: OperatorId
+    index: int
+    attempt: int
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class AttemptId:
     """One incarnation of a subtask; ``attempt`` grows from 1."""
@@ -82,6 +92,11 @@ class AttemptId:
 
     def __str__(self) -> str:
         return f"{self.subtask}#{self.attempt}"
+
+    def fields(self) -> AttemptFields:
+        """As messages name it."""
+        job, operator, index = self.subtask.job, self.subtask.operator, self.subtask.index
+        return {"job": job, "operator": operator, "index": index, "attempt": self.attempt}
 
 
 @dataclass(frozen=True, slots=True, order=True)

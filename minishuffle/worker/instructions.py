@@ -74,8 +74,7 @@ def attempt_id(
 
 def held_attempt(key: AttemptId) -> HeldAttempt:
     """The same for the message by which a worker registers again."""
-    subtask = key.subtask
-    return HeldAttempt(job=subtask.job, operator=subtask.operator, index=subtask.index, attempt=key.attempt)
+    return HeldAttempt(**key.fields())
 
 
 def state_change(
@@ -90,10 +89,7 @@ def state_change(
     """What the coordinator is to hear of an attempt."""
     return TaskStateChanged(
         term=term,
-        job=key.subtask.job,
-        operator=key.subtask.operator,
-        index=key.subtask.index,
-        attempt=key.attempt,
+        **key.fields(),
         state=state,
         error=error,
         result=result,

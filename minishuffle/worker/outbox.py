@@ -169,10 +169,7 @@ class Outbox:
             self._rows_taken += rows
             message = Collected(
                 term=term,
-                job=subtask.job,
-                operator=subtask.operator,
-                index=subtask.index,
-                attempt=self._attempt_id.attempt,
+                **self._attempt_id.fields(),
                 payload=payload,
                 rows=rows,
             )

@@ -635,14 +635,10 @@ class Worker:
     def _release(self, attempts: list[AttemptId]) -> None:
         for attempt in self._deployment.release(attempts):
             traffic, rows_dropped = attempt.rows()
-            subtask = attempt.id.subtask
             self._send(
                 TaskReleased(
                     term=self._state.term,
-                    job=subtask.job,
-                    operator=subtask.operator,
-                    index=subtask.index,
-                    attempt=attempt.id.attempt,
+                    **attempt.id.fields(),
                     traffic=traffic,
                     rows_dropped=rows_dropped,
                 )
@@ -729,14 +725,10 @@ class Worker:
 
     def _on_moved(self, attempt: AttemptId, positions: bytes, writes: list[WritePosition]) -> None:
         """A source reports how far it is."""
-        subtask = attempt.subtask
         self._send(
             SourcePositions(
                 term=self._state.term,
-                job=subtask.job,
-                operator=subtask.operator,
-                index=subtask.index,
-                attempt=attempt.attempt,
+                **attempt.fields(),
                 positions=positions,
                 writes=writes,
             )
@@ -755,29 +747,22 @@ class Worker:
 
     def _on_readable(self, key: AttemptId, edge: int) -> None:
         """A partition has its first buffer, for which its consumers may wait."""
-        subtask = key.subtask
         self._send(
             PartitionReadable(
                 term=self._state.term,
-                job=subtask.job,
-                operator=subtask.operator,
-                index=subtask.index,
-                attempt=key.attempt,
+                **key.fields(),
                 edge=edge,
             )
         )
 
     def _on_stands(self, key: AttemptId) -> None:
         """A task has stopped behind a barrier, or waits and cannot; heartbeats repeat it."""
-        attempt, subtask = self._deployment.attempts.get(key), key.subtask
+        attempt = self._deployment.attempts.get(key)
         if attempt is not None:
             self._send(
                 TaskStands(
                     term=self._state.term,
-                    job=subtask.job,
-                    operator=subtask.operator,
-                    index=subtask.index,
-                    attempt=key.attempt,
+                    **key.fields(),
                     standing=attempt.standing(),
                 )
             )
@@ -795,16 +780,13 @@ class Worker:
 
     def _on_filed(self, key: AttemptId, file: CompleteFile) -> None:
         """A sink has completed a file. That of a task that was abandoned meanwhile is not output."""
-        attempt, subtask = self._deployment.attempts.get(key), key.subtask
+        attempt = self._deployment.attempts.get(key)
         if attempt is None or attempt.task.state == "abandoned":
             return
         self._send(
             FileCompleted(
                 term=self._state.term,
-                job=subtask.job,
-                operator=subtask.operator,
-                index=subtask.index,
-                attempt=key.attempt,
+                **key.fields(),
                 file=file.number,
                 path=file.path,
                 rows=file.rows,

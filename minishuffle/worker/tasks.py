@@ -523,12 +523,8 @@ class Attempt:
 
     def report(self) -> TaskReport:
         """For the heartbeat."""
-        subtask = self.id.subtask
         return TaskReport(
-            job=subtask.job,
-            operator=subtask.operator,
-            index=subtask.index,
-            attempt=self.id.attempt,
+            **self.id.fields(),
             counters=self._counted(),
             traffic=self.traffic.table(),
             writes=self.upstreams.connected() if self.upstreams is not None else [],
