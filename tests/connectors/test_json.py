@@ -176,13 +176,13 @@ def test_what_is_nested_too_deeply_is_left_out_or_named(
     name: str, line_end: str, schema: pa.Schema | None, tmp_path: Path
 ) -> None:
     """pyarrow would end the process."""
-    lines = ['{"n": 1}'] * 2_000
+    lines = ['{"n": 1}'] * 400
     (tmp_path / "a.json").write_bytes(line_end.join([*lines, DEEPER[name], *lines, ""]).encode())
     rows, letters, records = read(source_of(tmp_path / "a.json", schema))
-    assert ([row["n"] for row in rows], len(letters), records) == ([1] * 4_000, 1, 4_001)
-    why, place = "it is nested more than 8,192 levels deep: ", 2_000 * (8 + len(line_end))
-    assert f"record 2001, byte {place}: {why}" in letters[0]
-    with pytest.raises(WrongInput, match=rf"a\.json, line 2001: {why}"):
+    assert ([row["n"] for row in rows], len(letters), records) == ([1] * 800, 1, 801)
+    why, place = "it is nested more than 8,192 levels deep: ", 400 * (8 + len(line_end))
+    assert f"record 401, byte {place}: {why}" in letters[0]
+    with pytest.raises(WrongInput, match=rf"a\.json, line 401: {why}"):
         read(source_of(tmp_path / "a.json", schema, "fail"))
 
 
@@ -197,10 +197,10 @@ def test_what_is_not_nested_too_deeply_is_read_however_long_it_is(tmp_path: Path
 
 
 def test_types_that_are_nested_too_deeply_to_be_found_are_to_be_declared(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(nested(3_000))
+    (tmp_path / "a.json").write_text(nested(1_200))
     with pytest.raises(UsageError, match="nested too deeply for their types to be found: declare the fields"):
         source_of(tmp_path / "a.json")
-    bad = nested(3_000).replace('"n": 2', '"n": "x"')
+    bad = nested(1_200).replace('"n": 2', '"n": "x"')
     (tmp_path / "a.json").write_text(bad)
     _, letters, _ = read(source_of(tmp_path / "a.json", pa.schema({"n": pa.int64()})))
     assert "it is nested too deeply to be looked at, and something is wrong with it" in letters[0]
