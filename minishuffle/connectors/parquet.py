@@ -101,19 +101,23 @@ def _schema_and_groups(path: str) -> tuple[pa.Schema, int]:
 
 
 def _check_types(path: str, given: pa.Schema, declared: pa.Schema) -> None:
+    """Raises UsageError for a declared type that not even a null of a column of the file becomes."""
     for field in declared:
         number = given.get_field_index(field.name)
         if number < 0:
             continue
-        one = pa.schema([given.field(number)])
+        one = pa.schema([given.field(number).with_nullable(True)])
         try:
             in_schema(
-                pa.RecordBatch.from_arrays([pa.nulls(0, one.types[0])], schema=one), pa.schema([field]), path
+                pa.RecordBatch.from_arrays([pa.nulls(1, one.types[0])], schema=one),
+                pa.schema([field.with_nullable(True)]),
+                path,
             )
         except UsageError as error:
             raise UsageError(
                 f"column {field.name!r} is declared as {field.type}, and no {one.types[0]} of {path} "
-                "becomes that: declare what it holds, and make the type of that with map_batches()"
+                f"becomes that ({error.__cause__}): declare what it holds, and make the type of that with "
+                "map_batches()"
             ) from error
 
 
