@@ -54,7 +54,8 @@ def test_a_step_that_needs_keys_or_comes_before_them_says_so() -> None:
     for ends, name in ((orders(), "top_n"), (orders().to_rows(), "window"), (orders().to_rows(), "count")):
         with pytest.raises(AttributeError, match=rf"'{name}': call key_by\(\.\.\.\) first, then {name}\(\)"):
             getattr(ends, name)
-    for keyed, name in ((orders().key_by("n"), "select"), (orders().to_rows().key_by("n"), "map")):
+    rows = orders().to_rows().key_by("n")
+    for keyed, name in ((orders().key_by("n"), "select"), (rows, "map"), (rows, "explain")):
         with pytest.raises(AttributeError, match=rf"'{name}': say what to compute .*, and then {name}\(\)"):
             getattr(keyed, name)
     for keyed in (orders().key_by("n"), orders().to_rows().key_by("n")):
