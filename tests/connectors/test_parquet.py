@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from minishuffle.connectors import parquet
 from minishuffle.connectors.parquet import ParquetSource
 from minishuffle.errors import UnknownName, UsageError
 from support.sourcereading import read_all
@@ -37,3 +38,25 @@ def test_a_type_that_no_value_of_a_column_can_have_is_refused_when_the_plan_is_b
     assert [int(row["b"]) for row in read_all(found)] == [2, 3]
     found = ParquetSource(tmp_path, pa.schema({"a": pa.string(), "b": pa.int32()}))
     assert read_all(found) == [{"a": "1.5", "b": 2}, {"a": None, "b": 3}]
+
+
+def test_a_type_of_many_columns_and_files_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"a": [1], "b": [2]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"a": [1], "b": pa.array(["x"])}), tmp_path / "b.parquet")
+    looked_at: list[tuple[str, pa.DataType]] = []
+
+    def in_schema(batch: pa.RecordBatch, schema: pa.Schema, path: str) -> pa.RecordBatch:
+        looked_at.append((Path(path).name, batch.schema.types[0]))
+        return whole(batch, schema, path)
+
+    whole = parquet.in_schema
+    monkeypatch.setattr(parquet, "in_schema", in_schema)
+    with pytest.raises(
+        UsageError, match=r"'b' is declared as duration.*, and no string of .*b\.parquet becomes"
+    ):
+        ParquetSource(tmp_path, pa.schema({"a": pa.int32(), "b": pa.duration("s")}))
+    looked_at.clear()
+    ParquetSource(tmp_path, pa.schema({"a": pa.string(), "b": pa.string()}))
+    assert looked_at == [("a.parquet", pa.int64()), ("b.parquet", pa.string())]
