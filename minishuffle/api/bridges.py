@@ -21,17 +21,8 @@ _OF_SINKS: Final = frozenset({"collect", "print", "to", "to_count", "to_files"})
 _OF_ALL: Final = (
     _OF_SINKS
     | {"broadcast", "drop", "explain", "explode", "filter", "flat_map", "forward", "key_by", "map"}
-    | {
-        "map_async",
-        "map_batches",
-        "partition",
-        "rebalance",
-        "rename",
-        "rescale",
-        "select",
-        "to_rows",
-        "with_columns",
-    }
+    | {"map_async", "map_batches", "partition", "rebalance", "rename", "rescale", "select", "to_rows"}
+    | {"with_columns"}
 )
 """What streams and tables have and keyed ones do not: what takes the values of keys."""
 _BEFORE_KEYS: Final = frozenset({"broadcast_join", "event_time", "exchange", "to_table", "union"})

@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
-from minishuffle.errors import UsageError
+from minishuffle.errors import UsageError, WrongColumns
 from minishuffle.exchange.schemas import long_types, with_types
 from minishuffle.plan.arguments import check_columns
 
@@ -55,6 +55,8 @@ def expression_type(schema: pa.Schema, expression: pc.Expression, where: str) ->
         kind = _bound_type(schema, expression)
         _check_one_row(schema, expression, where)
         return kind
+    except WrongColumns as error:
+        raise WrongColumns(f"{where}: {expression!s:.200}: {error}") from error
     except pa.ArrowException as error:
         if (missing := missing_column(error)) is not None:
             check_columns([missing], schema.names, where)
