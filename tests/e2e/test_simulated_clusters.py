@@ -6,6 +6,7 @@ ends are summed up at the end of the tests (see ``conftest``).
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ from support.simulated_faults import (
     PAUSING,
 )
 from support.simulated_jobs import Strategy
+from support.simulated_loop import Host, World
+from support.simulated_network import Network
 from support.simulated_runs import Run, Scenario
 from support.simulated_writes import WriteLog
 from support.soak import SOAK
@@ -248,3 +251,17 @@ def test_the_log_of_what_was_skipped_can_fail_a_run(
     log.skipped[0, 2] = {(sender, number) for number in skipped}
     with pytest.raises(AssertionError, match=problem) if problem else nullcontext():
         log.check([Edge(source=0, target=1, partitioner="hash")], {(1, 2, 7): {sender: [4]}})
+
+
+def test_what_has_not_begun_ends_with_its_process() -> None:
+    begun = []
+
+    async def begin() -> None:
+        begun.append(True)
+
+    world = World(0)
+    host = Host(world, Network(world), "process")
+    host.stop()
+    host.run(begin(), "main")
+    host.kill()  # With a warning, which is an error, if nothing had ended it.
+    assert not begun and not asyncio.all_tasks(host.loop)

@@ -197,8 +197,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def unwind(self) -> None:
         """The process has died: end its tasks, without any effect outside."""
+        tasks = asyncio.all_tasks(self)  # First: what is ready holds some that nothing else does.
         self._ready.clear()
-        for task in asyncio.all_tasks(self):
+        for task in tasks:
             task.cancel()
             coroutine: Any = task.get_coro()
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
