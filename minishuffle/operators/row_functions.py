@@ -91,7 +91,9 @@ class KeyRows(EachRow):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         given, keys = self.called(batch)
         rows = given.payload
-        keyed = Batch(rows, rows if all(map(is_, keys, rows)) else keys, given.times)
+        if not self._alone and all(map(is_, keys, rows)):
+            keys = rows
+        keyed = Batch(rows, keys, given.times)
         if self.on_error != "fail":
             keyed = self._with_keys_that_hash(keyed)
         if not keyed.payload:
