@@ -33,7 +33,7 @@ from minishuffle.exchange.watermarks import END_OF_TIME
 from minishuffle.operators.base import Emit, TaskContext, Watermark
 from minishuffle.plan.planner import compile_job
 from minishuffle.plan.programs import open_program
-from minishuffle.worker.chain import Chain
+from minishuffle.runtime.chain import Chain
 
 __all__ = ["BATCHES", "KEYS", "OPERATORS", "Isolated", "compared", "measure_operators"]
 

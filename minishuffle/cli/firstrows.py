@@ -16,9 +16,9 @@ from minishuffle.operators.row_copies import own_rows
 from minishuffle.plan.end_steps import ScanStep
 from minishuffle.plan.nodes import Feed, Node, inputs_first, running
 from minishuffle.plan.planner import operator_of
-from minishuffle.worker.asynccalls import LoopCalls
-from minishuffle.worker.chain import Chain
-from minishuffle.worker.reader import SourceReader
+from minishuffle.runtime.asynccalls import LoopCalls
+from minishuffle.runtime.chain import Chain
+from minishuffle.runtime.reader import SourceReader
 from minishuffle.worker.task import describe_failure
 
 __all__ = ["FirstRows"]

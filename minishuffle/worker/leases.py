@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from minishuffle.operators.base import Source
+from minishuffle.runtime.reader import SourceReader
 from minishuffle.wire.packed import SplitPosition, unpack_positions
 from minishuffle.worker.handoff import TaskPaths
 from minishuffle.worker.leaseledger import LeaseLedger
-from minishuffle.worker.reader import SourceReader
 
 __all__ = ["SourceLeases", "WriteLeases"]
 

@@ -54,20 +54,20 @@ from minishuffle.operators.base import (
 )
 from minishuffle.operators.user_metrics import UserMetrics
 from minishuffle.plan.programs import open_program
+from minishuffle.runtime.asynccalls import LoopCalls
+from minishuffle.runtime.chain import Chain
+from minishuffle.runtime.inputs import Inputs
+from minishuffle.runtime.reader import SourceReader
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker.activity import cpu_wait_seconds
-from minishuffle.worker.asynccalls import LoopCalls
-from minishuffle.worker.chain import Chain
 from minishuffle.worker.crashrecord import CrashRecord
 from minishuffle.worker.filereports import FileReports
 from minishuffle.worker.handoff import TaskPaths
-from minishuffle.worker.inputs import Inputs
 from minishuffle.worker.interpreter import compete
 from minishuffle.worker.jobimports import import_from
 from minishuffle.worker.latencymarkers import LatencyMarkers
 from minishuffle.worker.leases import SourceLeases
 from minishuffle.worker.outbox import Outbox
-from minishuffle.worker.reader import SourceReader
 from minishuffle.worker.wallclock import WallClock
 
 __all__ = ["Task", "TaskOutcome"]
@@ -342,7 +342,7 @@ class Task:
 
     def _loop_calls(self) -> LoopCalls:
         self.paths.calls.run_on()
-        return LoopCalls(f"{self._thread_name} calls", self.paths.bell.ring_now)
+        return LoopCalls(f"{self._thread_name} calls", self.paths.bell.ring_now, compete)
 
     def _run_source(self, source: Source, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
         in_turn = any(operator.by_split for operator in chain.operators)

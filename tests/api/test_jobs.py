@@ -24,7 +24,7 @@ from minishuffle.operators.base import Emit, Operator, Output, Program, TaskCont
 from minishuffle.plan.graph import JobGraph
 from minishuffle.plan.planner import compile_job
 from minishuffle.plan.programs import open_program
-from minishuffle.worker.reader import SourceReader
+from minishuffle.runtime.reader import SourceReader
 from support.listing import Listing
 
 WORDS = ["to be or not to be", "that is the question", "", "to die to sleep"]

@@ -21,8 +21,8 @@ from minishuffle.connectors.json import JsonSource
 from minishuffle.connectors.text import TextSource
 from minishuffle.errors import UsageError, WrongInput
 from minishuffle.operators.base import Portion
+from minishuffle.runtime.reader import SourceReader
 from minishuffle.wire.packed import SplitPosition
-from minishuffle.worker.reader import SourceReader
 from support.cutjobs import Cut, run
 
 Format = Literal["csv", "json"]

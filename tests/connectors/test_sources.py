@@ -17,8 +17,8 @@ from minishuffle.connectors.parquet import ParquetSource
 from minishuffle.connectors.text import TextSource
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.operators.base import Source
+from minishuffle.runtime.reader import SourceReader
 from minishuffle.wire.packed import SplitPosition
-from minishuffle.worker.reader import SourceReader
 from support.sourcereading import read_all, records_of
 
 

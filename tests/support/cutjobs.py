@@ -26,9 +26,9 @@ from minishuffle.operators.base import Emit, Mark, Program, TaskContext, Waterma
 from minishuffle.plan.graph import JobGraph
 from minishuffle.plan.planner import compile_job
 from minishuffle.plan.programs import open_program
-from minishuffle.worker.chain import Chain
-from minishuffle.worker.inputs import Inputs
-from minishuffle.worker.reader import SourceReader
+from minishuffle.runtime.chain import Chain
+from minishuffle.runtime.inputs import Inputs
+from minishuffle.runtime.reader import SourceReader
 from support.listing import Listing
 
 __all__ = ["Cut", "Outcome", "run"]

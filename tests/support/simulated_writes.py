@@ -13,7 +13,7 @@ import pytest
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.partitioner import Partitioner
 from minishuffle.plan.graph import Edge
-from minishuffle.worker import chain
+from minishuffle.runtime import chain
 from support.simulated_jobs import Sender, as_rows
 
 __all__ = ["WriteLog", "log_writes"]

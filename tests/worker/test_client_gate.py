@@ -15,10 +15,10 @@ from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import JobId, PartitionId
+from minishuffle.runtime.inputs import Inputs
 from minishuffle.wire.clients import ROWS_FORGOTTEN
 from minishuffle.wire.frames import BufferFlags, DataType, EventKind, PartitionRequest
 from minishuffle.worker.client_gate import UPSTREAM_EDGE, WRITES_KEPT, Progress, UpstreamChannel, UpstreamGate
-from minishuffle.worker.inputs import Inputs
 from support.batches import as_batch, shown
 from support.frames import buffer_header
 from support.links import BareLink, consumer_of

@@ -11,9 +11,12 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.api.stream import Stream, Table
+from minishuffle.operators.base import Active
 from minishuffle.plan.graph import JobSettings
+from minishuffle.runtime.inputs import Inputs
 from minishuffle.wire.messages import TaskStateChanged
 from minishuffle.wire.packed import unpack_positions
+from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.task import Task
 from support.attempts import attempt
 
@@ -336,3 +339,23 @@ async def test_the_state_that_a_task_holds_is_counted(site_of: type[Site], make:
     await site.finish()
     assert sum(task.read_counters().state_rows for task in tasks) == rows, "lost with them"
     await site.close()
+
+
+async def test_a_batch_that_was_read_and_not_taken_counts_as_discarded(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watermark in front of it is taken, and the task is cancelled before it looks again."""
+    read_gate = Inputs._read_gate
+
+    def read_and_cancel(inputs: Inputs, each: Any) -> None:
+        read_gate(inputs, each)
+        if inputs._ready:
+            inputs._ready.appendleft((0, Active()))
+            sink.paths.cancel()
+
+    monkeypatch.setattr(Inputs, "_read_gate", read_and_cancel)
+    _, sink = site.deploy(Stream.items([1]).rebalance().to_count(), connect=False)
+    site.deployment.connect_local(ChannelKey(sink.attempt_id, 0, 0), attempt(0), 1)
+    await site.until(lambda: sink.attempt_id in site.outcomes)
+    counters = sink.read_counters()
+    assert (counters.records_in, counters.rows_dropped) == (0, {"queue_discarded": 1})

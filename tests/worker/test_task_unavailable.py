@@ -17,8 +17,8 @@ from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.exchange.subpartition import PipelinedView
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.operators.base import Output, Program
+from minishuffle.runtime.chain import Chain
 from minishuffle.wire.frames import CancelReason
-from minishuffle.worker.chain import Chain
 from minishuffle.worker.handoff import TaskBell, TaskPaths
 
 if TYPE_CHECKING:

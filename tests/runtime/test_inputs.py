@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
-import pytest
-
-from minishuffle.api.stream import Stream
 from minishuffle.exchange.elements import ElementFormat, pack_rows
 from minishuffle.exchange.gate import Element, InputGate
 from minishuffle.exchange.watermarks import WatermarkValve
 from minishuffle.operators.base import END_OF_TIME, Active, Idle, Reached, SplitMark, Watermark
-from minishuffle.worker.inputs import Inputs
-from minishuffle.worker.registry import ChannelKey
-from support.attempts import attempt
+from minishuffle.runtime.inputs import Inputs
 from support.batches import shown
 
 if TYPE_CHECKING:
-    from conftest import Site
+    pass
 
 
 class Gate:
@@ -186,23 +181,3 @@ def test_data_of_an_idle_gate_makes_it_count_again() -> None:
         (0, Watermark(30)),
         (0, END),
     ]
-
-
-async def test_a_batch_that_was_read_and_not_taken_counts_as_discarded(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The watermark in front of it is taken, and the task is cancelled before it looks again."""
-    read_gate = Inputs._read_gate
-
-    def read_and_cancel(inputs: Inputs, each: Any) -> None:
-        read_gate(inputs, each)
-        if inputs._ready:
-            inputs._ready.appendleft((0, Active()))
-            sink.paths.cancel()
-
-    monkeypatch.setattr(Inputs, "_read_gate", read_and_cancel)
-    _, sink = site.deploy(Stream.items([1]).rebalance().to_count(), connect=False)
-    site.deployment.connect_local(ChannelKey(sink.attempt_id, 0, 0), attempt(0), 1)
-    await site.until(lambda: sink.attempt_id in site.outcomes)
-    counters = sink.read_counters()
-    assert (counters.records_in, counters.rows_dropped) == (0, {"queue_discarded": 1})

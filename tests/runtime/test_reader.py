@@ -11,9 +11,9 @@ import pytest
 from minishuffle.connectors.generator import TURNS_PER_SECOND, GeneratorSource
 from minishuffle.errors import UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.runtime import reader as reader_module
+from minishuffle.runtime.reader import SourceReader
 from minishuffle.wire.packed import SplitPosition
-from minishuffle.worker import reader as reader_module
-from minishuffle.worker.reader import SourceReader
 
 
 def numbered(start: int, count: int) -> list[int]:

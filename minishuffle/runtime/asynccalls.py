@@ -11,7 +11,6 @@ from typing import Any
 
 from minishuffle.errors import WrongResult
 from minishuffle.operators.base import AsyncCall
-from minishuffle.worker.interpreter import compete
 
 __all__ = ["LoopCalls"]
 
@@ -24,10 +23,11 @@ class LoopCalls:
     Args:
         name: of the thread.
         ring: wakes the task when a call has ended.
+        begin: the first that the thread calls.
     """
 
-    def __init__(self, name: str, ring: Callable[[], None]) -> None:
-        self._ring = ring
+    def __init__(self, name: str, ring: Callable[[], None], begin: Callable[[], None] = lambda: None) -> None:
+        self._ring, self._begin = ring, begin
         self._loop = asyncio.new_event_loop()
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -65,7 +65,7 @@ class LoopCalls:
     # --- loop ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        compete()
+        self._begin()
         asyncio.set_event_loop(self._loop)
         while not self._closed:
             try:

@@ -26,8 +26,8 @@ from minishuffle.operators.base import (
     Watermark,
 )
 from minishuffle.operators.chained import ChainedOperator
+from minishuffle.runtime.chain import Chain
 from minishuffle.wire.frames import WATERMARK_EVENT, EventKind
-from minishuffle.worker.chain import Chain
 from support.batches import as_item
 
 

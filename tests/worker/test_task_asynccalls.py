@@ -11,8 +11,7 @@ import pytest
 
 from minishuffle.api.stream import Stream
 from minishuffle.errors import UsageError, WrongResult
-from minishuffle.operators.base import AsyncCall, TaskContext
-from minishuffle.worker.asynccalls import LoopCalls
+from minishuffle.operators.base import TaskContext
 
 if TYPE_CHECKING:
     from .conftest import Site
@@ -122,7 +121,7 @@ async def test_rows_are_given_or_lost_when_a_call_raises(site: Site) -> None:
     assert outcome.state == "failed" and outcome.error is not None
     assert "KeyError: 'five'" in outcome.error.text
     assert "in at_five" in outcome.error.traceback
-    assert "minishuffle/worker" not in outcome.error.traceback
+    assert "minishuffle/runtime" not in outcome.error.traceback
     assert "raised in operator 'map_async' by the record 5" in outcome.error.traceback
     counters = task.read_counters()
     lost = counters.state_rows + counters.rows_dropped.get("failed_batch", 0)
@@ -135,36 +134,6 @@ async def test_a_function_that_is_not_asynchronous_is_named(site: Site) -> None:
     (outcome,) = await site.run(stream.collect())
     assert outcome.error is not None and "this one gave str: define it with 'async def'" in outcome.error.text
     assert outcome.error.code == WrongResult.code
-
-
-def test_wait_raises_what_the_awaitable_does() -> None:
-    async def broken() -> None:
-        raise OSError("no")
-
-    calls = LoopCalls("test calls", lambda: None)
-    with pytest.raises(OSError, match="no"):
-        calls.wait(broken())
-    calls.close()
-    assert loops() == []
-
-
-def test_a_loop_goes_on_when_a_task_of_the_users_own_ends_the_interpreter() -> None:
-    rung = threading.Event()
-    calls = LoopCalls("test calls", rung.set)
-
-    async def leave() -> None:
-        raise SystemExit(1)
-
-    async def spawning(row: int) -> int:
-        SEEN.append(asyncio.get_running_loop().create_task(leave()))
-        return row
-
-    first, second = AsyncCall(1), AsyncCall(2)
-    calls.start(spawning, [first, second], None)
-    assert rung.wait(30)
-    calls.close()
-    assert (first.result, second.result) == (1, 2)
-    assert [type(task.exception()) for task in SEEN] == [SystemExit, SystemExit]
 
 
 @pytest.mark.parametrize(

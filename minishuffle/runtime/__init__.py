@@ -1,0 +1,1 @@
+"""What runs a chain of operators in one thread, without a network."""
