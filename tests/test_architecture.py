@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.sources import PACKAGE, TESTS, Module, modules, none_of, part_of
+from support.sources import PACKAGE, RECIPES, TESTS, Module, modules, none_of, part_of
 
 FUNCTION_LINES_MAX = 60
 
@@ -252,7 +252,11 @@ def below_observe(module: Module) -> bool:
 
 BANNED = (
     Banned(re.compile(r"^(time\.)?sleep$"), "wait on a bell or a timer of the loop", below_observe),
-    Banned(re.compile(r"^print$"), "use logging", lambda m: m.part not in ("bench", "cli")),
+    Banned(
+        re.compile(r"^print$"),
+        "use logging",
+        lambda m: m.part not in ("bench", "cli") and not m.name.startswith(RECIPES),
+    ),
     Banned(
         re.compile(r"^click\.s?echo$"),
         "use echo of cli/terminal.py, which escapes what a terminal lacks",

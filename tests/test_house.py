@@ -15,7 +15,7 @@ from typing import TypeGuard
 
 import pytest
 
-from support.sources import PACKAGE, ROOT, TESTS, FunctionNode, Module, modules, none_of
+from support.sources import PACKAGE, RECIPES, ROOT, TESTS, FunctionNode, Module, modules, none_of
 
 NO_TEST_OF_ITS_OWN = {
     "cli/bench.py": "each benchmark is run by the test of its module in bench",
@@ -56,6 +56,7 @@ NOT_A_MODULE = {
     "api/test_metamorphic.py": "random jobs, cut in many ways",
     "api/test_type_matrix.py": "every type of Arrow in every operator of the Table API",
     "examples/test_examples.py": "the built-in jobs",
+    "examples/test_recipes.py": "programs of users",
     "pipelines/test_interrupt.py": "signals to whole pipelines",
     "transport/test_conformance.py": "one suite for all transports",
     "transport/test_conformance_attachments.py": "the same, with attachments that come and go",
@@ -175,7 +176,7 @@ MANY_ARGUMENTS = {
 
 @pytest.fixture(scope="module", params=[PACKAGE], ids=["package"])
 def package(request: pytest.FixtureRequest) -> tuple[Module, ...]:
-    return modules(request.param)
+    return tuple(module for module in modules(request.param) if not module.name.startswith(RECIPES))
 
 
 def stem(name: str) -> str:

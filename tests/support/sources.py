@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-__all__ = ["PACKAGE", "ROOT", "TESTS", "FunctionNode", "Module", "modules", "none_of", "part_of"]
+__all__ = ["PACKAGE", "RECIPES", "ROOT", "TESTS", "FunctionNode", "Module", "modules", "none_of", "part_of"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "minishuffle"
 TESTS = ROOT / "tests"
+RECIPES = "examples/recipes/"
+"""Programs of users, each for itself: they print, and no name in one has to do with a name elsewhere."""
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
