@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from minishuffle.operators.keyed_process import ProcessContext as ProcessContext
     from minishuffle.plan.graph import JobSettings as JobSettings
 
-__version__: Final = "0.1.0"
+__version__: Final = "0.2.0"
 
 _MODULE_OF: Final = {
     "Client": "minishuffle.client",

@@ -606,6 +606,8 @@ WORDS = {
     r"\bis promised to jobs\b": "separate from the memory reserved for jobs",
 }
 """Words that readers of this field would have to guess at, and what is written instead."""
+BEFORE = re.compile(r"^(\|[^|\n]*\|)[^|\n]*\|", re.MULTILINE)
+"""The second column of the changelog's table of breaks: names as they were."""
 
 
 def bad_words(name: str, text: str) -> Iterator[str]:
@@ -616,8 +618,10 @@ def bad_words(name: str, text: str) -> Iterator[str]:
 
 
 def test_the_words_are_those_of_the_field(package: tuple[Module, ...]) -> None:
-    documents = [*PACKAGE.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    documents = [*PACKAGE.rglob("*.md"), ROOT / "README.md"]
     texts = [(module.name, module.text) for module in package]
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    texts.append(("CHANGELOG.md", BEFORE.sub(r"\1|", changes)))
     texts += [(path.relative_to(ROOT).as_posix(), path.read_text()) for path in documents]
     none_of([problem for name, text in texts for problem in bad_words(name, text)])
 

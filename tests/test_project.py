@@ -7,8 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
+
+import minishuffle
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -124,6 +127,19 @@ def test_the_same_pythons_are_allowed_everywhere() -> None:
     assert f"RANGE='(3, {first}) <= sys.version_info[:2] <= (3, {after - 1})'" in text_of("scripts/bootstrap")
     for name in ("Makefile", "README.md", "deploy/README.md", "requirements.lock", "requirements-spark.lock"):
         assert f"Python {minors[0]} to {minors[-1]}" in text_of(name), name
+
+
+SECTION_BYTES_MAX = 12_000
+"""Of a version in the changelog: what its users have to know, and not all that was done."""
+
+
+def test_the_newest_version_of_the_changelog_is_that_of_the_package_and_short() -> None:
+    sections = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    newest = next(each for each in sections if not each.startswith("[Unreleased]"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert re.findall(r"^\[(.+)\] - \d{4}-\d\d-\d\d$", newest, re.MULTILINE) == [project["version"]]
+    assert minishuffle.__version__ == project["version"]
+    assert max(len(each.encode()) for each in sections) <= SECTION_BYTES_MAX
 
 
 def test_the_wheel_has_the_page_as_it_is_built_and_not_its_sources(tmp_path: Path) -> None:

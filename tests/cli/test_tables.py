@@ -46,7 +46,7 @@ JOB = JobInfo(
 )
 STATUS = ClusterStatus(
     cluster="blue",
-    version="0.1.0",
+    version="0.2.0",
     term=3,
     pid=41,
     web_port=8472,
@@ -96,7 +96,7 @@ def test_a_jobs_map_is_json_with_results_unpacked() -> None:
 def test_status_shows_workers_connections_and_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     tables.show_status(STATUS)
     out = capsys.readouterr().out
-    assert "cluster 'blue': version 0.1.0, term 3, coordinator pid 41" in out
+    assert "cluster 'blue': version 0.2.0, term 3, coordinator pid 41" in out
     row = next(line for line in out.splitlines() if line.startswith("1 "))
     for text in ("alive", "127.0.0.1:5000", "42", "1/2", "1.5 KiB of 1.0 MiB", "1 to 2"):
         assert text in row

@@ -36,7 +36,7 @@ JOB = JobInfo(
     causes=[],
 )
 STATUS = ClusterStatus(
-    cluster=NAME, version="0.1.0", term=1, pid=41, web_port=8472, workers=[], jobs=[JOB], journal_problem=NAME
+    cluster=NAME, version="0.2.0", term=1, pid=41, web_port=8472, workers=[], jobs=[JOB], journal_problem=NAME
 )
 VIEWS: dict[str, Callable[[], None]] = {
     "jobs list": lambda: tables.show_jobs([JOB]),
