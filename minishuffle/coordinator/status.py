@@ -15,6 +15,7 @@ from minishuffle.coordinator.links import Links
 from minishuffle.coordinator.scheduling import takers
 from minishuffle.coordinator.workers import WorkerRegistry
 from minishuffle.counters import CoordinatorSnapshot, JobRecoveries
+from minishuffle.plan.graph import JobGraph, JobSettings
 from minishuffle.wire.messages import ControlMessage
 from minishuffle.wire.outputs import GetFiles
 from minishuffle.wire.requests import (
@@ -24,6 +25,7 @@ from minishuffle.wire.requests import (
     GraphInfo,
     JobList,
     ListJobs,
+    SettingInfo,
     ShowGraph,
     ShowJob,
     VertexInfo,
@@ -130,7 +132,32 @@ def _graph_info(job: Job) -> GraphInfo:
         edges=[EdgeInfo(**edge.model_dump(include=set(EdgeInfo.model_fields))) for edge in job.graph.edges],
         restart_strategy=job.graph.settings.restart_strategy,
         on_unavailable=job.graph.on_unavailable,
+        settings=_settings(job.graph),
     )
+
+
+def _settings(graph: JobGraph) -> list[SettingInfo]:
+    """All of a job's settings, in the order in which they are declared."""
+    given, follows = graph.settings, dict[str, str](on_unavailable=graph.on_unavailable)
+    if given.schedule != "eager":
+        follows["start_when"] = given.starts_when
+    found = []
+    for name, field in JobSettings.model_fields.items():
+        value = getattr(given, name)
+        found.append(
+            SettingInfo(
+                name=name,
+                value=_setting_text(follows.get(name, value)),
+                default=_setting_text(field.default),
+                given=value != field.default,
+            )
+        )
+    return found
+
+
+def _setting_text(value: float | str | None) -> str:
+    """Empty for None."""
+    return "" if value is None else str(value)
 
 
 def coordinator_snapshot(cluster: ClusterView, now: float, refused: dict[str, int]) -> CoordinatorSnapshot:

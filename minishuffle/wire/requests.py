@@ -41,6 +41,7 @@ __all__ = [
     "ListJobs",
     "PauseJob",
     "ResumeJob",
+    "SettingInfo",
     "ShowGraph",
     "ShowJob",
     "SlotWait",
@@ -427,6 +428,17 @@ class EdgeInfo(ControlMessage):
     kind: str = "pipelined_bounded"
 
 
+class SettingInfo(ControlMessage):
+    """A setting of a job; values are texts, empty where the job has the runtime choose."""
+
+    name: str
+    value: str
+    """What holds: where none was given, what follows from the job."""
+    default: str
+    given: bool
+    """It was given another value than the default."""
+
+
 class GraphInfo(ControlMessage):
     """The graph of a job, without its programs."""
 
@@ -436,6 +448,7 @@ class GraphInfo(ControlMessage):
     edges: list[EdgeInfo]
     restart_strategy: str
     on_unavailable: str
+    settings: list[SettingInfo] = Field(default_factory=list)
 
 
 class JobEvents(ControlMessage):

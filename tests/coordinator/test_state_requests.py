@@ -9,7 +9,7 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.errors import ResourceExhausted, UnknownName
-from minishuffle.plan.graph import JobGraph
+from minishuffle.plan.graph import JobGraph, JobSettings
 from minishuffle.wire.messages import ControlMessage, PeerReport, Shutdown, WorkerReport
 from minishuffle.wire.requests import (
     CancelJob,
@@ -173,3 +173,16 @@ def test_the_graph_is_shown_without_its_programs(
     assert [(edge.source, edge.target, edge.kind) for edge in shown.edges] == [(0, 1, "pipelined_bounded")]
     assert "program" not in shown.model_dump_json()
     assert cluster.request(ShowGraph(job="j9")).code == UnknownName.code
+
+
+def test_settings_are_shown_with_what_follows_where_none_was_given(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    cluster.submit(make_graph(buffer_timeout=0, restart_strategy="individual", schedule="first_output"))
+    found = {each.name: each for each in cluster.request(ShowGraph(job="j1")).settings}
+    assert list(found) == list(JobSettings.model_fields)
+    assert {name for name, each in found.items() if each.given} == {"buffer_timeout", "schedule"}
+    assert (found["buffer_timeout"].value, found["buffer_timeout"].default) == ("0.0", "adaptive")
+    assert (found["on_unavailable"].value, found["on_unavailable"].default) == ("wait", "")
+    assert found["start_when"].value == "any"
+    assert found["source_lease"].value == ""

@@ -258,6 +258,75 @@ def test_a_killed_worker(browser: Browser, cluster: LocalCluster, base: str, wai
         page.check(faults=False)
 
 
+HOUR = 3_600_000_000
+BAD = 500
+"""Of so many numbers one is bad."""
+
+
+def readings() -> Stream[Any]:
+    """With event times of an hour ago; some become dead letters, some are printed."""
+
+    def reading(number: int) -> str:
+        if number % BAD == 0:
+            raise ValueError(f"<b>{number}</b> is a round number")
+        return f"reading {number}"
+
+    stream = Stream.generate(numbers, rate=1_000).event_time(lambda _: int(time.time() * 1e6) - HOUR)
+    texts = stream.map(reading, on_error="dead_letter").filter(lambda text: text.endswith("99"))
+    return texts.rebalance().map(str.upper).print()
+
+
+def test_watermarks_log_and_settings(browser: Browser, cluster: LocalCluster, base: str) -> None:
+    with (
+        running(cluster, readings(), "logged", buffer_timeout=0.0) as job,
+        shown(browser, f"{base}#/jobs/{job.id}") as page,
+    ):
+        page.see("1 h 0 min behind now", "#vertex dd")
+        page.page.get_by_role("region", name="Subtasks of").locator("time").nth(1).wait_for()
+        log = page.page.locator("#log")
+        log.locator("li", has_text="READING 1999").wait_for()
+        letter = log.locator("li", has_text="<b>1000</b> is a round number")
+        letter.wait_for()
+        assert letter.inner_text().startswith("▲ dead letter map: ValueError")
+        page.see("dead letters", "#log .note")
+        log.get_by_label("Dead letters only").check()
+        letter.wait_for()
+        assert log.locator("li", has_text="READING").count() == 0
+        log.get_by_label("Find in the log").fill("no such line")
+        page.see("No line matches", "#log")
+        log.get_by_label("Dead letters only").uncheck()
+        log.get_by_label("Find in the log").fill("reading 2099")
+        log.locator("li", has_text="READING 2099").wait_for()
+        assert log.locator("li").count() == 1
+        settings = page.page.locator("#settings")
+        given = settings.locator("table").first.locator("tbody tr")
+        assert given.all_inner_texts() == ["buffer_timeout\t0.0\tadaptive"]
+        settings.get_by_text("The others, which are the defaults").click()
+        page.see("on_unavailable", "#settings")
+        page.check()
+        page.page.set_viewport_size({"width": 390, "height": 844})
+        page.page.emulate_media(color_scheme="dark")
+        page.check()
+
+
+def test_many_subtasks_and_lines(browser: Browser) -> None:
+    """The log of a job of a thousand tasks, of which the coordinator keeps the end."""
+    coordinator = ScriptedCoordinator(slots=500)
+    job = coordinator.submit("wide", 500)
+    coordinator.log(job, [f"line {number} {'x' * 90}" for number in range(30_000)])
+    with served(coordinator) as url, shown(browser, f"{url}#/jobs/{job}") as page:
+        log = page.page.locator("#log")
+        log.locator("li", has_text="line 29999").wait_for()
+        assert log.locator("li").count() == 300
+        page.see("the last 300 of", "#log")
+        log.get_by_label("Find in the log").fill("line 1234")
+        log.locator("li", has_text="line 12345").wait_for()
+        coordinator.log(job, ["line 12340 again"])
+        log.locator("li", has_text="line 12340 again").wait_for()
+        assert page.page.locator("#vertex table").first.locator("tbody tr").count() == 500
+        page.check(faults=False)
+
+
 def test_many_subtasks(browser: Browser, cluster: LocalCluster, base: str) -> None:
     stream = Stream.generate(numbers, rate=200)
     for _ in range(VERTICES - 1):
@@ -279,7 +348,15 @@ def test_many_subtasks(browser: Browser, cluster: LocalCluster, base: str) -> No
 def served(source: ScriptedCoordinator, wants: WebAccess | None = None) -> Iterator[str]:
     """The web server of such a coordinator, on an event loop in a thread of its own."""
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="web")
+
+    def run() -> None:
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)  # A diagnosis may be between its looks.
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+
+    thread = threading.Thread(target=run, name="web")
     thread.start()
     try:
         starting = asyncio.run_coroutine_threadsafe(serve_coordinator_web(source, 0, wants or access()), loop)

@@ -20,6 +20,7 @@ from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
     Heartbeat,
+    LogLines,
     Register,
     Registered,
     TaskReport,
@@ -114,7 +115,12 @@ class ScriptedCoordinator:
         return self.state.look()
 
     async def ask(self, request: ControlMessage) -> ControlMessage:
-        return self.request(request)
+        """Long polls are answered at once."""
+        return self.request(
+            request.model_copy(
+                update={"wait_seconds": 0.0} if "wait_seconds" in type(request).model_fields else {}
+            )
+        )
 
     # --- what happens ----------------------------------------------------------------------------
 
@@ -142,6 +148,11 @@ class ScriptedCoordinator:
         attempt = self.tasks[job, operator, index].attempt
         which = {"job": job, "operator": operator, "index": index, "attempt": attempt}
         message = TaskStateChanged.model_validate({"term": TERM, **which, "state": state})
+        self._carry_out(self.state.worker_message(WORKER_LINK, message, self.now))
+
+    def log(self, job: str, lines: list[str]) -> None:
+        """The worker says that the job has logged these."""
+        message = LogLines(term=TERM, job=job, lines=lines)
         self._carry_out(self.state.worker_message(WORKER_LINK, message, self.now))
 
     def heartbeat(

@@ -12,6 +12,9 @@ export interface Counters {
   idle_seconds: number;
   backpressured_seconds: number;
   state_rows: number;
+  user_errors: Record<string, number>;
+  /** Microseconds since 1970; null: none yet. */
+  watermark: number | null;
   latency: { count?: number; p50?: number; p95?: number; p99?: number; max?: number };
 }
 export interface Task {
@@ -34,6 +37,8 @@ export interface Job {
   state: string;
   submitted_at: number;
   ended_at: number;
+  /** When the coordinator said all this, by its clock. */
+  at: number;
   tasks: Task[];
   causes: Cause[];
   slot_waits: { worker: number; until: number; text: string }[];
@@ -82,6 +87,8 @@ export interface Graph {
   edges: { source: number; target: number; input: number; partitioner: string; kind: string }[];
   restart_strategy: "individual" | "region" | "full" | "none";
   on_unavailable: "drop" | "wait";
+  /** Values are empty where the job has the runtime choose. */
+  settings: { name: string; value: string; default: string; given: boolean }[];
 }
 export interface SubtaskLoad {
   index: number;
@@ -211,6 +218,9 @@ const WAIT_SECONDS = 10;
 const RETRY_MS = 1000;
 const TOKEN = "minishuffle-token";
 const EVENTS_KEPT = 5000;
+const LINES_KEPT = 20_000;
+/** An answer of so many lines is full, so that there may be more. */
+const LINES_MANY = 1000;
 
 /** A request that was answered, but not with what was asked for. */
 export class Refused extends Error {
@@ -390,6 +400,41 @@ export function useEvents(job: string): JobEvent[] {
     [job],
   );
   return events;
+}
+
+export interface LogLine {
+  number: number;
+  text: string;
+}
+interface Log {
+  lines: LogLine[];
+  /** Earlier lines, which the coordinator does not keep. */
+  left: number;
+}
+
+/** The lines of a job's log that the coordinator keeps, and new ones as they come. */
+export function useLog(job: string): Log {
+  const [log, set] = useState<Log>({ lines: [], left: 0 });
+  const next = useRef(0);
+  useRounds(
+    async (stop) => {
+      const path = `jobs/${job}/logs?after=${next.current}&wait_seconds=${WAIT_SECONDS}`;
+      const found = await read<{ lines: string[]; next: number; terminal: boolean }>(path, stop, 2 * REQUEST_MS + WAIT_SECONDS * 1000);
+      if (stop.aborted) return RETRY_MS;
+      next.current = found.next; // Less than before where a new coordinator has none of the old lines.
+      if (found.lines.length === 0) return found.terminal ? WAIT_SECONDS * 1000 : RETRY_MS;
+      const first = found.next - found.lines.length;
+      const young = found.lines.map((text, position) => ({ number: first + position, text }));
+      set((before) => {
+        const old = before.lines.filter((line) => line.number < first);
+        const lines = [...old, ...young].slice(-LINES_KEPT);
+        return { lines, left: lines[0]!.number };
+      });
+      return found.lines.length < LINES_MANY ? RETRY_MS : 0;
+    },
+    [job],
+  );
+  return log;
 }
 
 /** Samples of the last ten minutes, of which only new ones are read. */

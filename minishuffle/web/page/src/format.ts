@@ -4,6 +4,8 @@ import type { Level } from "./api";
 const COUNT = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+/** What a Date can hold. */
+const DATE_MS_MAX = 8.64e15;
 const MOMENT = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 
 export const count = (value: number): string => COUNT.format(value);
@@ -12,6 +14,11 @@ export const rate = (value: number): string => `${short(value)}/s`;
 export const percent = (share: number): string => `${Math.round(share * 100)} %`;
 export const clock = (at: number): string => CLOCK.format(new Date(at * 1000));
 export const moment = (at: number): string => MOMENT.format(new Date(at * 1000));
+/** A time of event time, which may be any; seconds since 1970. */
+export function instant(at: number): string {
+  const ms = Math.round(at * 1000);
+  return Math.abs(ms) > DATE_MS_MAX ? `${COUNT.format(at)} s` : `${MOMENT.format(new Date(ms))}.${String(((ms % 1000) + 1000) % 1000).padStart(3, "0")}`;
+}
 /** The time of today, or the date as well. */
 export const when = (at: number, now: number): string => (now - at < 72_000 ? clock(at) : moment(at));
 export const millis = (seconds: number): string => {

@@ -6,7 +6,9 @@ import { Cancel, Pause, Resume } from "./cancel";
 import { Diagnosed } from "./diagnosis";
 import { clock, count, duration, isOver, moment, rate } from "./format";
 import { JobGraph } from "./graph";
+import { Log } from "./logs";
 import { Empty, Facts, Section, State, Table } from "./parts";
+import { Settings } from "./settings";
 import { Recoveries } from "./timeline";
 import { Vertex } from "./vertex";
 
@@ -89,7 +91,9 @@ export function JobView({ id, now, narrow }: { id: string; now: number; narrow: 
       {runs && <Diagnosed job={last.job} graph={graph} choose={pick} />}
       <Vertex graph={graph} job={last} number={chosen} load={vertices[chosen]} history={history} runs={runs} />
       <Recoveries job={last} events={events} name={name} />
+      <Log job={last} />
       <Events events={events} />
+      <Settings graph={graph} />
     </>
   );
 }

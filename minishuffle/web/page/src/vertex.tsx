@@ -5,7 +5,8 @@ import { usePoll } from "./api";
 import { Channels } from "./channels";
 import { Chart } from "./chart";
 import { bytes, count, millis, percent, rate } from "./format";
-import { Empty, LevelBadge, Section, Share, State, Table } from "./parts";
+import { Empty, Facts, LevelBadge, Section, Share, State, Table } from "./parts";
+import { VertexWatermark, Watermark } from "./watermark";
 
 const POLL_MS = 2000;
 const QUANTILES = ["p50", "p95", "p99", "max"] as const;
@@ -40,6 +41,7 @@ export function Vertex(props: { graph: Graph; job: Job; number: number; load: Ve
         </>
       }
     >
+      <Facts facts={[["Watermark", <VertexWatermark tasks={tasks} at={job.at} />]]} />
       <div class="charts">
         <Chart title="Share of time, most of any subtask" at={history.at} lines={shares} show={percent} top={1.04} />
         <Chart title="Records per second, all subtasks" at={history.at} lines={rates} show={rate} />
@@ -58,6 +60,7 @@ export function Vertex(props: { graph: Graph; job: Job; number: number; load: Ve
             <th class="number">Out</th>
             <th class="number">Records in</th>
             <th class="number">Records out</th>
+            <th>Watermark</th>
           </tr>
         </thead>
         <tbody>
@@ -79,6 +82,9 @@ export function Vertex(props: { graph: Graph; job: Job; number: number; load: Ve
                 <td class="number">{now === undefined ? "–" : rate(now.records_out)}</td>
                 <td class="number">{count(task.counters.records_in)}</td>
                 <td class="number">{count(task.counters.records_out)}</td>
+                <td>
+                  <Watermark task={task} at={job.at} />
+                </td>
               </tr>
             );
           })}
