@@ -24,6 +24,7 @@ from minishuffle.errors import (
     TaskFailed,
     UnknownName,
     UsageError,
+    error_from_code,
 )
 from minishuffle.ids import Address
 from minishuffle.releases import releases_here
@@ -205,7 +206,9 @@ class JobHandle:
     def _check_end(self, info: JobInfo, allow_loss: bool) -> None:
         """Raise what the end of the job was, if it was not to finish."""
         if info.state == "failed":
-            raise TaskFailed(failure_text(info))
+            failed = TaskFailed(failure_text(info))
+            failed.number = error_from_code(first_cause(info).code, "").number
+            raise failed
         if info.state == "canceled":
             raise TaskCancelled(f"job {info.job} ({info.name}) was cancelled")
         if info.state == "finished_with_loss" and not allow_loss:
@@ -292,9 +295,14 @@ def cause_text(cause: ErrorInfo) -> str:
     return cause.text if cause.task in cause.text else f"{cause.task}: {cause.text}"
 
 
+def first_cause(info: JobInfo) -> ErrorInfo:
+    """Why a job failed."""
+    return info.causes[0] if info.causes else ErrorInfo(code=ShuffleError.code, text="no cause was given")
+
+
 def failure_text(info: JobInfo) -> str:
     """The first cause of a failed job, with the user's own traceback and the limits reached under it."""
-    cause = info.causes[0] if info.causes else ErrorInfo(code=ShuffleError.code, text="no cause was given")
+    cause = first_cause(info)
     text = f"job {info.job} ({info.name}) failed: {cause_text(cause)}"
     if cause.traceback.strip():
         text += f"\n{cause.traceback.rstrip()}"

@@ -25,7 +25,8 @@
     +-- TaskCancelled               a task was cancelled
     +-- RowsLost                    a job ended, but without some of its rows
 
-Errors cross the wire as code and text, never as a pickle.
+Errors cross the wire as code and text, never as a pickle. To users a code is the class's ``number``, such as
+MS-111: ``minishuffle explain`` has cause, example and fix of each, from ``cli/explanations.md``.
 """
 
 from __future__ import annotations
@@ -78,6 +79,12 @@ class ShuffleError(Exception):
     retriable: ClassVar[bool] = False
     final: ClassVar[bool] = False
     """No other attempt of the task would end otherwise: the job fails at once."""
+    number: str = "MS-101"
+    """What ``minishuffle explain`` takes: MS- and 100 more than ``code``, or than that of what it reports."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.number = f"MS-{100 + cls.code}"
 
 
 class UsageError(ShuffleError):
@@ -204,7 +211,8 @@ class ResourceExhausted(ShuffleError):
 
 
 class TaskFailed(ShuffleError):
-    """A task ended because the user's function raised or its process died."""
+    """A task ended because the user's function raised or its process died; or a job failed, whatever the
+    cause, whose ``number`` it has."""
 
     code = 60
 

@@ -21,6 +21,7 @@ from minishuffle.errors import (
     TaskFailed,
     UnknownName,
     UsageError,
+    WrongColumns,
 )
 from minishuffle.exchange.elements import pack_rows
 from minishuffle.ids import Address
@@ -198,7 +199,7 @@ def test_a_failed_job_raises_its_first_cause_with_the_users_traceback(link: type
 
 def test_a_job_that_failed_at_a_limit_names_it_under_the_first_cause(link: type[ScriptedLink]) -> None:
     causes = [
-        ErrorInfo(code=60, text="ValueError: no", task="map[1]"),
+        ErrorInfo(code=17, text="ValueError: no", task="map[1]"),
         ErrorInfo(code=40, text="then the connection went"),
         ErrorInfo(code=50, text="map[1] failed 10 times within 300 s", task="map[1]"),
     ]
@@ -209,6 +210,7 @@ def test_a_job_that_failed_at_a_limit_names_it_under_the_first_cause(link: type[
         "job j1 (words) failed: map[1]: ValueError: no",
         "map[1] failed 10 times within 300 s",
     ]
+    assert caught.value.number == WrongColumns.number
 
 
 FAILED = JobEvent(

@@ -26,6 +26,39 @@ def test_codes_are_unique_and_fit_the_wire() -> None:
     assert all(0 < code < 1 << 16 for code in codes)
 
 
+NUMBERS = {
+    "ShuffleError": "MS-101",
+    "UsageError": "MS-110",
+    "UnknownName": "MS-111",
+    "InvalidGraph": "MS-112",
+    "UnserializableRecord": "MS-113",
+    "CannotWrite": "MS-114",
+    "WrongResult": "MS-115",
+    "MissingColumn": "MS-116",
+    "WrongColumns": "MS-117",
+    "WrongInput": "MS-118",
+    "ProtocolError": "MS-120",
+    "LocalProtocolError": "MS-121",
+    "RemoteProtocolError": "MS-122",
+    "AuthenticationError": "MS-130",
+    "PeerLost": "MS-140",
+    "PartitionNotFound": "MS-141",
+    "Superseded": "MS-142",
+    "PeerSuspected": "MS-143",
+    "PartitionLost": "MS-144",
+    "ResourceExhausted": "MS-150",
+    "TaskFailed": "MS-160",
+    "TaskCancelled": "MS-161",
+    "RowsLost": "MS-162",
+}
+"""By class. Users look them up and programs compare them: none ever changes, or becomes another class's."""
+
+
+def test_the_numbers_of_errors_never_change() -> None:
+    assert {cls.__name__: cls.number for cls in CLASSES} == NUMBERS
+    assert HandshakeRefused.number == "MS-130"
+
+
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_error_survives_as_code_and_text(cls: type[ShuffleError]) -> None:
     again = error_from_code(cls.code, "what happened")

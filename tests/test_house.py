@@ -119,6 +119,7 @@ SMALL = {
     "api/drafts": "what stands behind a step of unknown columns while ``minishuffle schema`` loads a plan",
     "cli/__main__": "``python -m minishuffle.cli``, which starts processes of clusters",
     "cli/entry": "what every start of the command line begins with, before its imports",
+    "cli/explanations": "what there is to say of each class of errors",
     "cli/firstprocess": "an init for a process that is number 1 of its container",
     "cli/leftout": "in words, the records that a job left out of its results",
     "cli/localmodules": "modules beside a job's file, which workers get",

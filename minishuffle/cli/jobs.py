@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from minishuffle.cli import tables
 from minishuffle.cli.leftout import left_out, left_out_texts
 from minishuffle.cli.session import Session, json_option, late_global_options, print_json, session_of
-from minishuffle.cli.terminal import echo
+from minishuffle.cli.terminal import echo, with_number
 from minishuffle.client import Client, JobHandle, JobResult, loss_text, new_submission, results_of
-from minishuffle.errors import ShuffleError, TaskFailed, UsageError
+from minishuffle.errors import RowsLost, ShuffleError, TaskFailed, UsageError
 from minishuffle.limits import PARALLELISM_MAX
 from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.outputs import ListedFile
@@ -177,7 +177,8 @@ def _run_and_wait(
     info = handle.info()
     _show_result(result, info, as_json)
     if result.state == "finished_with_loss":
-        echo(f"minishuffle: {loss_text(info, handle.events(follow=True))}", err=True)
+        lost = RowsLost(loss_text(info, handle.events(follow=True)))
+        echo(f"minishuffle: {with_number(str(lost), lost)}", err=True)
     return result, info
 
 

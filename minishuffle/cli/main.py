@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from minishuffle.cli.session import Session, global_options, session_of
-from minishuffle.cli.terminal import STDOUT, drop_stdout, echo, own_stdout
+from minishuffle.cli.terminal import STDOUT, drop_stdout, echo, own_stdout, with_number
 from minishuffle.errors import ShuffleError, UsageError, described, text_of
 
 __all__ = ["CommandLine", "cli", "main"]
@@ -41,13 +41,14 @@ _COMMANDS = {
     "bench": "minishuffle.cli.bench:bench",
     "drill": "minishuffle.cli.drill:drill",
     "doctor": "minishuffle.cli.doctor:doctor",
+    "explain": "minishuffle.cli.explanations:explain",
 }
 
 
 _GROUPS = {
     "Start a cluster": ("demo", "cluster", "worker", "coordinator", "doctor"),
     "Run jobs on it": ("submit", "schema", "pipeline"),
-    "Watch them": ("top", "diagnose", "dump", "trace", "jobs"),
+    "Watch them": ("top", "diagnose", "dump", "trace", "jobs", "explain"),
     "Measure, and cause failures": ("bench", "drill"),
 }
 """The commands by what a user wants, for the help."""
@@ -146,7 +147,7 @@ def _report(error: Exception) -> int:
         echo(f"minishuffle: {text_of(error) or type(error).__name__}{fix}", err=True)
         return EXIT_FAILURE
     if isinstance(error, ShuffleError):
-        echo(f"minishuffle: {error}", err=True)
+        echo(f"minishuffle: {with_number(str(error), error)}", err=True)
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILURE
     echo(f"minishuffle: unexpected {described(error)}; --debug shows where", err=True)
     return EXIT_FAILURE

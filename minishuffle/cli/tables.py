@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from minishuffle.cli.terminal import encodable
+from minishuffle.cli.terminal import encodable, with_number
 from minishuffle.client import cause_text, failure_lines
 from minishuffle.counters import LIMITS, TCP_LIMITS, TaskCounters
+from minishuffle.errors import error_from_code
 from minishuffle.ids import Address
 from minishuffle.wire.requests import ClusterStatus, GraphInfo, JobEvent, JobInfo, TaskInfo
 
@@ -254,7 +255,8 @@ def show_job(job: JobInfo) -> None:
         out.print(f"files completed: {job.files_listed:,} with {job.file_rows:,} rows")
     for number, cause in enumerate(job.causes):
         label = "first cause" if number == 0 else "then"
-        out.print(f"{label}: {cause_text(cause)}")
+        text = cause_text(cause)
+        out.print(f"{label}: {text if number else with_number(text, error_from_code(cause.code, ''))}")
         if number == 0 and cause.traceback:
             out.print(cause.traceback.rstrip())
     if job.first_failure is not None and not job.causes:

@@ -8,7 +8,9 @@ from typing import Any, Final, TextIO
 
 import click
 
-__all__ = ["STDOUT", "drop_stdout", "echo", "encodable", "own_stdout"]
+from minishuffle.errors import ShuffleError, UnknownName, UsageError
+
+__all__ = ["STDOUT", "drop_stdout", "echo", "encodable", "own_stdout", "with_number"]
 
 STDOUT: Final = "standard output"
 """The file name of an OSError that writing to it raised."""
@@ -25,6 +27,18 @@ def echo(text: str = "", *, err: bool = False) -> None:
     ASCII.)"""
     stream = sys.stderr if err else sys.stdout
     click.echo(encodable(text, getattr(stream, "encoding", None)), err=err)
+
+
+_SAY_ALL: Final = (ShuffleError.number, UsageError.number, UnknownName.number)
+"""Their texts have all that there is to say."""
+
+
+def with_number(text: str, error: ShuffleError) -> str:
+    """The text of an error and, where that has more, the command that explains its class."""
+    if error.number in _SAY_ALL:
+        return text
+    gap = "\n" if "\n" in text else " "
+    return f"{text}{gap}(minishuffle explain {error.number})"
 
 
 class _NamedOutput(io.FileIO):

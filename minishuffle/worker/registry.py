@@ -410,8 +410,9 @@ class PartitionRegistry:
         """Why a request has waited in vain on ``worker``."""
         name = request.partition
         if request.producer_attempt not in self._partitions.get(name, {}):
-            text = f"partition {name} attempt {request.producer_attempt} is not on worker {worker}"
-            return PartitionNotFound(text)
+            return PartitionNotFound(
+                f"partition {name} attempt {request.producer_attempt} is not on worker {worker}"
+            )
         return PartitionNotFound(
             f"the coordinator does not know attempt {request.consumer_attempt} of consumer "
             f"{request.subpartition}, which asked worker {worker} for partition {name}"

@@ -38,8 +38,8 @@ def test_up_on_a_taken_port_names_the_holder_and_starts_nothing(run: Run, own_st
     assert (result.exit_code, web.exit_code) == (1, 1)
     assert f"port {port} is taken by" in result.stderr
     assert f"(pid {os.getpid()})" in result.stderr
-    assert result.stderr.rstrip().endswith("--port")
-    assert web.stderr.rstrip().endswith("--web-port")
+    assert result.stderr.rstrip().endswith("--port (minishuffle explain MS-150)")
+    assert web.stderr.rstrip().endswith("--web-port (minishuffle explain MS-150)")
     assert not own_state.exists()
 
 
@@ -109,7 +109,8 @@ def test_up_while_another_one_starts_names_it_and_starts_nothing(run: Run, own_s
     assert result.exit_code == 1
     assert result.stderr == (
         f"minishuffle: another 'cluster up' (pid 4711) is starting a cluster in {own_state}: "
-        "wait until it is up, or start another with --cluster NAME or --state-dir\n"
+        "wait until it is up, or start another with --cluster NAME or --state-dir "
+        "(minishuffle explain MS-150)\n"
     )
     assert [*own_state.iterdir()] == [lock]
 

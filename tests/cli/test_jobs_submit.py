@@ -222,7 +222,8 @@ def test_who_waits_sees_each_failure_and_what_was_lost(capsys: pytest.CaptureFix
         "minishuffle: job j1 (lossy) finished, but rows were lost (1,200 queue_discarded, up to 30 in flight "
         "through what died) in 2 restarts, the first after: count[0]: ZeroDivisionError: "
         "division by zero; see "
-        "'minishuffle jobs events j1'. Its results are given out with allow_loss=True (--allow-loss)"
+        "'minishuffle jobs events j1'. Its results are given out with allow_loss=True (--allow-loss) "
+        "(minishuffle explain MS-162)"
     ]
 
 

@@ -40,7 +40,7 @@ def test_help_lists_exactly_the_commands_that_work(run: Run) -> None:
     assert listed == {
         "Start a cluster:": ["demo", "cluster", "worker", "coordinator", "doctor"],
         "Run jobs on it:": ["submit", "schema", "pipeline"],
-        "Watch them:": ["top", "diagnose", "dump", "trace", "jobs"],
+        "Watch them:": ["top", "diagnose", "dump", "trace", "jobs", "explain"],
         "Measure, and cause failures:": ["bench", "drill"],
     }
 
@@ -97,7 +97,7 @@ def test_debug_shows_the_traceback(run: Run, raising: Callable[[BaseException], 
     result = run("--debug", "doctor")
     assert result.exit_code == 1
     assert "Traceback (most recent call last)" in result.stderr
-    assert result.stderr.rstrip().endswith("minishuffle: it went")
+    assert result.stderr.rstrip().endswith("minishuffle: it went (minishuffle explain MS-140)")
 
 
 @pytest.mark.parametrize(
