@@ -219,6 +219,7 @@ def schema_with_rows(schema: pa.Schema | None, rows: list[Any]) -> pa.Schema:
         UsageError: a column's type and that of the rows have none in common; rows have no names.
     """
     known = pa.schema([]) if schema is None else schema
+    rows = [row if isinstance(row, dict | tuple | list) else as_dicts(row) for row in rows]
     names = list(dict.fromkeys([*known.names, *_names_of(rows)]))
     fields = []
     for name in names:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +33,13 @@ def points(row: Any, context: Any = None) -> Iterator[Point]:
     yield Point(row["x"], "q")
 
 
+@dataclass
+class Place:
+    at: datetime
+    point: Point
+    near: list[Point]
+
+
 async def awaited(row: Any) -> Point:
     return Point(row["x"], "p")
 
@@ -38,6 +47,8 @@ async def awaited(row: Any) -> Point:
 ITEMS = [{"x": 1}, {"x": True, "y": None}, {"x": 2.5, "z": "t"}]
 OF_ITEMS = pa.schema({"x": pa.float64(), "y": pa.null(), "z": pa.string()})
 POINT = pa.schema({"x": pa.int64(), "name": pa.string()})
+PLACED = pa.struct(list(POINT))
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SMALL = pa.schema({"x": pa.int8()})
 
 
@@ -51,6 +62,10 @@ def small() -> Stream[Any]:
 
 KNOWN: dict[str, tuple[Callable[[], Stream[Any]], pa.Schema]] = {
     "items": (items, OF_ITEMS),
+    "items of a class": (
+        lambda: Stream.items([Place(NOON, Point(1, "p"), [Point(2, "q")])]).filter(bool),
+        pa.schema({"at": pa.timestamp("us", "UTC"), "point": PLACED, "near": pa.list_(PLACED)}),
+    ),
     "behind": (
         lambda: items().filter(bool).parallel(2).name("x").event_time("x").rebalance(),
         OF_ITEMS,
@@ -197,3 +212,12 @@ def test_objects_of_classes_and_tuples_of_them_become_columns() -> None:
     table = small().flat_map(points).to_table()
     found = run(table.collect(), Cut(2)).rows
     assert sorted((row["x"], row["name"]) for row in found) == [(1, "p"), (1, "q"), (2, "p"), (2, "q")]
+
+
+def test_items_of_a_class_become_columns_with_those_inside_them() -> None:
+    places = Stream.items([Place(NOON, Point(1, "p"), []), Place(NOON, Point(2, "q"), [Point(3, "r")])])
+    found = run(places.to_table().collect(), Cut(2)).rows
+    assert sorted((row["point"]["x"], row["near"]) for row in found) == [
+        (1, []),
+        (2, [{"x": 3, "name": "r"}]),
+    ]
