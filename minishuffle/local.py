@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from minishuffle.client import Client, JobHandle
 from minishuffle.config import create_secret, read_coordinator, with_tls_files
@@ -30,10 +30,14 @@ from minishuffle.transport.credentials import Credentials
 from minishuffle.wire.requests import ClusterStatus
 
 if TYPE_CHECKING:
+    from minishuffle.api.stream import Stream
     from minishuffle.api.stream_base import StreamBase
     from minishuffle.plan.graph import JobSettings
 
 __all__ = ["LocalCluster", "remove_abandoned_state"]
+
+T = TypeVar("T")
+"""A row."""
 
 # --- state ----------------------------------------------------------------------------------------
 #
@@ -238,6 +242,28 @@ class LocalCluster:
     def web_port(self) -> int:
         """Port of the coordinator's web server (``/metrics``, ``/sd/prometheus``)."""
         return self._running().web_port
+
+    @overload
+    def run(
+        self,
+        stream: Stream[T],
+        *,
+        parallelism: int | None = None,
+        timeout: float | None = None,
+        settings: JobSettings | None = None,
+        allow_loss: bool = False,
+    ) -> list[T]: ...
+
+    @overload
+    def run(
+        self,
+        stream: StreamBase,
+        *,
+        parallelism: int | None = None,
+        timeout: float | None = None,
+        settings: JobSettings | None = None,
+        allow_loss: bool = False,
+    ) -> list[Any]: ...
 
     def run(
         self,

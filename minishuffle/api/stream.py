@@ -22,17 +22,17 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVarTuple, cast, overload
 
 from typing_extensions import TypeVar
 
 from minishuffle.api.bridges import Bridged, refuse_mixture
 from minishuffle.api.drafts import Draft, draft_in
-from minishuffle.api.stream_base import StreamBase
+from minishuffle.api.stream_base import SideOutputs, StreamBase
 from minishuffle.api.stream_sinks import StreamSinks
 from minishuffle.api.table_sources import TableSources
 from minishuffle.errors import InvalidGraph, UsageError
-from minishuffle.operators.base import Source
+from minishuffle.operators.base import Aside, Source
 from minishuffle.operators.event_time import EVENT_TIME
 from minishuffle.plan.arguments import (
     check_callable,
@@ -116,17 +116,29 @@ if TYPE_CHECKING:
 
 __all__ = ["KeyedStream", "KeyedTable", "Stream", "Table", "WindowedStream", "WindowedTable"]
 
-T = TypeVar("T", default=Any)
+T = TypeVar("T", default=Any, covariant=True)
 """A row."""
+K = TypeVar("K", default=Any, covariant=True)
+"""A key."""
 U = TypeVar("U")
-"""A row of the stream that a function makes."""
+"""A row of the stream that a function makes, or a key that it gives."""
+V = TypeVar("V")
+"""Another such row, or the row of another stream."""
 S = TypeVar("S")
 """The value that the rows of a key, or of a key and window, are folded into."""
-W = TypeVar("W")
-"""The windows of a stream or of a table."""
+Timed = TypeVar("Timed")
+"""The windows of time of a stream or of a table."""
+Counted = TypeVar("Counted")
+"""Its sessions, and its windows of so many records."""
+WindowKey = TypeVar("WindowKey", covariant=True)
+"""A key, where windows follow (without a default, which a TypeVarTuple must not follow)."""
+WindowRow = TypeVar("WindowRow", covariant=True)
+"""A row there."""
+Bounds = TypeVarTuple("Bounds")
+"""What says which window a value is of: its start, or its start and its end."""
 
 
-class Windowable(Generic[W]):
+class Windowable(Generic[Timed, Counted]):
     """Records by key, which may be cut into windows."""
 
     __slots__ = ()
@@ -141,7 +153,7 @@ class Windowable(Generic[W]):
         late: LatePolicy = "drop",
         allowed_lateness: timedelta = timedelta(0),
         early: timedelta | None = None,
-    ) -> W:
+    ) -> Timed:
         """Cut the records of each key into windows of event time, aligned to 1970 UTC: tumbling ones, or with
         ``slide`` overlapping ones.
 
@@ -176,9 +188,10 @@ class Windowable(Generic[W]):
             allowed_lateness=allowed_lateness,
             early=early,
         )
-        return self._windowed(windowing)
+        timed: Timed = self._windowed(windowing)
+        return timed
 
-    def session_window(self, gap: timedelta, *, late: LatePolicy = "drop") -> W:
+    def session_window(self, gap: timedelta, *, late: LatePolicy = "drop") -> Counted:
         """Cut the records of each key into sessions: a record less than ``gap`` after another one is in the
         session of that one.
 
@@ -189,9 +202,10 @@ class Windowable(Generic[W]):
             InvalidGraph: the records have no event time: see ``event_time`` of streams and tables.
             UsageError: an argument is wrong.
         """
-        return self._windowed(SessionWindows.with_gap(self._known(), gap, late))
+        sessions: Counted = self._windowed(SessionWindows.with_gap(self._known(), gap, late))
+        return sessions
 
-    def count_window(self, size: int, *, late: LatePolicy = "drop") -> W:
+    def count_window(self, size: int, *, late: LatePolicy = "drop") -> Counted:
         """Cut the records of each key into windows of ``size`` records, in order of event time; those of one
         time as they came.
 
@@ -203,18 +217,19 @@ class Windowable(Generic[W]):
             InvalidGraph: the records have no event time: see ``event_time`` of streams and tables.
             UsageError: an argument is wrong.
         """
-        return self._windowed(SessionWindows.with_size(self._known(), size, late))
+        counted: Counted = self._windowed(SessionWindows.with_size(self._known(), size, late))
+        return counted
 
     def _known(self) -> Known:
         """The records before :meth:`key_by`."""
         raise NotImplementedError
 
-    def _windowed(self, windowing: Windowing) -> W:
+    def _windowed(self, windowing: Windowing) -> Any:
         """The records of each key cut so."""
         raise NotImplementedError
 
 
-class Stream(StreamSinks, Bridged, Generic[T]):
+class Stream(StreamSinks, SideOutputs["Stream[Any]"], Bridged, Generic[T]):
     """Records on their way through a job; see the module's docstring.
 
     Made by the class methods, never by the constructor.
@@ -262,6 +277,18 @@ class Stream(StreamSinks, Bridged, Generic[T]):
         source = ItemsSource(items_that_fit(items))
         return cls._scanned("items", source, ItemRows(source.items))
 
+    @overload
+    @classmethod
+    def generate(
+        cls, fn: None = None, *, rate: float | None = None, records: int | None = None
+    ) -> Stream[int]: ...
+
+    @overload
+    @classmethod
+    def generate(
+        cls, fn: Callable[[int, int], list[U]], *, rate: float | None = None, records: int | None = None
+    ) -> Stream[U]: ...
+
     @classmethod
     def generate(
         cls,
@@ -279,6 +306,14 @@ class Stream(StreamSinks, Bridged, Generic[T]):
 
         check_callable(number_rows if fn is None else fn, "Stream.generate")
         return cls._scanned("generate", GeneratorSource(fn or number_rows, rate=rate, records=records))
+
+    @overload
+    @classmethod
+    def source(cls, source: Source[list[U]]) -> Stream[U]: ...
+
+    @overload
+    @classmethod
+    def source(cls, source: Source) -> Stream[Any]: ...
 
     @classmethod
     def source(cls, source: Source) -> Stream[Any]:
@@ -301,7 +336,7 @@ class Stream(StreamSinks, Bridged, Generic[T]):
     # --- transformations -------------------------------------------------------------------------
 
     def map(
-        self, fn: Callable[[T], U], *, sides: Sequence[str] = (), on_error: OnError = "fail"
+        self, fn: Callable[[T], U | Aside], *, sides: Sequence[str] = (), on_error: OnError = "fail"
     ) -> Stream[U]:
         """One row for each row: ``fn(row)``. An ``Aside(name, row)`` in its place goes to :meth:`side`."""
         plan = self._held()
@@ -313,7 +348,7 @@ class Stream(StreamSinks, Bridged, Generic[T]):
         return Stream(plan.then(FilterRowsStep(plan.gives, fn, on_error=on_error)))
 
     def flat_map(
-        self, fn: Callable[[T], Iterable[U]], *, sides: Sequence[str] = (), on_error: OnError = "fail"
+        self, fn: Callable[[T], Iterable[U | Aside]], *, sides: Sequence[str] = (), on_error: OnError = "fail"
     ) -> Stream[U]:
         """Every item of the iterable that ``fn(row)`` returns; ``Aside(name, row)`` goes to :meth:`side`."""
         plan = self._held()
@@ -321,7 +356,7 @@ class Stream(StreamSinks, Bridged, Generic[T]):
 
     def map_async(
         self,
-        fn: Callable[[T], Awaitable[U]],
+        fn: Callable[[T], Awaitable[U | Aside]],
         *,
         concurrency: int,
         timeout: timedelta | None = None,
@@ -343,7 +378,7 @@ class Stream(StreamSinks, Bridged, Generic[T]):
         plan, aside = self._held(), checked_sides(sides)
         return Stream(plan.then(MapAsyncStep(plan.gives, fn, concurrency, timeout, aside, on_error)))
 
-    def union(self, *others: Stream[T]) -> Stream[T]:
+    def union(self, *others: Stream[U]) -> Stream[T | U]:
         """The records of this stream and the others, in no particular order. There is event time if
         all have some."""
         if not others:
@@ -360,9 +395,15 @@ class Stream(StreamSinks, Bridged, Generic[T]):
             plans = list(map(held, plans))
         return Stream(united(plans))
 
+    @overload
+    def key_by(self, fn: Callable[[T], U], /, *, on_error: OnError = "fail") -> KeyedStream[U, T]: ...
+
+    @overload
+    def key_by(self, *columns: str | Sequence[str]) -> KeyedStream[Any, T]: ...
+
     def key_by(
         self, *key: str | Sequence[str] | Callable[[T], Any], on_error: OnError = "fail"
-    ) -> KeyedStream[T]:
+    ) -> KeyedStream[Any, T]:
         """Bring the records of each key together: one or more column names, or a function of a row.
 
         Keys are compared in their canonical form: 1, 1.0 and True are one key, None is a key.
@@ -401,7 +442,7 @@ class Stream(StreamSinks, Bridged, Generic[T]):
 
     def broadcast_join(
         self, small: Stream[Any], on: On, how: Literal["inner", "left"] = "inner"
-    ) -> Stream[Any]:
+    ) -> Stream[dict[str, Any]]:
         """Each record with the records of ``small`` whose columns ``on`` are equal: a look-up.
 
         Records are dicts. ``small`` is read to its end first and kept whole in every subtask. What comes has
@@ -466,7 +507,7 @@ class Stream(StreamSinks, Bridged, Generic[T]):
         return Stream(self._side(name))
 
     @property
-    def errors(self) -> Stream[Any]:
+    def errors(self) -> Stream[dict[str, Any]]:
         """The records for which the function of the step before this has raised, with ``on_error="side"``:
         dicts with ``operator``, ``error`` and ``record``, which is a text if no exchange takes the record.
 
@@ -498,7 +539,7 @@ class Stream(StreamSinks, Bridged, Generic[T]):
         return Stream(together([stream.plan for stream in streams]))
 
 
-class WindowedStream(Bridged, Generic[T]):
+class WindowedStream(Bridged, Generic[WindowKey, WindowRow, *Bounds]):
     """What :meth:`KeyedStream.window` and :meth:`~KeyedStream.session_window` give; every method leads
     back to a :class:`Stream`.
 
@@ -510,26 +551,28 @@ class WindowedStream(Bridged, Generic[T]):
 
     __slots__ = ("_keyed", "_windowing")
 
-    def __init__(self, keyed: KeyedStream[T], windowing: Windowing) -> None:
+    def __init__(self, keyed: KeyedStream[WindowKey, WindowRow], windowing: Windowing) -> None:
         self._keyed = keyed
         self._windowing = windowing
 
     def __repr__(self) -> str:
         return f"<WindowedStream of {self._windowing} over {self._keyed!r}>"
 
-    def count(self) -> Stream[Any]:
+    def count(self) -> Stream[tuple[WindowKey, *Bounds, int]]:
         """The number of records of each key and window."""
         from minishuffle.operators.windows import one_more
 
         return self._stream("window_count", int, one_more)
 
-    def reduce(self, fn: Callable[[T, T], T], *, on_error: OnError = "fail") -> Stream[tuple[Any, Any, T]]:
+    def reduce(
+        self, fn: Callable[[WindowRow, WindowRow], WindowRow], *, on_error: OnError = "fail"
+    ) -> Stream[tuple[WindowKey, *Bounds, WindowRow]]:
         """Combine the rows of each key and window: ``fn(value, row)``; the first row is the first value."""
         return self._stream("window_reduce", None, fn, on_error)
 
     def fold(
-        self, create: Callable[[], S], add: Callable[[S, T], S], *, on_error: OnError = "fail"
-    ) -> Stream[tuple[Any, Any, S]]:
+        self, create: Callable[[], S], add: Callable[[S, WindowRow], S], *, on_error: OnError = "fail"
+    ) -> Stream[tuple[WindowKey, *Bounds, S]]:
         """Any Python value: ``create()`` makes it, ``add(value, row)`` returns the next one."""
         return self._stream("window_fold", create, add, on_error)
 
@@ -547,7 +590,11 @@ class WindowedStream(Bridged, Generic[T]):
         return Stream(Relation.of(step, rows_by_key(plan, key)))
 
 
-class KeyedStream(Windowable[WindowedStream[T]], Bridged, Generic[T]):
+class KeyedStream(
+    Windowable["WindowedStream[K, T, datetime]", "WindowedStream[K, T, datetime, datetime]"],
+    Bridged,
+    Generic[K, T],
+):
     """What :meth:`Stream.key_by` gives; every method leads back to a :class:`Stream`.
 
     ``emit`` says when a key's value goes out: ``"each"`` after every record, ``"batch"`` once for each
@@ -566,14 +613,14 @@ class KeyedStream(Windowable[WindowedStream[T]], Bridged, Generic[T]):
     def __repr__(self) -> str:
         return f"<KeyedStream by {self.key} of {Stream(self.unkeyed)!r}>"
 
-    def count(self, emit: Emission | None = None) -> Stream[Any]:
+    def count(self, emit: Emission | None = None) -> Stream[tuple[K, int]]:
         """The number of records of each key."""
         emission = emission_of(emit, bounded=self.unkeyed.bounded)
         return self._stream(CountRowsStep(self.unkeyed.gives, emission), alone=True)
 
     def reduce(
         self, fn: Callable[[T, T], T], emit: Emission | None = None, *, on_error: OnError = "fail"
-    ) -> Stream[tuple[Any, T]]:
+    ) -> Stream[tuple[K, T]]:
         """Combine the rows of each key: ``fn(value, row)``, the first row being the first value."""
         emission = emission_of(emit, bounded=self.unkeyed.bounded)
         return self._stream(FoldStep(self.unkeyed.gives, None, fn, emission, on_error))
@@ -585,7 +632,7 @@ class KeyedStream(Windowable[WindowedStream[T]], Bridged, Generic[T]):
         emit: Emission | None = None,
         *,
         on_error: OnError = "fail",
-    ) -> Stream[tuple[Any, S]]:
+    ) -> Stream[tuple[K, S]]:
         """Any Python value for each key: ``create()`` makes it, ``add(value, row)`` returns the next one, or
         the same changed."""
         emission = emission_of(emit, bounded=self.unkeyed.bounded)
@@ -594,12 +641,72 @@ class KeyedStream(Windowable[WindowedStream[T]], Bridged, Generic[T]):
     def _known(self) -> Known:
         return self.unkeyed.gives
 
-    def _windowed(self, windowing: Windowing) -> WindowedStream[T]:
+    def _windowed(self, windowing: Windowing) -> WindowedStream[K, T, *tuple[Any, ...]]:
         return WindowedStream(self, windowing)
+
+    @overload
+    def join(
+        self,
+        other: KeyedStream[K, V],
+        how: Literal["inner"] = "inner",
+        within: timedelta | None = None,
+        late: LatePolicy = "drop",
+        *,
+        before: timedelta | None = None,
+        after: timedelta | None = None,
+    ) -> Stream[tuple[K, T, V]]: ...
+
+    @overload
+    def join(
+        self,
+        other: KeyedStream[K, V],
+        how: Literal["left"],
+        within: timedelta | None = None,
+        late: LatePolicy = "drop",
+        *,
+        before: timedelta | None = None,
+        after: timedelta | None = None,
+    ) -> Stream[tuple[K, T, V | None]]: ...
+
+    @overload
+    def join(
+        self,
+        other: KeyedStream[K, V],
+        how: Literal["right"],
+        within: timedelta | None = None,
+        late: LatePolicy = "drop",
+        *,
+        before: timedelta | None = None,
+        after: timedelta | None = None,
+    ) -> Stream[tuple[K, T | None, V]]: ...
+
+    @overload
+    def join(
+        self,
+        other: KeyedStream[K, V],
+        how: Literal["full"],
+        within: timedelta | None = None,
+        late: LatePolicy = "drop",
+        *,
+        before: timedelta | None = None,
+        after: timedelta | None = None,
+    ) -> Stream[tuple[K, T | None, V | None]]: ...
+
+    @overload
+    def join(
+        self,
+        other: KeyedStream[K, V],
+        how: Literal["semi", "anti"],
+        within: timedelta | None = None,
+        late: LatePolicy = "drop",
+        *,
+        before: timedelta | None = None,
+        after: timedelta | None = None,
+    ) -> Stream[T]: ...
 
     def join(
         self,
-        other: KeyedStream[Any],
+        other: KeyedStream[Any, Any],
         how: How = "inner",
         within: timedelta | None = None,
         late: LatePolicy = "drop",
@@ -640,13 +747,13 @@ class KeyedStream(Windowable[WindowedStream[T]], Bridged, Generic[T]):
 
     def process(
         self,
-        on_record: Callable[[T, ProcessContext], Iterable[Any] | None],
-        on_timer: Callable[[datetime, ProcessContext], Iterable[Any] | None] | None = None,
+        on_record: Callable[[T, ProcessContext[K]], Iterable[U | Aside] | None],
+        on_timer: Callable[[datetime, ProcessContext[K]], Iterable[V | Aside] | None] | None = None,
         *,
         ttl: timedelta | None = None,
         sides: Sequence[str] = (),
         on_error: OnError = "fail",
-    ) -> Stream[Any]:
+    ) -> Stream[U | V]:
         """Functions of your own with state and timers for each key.
 
         ``on_record(row, context)`` and ``on_timer(at, context)`` return an iterable of rows or None. The
@@ -666,7 +773,7 @@ class KeyedStream(Windowable[WindowedStream[T]], Bridged, Generic[T]):
         return Stream(Relation.of(step, rows_by_key(self.unkeyed, self.key, alone=alone)))
 
 
-class Table(TableSources, StreamSinks, Bridged):
+class Table(TableSources, StreamSinks, SideOutputs["Table"], Bridged):
     """Columns on their way through a job; see the module's docstring.
 
     Made by the class methods and by :meth:`Stream.to_table`, never by the constructor.
@@ -679,7 +786,7 @@ class Table(TableSources, StreamSinks, Bridged):
         return Stream(self.plan.then(ToRowsStep(self._given("to_rows"))))
 
     @property
-    def errors(self) -> Stream[Any]:
+    def errors(self) -> Stream[dict[str, Any]]:
         """The rows that did not fit the columns of the ``to_table`` before this, with ``on_error="side"``:
         dicts with ``operator``, ``error`` and ``record``, as :attr:`Stream.errors` has them.
 
@@ -947,7 +1054,7 @@ class WindowedTable(Bridged):
         return Table(Relation.of(step, hashed(plan, keys)))
 
 
-class KeyedTable(Windowable["WindowedTable"], Bridged):
+class KeyedTable(Windowable["WindowedTable", "WindowedTable"], Bridged):
     """What :meth:`Table.key_by` gives; every method leads back to a :class:`Table`.
 
     ``emit`` says when a key's row goes out: ``"each"`` after every row, ``"batch"`` once for each key of a

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.plan.arguments import checked_name, checked_parallelism
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from minishuffle.operators.assign_event_time import Watermarks
     from minishuffle.operators.chained import OnError
 
-__all__ = ["StreamBase"]
+__all__ = ["SideOutputs", "StreamBase"]
+
+Others = TypeVar("Others")
+"""A stream of rows of another type, or a table."""
 
 
 class StreamBase:
@@ -33,33 +36,6 @@ class StreamBase:
     def __repr__(self) -> str:
         labels = ", ".join(feed.node.label for feed in self.plan.feeds)
         return f"<{type(self).__name__} {labels}>"
-
-    @property
-    def late(self) -> Self:
-        """The records that came too late for the window or join before this, made with ``late="side"``.
-
-        Of a join, those of its left side. They keep their columns and event time.
-
-        Raises:
-            InvalidGraph: the step before this gives no late records aside.
-        """
-        return type(self)(self._side("late"))
-
-    @property
-    def late_right(self) -> Self:
-        """Like :attr:`late`, of the right side of a join."""
-        return type(self)(self._side("late_right"))
-
-    @property
-    def panes(self) -> Self:
-        """What the windows before this show before they are final, and at last: with ``allowed_lateness`` or
-        ``early``. Each value has ``pane``, its number from 0 on for its key and window, and ``final``; a
-        later pane replaces the earlier ones. They have no event time.
-
-        Raises:
-            InvalidGraph: there are no such windows directly before this.
-        """
-        return type(self)(self._side("panes"))
 
     def _side(self, name: str) -> Relation:
         side = self.plan.put_aside(name)
@@ -169,3 +145,39 @@ class StreamBase:
 
     def _with_last_step(self, method: str, change: Any) -> Self:
         return type(self)(self.plan.with_last_step(method, change))
+
+
+class SideOutputs(StreamBase, Generic[Others]):
+    """What the windows or the join before this gives aside."""
+
+    __slots__ = ()
+
+    @property
+    def late(self) -> Others:
+        """The records that came too late for the window or join before this, made with ``late="side"``.
+
+        Of a join, those of its left side. They keep their columns and event time.
+
+        Raises:
+            InvalidGraph: the step before this gives no late records aside.
+        """
+        return self._others("late")
+
+    @property
+    def late_right(self) -> Others:
+        """Like :attr:`late`, of the right side of a join."""
+        return self._others("late_right")
+
+    @property
+    def panes(self) -> Others:
+        """What the windows before this show before they are final, and at last: with ``allowed_lateness`` or
+        ``early``. Each value has ``pane``, its number from 0 on for its key and window, and ``final``; a
+        later pane replaces the earlier ones. They have no event time.
+
+        Raises:
+            InvalidGraph: there are no such windows directly before this.
+        """
+        return self._others("panes")
+
+    def _others(self, side: str) -> Others:
+        return cast("Others", type(self)(self._side(side)))

@@ -22,9 +22,11 @@ from typing import (
     runtime_checkable,
 )
 
+from typing_extensions import TypeVar
+
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import WrongResult
-from minishuffle.exchange.batch import Batch, Payload
+from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.spool import Spool
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME
 from minishuffle.operators.user_metrics import UserMetrics
@@ -60,6 +62,9 @@ __all__ = [
     "Watermark",
     "refuse_as_rows",
 ]
+
+B = TypeVar("B", default=Any, covariant=True)
+"""A batch: a list of rows, or a record batch."""
 
 
 class Mark:
@@ -311,7 +316,7 @@ class Operator(Protocol):
 
 
 @runtime_checkable
-class Source(Protocol):
+class Source(Protocol[B]):
     """The user's own source.
 
     ``splits()`` is called in each source subtask and must give the same list each time; subtask
@@ -325,7 +330,7 @@ class Source(Protocol):
 
     def splits(self) -> Sequence[Any]: ...
 
-    def read(self, split: Any, offset: int) -> Iterator[Payload]: ...
+    def read(self, split: Any, offset: int) -> Iterator[B]: ...
 
 
 @dataclass(frozen=True, slots=True)

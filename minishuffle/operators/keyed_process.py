@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import repeat
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Generic, Literal, TypeAlias
 
 import numpy as np
+from typing_extensions import TypeVar
 
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
@@ -34,6 +35,8 @@ from minishuffle.operators.state_parts import StatePart
 
 __all__ = ["ProcessContext", "ProcessRows"]
 
+K = TypeVar("K", default=Any, covariant=True)
+"""A key."""
 Clock: TypeAlias = Literal["event", "wall"]
 Function: TypeAlias = "Callable[[Any, ProcessContext], Iterable[Any] | None]"
 
@@ -43,7 +46,7 @@ SWEEP_KEYS: Final = 1000
 SWEEPS_PER_TTL: Final = 10
 
 
-class ProcessContext:
+class ProcessContext(Generic[K]):
     """What ``on_record`` and ``on_timer`` know, of the record's or timer's key."""
 
     __slots__ = ("_form", "_is_new", "_key", "_keyed", "_operator", "_state", "time")
@@ -62,9 +65,10 @@ class ProcessContext:
         """The record's event time (None without :meth:`Stream.event_time`), or the timer's."""
 
     @property
-    def key(self) -> Any:
+    def key(self) -> K:
         """As the first record of this key brought it, of those since its state was last gone."""
-        return self._key if self._is_new else self._keyed.key(self._form)
+        key: K = self._key if self._is_new else self._keyed.key(self._form)
+        return key
 
     @property
     def state(self) -> dict[Any, Any]:

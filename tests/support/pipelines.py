@@ -311,7 +311,7 @@ def emitting(emit: Any) -> list[Keyed]:
     ]
 
 
-def windows(stream: Stream[Any], key: str) -> WindowedStream[Any]:
+def windows(stream: Stream[Any], key: str) -> WindowedStream[Any, Any, Any]:
     return stream.key_by(key).window(timedelta(seconds=10))
 
 
