@@ -118,6 +118,7 @@ SMALL = {
     "__main__": "``python -m minishuffle``",
     "api/drafts": "what stands behind a step of unknown columns while ``minishuffle schema`` loads a plan",
     "cli/__main__": "``python -m minishuffle.cli``, which starts processes of clusters",
+    "cli/completion": "the scripts by which shells complete commands",
     "cli/entry": "what every start of the command line begins with, before its imports",
     "cli/explanations": "what there is to say of each class of errors",
     "cli/firstprocess": "an init for a process that is number 1 of its container",

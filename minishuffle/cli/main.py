@@ -42,11 +42,13 @@ _COMMANDS = {
     "drill": "minishuffle.cli.drill:drill",
     "doctor": "minishuffle.cli.doctor:doctor",
     "explain": "minishuffle.cli.explanations:explain",
+    "completion": "minishuffle.cli.completion:completion",
 }
 
 
 _GROUPS = {
-    "Start a cluster": ("demo", "cluster", "worker", "coordinator", "doctor"),
+    "Set up": ("doctor", "completion"),
+    "Start a cluster": ("demo", "cluster", "worker", "coordinator"),
     "Run jobs on it": ("submit", "schema", "pipeline"),
     "Watch them": ("top", "diagnose", "dump", "trace", "jobs", "explain"),
     "Measure, and cause failures": ("bench", "drill"),

@@ -38,7 +38,8 @@ def test_help_lists_exactly_the_commands_that_work(run: Run) -> None:
         listed[title] = [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
     listed.popitem()  # what stands below the commands
     assert listed == {
-        "Start a cluster:": ["demo", "cluster", "worker", "coordinator", "doctor"],
+        "Set up:": ["doctor", "completion"],
+        "Start a cluster:": ["demo", "cluster", "worker", "coordinator"],
         "Run jobs on it:": ["submit", "schema", "pipeline"],
         "Watch them:": ["top", "diagnose", "dump", "trace", "jobs", "explain"],
         "Measure, and cause failures:": ["bench", "drill"],
