@@ -20,7 +20,7 @@ ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 SIMULATED := tests/e2e/test_simulated_clusters.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup try demo test test-fast dist fmt lint types bench soak clean
+.PHONY: help setup try demo test test-fast dist docs fmt lint types bench soak clean
 .PHONY: setup-try soak-setup soak-failures soak-hosts soak-hung soak-killers soak-stops soak-spinning soak-seeds soak-examples soak-drain soak-pause soak-reach soak-tls soak-blocking soak-tcp soak-ledger
 
 help: ## Print this help
@@ -49,6 +49,10 @@ test-fast: setup-try ## Run the tests that take less than a few seconds each and
 
 dist: setup-try ## Build wheel and sdist, with checksums, and try them on each Python that is here (some minutes)
 	$(WITHIN) 1800 scripts/build-dist
+
+docs: ## Build the documents as a site in .site/built, which python -m http.server -d .site/built shows
+	@scripts/bootstrap --docs
+	$(WITHIN) 300 $(BIN)/python scripts/build-docs
 
 fmt: setup-try ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .
@@ -125,5 +129,5 @@ soak-ledger: soak-setup ## All that was recorded of jobs, played again (6 minute
 	MINISHUFFLE_SOAK=1 $(WITHIN) 7200 $(BIN)/python -m pytest -q --timeout 3600 tests/api/test_ledger.py
 
 clean: ## Remove .venv and everything that was built
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -30,9 +30,11 @@ TOP_LEVEL = frozenset(
         "LICENSE",
         "CHANGELOG.md",
         "requirements.lock",
+        "requirements-docs.lock",
         "requirements-spark.lock",
     ]
 )
+LOCKS = ("requirements.lock", "requirements-spark.lock", "requirements-docs.lock")
 BUILT = frozenset({"build", "dist", "__pycache__"})
 """Made by tools, never committed."""
 
@@ -80,7 +82,7 @@ def test_each_form_adds_what_it_needs_to_the_same_environment(tmp_path: Path) ->
     """In a folder with a blank in its name."""
     clone = tmp_path / "with space"
     (clone / "scripts").mkdir(parents=True)
-    for name in ("scripts/bootstrap", "requirements.lock", "requirements-spark.lock", "pyproject.toml"):
+    for name in ("scripts/bootstrap", *LOCKS, "pyproject.toml"):
         shutil.copy(ROOT / name, clone / name)
     python = clone / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -102,6 +104,8 @@ def test_each_form_adds_what_it_needs_to_the_same_environment(tmp_path: Path) ->
     assert asked("--try") == []
     assert asked() == [["requirements.lock", "requirements-spark.lock"], []]
     assert asked() == asked("--try") == []
+    assert asked("--docs") == [["requirements.lock", "requirements-docs.lock"], []]
+    assert asked("--docs") == asked() == []
     (clone / "requirements-spark.lock").write_text("pyspark==4.3.1\n")
     assert asked("--try") == []
     assert asked() == [["requirements.lock", "requirements-spark.lock"], []]
@@ -125,7 +129,7 @@ def test_the_same_pythons_are_allowed_everywhere() -> None:
     assert re.findall(r"Python :: (3\.\d+)", text_of("pyproject.toml")) == minors
     assert f"MINORS=({' '.join(minors)})" in text_of("scripts/build-dist")
     assert f"RANGE='(3, {first}) <= sys.version_info[:2] <= (3, {after - 1})'" in text_of("scripts/bootstrap")
-    for name in ("Makefile", "README.md", "deploy/README.md", "requirements.lock", "requirements-spark.lock"):
+    for name in ("Makefile", "README.md", "deploy/README.md", *LOCKS):
         assert f"Python {minors[0]} to {minors[-1]}" in text_of(name), name
 
 
