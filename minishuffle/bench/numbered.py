@@ -277,6 +277,11 @@ class NumberedOutput:
         arrivals = ((subtask, self._arrived[self._subtask == subtask]) for subtask in others)
         return longest_gaps(arrivals, begin, end, self._stalls)
 
+    def counts(self, subtasks: frozenset[int], edges: Sequence[int]) -> Vector:
+        """How many records of these keyed subtasks came between each two of the times."""
+        found: Vector = np.histogram(self._arrived[np.isin(self._subtask, list(subtasks))], edges)[0]
+        return found
+
     # --- the books -------------------------------------------------------------------------------
 
     def due_by(self, at: int) -> int:

@@ -36,6 +36,8 @@ WORKERS: Final = 4
 WARM_UP_SECONDS: Final = 2.0
 WINDOW_SECONDS: Final = 2.0
 """Around each failure, and as long a time without one in front of it."""
+OUTPUT_FROM_MS, OUTPUT_UNTIL_MS, OUTPUT_STEP_MS = -300, 600, 20
+"""The output around a failure that is reported."""
 PHASES: Final = (
     "detected",
     "rescheduled",
@@ -167,6 +169,8 @@ def _times(output: NumberedOutput, rounds: Sequence[FailureRound]) -> dict[str, 
         each.phases["first record"] = outage
     gaps = [gap.ms for each in rounds for gap in output.gaps(each.at, each.at + window, each.victims)]
     quiet = [gap.ms for each in rounds for gap in output.gaps(each.at - window, each.at, each.victims)]
+    by_outage = sorted(range(len(outages)), key=outages.__getitem__)
+    median = rounds[by_outage[(len(by_outage) - 1) // 2]] if by_outage else None
     p95 = round(float(np.percentile(outages, 95)), 1) if outages else 0.0
     return {
         "outage_ms": {**_spread(outages), "p95": p95} if outages else None,
@@ -176,7 +180,21 @@ def _times(output: NumberedOutput, rounds: Sequence[FailureRound]) -> dict[str, 
         },
         "others_gap_ms": _spread(gaps),
         "others_gap_baseline_ms": _spread(quiet),
+        "output": _output_around(output, median) if median else None,
     }
+
+
+def _output_around(output: NumberedOutput, failure: FailureRound) -> dict[str, Any]:
+    """Records that came in each step of time, in percent of the mean before the failure: of the subtasks that
+    were struck, and of all others."""
+    window, step = int(WINDOW_SECONDS * 1e9), OUTPUT_STEP_MS * 1_000_000
+    edges = range(failure.at + OUTPUT_FROM_MS * 1_000_000, failure.at + OUTPUT_UNTIL_MS * 1_000_000 + 1, step)
+    others = frozenset(range(PARALLELISM)) - failure.victims
+    shares = {}
+    for name, subtasks in (("struck", failure.victims), ("others", others)):
+        (before,) = output.counts(subtasks, [failure.at - window, failure.at])
+        shares[name] = (output.counts(subtasks, edges) * (100 * window / step / before)).round(1).tolist()
+    return {"from_ms": OUTPUT_FROM_MS, "step_ms": OUTPUT_STEP_MS, **shares}
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

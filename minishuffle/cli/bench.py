@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import click
@@ -320,13 +321,23 @@ def isolation(as_json: bool, flow_control: Literal["credit", "tcp"], channels: i
 )
 @click.option("--kills", default=20, show_default=True, type=click.IntRange(1, 1000))
 @click.option("--rate", default=20_000.0, show_default=True, type=FiniteRange(1), help="Records/s.")
+@click.option(
+    "--svg",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Draw the output during a failure, beside Flink's; with matplotlib, the extra bench.",
+)
 @json_option
 @late_global_options
-def recovery(as_json: bool, **options: Any) -> None:
+def recovery(as_json: bool, svg: Path | None, **options: Any) -> None:
     """Failures in a running job: how long what was lost is missing, and what everybody else notices."""
+    from minishuffle.bench.outagechart import check_drawable, draw_outage
     from minishuffle.bench.recovery import measure_recovery
 
+    if svg is not None:
+        check_drawable(options["failure"])
     measured = measure_recovery(**options)
+    if svg is not None:
+        draw_outage(measured, svg)
     if as_json:
         print_json(measured)
         return

@@ -76,6 +76,13 @@ def test_a_gap_is_the_longest_silence_of_each_that_did_not_fail(
     ]
 
 
+def test_records_are_counted_by_when_they_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = logged(tmp_path, monkeypatch, [(5, [2]), (6, [3, 4]), (20, [6]), (50, [5])])
+    edges = [at * MILLISECOND for at in (0, 6, 20, 40, 60)]
+    assert output.counts(frozenset([0]), edges).tolist() == [1, 1, 1, 0]
+    assert output.counts(frozenset([0, 1]), edges).tolist() == [1, 2, 1, 1]
+
+
 def test_the_log_is_read_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are in its file after 20 ms at the latest, when more come."""
     clock = iter([0, 5 * MILLISECOND, 30 * MILLISECOND])

@@ -41,6 +41,9 @@ def test_only_what_failed_restarts_and_the_books_say_what_is_missing(failure: st
     assert 0 < found["outage_ms"]["p50"] <= found["outage_ms"]["p95"] <= found["outage_ms"]["max"]
     assert found["others_gap_ms"]["max"] > 0 and found["others_gap_baseline_ms"]["max"] > 0
     assert found["rss_bytes"] > 0
+    steps = (recovery.OUTPUT_UNTIL_MS - recovery.OUTPUT_FROM_MS) // recovery.OUTPUT_STEP_MS
+    for name in ("struck", "others"):
+        assert len(found["output"][name]) == steps and max(found["output"][name]) > 0
 
 
 @pytest.mark.slow
@@ -49,7 +52,7 @@ def test_the_loss_of_the_coordinator_costs_no_row_and_no_attempt() -> None:
     result = CliRunner().invoke(cli, ["bench", "recovery", *options])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert found["outage_ms"] is None
+    assert (found["outage_ms"], found["output"]) == (None, None)
     assert list(found["phases_ms"]) == list(recovery.HEADLESS_PHASES)
     assert 0 < found["phases_ms"]["job shown"]["max"] <= found["phases_ms"]["workers back"]["max"]
     books = ("others_restarted", "dropped", "in_flight", "missing", "duplicated")
