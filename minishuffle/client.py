@@ -27,6 +27,7 @@ from minishuffle.errors import (
     error_from_code,
 )
 from minishuffle.ids import Address
+from minishuffle.notebook import LIVE_SECONDS, job_html, live_table
 from minishuffle.releases import releases_here
 from minishuffle.transport.control import BlockingControlClient
 from minishuffle.transport.credentials import Credentials
@@ -129,6 +130,13 @@ class JobHandle:
     def __repr__(self) -> str:
         return f"JobHandle({self.id!r}, name={self.name!r})"
 
+    def _repr_html_(self) -> str | None:
+        """Its vertices now, in a notebook; None where no coordinator answers, and its text is shown."""
+        try:
+            return job_html(self.info())
+        except ShuffleError:
+            return None
+
     def info(self) -> JobInfo:
         """State and tasks now."""
         return self._client.job(self.id)
@@ -215,17 +223,22 @@ class JobHandle:
             raise RowsLost(loss_text(info, self.events()))
 
     def wait_until_over(self, timeout: float | None = None) -> JobInfo:
-        """Like :meth:`wait`, but whatever the end is, only the state of the job is returned.
+        """Like :meth:`wait`, but whatever the end is, only the state of the job is returned. In a notebook a
+        table of its vertices is shown meanwhile.
 
         Raises:
             TimeoutError: ``timeout`` seconds passed; the job runs on.
             PeerLost: no coordinator answered.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        show = live_table()
+        longest = LONG_POLL_SECONDS if show is None else LIVE_SECONDS
         while True:
-            left = LONG_POLL_SECONDS if deadline is None else deadline - time.monotonic()
-            seconds = min(max(left, 0.0), LONG_POLL_SECONDS)
+            left = longest if deadline is None else deadline - time.monotonic()
+            seconds = min(max(left, 0.0), longest)
             info = self._client.poll(WaitJob(job=self.id, wait_seconds=seconds), JobInfo, seconds, deadline)
+            if show is not None:
+                show(info)
             if info.state in OVER:
                 return info
             if left <= 0:

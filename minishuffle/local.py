@@ -1,7 +1,8 @@
-"""A whole cluster for the length of a ``with`` block: real processes on this machine."""
+"""A whole cluster for the length of a ``with`` block, or of a notebook: real processes on this machine."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import os
@@ -11,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from minishuffle.client import Client, JobHandle
 from minishuffle.config import create_secret, read_coordinator, with_tls_files
@@ -25,6 +26,7 @@ from minishuffle.launch import (
     start_processes,
     stop_children,
 )
+from minishuffle.notebook import cluster_html
 from minishuffle.supervision import Supervisor
 from minishuffle.transport.credentials import Credentials
 from minishuffle.wire.requests import ClusterStatus
@@ -84,6 +86,7 @@ def remove_abandoned_state() -> None:
 
 # --- local_cluster --------------------------------------------------------------------------------
 
+NOT_RUNNING = "this LocalCluster is not running: use it in a 'with' statement, or call its start()"
 STOP_GRACE_SECONDS = 15.0
 SUPERVISOR_SECONDS = 2.0
 """For a coordinator to answer the supervisor, which asks again; to leave the cluster may take so long."""
@@ -102,8 +105,9 @@ class LocalCluster:
     With ``tls`` all connections use TLS, with certificates of a CA that is made for this cluster.
 
     Entering it starts them and waits until all are registered; leaving it stops them and removes
-    their state directory. The processes end with this one even if it is killed, and the next cluster
-    removes the directory then. Further keywords are fields of
+    their state directory. :meth:`start` and :meth:`stop` do the same where a block does not fit, as in
+    notebooks, which show its workers and jobs. The processes end with this one even if it is killed, and the
+    next cluster removes the directory then. Further keywords are fields of
     :class:`~minishuffle.config.ClusterSettings`, e.g. ``segment_bytes=4096``.
 
     Raises (on entry):
@@ -145,7 +149,33 @@ class LocalCluster:
         self._secret = b""
         self._tls: Credentials | None = None
 
-    def __enter__(self) -> LocalCluster:
+    def __repr__(self) -> str:
+        where = "not running" if self._processes is None else f"at {self._processes.address}"
+        return f"<{type(self).__name__} of {self._count} workers, {where}>"
+
+    def _repr_html_(self) -> str | None:
+        """Its workers and jobs now, in a notebook; None where it does not run: then its text is shown."""
+        try:
+            return cluster_html(self.status())
+        except ShuffleError:
+            return None
+
+    def start(self) -> Self:
+        """Start it without a ``with`` statement: until :meth:`stop`, or the end of the program.
+
+        Raises:
+            UsageError: it runs already.
+        """
+        started = self.__enter__()
+        atexit.register(self.stop)
+        return started
+
+    def stop(self) -> None:
+        """Cancel all jobs and stop the processes, if it runs."""
+        atexit.unregister(self.stop)
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
         self._start(self._count, "127.0.0.1")
         return self
 
@@ -218,14 +248,14 @@ class LocalCluster:
     def client(self) -> Client:
         """A connection to the coordinator."""
         if self._client is None:
-            raise UsageError("this LocalCluster is not running: use it in a 'with' statement")
+            raise UsageError(NOT_RUNNING)
         return self._client
 
     @property
     def state_dir(self) -> Path:
         """Where the processes log; removed at the end."""
         if self._state_dir is None:
-            raise UsageError("this LocalCluster is not running: use it in a 'with' statement")
+            raise UsageError(NOT_RUNNING)
         return self._state_dir
 
     def spark_options(self) -> dict[str, str]:
@@ -328,7 +358,7 @@ class LocalCluster:
 
     def _running(self) -> LocalProcesses:
         if self._processes is None:
-            raise UsageError("this LocalCluster is not running: use it in a 'with' statement")
+            raise UsageError(NOT_RUNNING)
         return self._processes
 
     def _stop(self, *, ask: bool) -> None:

@@ -1,4 +1,5 @@
-"""State directories that a killed program left: the next cluster removes them, and no other."""
+"""Clusters that nobody stops: the next one removes the state directories of killed programs, and no other;
+what a program has started ends with it."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from minishuffle.local import LocalCluster
@@ -55,3 +57,12 @@ def test_the_next_cluster_removes_what_a_killed_one_left(temporary: Path) -> Non
             assert set(temporary.iterdir()) == {foreign, running, cluster.state_dir}
         assert set(temporary.iterdir()) == {foreign, running}
     assert set(temporary.iterdir()) == {foreign}
+
+
+def test_a_cluster_that_was_started_ends_with_its_program(temporary: Path) -> None:
+    program = "from minishuffle import LocalCluster\nprint(*LocalCluster(workers=1).start().workers.values())"
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert not psutil.pid_exists(int(ran.stdout))
+    assert list(temporary.iterdir()) == []

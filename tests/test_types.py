@@ -15,6 +15,7 @@ import pytest
 
 SECONDS_MAX = 600
 RIGHT, WRONG = "tests/support/typedjobs.py", "tests/support/wrongjobs.py"
+RECIPES = "minishuffle/examples/recipes"
 
 pytestmark = [pytest.mark.extra, pytest.mark.slow, pytest.mark.timeout(SECONDS_MAX + 30)]
 
@@ -49,7 +50,7 @@ def test_the_types_of_the_package_and_of_jobs_hold_for_mypy(repository: Path) ->
 
 
 def test_the_types_of_jobs_hold_for_pyright(repository: Path) -> None:
-    command = ("pyright", "--outputjson", "--pythonpath", sys.executable, RIGHT, WRONG)
+    command = ("pyright", "--outputjson", "--pythonpath", sys.executable, RIGHT, WRONG, RECIPES)
     printed = checked(repository, *command)
     found = json.loads(printed)["generalDiagnostics"]
     places = {

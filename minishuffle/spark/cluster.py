@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
 from minishuffle.launch import LocalProcesses, settings_flags
@@ -302,7 +302,7 @@ class SparkCluster(LocalCluster):
         self._host = host or str(spark.conf.get("spark.driver.host", "127.0.0.1"))
         self._supplier: WorkerSupplier | None = None
 
-    def __enter__(self) -> SparkCluster:
+    def __enter__(self) -> Self:
         self._start(0, self._host)
         assert self._processes is not None
         try:

@@ -39,16 +39,26 @@ def gone(pid: int) -> bool:
 @pytest.mark.slow
 def test_workers_are_processes_and_nothing_is_left() -> None:
     words = ["to", "be", "or", "not", "to", "be"]
-    with LocalCluster(workers=2, slots=1) as cluster:
+    cluster = LocalCluster(workers=2, slots=1)
+    assert repr(cluster) == "<LocalCluster of 2 workers, not running>"
+    assert cluster._repr_html_() is None
+    assert cluster.start() is cluster
+    try:
+        with pytest.raises(UsageError, match="running already"):
+            cluster.start()
         pids, directory = cluster.workers, cluster.state_dir
         assert len({os.getpid(), *pids.values()}) == 3
         assert {worker.pid for worker in cluster.status().workers} == set(pids.values())
         assert oct(directory.stat().st_mode & 0o777) == "0o700"
         rows = cluster.run(Stream.items(words).key_by(lambda word: word).count().collect(), timeout=60)
         assert sorted(rows) == [("be", 2), ("not", 1), ("or", 1), ("to", 2)]
+        assert (cluster._repr_html_() or "").count("<tr>") == 1 + 2 + 1 + 1
+    finally:
+        cluster.stop()
     assert all(gone(pid) for pid in pids.values())
     assert not directory.exists()
-    with pytest.raises(UsageError, match="not running"):
+    cluster.stop()
+    with pytest.raises(UsageError, match=r"not running: .* call its start\(\)"):
         cluster.status()
 
 
