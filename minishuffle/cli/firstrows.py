@@ -19,7 +19,7 @@ from minishuffle.plan.planner import operator_of
 from minishuffle.runtime.asynccalls import LoopCalls
 from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.reader import SourceReader
-from minishuffle.worker.task import describe_failure
+from minishuffle.runtime.usererrors import describe_failure
 
 __all__ = ["FirstRows"]
 

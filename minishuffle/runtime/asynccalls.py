@@ -12,7 +12,7 @@ from typing import Any
 from minishuffle.errors import WrongResult
 from minishuffle.operators.base import AsyncCall
 
-__all__ = ["LoopCalls"]
+__all__ = ["AwaitedCalls", "LoopCalls"]
 
 _log = logging.getLogger("minishuffle.worker")
 
@@ -112,3 +112,22 @@ class LoopCalls:
         await self._cancel()
         await self._loop.shutdown_asyncgens()
         await self._loop.shutdown_default_executor()
+
+
+class AwaitedCalls(LoopCalls):
+    """The same for a task in the calling thread, which nobody wakes: calls that begin together have ended, in
+    whatever order, before it goes on."""
+
+    def __init__(self, name: str) -> None:
+        self._rung = threading.Event()
+        super().__init__(name, self._rung.set)
+
+    def start(
+        self, fn: Callable[[Any], Awaitable[Any]], calls: Sequence[AsyncCall], timeout: float | None
+    ) -> None:
+        super().start(fn, calls, timeout)
+        while True:
+            self._rung.clear()
+            if all(call.done for call in calls):
+                return
+            self._rung.wait()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from minishuffle.counters import OperatorCounters, TaskCounters
+from minishuffle.errors import described
 from minishuffle.exchange.batch import Batch
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.elements import Part
+from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.partitioner import Partitioner
 from minishuffle.exchange.sizes import Drop, encode_all
 from minishuffle.operators.base import (
@@ -16,15 +19,45 @@ from minishuffle.operators.base import (
     Emit,
     Idle,
     Mark,
+    Operator,
     Output,
     Program,
     Side,
+    TaskContext,
     Watermark,
 )
 from minishuffle.operators.chained import dropper_of
 from minishuffle.operators.row_copies import own_rows
 
-__all__ = ["Chain"]
+__all__ = ["Chain", "WrittenPartition"]
+
+
+class WrittenPartition(Protocol):
+    """What a chain writes to: the side of a :class:`~minishuffle.exchange.partition.ResultPartition` that a
+    task thread has to do with."""
+
+    hot_keys: HotKeys
+
+    @property
+    def subpartitions(self) -> Sequence[Any]:
+        """One for each consumer."""
+        ...
+
+    def skips(self, position: int, rows: int) -> bool:
+        """Whether what is written for that consumer is dropped."""
+        ...
+
+    def hand_over(self, position: int, batch: Batch) -> bool:
+        """Give the consumer the batch as it is; False: it is to be written."""
+        ...
+
+    def write(self, position: int, rows: int, parts: list[Part]) -> None: ...
+
+    def broadcast(self, positions: list[int], rows: int, parts: list[Part]) -> None: ...
+
+    def broadcast_watermark(self, time: int, idle: bool) -> None: ...
+
+    def finish(self) -> None: ...
 
 
 class _Outlet:
@@ -40,7 +73,7 @@ class _Outlet:
     def __init__(
         self,
         outputs: list[Output],
-        partitions: Mapping[int, ResultPartition],
+        partitions: Mapping[int, WrittenPartition],
         index: int,
         totals: TaskCounters,
         last: OperatorCounters,
@@ -92,7 +125,7 @@ class _Outlet:
 
 
 class Chain:
-    """The opened operators of one attempt, wired up. They refer to what is behind them and never back, so
+    """The operators of one attempt, wired up. They refer to what is behind them and never back, so
     that they and their state go with the last reference to the chain: a worker's garbage collector hardly
     ever runs.
 
@@ -105,7 +138,7 @@ class Chain:
     def __init__(
         self,
         program: Program,
-        partitions: Mapping[int, ResultPartition],
+        partitions: Mapping[int, WrittenPartition],
         index: int,
         totals: TaskCounters,
         kept: Collection[int] = (),
@@ -124,12 +157,47 @@ class Chain:
         self._stages: list[Emit] = [self._outlet.take]
         for number in reversed(range(len(program.operators))):
             self._stages.insert(0, self._stage(number, 0, self._stages[0]))
+        self._opened: list[Operator] = []
+
+    # --- open and close --------------------------------------------------------------------------
+
+    def open(self, contexts: Iterable[TaskContext]) -> None:
+        """Open the operators, in order, each with a context of its own."""
+        for operator, context in zip(self.operators, contexts, strict=True):
+            operator.open(context)
+            self._opened.append(operator)
+
+    def close(self, error: BaseException | None) -> list[Any]:
+        """Close those that are open; what each gave. If there is an ``error`` already, whatever they raise is
+        added to its notes.
+
+        Raises: what was raised first, if there is no ``error``.
+        """
+        results = []
+        first: Exception | None = None
+        opened, self._opened = self._opened, []
+        for operator in opened:
+            try:
+                results.append(operator.close())
+            except Exception as broken:
+                first = first or broken
+                if error is not None:
+                    error.add_note(f"and close() of {operator.name!r} raised {described(broken)}")
+        if first is not None and error is None:
+            raise first
+        return results
+
+    # --- rows and marks --------------------------------------------------------------------------
 
     def entrance(self, input: int) -> Emit:
         """Where the items of input number ``input`` go in."""
         if input == 0:
             return self._stages[0]
         return self._stage(0, input, self._stages[1])
+
+    def behind(self, number: int) -> Emit:
+        """Where the items go that operator number ``number`` emits."""
+        return self._stages[number + 1]
 
     def _stage(self, number: int, input: int, following: Emit) -> Emit:
         operator, counters, before = self.operators[number], self.counters[number], self._before(number)
@@ -191,7 +259,7 @@ class Chain:
 
 def _edge_writer(
     output: Output,
-    partition: ResultPartition,
+    partition: WrittenPartition,
     start: int,
     drop: Drop | None,
 ) -> Callable[[Batch], None]:

@@ -3,26 +3,50 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import decode
-from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.gate import Element, SplitChange
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
 from minishuffle.operators.base import (
     Active,
     Idle,
     Mark,
+    Program,
     Reached,
     SplitMark,
     Watermark,
 )
 
-__all__ = ["Inputs", "Item"]
+__all__ = ["Inputs", "Item", "ReadGate"]
 
 
 Item: TypeAlias = "Batch | Mark"
+
+
+class ReadGate(Protocol):
+    """The side of an :class:`~minishuffle.exchange.gate.InputGate` that a task thread reads."""
+
+    edge: int
+    input: int
+    valve: WatermarkValve
+    marked: bool
+
+    @property
+    def split_changes(self) -> deque[SplitChange] | None: ...
+
+    @property
+    def kept(self) -> bool: ...
+
+    @property
+    def finished(self) -> bool: ...
+
+    def poll(self) -> Element | None: ...
+
+    def is_aligned(self, barrier: int) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -39,7 +63,7 @@ class _Input:
 
 @dataclass(slots=True, eq=False)
 class _Gate:
-    gate: InputGate
+    gate: ReadGate
     input: _Input
     position: int
     """The gate's number in its input's valve."""
@@ -52,11 +76,12 @@ class Inputs:
     """Takes turns between gates, an element each.
 
     Args:
+        gates: all of a task.
         first_input: while gates of that input have not ended no other is read; None: all in turn.
         by_channel: say of each batch how far its producer is (:class:`Reached`).
     """
 
-    def __init__(self, gates: list[InputGate], first_input: int | None, by_channel: bool = False) -> None:
+    def __init__(self, gates: Sequence[ReadGate], first_input: int | None, by_channel: bool = False) -> None:
         inputs: dict[int, _Input] = {}
         self._gates: list[_Gate] = []
         for gate in gates:
@@ -71,6 +96,14 @@ class Inputs:
         self.lagging = False
         """The last batch comes from a new producer that has yet to come as far as the rest."""
         self._ready: deque[tuple[int, Item]] = deque()
+
+    @classmethod
+    def of(cls, program: Program, gates: Sequence[ReadGate]) -> Inputs:
+        """As the first operator wants them."""
+        if not program.operators:
+            return cls(gates, None)
+        first = program.operators[0]
+        return cls(gates, first.first_input, first.by_channel)
 
     @property
     def finished(self) -> bool:

@@ -36,6 +36,7 @@ from minishuffle.exchange.debloater import DEBLOAT_SECONDS
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import Address, AttemptId
 from minishuffle.operators.base import CompleteFile
+from minishuffle.runtime.usererrors import describe_failure
 from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.transport.credentials import Credentials
 from minishuffle.transport.hostlook import host_answers
@@ -109,7 +110,7 @@ from minishuffle.worker.probing import Prober
 from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.state import WorkerState
 from minishuffle.worker.stuck import StuckThreads
-from minishuffle.worker.task import Task, TaskOutcome, describe_failure
+from minishuffle.worker.task import Task, TaskOutcome
 from minishuffle.worker.tasks import Attempt, Deployment
 from minishuffle.worker.timers import Alarm, Timers
 from minishuffle.worker.wallclock import WallClock

@@ -7,14 +7,11 @@ partitions. It never touches a socket: see ``handoff``.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final
 
 import cloudpickle
@@ -23,15 +20,11 @@ from minishuffle import limits
 from minishuffle.counters import OperatorCounters, TaskCounters
 from minishuffle.errors import (
     ResourceExhausted,
-    ShuffleError,
     TaskCancelled,
     TaskFailed,
     UnserializableRecord,
     WrongResult,
     clipped,
-    clipped_inside,
-    described,
-    text_of,
 )
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import pack_rows
@@ -45,9 +38,7 @@ from minishuffle.operators.base import (
     END_OF_TIME,
     Emit,
     Mark,
-    Operator,
     Portion,
-    Program,
     Source,
     TaskContext,
     Watermark,
@@ -58,6 +49,7 @@ from minishuffle.runtime.asynccalls import LoopCalls
 from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.inputs import Inputs
 from minishuffle.runtime.reader import SourceReader
+from minishuffle.runtime.usererrors import describe_failure
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker.activity import cpu_wait_seconds
 from minishuffle.worker.crashrecord import CrashRecord
@@ -73,9 +65,6 @@ from minishuffle.worker.wallclock import WallClock
 __all__ = ["Task", "TaskOutcome"]
 
 
-PACKAGE: Final = Path(__file__).parent.parent
-RUNTIME_CODE: Final = f"{PACKAGE}{os.sep}"
-USER_CODE_INSIDE: Final = tuple(f"{PACKAGE / part}{os.sep}" for part in ("examples", "bench"))
 MESSAGE_BYTES_MAX: Final = limits.CONTROL_PAYLOAD_BYTES_MAX
 """Most bytes of collected rows, or of a result, that a control frame takes."""
 HOT_KEYS_MAX: Final = 8
@@ -277,20 +266,17 @@ class Task:
         program = open_program(self.program, cloudpickle.loads)
         import_from(program.modules)
         context = self._context()
-        opened: list[Operator] = []
+        kept = {gate.input for gate in self.gates if gate.kept}
+        chain = Chain(program, self.partitions, context.index, self.counters, kept)
+        self._drop, context.put_aside = chain.drop, chain.put_aside
         try:
-            kept = {gate.input for gate in self.gates if gate.kept}
-            chain = Chain(program, self.partitions, context.index, self.counters, kept)
-            self._drop, context.put_aside = chain.drop, chain.put_aside
             produced = [] if program.source is None else [OperatorCounters(self.name.partition(" -> ")[0])]
             metrics = [
                 UserMetrics(operator.name, position)
                 for position, operator in enumerate(program.operators, start=len(produced))
             ]
             self.user_metrics = tuple(metrics)
-            for operator, own in zip(program.operators, metrics, strict=True):
-                operator.open(replace(context, metrics=own))
-                opened.append(operator)
+            chain.open(replace(context, metrics=own) for own in metrics)
             self.operators = (*produced, *chain.counters)
             self.paths.calls.leave()
             self.paths.post(self.report, self, None)
@@ -301,7 +287,7 @@ class Task:
                 self._run_source(program.source, chain, emit, produced[0])
                 emit(Watermark(END_OF_TIME))
             else:
-                self._inputs = inputs = _inputs_of(program, self.gates)
+                self._inputs = inputs = Inputs.of(program, self.gates)
                 try:
                     self._run_gates(inputs, chain)
                 finally:
@@ -312,11 +298,11 @@ class Task:
             self._end_partitions()
         except BaseException as error:
             self.paths.calls.enter()
-            results = _close(opened, error)
+            results = chain.close(error)
             if isinstance(error, TaskCancelled):
                 self._closed_with = _packed_result(results)
             raise
-        packed = _packed_result(_close(opened, None))
+        packed = _packed_result(chain.close(None))
         self.outbox.drain()
         return packed
 
@@ -524,33 +510,6 @@ class Task:
             )
 
 
-def _inputs_of(program: Program, gates: list[InputGate]) -> Inputs:
-    """As the first operator wants them."""
-    if not program.operators:
-        return Inputs(gates, None)
-    first = program.operators[0]
-    return Inputs(gates, first.first_input, first.by_channel)
-
-
-def _close(operators: list[Operator], error: BaseException | None) -> list[Any]:
-    """Close all of them. If there is an ``error`` already, whatever they raise is added to its notes.
-
-    Raises: what was raised first, if there is no ``error``.
-    """
-    results = []
-    first: Exception | None = None
-    for operator in operators:
-        try:
-            results.append(operator.close())
-        except Exception as broken:
-            first = first or broken
-            if error is not None:
-                error.add_note(f"and close() of {operator.name!r} raised {described(broken)}")
-    if first is not None and error is None:
-        raise first
-    return results
-
-
 def _packed_result(results: list[Any]) -> bytes:
     """What the sink, the last operator, gave at its close; nothing if that is None."""
     found = [result for result in results if result is not None]
@@ -561,34 +520,3 @@ def _packed_result(results: list[Any]) -> bytes:
             "write large results to a file in the sink, and return its name"
         )
     return packed
-
-
-def describe_failure(error: BaseException, task: str) -> ErrorInfo:
-    """An error as the user is to see it: their own frames, not the runtime's. A TaskCancelled is theirs: of a
-    job that their function had waited for."""
-    task = clipped(task, limits.TASK_NAME_CHARS_MAX)
-    size = limits.ERROR_TEXT_BYTES_MAX // 4
-    if isinstance(error, ShuffleError) and not isinstance(error, TaskFailed | TaskCancelled):
-        return ErrorInfo(code=error.code, text=clipped(f"{task}: {text_of(error)}", size), task=task)
-    summary = traceback.TracebackException.from_exception(error)
-    _leave_runtime_out(summary)
-    text = f"{task}: {described(error)}"
-    frames = "".join(summary.format())
-    return ErrorInfo(
-        code=TaskFailed.code, text=clipped(text, size), traceback=clipped_inside(frames, size), task=task
-    )
-
-
-def _leave_runtime_out(summary: traceback.TracebackException) -> None:
-    """Keep the user's frames only, of the error and of those that led to it."""
-    behind: list[traceback.TracebackException | None] = [summary]
-    while behind:
-        each = behind.pop()
-        if each is not None:
-            own = [frame for frame in each.stack if _is_users(frame.filename)]
-            each.stack = traceback.StackSummary.from_list(own)
-            behind += [each.__cause__, each.__context__, *(each.exceptions or ())]
-
-
-def _is_users(filename: str) -> bool:
-    return not filename.startswith(RUNTIME_CODE) or filename.startswith(USER_CODE_INSIDE)

@@ -12,15 +12,16 @@ import msgpack
 import pytest
 
 from minishuffle.api.stream import Stream
-from minishuffle.errors import InvalidGraph, TaskCancelled, TaskFailed, UnserializableRecord
+from minishuffle.errors import TaskCancelled, TaskFailed, UnserializableRecord
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.rows import unpack_result
 from minishuffle.operators.base import TaskContext
 from minishuffle.plan.graph import JobSettings
 from minishuffle.plan.programs import ProgramSpec, pack_program
+from minishuffle.runtime.usererrors import PACKAGE
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker import task as task_module
-from minishuffle.worker.task import PACKAGE, TaskOutcome, describe_failure
+from minishuffle.worker.task import TaskOutcome
 from support.attempts import attempt
 
 if TYPE_CHECKING:
@@ -291,39 +292,6 @@ async def test_the_cause_of_an_error_is_shown_without_the_runtimes_frames_too(si
     assert "KeyError: 'lost'" in first
     assert "in broken_because_of_another" in second
     assert str(PACKAGE) not in error.traceback
-
-
-def test_the_runtimes_frames_are_left_out_of_every_error_behind_the_first() -> None:
-    """One raised by the runtime itself, while another was on its way, inside a group."""
-
-    def fail_twice() -> None:
-        try:
-            msgpack_failure()
-        except InvalidGraph:
-            raise ExceptionGroup("both", [KeyError("inner")]) from None
-
-    def msgpack_failure() -> None:
-        from minishuffle.plan.graph import JobGraph
-
-        JobGraph.from_bytes(None)  # type: ignore[arg-type]
-
-    try:
-        fail_twice()
-    except ExceptionGroup as group:
-        group.__suppress_context__ = False
-        info = describe_failure(group, "t[0]")
-    assert "in msgpack_failure" in info.traceback
-    assert "KeyError: 'inner'" in info.traceback
-    assert str(PACKAGE) not in info.traceback
-
-
-def test_a_folder_whose_name_begins_like_the_packages_is_the_users(tmp_path: Path) -> None:
-    namespace: dict[str, Any] = {}
-    filename = f"{PACKAGE}-jobs/mine.py"
-    exec(compile("def mine():\n    raise ValueError('here')\n", filename, "exec"), namespace)
-    with pytest.raises(ValueError, match="here") as raised:
-        namespace["mine"]()
-    assert filename in describe_failure(raised.value, "t[0]").traceback
 
 
 async def test_system_exit_ends_its_task_alone(site: Site) -> None:
