@@ -36,7 +36,7 @@ LAYERS = (
     names("observe"),
     names("web"),
     names("remote"),
-    names("authority client launch local notebook postmortem replacements supervision __init__"),
+    names("authority client launch local notebook postmortem replacements supervision testing __init__"),
     names("spark"),
     names("bench examples"),  # Built with the public names, two rows above.
     names("pipelines"),

@@ -87,6 +87,7 @@ SAME_FILE_NAME = {
 SAME_NAME = {
     "keyby": "the example and the benchmark's command",
     "main": "the group of commands and the program's entry",
+    "run": "the command for a pipeline, and the function for a job in a test",
     "Verdict": "the demo's and a pipeline's",
     "Worker": "the process, and what the coordinator knows of it",
 }

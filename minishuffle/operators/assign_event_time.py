@@ -188,6 +188,13 @@ class AssignEventTime(ForgivingOperator):
 
     # --- marks and the clock ---------------------------------------------------------------------
 
+    def advance(self, watermark: int, emit: Emit) -> None:
+        """Emit a watermark that does not follow from records, unless it has come as far."""
+        if watermark > self._told:
+            self._told = watermark
+            self._idle = False
+            emit(Watermark(watermark))
+
     def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
         match mark:
             case SplitMark(split, "open"):

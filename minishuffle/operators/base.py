@@ -221,6 +221,9 @@ class TaskContext:
     files: OutputFiles | None = None
     put_aside: Callable[[Side], None] = lambda side: None
     """Send rows to a side output, beside what is emitted."""
+    left_out: Callable[[str, Batch], None] | None = None
+    """Takes records that are dropped, with the name of the side output that they might have gone to; None:
+    nobody looks at them."""
     async_calls: Callable[[], AsyncCalls] | None = None
     """Makes the loop of an operator that calls asynchronous functions."""
     metrics: UserMetrics = field(default_factory=UserMetrics)

@@ -124,17 +124,22 @@ class ForgivingOperator(ChainedOperator):
             times: a vector of one, the record's. None: that of the last one emitted, if they have any, as of
                 one that cannot be sent.
         """
-        errors = self.context.counters.user_errors
-        errors[self.on_error] = errors.get(self.on_error, 0) + 1
-        if self.on_error == "dead_letter":
+        errors, policy, left_out = self.context.counters.user_errors, self.on_error, self.context.left_out
+        errors[policy] = errors.get(policy, 0) + 1
+        if policy == "dead_letter":
             what = described(error)
             shown = preview(record, DEAD_LETTER_CHARS)
             self.context.log(f"dead letter: {self.name}: {what}: record {shown}")
-        elif self.on_error == "side":
-            row = {"operator": self.name, "error": described(error), "record": _as_sent(record)}
-            self.context.put_aside(
-                Side(self.errors_tag, Batch([row], None, self.last_time if times is None else times))
-            )
+        if policy == "side":
+            batch = self._errors(error, record, self.last_time if times is None else times)
+            self.context.put_aside(Side(self.errors_tag, batch))
+        elif left_out is not None:
+            left_out("errors", self._errors(error, record, None))
+
+    def _errors(self, error: Exception, record: Any, times: Times | None) -> Batch:
+        """One record of the side output of errors."""
+        row = {"operator": self.name, "error": described(error), "record": _as_sent(record)}
+        return Batch([row], None, times)
 
     def note_failure(self, error: BaseException, record: Any) -> None:
         """Add to the error which record raised it, and where."""

@@ -247,11 +247,17 @@ class EventTimeOperator(RecordOperator):
         timed = self.timed(batch, input)
         late = self.late(timed, self.progress.inputs[input])
         if late is not None and late.any():
-            self.lateness[input].take(batch.mask(late), self.context, emit)
+            self._take_late(batch.mask(late), input, emit)
             timed = timed.mask(~late)
             if not len(timed):
                 return
         self.take(timed, input, emit)
+
+    def _take_late(self, batch: Batch, input: int, emit: Emit) -> None:
+        lateness = self.lateness[input]
+        lateness.take(batch, self.context, emit)
+        if lateness.policy == "drop" and self.context.left_out is not None:
+            self.context.left_out("late_right" if input else "late", batch)
 
     def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
         if isinstance(mark, Reached):

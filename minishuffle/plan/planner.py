@@ -35,7 +35,16 @@ from minishuffle.plan.programs import ProgramSpec
 from minishuffle.plan.rewrites import chained, rewritten
 from minishuffle.plan.standstill import FeedKey, blocking_feeds, check_waits
 
-__all__ = ["JobPlan", "compile_job", "logical_plan", "operator_of", "plan_job"]
+__all__ = [
+    "JobPlan",
+    "check_ends",
+    "compile_job",
+    "logical_plan",
+    "operator_of",
+    "plan_job",
+    "planned_programs",
+    "relation_of",
+]
 
 
 @dataclass(slots=True)
@@ -60,6 +69,11 @@ class _Chain:
 
     def operator_names(self) -> list[str]:
         return [node.label for node in self.nodes]
+
+    def program(self) -> ProgramSpec:
+        first = self.nodes[0].step
+        source = first.source if isinstance(first, ScanStep) else None
+        return ProgramSpec(source=source, operators=self.operators(), outputs=self.outputs)
 
 
 def operator_of(node: Node, tags: Mapping[str, str]) -> Operator:
@@ -114,14 +128,42 @@ def plan_job(
         UsageError: a function cannot be pickled, or ``parallelism`` is no number of subtasks.
         ResourceExhausted: what the job carries does not fit into a submission.
     """
-    nodes = placed(logical_plan(stream, whole=whole), checked_parallelism(parallelism, "parallelism"))
-    nodes = chained(rewritten(nodes, optimise), lambda node: node.step.joins_input)
+    parallelism = checked_parallelism(parallelism, "parallelism")
+    nodes = _rewritten(logical_plan(stream, whole=whole), parallelism, optimise)
     chains, edges, shipped = _chains_and_edges(running(nodes))
     graph = JobGraph(
         vertices=[_vertex(chain) for chain in chains], edges=edges, settings=settings or JobSettings()
     )
     _check_size(graph)
     return JobPlan(nodes, shipped, graph)
+
+
+def planned_programs(
+    nodes: Sequence[Node], optimise: Collection[str]
+) -> tuple[list[tuple[str, ProgramSpec]], list[Edge]]:
+    """The chains of a logical plan, each with one subtask: their names and programs, those in front first,
+    and the edges between them."""
+    chains, edges, _ = _chains_and_edges(running(_rewritten(nodes, 1, optimise)))
+    return [(chain.name, chain.program()) for chain in chains], edges
+
+
+def _rewritten(nodes: Sequence[Node], parallelism: int, optimise: Collection[str] | None) -> list[Node]:
+    """Placed, rewritten, and with each step chained that must be."""
+    return chained(rewritten(placed(nodes, parallelism), optimise), lambda node: node.step.joins_input)
+
+
+def relation_of(stream: Any) -> Relation:
+    """What a stream or table stands for.
+
+    Raises:
+        UsageError: it is none.
+    """
+    relation = getattr(stream, "plan", None)
+    if not isinstance(relation, Relation):
+        raise UsageError(
+            f"a job is a Stream or a Table, not a {type(stream).__name__}: end it with collect()"
+        )
+    return relation
 
 
 def logical_plan(stream: Any, *, whole: bool = True) -> list[Node]:
@@ -132,11 +174,7 @@ def logical_plan(stream: Any, *, whole: bool = True) -> list[Node]:
         InvalidGraph: the stream has no sink, would store what has no end, or would wait for itself.
         UsageError: it is none; sinks share a name or a target, or nothing reads a side output.
     """
-    relation = getattr(stream, "plan", None)
-    if not isinstance(relation, Relation):
-        raise UsageError(
-            f"a job is a Stream or a Table, not a {type(stream).__name__}: end it with collect()"
-        )
+    relation = relation_of(stream)
     if relation.node.is_sink:
         nodes = list(inputs_first(one_of_each(relation.ends)))
     elif whole:
@@ -148,11 +186,11 @@ def logical_plan(stream: Any, *, whole: bool = True) -> list[Node]:
         nodes = list(inputs_first(one_of_each([relation.node])))
     check_waits(running(nodes))
     if relation.node.is_sink:
-        _check_ends(nodes)
+        check_ends(nodes)
     return with_own_ids(nodes)
 
 
-def _check_ends(nodes: list[Node]) -> None:
+def check_ends(nodes: list[Node]) -> None:
     """Raises UsageError if sinks share a name or a target, or nothing reads a side output."""
     _check_sinks([node.step for node in nodes if isinstance(node.step, SinkStep)])
     read = {(feed.node, feed.side) for node in nodes for feed in node.feeds}
@@ -310,8 +348,6 @@ def _check_forward(source: Node, target: Node) -> None:
 
 def _vertex(chain: _Chain) -> Vertex:
     first, last = chain.nodes[0], chain.nodes[-1]
-    source = first.step.source if isinstance(first.step, ScanStep) else None
-    program = ProgramSpec(source=source, operators=chain.operators(), outputs=chain.outputs)
     stream = first.step.boundary if isinstance(first.step, ExternalStep) else None
     sink = last.step if isinstance(last.step, SinkStep) else None
     kept = None if sink is None else sink.boundary
@@ -322,7 +358,7 @@ def _vertex(chain: _Chain) -> Vertex:
         is_source=first.is_source,
         bounded=first.bounded,
         slot_group=chain.slot_group,
-        program=pickle_program(program, chain.name),
+        program=pickle_program(chain.program(), chain.name),
         stream=stream.name if stream else "",
         sink=kept.name if kept else "",
         stream_schema=stream.schema_message if stream else b"",

@@ -21,7 +21,7 @@ from minishuffle.plan.kinds import OperatorSpec, built
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ProgramSpec", "open_program", "pack_program"]
+__all__ = ["ProgramSpec", "built_program", "open_program", "pack_program"]
 
 _SCHEMA, _TYPE, _BLOB, _VALUE, _SET, _EXPRESSION = range(1, 7)
 """Kinds of parameters that msgpack has no form for."""
@@ -135,6 +135,12 @@ def pack_program(spec: ProgramSpec, pickle: Callable[[Any], bytes]) -> bytes:
     blobs = _Blobs()
     program = _pack(blobs.program(spec))
     return _pack([program, pickle(blobs.objects)])
+
+
+def built_program(spec: ProgramSpec) -> Program:
+    """A program that can run in this process: what is the user's are their own objects, and no copies."""
+    operators = [built(each, name) for name, each in spec.operators]
+    return Program(spec.source, operators, [*spec.outputs], spec.modules)
 
 
 def open_program(data: bytes, unpickle: Callable[[bytes], Any]) -> Program:

@@ -18,8 +18,11 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from minishuffle import testing
 from minishuffle.api.stream import Stream, Table
+from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.operators import combining
+from minishuffle.plan.nodes import inputs_first
 from minishuffle.plan.rewrites import REWRITES
 from support.cutjobs import Cut, run
 from support.pipelines import (
@@ -121,6 +124,35 @@ def test_an_answer_does_not_depend_on_the_cut(pipeline: Pipeline, cuts: tuple[Cu
     wanted = answer(keyed.plain(expected, timed(copy.deepcopy(pipeline.others))), False)
     for cut in cuts:
         assert answer(run(job, cut).rows, keyed.last) == wanted, cut
+
+
+@settings(max_examples=MANY // 4, phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink))
+@given(pipelines())
+def test_a_job_in_a_test_gives_the_same_answer(pipeline: Pipeline) -> None:
+    """It opens none of the sources, which have no rows here."""
+    keyed, (schema, other_schema) = pipeline.keyed, pipeline.schemas
+    stream = source([], 1, pipeline.format, schema)
+    other = source([], 1, pipeline.format, other_schema).name("others")
+    expected = timed(copy.deepcopy(pipeline.rows))
+    for step in pipeline.steps:
+        stream = step.add(stream)
+        expected = copy.deepcopy(step.plain(expected))
+    job = keyed.add(stream, other)
+    inputs = {"Given": pipeline.rows, "others": pipeline.others}
+    if "others" not in {node.label for node in inputs_first([job.plan.node])}:
+        del inputs["others"]
+    found = testing.run(job, inputs)
+    dropped = []
+    if isinstance(found, dict):
+        dropped = [rows for name, rows in found.items() if name.startswith("event_time")]
+    untimed = [row for rows in inputs.values() for row in rows if row["t"] is None]
+    assert sum(map(len, dropped)) == len(untimed)
+    found = found["collect"] if isinstance(found, dict) else found
+    assert not isinstance(found, pa.Table) or found.schema == job.plan.gives.schema
+    rows = unpack_rows(pack_rows(found.to_pylist())) if isinstance(found, pa.Table) else found
+    assert answer(rows, keyed.last) == answer(
+        keyed.plain(expected, timed(copy.deepcopy(pipeline.others))), False
+    )
 
 
 TIMES = st.lists(st.integers(0, 30), max_size=12)

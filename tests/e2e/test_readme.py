@@ -39,6 +39,7 @@ SECONDS_MAX = 60.0
 
 AS_PRINTED = {
     "Several sinks": 1,
+    "Testing your job": 1,
     "Side outputs": 1,
     "Your own metrics": 1,
     "Asynchronous functions": 1,

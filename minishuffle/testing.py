@@ -1,0 +1,227 @@
+"""Runs a job in a test: without a cluster, in the calling thread, in milliseconds.
+
+:func:`run` takes rows for each source of a stream or table and gives what reaches its end; :func:`start` does
+the same by steps. The operators are those of a cluster, with one subtask each, in whose chains rows go in the
+order given. Sources and sinks of the plan are not opened. Functions are called as they are, not as copies:
+what an object of yours holds after a run, the next one finds there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import pyarrow as pa
+
+from minishuffle.errors import UsageError
+from minishuffle.exchange.batch import Batch, Payload
+from minishuffle.operators.batch_times import microseconds
+from minishuffle.plan.detached import detached
+from minishuffle.plan.nodes import ObjectSchema
+from minishuffle.runtime.onethread import OneThread
+from minishuffle.runtime.usererrors import without_runtime
+
+if TYPE_CHECKING:
+    from minishuffle.api.stream_base import StreamBase
+
+__all__ = ["JobHarness", "run", "start"]
+
+CLOCK_STEP: Final = 1e-6
+"""Seconds by which the clock goes on at least where something is due."""
+
+
+def run(stream: StreamBase, inputs: Any) -> Any:
+    """What a job makes of these rows.
+
+    A source of rows takes a list, a table's a ``pyarrow.Table``, or a list of dicts, in its schema. The clock
+    stands still. A watermark follows each record, so that which of them are late depends on their order.
+
+    Args:
+        stream: a stream or table, or several that end in sinks (``Stream.together``).
+        inputs: the rows of the job's source; of several a dict by the sources' names, which says in which
+            order they come.
+
+    Returns: what reaches the end, or each sink: a list of rows, or a ``pyarrow.Table``. A dict of these by
+        the name of the sink if there are several, or if records were dropped: late ones, which are there as
+        ``<step>.late`` (of the right side of a join ``<step>.late_right``), and those whose function raised,
+        as ``<step>.errors`` with ``operator``, ``error`` and ``record``.
+
+    Raises:
+        UsageError: the names of ``inputs`` are not those of the sources, or rows do not fit a schema.
+        Exception: what a function of the job raises.
+    """
+    __tracebackhide__ = True
+    with start(stream) as job:
+        for name, rows in job.by_source(inputs):
+            job.push(rows, name)
+        return job.finish()
+
+
+def start(stream: StreamBase) -> JobHarness:
+    """A job that takes rows as :func:`run` does, step by step.
+
+    Raises:
+        InvalidGraph: the job cannot run anywhere.
+        UsageError: it is none; sources or sinks share a name.
+    """
+    return JobHarness(stream)
+
+
+class JobHarness:
+    """A job between the steps of a test; made by :func:`start`.
+
+    Use it in a ``with`` block, or call :meth:`finish`: both close the functions of the job. After an error
+    they are closed as well.
+    """
+
+    def __init__(self, stream: StreamBase) -> None:
+        self._plan = detached(stream)
+        self._clock = 0.0
+        self._dropped: dict[str, list[Payload]] = {}
+        self._run = OneThread(
+            self._plan.programs,
+            self._plan.edges,
+            now=self._read_clock,
+            wall=self._read_clock,
+            left_out=self._note,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
+        self._run.close(error)
+
+    def push(self, rows: Any, input: str | None = None) -> None:
+        """Give the source of that name rows, and run until nothing is left to do.
+
+        Raises:
+            UsageError: there are several sources and no name, or none of that name; or the rows do not fit.
+            Exception: what a function of the job raises.
+        """
+        __tracebackhide__ = True
+        self._source(input).push(rows)
+        self._running(self._run.drain)
+
+    def advance_to(self, time: datetime | int) -> None:
+        """Have event time reach ``time``, wherever the job has some: all records before it have come, and
+        windows up to it are complete. It never goes back.
+
+        Args:
+            time: a datetime (without a time zone: in UTC) or microseconds since 1970.
+
+        Raises:
+            UsageError: it is no time, or the job has no event time.
+        """
+        __tracebackhide__ = True
+        try:
+            reached = microseconds(time)
+        except TypeError as error:
+            raise UsageError(f"advance_to takes a datetime or microseconds: {error}") from error
+        if not self._run.has_event_time:
+            raise UsageError("the job has no event time to advance: call event_time(...) on its stream")
+        self._running(lambda: self._run.advance(reached - 1))
+
+    def advance_clock(self, seconds: float) -> None:
+        """Have the clock go on, which begins at 1970: timers of the wall clock, ``ttl``, ``idle_after`` and
+        others come in their order.
+
+        Raises:
+            UsageError: it would go back.
+        """
+        __tracebackhide__ = True
+        if not seconds >= 0:
+            raise UsageError(f"advance_clock takes seconds from 0 on, not {seconds!r}: a clock goes forward")
+        self._running(lambda: self._go_on(self._clock + seconds))
+
+    def _go_on(self, until: float) -> None:
+        while (due := self._run.deadline()) is not None and due <= until:
+            self._clock = max(self._clock + CLOCK_STEP, due)
+            self._run.drain()
+        self._clock = max(self._clock, until)
+        self._run.drain()
+
+    def take(self) -> Any:
+        """What has come out since the last call, in the form that :func:`run` gives."""
+        found: dict[str, Any] = {}
+        for name, end in self._plan.ends.items():
+            schema = None if isinstance(end.schema, ObjectSchema) else end.schema
+            found[name] = _joined(end.sink.take(), schema)
+        dropped, self._dropped = self._dropped, {}
+        found |= {name: _joined(payloads, None) for name, payloads in dropped.items()}
+        return found if len(found) > 1 else next(iter(found.values()))
+
+    def finish(self) -> Any:
+        """End all sources, close the functions, and take what has come out since the last call.
+
+        Raises:
+            Exception: what a function of the job raises.
+        """
+        __tracebackhide__ = True
+        self._end_sources()
+        self._running(self._run.drain)
+        return self.take()
+
+    def by_source(self, inputs: Any) -> list[tuple[str, Any]]:
+        """The inputs of :func:`run` with the names of their sources.
+
+        Raises:
+            UsageError: the names are not those of the sources.
+        """
+        names = list(self._plan.sources)
+        if not isinstance(inputs, Mapping):
+            if len(names) > 1:
+                raise UsageError(f"the job has {len(names)} sources: write {_example(names)}")
+            return [(names[0], inputs)]
+        missing = [name for name in names if name not in inputs]
+        unknown = [name for name in inputs if name not in names]
+        if missing or unknown:
+            wrong = [f"{name!r} is missing" for name in missing]
+            wrong += [f"{name!r} is no source of it" for name in unknown]
+            raise UsageError(f"inputs of the job: {', '.join(wrong)}: write {_example(names)}")
+        return list(inputs.items())
+
+    def _source(self, name: str | None) -> Any:
+        sources = self._plan.sources
+        if name is None and len(sources) == 1:
+            return next(iter(sources.values()))
+        if name not in sources:
+            given = "no input is named" if name is None else f"{name!r} is no source of the job"
+            raise UsageError(f"{given}: write push(rows, ...) with one of {', '.join(map(repr, sources))}")
+        return sources[name]
+
+    def _read_clock(self) -> float:
+        return self._clock
+
+    def _note(self, operator: str, side: str, batch: Batch) -> None:
+        self._dropped.setdefault(f"{operator}.{side}", []).append(batch.payload)
+
+    def _running(self, steps: Callable[[], None]) -> None:
+        """Closes the job if the steps raise, which is shown with the user's own frames."""
+        __tracebackhide__ = True
+        try:
+            steps()
+        except BaseException as error:
+            self._end_sources()
+            self._run.close(error)
+            error.__traceback__ = without_runtime(error.__traceback__)
+            raise
+
+    def _end_sources(self) -> None:
+        for source in self._plan.sources.values():
+            source.end()
+
+
+def _joined(payloads: list[Payload], schema: pa.Schema | None) -> Any:
+    """One list of all rows, or one table of all columns; without any of them an empty one."""
+    batches = [payload for payload in payloads if not isinstance(payload, list)]
+    if batches:
+        return pa.Table.from_batches(batches)
+    if schema is not None:
+        return schema.empty_table()
+    return [row for payload in payloads for row in payload]
+
+
+def _example(names: list[str]) -> str:
+    return f"{{{', '.join(f'{name!r}: rows' for name in names)}}}"
