@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -31,6 +32,7 @@ from minishuffle.examples.wordcount import SHIPPED_TEXT
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
+CLI = "minishuffle/cli/README.md"
 DATAFLOW = "minishuffle/api/README.md"
 SPARK = "minishuffle/spark/README.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$\n?((?:\n*    [^\n]*\n)*)", re.MULTILINE | re.DOTALL)
@@ -52,7 +54,8 @@ AS_PRINTED = {
 """Sections with so many programs and, below each, what that program prints."""
 
 RUN = {
-    ("README.md", "Word count"): 1,
+    ("README.md", "A job, and a kill"): 1,
+    (DATAFLOW, "Word count"): 1,
     **{(DATAFLOW, title): count for title, count in AS_PRINTED.items()},
     (DATAFLOW, "Your own job"): 1,
     (DATAFLOW, "From a program"): 1,
@@ -111,7 +114,7 @@ def run_program(code: str, folder: Path) -> str:
 
 @pytest.mark.timeout(120)
 def test_the_word_count_runs_as_printed(tmp_path: Path) -> None:
-    (word_count,) = blocks("README.md", "Word count")
+    (word_count,) = blocks(DATAFLOW, "Word count")
     assert TEXT in word_count.code
     shutil.copy(SHIPPED_TEXT, tmp_path / TEXT)
     printed = dict(re.findall(r"^(.*\S)[ \t]+(\d+)$", run_program(word_count.code, tmp_path), re.MULTILINE))
@@ -176,7 +179,12 @@ def test_the_spark_pipeline_runs_as_printed(tmp_path: Path) -> None:
 
 # --- sessions --------------------------------------------------------------------------------------
 
-LOOKS = ("minishuffle cluster status", "minishuffle jobs show", "minishuffle jobs logs")
+LOOKS = (
+    "minishuffle cluster status",
+    "minishuffle jobs show",
+    "minishuffle jobs logs",
+    "minishuffle jobs events",
+)
 """Commands that only look, typed again until their output is the printed one."""
 
 
@@ -340,14 +348,28 @@ def test_output_is_compared_word_for_word() -> None:
 
 @pytest.mark.timeout(240)
 def test_the_quick_tour_works_when_it_is_typed_in_one_session(terminal: Terminal) -> None:
-    (six,) = blocks("README.md", "Six commands", "console")
-    (kill,) = blocks("README.md", "Kill a worker", "console")
+    (six,) = blocks(CLI, "Six commands", "console")
+    (kill,) = blocks(CLI, "Kill a worker", "console")
     assert len(commands(six)) == 6
     terminal.play(six)
     assert len(terminal.running()) == 3
     terminal.play(kill)
     assert terminal.running() == []
     assert terminal.processes() == {}
+
+
+@pytest.mark.timeout(240)
+def test_the_first_job_joins_on_while_a_worker_is_killed(terminal: Terminal) -> None:
+    (job,) = blocks("README.md", "A job, and a kill")
+    (session,) = blocks("README.md", "A job, and a kill", "console")
+    (terminal.folder / "ads.py").write_text(job.code)
+    terminal.play(session)
+    assert terminal.running() == []
+    pairs = pq.read_table(terminal.folder / "pairs")
+    assert pairs.schema.names == ["ad", "shown", "clicked"]
+    clicked = pairs.filter(pc.is_valid(pairs["clicked"]))
+    assert clicked.num_rows > 0
+    assert clicked["clicked"].equals(clicked["shown"])
 
 
 @pytest.mark.timeout(240)
