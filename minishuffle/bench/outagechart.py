@@ -79,7 +79,7 @@ def draw_outage(measured: Mapping[str, Any], file: Path) -> None:
 def _draw_output(axes: Axes, measured: Mapping[str, Any]) -> None:
     output = measured["output"]
     edges = [output["from_ms"] + output["step_ms"] * step for step in range(len(output["others"]) + 1)]
-    lines = (("others", OTHERS, "all other subtasks"), ("struck", STRUCK, "the subtasks that were struck"))
+    lines = (("others", OTHERS, "all other subtasks"), ("struck", STRUCK, "those that were struck"))
     for name, color, text in lines:
         axes.stairs(output[name], edges, color=color, label=text, linewidth=1.5, baseline=None)
     axes.axvline(0, color=INK, linewidth=0.8, linestyle=":")
@@ -87,8 +87,8 @@ def _draw_output(axes: Axes, measured: Mapping[str, Any]) -> None:
     axes.set_ylim(0, 200)
     axes.set_xlabel("milliseconds from the failure on", fontsize=9)
     axes.set_ylabel("output, % of before", fontsize=9)
-    axes.set_title("minishuffle: one failure, of the median outage", fontsize=10, loc="left")
-    axes.legend(loc="upper right", ncols=2, frameon=False, fontsize=9)
+    axes.set_title("minishuffle: the median failure", fontsize=10, loc="left")
+    axes.legend(loc="lower right", bbox_to_anchor=(1.01, 0.98), ncols=2, frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
 
 
