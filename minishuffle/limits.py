@@ -267,6 +267,16 @@ TRACE_FRAMES_MAX: Final = 4_096
 """Frames of one trace that wait to be asked for; the oldest are left out."""
 TRACE_SECONDS_MAX: Final = 3.0
 """A trace that nobody has asked for so long ends."""
+TAPS_MAX: Final = 16
+"""Edges whose rows are looked at at once on one worker; the oldest tap makes room."""
+TAP_ROWS: Final = 20
+"""Rows that one tap gives."""
+TAP_SECONDS_MAX: Final = 3.0
+"""A tap that nobody has asked for so long ends."""
+TAP_VALUE_CHARS: Final = 500
+"""Characters of a row, or of a value in a column."""
+TAP_COLUMNS_MAX: Final = 64
+"""Columns that a tap gives; further ones are left out."""
 DUMP_CHANNELS_MAX: Final = 64
 """Channels of one gate or partition that a dump has; those that hold or wait for something come first."""
 DUMP_CHANNELS_IN_ALL_MAX: Final = 8_192

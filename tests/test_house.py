@@ -157,7 +157,6 @@ SMALL = {
     "transport/interfaces": "this host as others see it",
     "web/pages": "files of the web page",
     "web/refusals": "errors of the HTTP servers as JSON",
-    "wire/inquiries": "messages of clients who look into workers",
     "wire/outputs": "messages about files of sinks",
     "worker/endreports": "reports of partitions that were read to the end",
     "worker/filereports": "reports of files that a sink has completed",

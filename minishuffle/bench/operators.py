@@ -261,6 +261,7 @@ class _Taken:
     def __init__(self, batches: list[Batch] | None) -> None:
         self.subpartitions = [None]
         self.hot_keys = HotKeys()
+        self.taps = ()
         self._batches = batches
 
     def skips(self, position: int, rows: int) -> bool:

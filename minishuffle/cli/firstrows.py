@@ -33,6 +33,7 @@ class _Kept:
     def __init__(self) -> None:
         self.subpartitions = [None]
         self.hot_keys = HotKeys()
+        self.taps = ()
         self.batches: list[Batch] = []
 
     def skips(self, position: int, rows: int) -> bool:

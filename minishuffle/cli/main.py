@@ -36,6 +36,7 @@ _COMMANDS = {
     "diagnose": "minishuffle.cli.diagnose:diagnose",
     "dump": "minishuffle.cli.dump:dump",
     "trace": "minishuffle.cli.trace:trace",
+    "tap": "minishuffle.cli.taprows:tap",
     "schema": "minishuffle.cli.schema:schema",
     "pipeline": "minishuffle.cli.pipeline:pipeline",
     "bench": "minishuffle.cli.bench:bench",
@@ -50,7 +51,7 @@ _GROUPS = {
     "Set up": ("doctor", "completion"),
     "Start a cluster": ("demo", "cluster", "worker", "coordinator"),
     "Run jobs on it": ("submit", "schema", "pipeline"),
-    "Watch them": ("top", "diagnose", "dump", "trace", "jobs", "explain"),
+    "Watch them": ("top", "diagnose", "dump", "trace", "tap", "jobs", "explain"),
     "Measure, and cause failures": ("bench", "drill"),
 }
 """The commands by what a user wants, for the help."""

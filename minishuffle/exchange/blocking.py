@@ -39,6 +39,7 @@ from minishuffle.exchange.elements import Part
 from minishuffle.exchange.elementstore import ElementLog, ElementStore, StoredElement
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.partition import Attended, ProducerLink, SubpartitionState
+from minishuffle.exchange.rowtaps import RowTap
 from minishuffle.ids import FIRST_ATTEMPT, PartitionId
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.channel import NextType, ProducerChannel
@@ -94,6 +95,7 @@ class BlockingPartition:
     ) -> None:
         self.id = partition_id
         self.hot_keys = HotKeys()
+        self.taps: tuple[RowTap, ...] = ()
         self.capacity = capacity
         self.disk = disk
         self.read_bytes = limits.BLOCKS_READ_AHEAD_BYTES // (2 * max(1, len(consumers)))

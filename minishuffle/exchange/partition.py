@@ -21,6 +21,7 @@ from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.buffers import Slice
 from minishuffle.exchange.elements import Part
 from minishuffle.exchange.hotkeys import HotKeys
+from minishuffle.exchange.rowtaps import RowTap
 from minishuffle.ids import FIRST_ATTEMPT, PartitionId
 from minishuffle.protocol.channel import ProducerChannel, SubpartitionView
 from minishuffle.protocol.connection import Connection
@@ -147,6 +148,8 @@ class ResultPartition(Protocol):
     id: PartitionId
     hot_keys: HotKeys
     """Keys that many of its rows have, if they are dealt out by key."""
+    taps: tuple[RowTap, ...]
+    """Set by the loop: who looks at the rows that are written; empty unless somebody does."""
 
     @property
     def subpartitions(self) -> Sequence[ResultSubpartition]: ...

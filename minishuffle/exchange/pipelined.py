@@ -16,6 +16,7 @@ from minishuffle.exchange.buffers import BufferBuilder, Flush
 from minishuffle.exchange.elements import Part
 from minishuffle.exchange.handover import Handover
 from minishuffle.exchange.hotkeys import HotKeys
+from minishuffle.exchange.rowtaps import RowTap
 from minishuffle.exchange.segments import Segment
 from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.ids import PartitionId
@@ -71,6 +72,7 @@ class PipelinedPartition:
         ]
         self.close(closed)
         self.hot_keys = HotKeys()
+        self.taps: tuple[RowTap, ...] = ()
         self._repeats = repeats
         self._handover = handover
         self._acquire = acquire

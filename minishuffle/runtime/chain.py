@@ -11,6 +11,7 @@ from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import Part
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.partitioner import Partitioner
+from minishuffle.exchange.rowtaps import RowTap
 from minishuffle.exchange.sizes import Drop, encode_all
 from minishuffle.operators.base import (
     BEGINNING_OF_TIME,
@@ -37,6 +38,11 @@ class WrittenPartition(Protocol):
     task thread has to do with."""
 
     hot_keys: HotKeys
+
+    @property
+    def taps(self) -> Sequence[RowTap]:
+        """Who looks at the rows that are written."""
+        ...
 
     @property
     def subpartitions(self) -> Sequence[Any]:
@@ -281,14 +287,21 @@ def _edge_writer(
             return
         if batch.times is not None and not has_times:
             batch = Batch(batch.payload, batch.keys)
+        taps = partition.taps
         if broadcast:
             to = [position for position in range(consumers) if not partition.skips(position, count)]
             if to:
+                for tap in taps:
+                    tap.put(batch, None)
                 for rows, parts in encode_all(batch, drop):
                     partition.broadcast(to, rows, parts)
             return
         for position, piece in partitioner.split(batch):
-            if not (partition.skips(position, len(piece.payload)) or partition.hand_over(position, piece)):
+            if partition.skips(position, len(piece.payload)):
+                continue
+            for tap in taps:
+                tap.put(piece, partition.subpartitions[position].consumer)
+            if not partition.hand_over(position, piece):
                 for rows, parts in encode_all(piece, drop):
                     partition.write(position, rows, parts)
 

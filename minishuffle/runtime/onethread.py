@@ -50,6 +50,7 @@ class _HandOver:
     def __init__(self, edge: int, input: int) -> None:
         self.edge, self.input = edge, input
         self.hot_keys = HotKeys()
+        self.taps = ()
         self.subpartitions = (None,)
         self.valve = WatermarkValve()
         self.valve.add()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
 from collections.abc import AsyncIterator
 from functools import cached_property
 from typing import Any, Final, Protocol, TypeVar
@@ -31,6 +32,12 @@ from minishuffle.observe.diagnosis import (
     diagnose_job,
     require_running,
     seconds_between,
+)
+from minishuffle.observe.edgerows import (
+    SAMPLE_LOOK_SECONDS,
+    SAMPLE_SECONDS_DEFAULT,
+    EdgeRows,
+    EdgeSample,
 )
 from minishuffle.observe.loads import VertexLoad
 from minishuffle.transport.credentials import Credentials
@@ -132,6 +139,15 @@ class Between(BaseModel):
     seconds: float = Field(3.0, ge=0.1, le=DIAGNOSED_SECONDS_MAX)
 
 
+class Sampling(BaseModel):
+    """``edge``: its number in the graph. Rows are waited for so many ``seconds``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    edge: int | None = Field(None, ge=0, le=NUMBER_MAX)
+    seconds: float = Field(SAMPLE_SECONDS_DEFAULT, ge=0.1, le=SAMPLE_SECONDS_DEFAULT)
+
+
 class JobLoads(BaseModel):
     """What the vertices of a job did in the last seconds; none if it does not run."""
 
@@ -192,6 +208,9 @@ class RestInterface:
             Operation("GET", f"{of_job}/events", events, JobEvents, self._events, AfterOrWait),
             Operation("GET", f"{of_job}/logs", logs, JobLogs, self._logs, AfterOrWait),
             Operation("GET", f"{of_job}/files", files, JobFiles, self._files, After),
+            Operation(
+                "POST", f"{of_job}/tap", "The next rows that cross an edge", EdgeRows, self._tap, Sampling
+            ),
             Operation("POST", f"{of_job}/cancel", "Cancel a job", Accepted, self._cancel, Cancelling),
             Operation("POST", f"{of_job}/pause", "Pause a job; its state says when", Accepted, self._pause),
             Operation("POST", f"{of_job}/resume", "Have a paused job go on", Accepted, self._resume),
@@ -321,7 +340,21 @@ class RestInterface:
     async def _files(self, job: str, query: After) -> JobFiles:
         return await self._ask(GetFiles(job=job, after=query.after), JobFiles)
 
-    # --- what is changed -------------------------------------------------------------------------
+    # --- what takes the token -------------------------------------------------------------------------
+
+    async def _tap(self, job: str, query: Sampling) -> EdgeRows:
+        """Ask until there are rows enough, the time is up or the job has ended; then end the taps."""
+        graph = await self._graph(job, None)
+        sample = EdgeSample(await self._job(job, None), graph, query.edge, secrets.token_hex(8))
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + query.seconds
+        while not sample.complete and clock() < deadline:
+            sample.add(await self._ask(sample.question(), WorkersAnswered))
+            if not sample.found.producers and (await self._job(job, None)).state not in JOB_LIVE:
+                break
+            await asyncio.sleep(SAMPLE_LOOK_SECONDS)
+        sample.add(await self._ask(sample.question(ends=True), WorkersAnswered))
+        return sample.found
 
     async def _cancel(self, job: str, query: Cancelling) -> Accepted:
         return await self._ask(CancelJob(job=job, give_up_results=query.give_up_results), Accepted)

@@ -9,9 +9,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from minishuffle.wire.messages import ControlMessage
+from minishuffle.wire.messages import ControlMessage, Name
 
-__all__ = ["AskWorkers", "TracedChannel", "WorkerAnswered", "WorkerAsked", "WorkersAnswered"]
+__all__ = ["AskWorkers", "TappedEdge", "TracedChannel", "WorkerAnswered", "WorkerAsked", "WorkersAnswered"]
 
 
 class TracedChannel(ControlMessage):
@@ -21,6 +21,17 @@ class TracedChannel(ControlMessage):
     producer: int
     operator: int
     index: int
+
+
+class TappedEdge(ControlMessage):
+    """A tap of an edge of a job; the first question opens it."""
+
+    edge: int
+    """Its number in the job graph."""
+    tap: Name
+    """An id that whoever asks has made."""
+    ends: bool = False
+    """Give what there is, and end it."""
 
 
 # --- client -> coordinator, and back --------------------------------------------------------------
@@ -36,7 +47,9 @@ class AskWorkers(ControlMessage):
     workers: list[int] = Field(default_factory=list)
     """Empty: all."""
     trace: TracedChannel | None = None
-    """The frames of these channels since the question before; None: what the worker holds."""
+    """The frames of these channels since the question before."""
+    tap: TappedEdge | None = None
+    """The rows that cross this edge, since the question before. None of these: what the worker holds."""
 
 
 class WorkersAnswered(ControlMessage):
@@ -58,6 +71,7 @@ class WorkerAsked(ControlMessage):
     ticket: int
     job: str = ""
     trace: TracedChannel | None = None
+    tap: TappedEdge | None = None
 
 
 class WorkerAnswered(ControlMessage):

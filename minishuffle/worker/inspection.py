@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.inquiries import WorkerAnswered, WorkerAsked
 from minishuffle.worker.dumps import DumpedWorker, worker_dump
+from minishuffle.worker.edgetaps import EdgeTaps
 from minishuffle.worker.handoff import LoopInbox
 from minishuffle.worker.outbox import OutboxSender, ReportLog
 from minishuffle.worker.state import WorkerState
@@ -41,6 +42,7 @@ class Inspection:
         self._state = state
         self._deployment = deployment
         self._traces = ChannelTraces(state, deployment, clock, wall)
+        self._taps = EdgeTaps(deployment, clock, wall)
         self._dumped = DumpedWorker(
             state,
             deployment,
@@ -56,11 +58,14 @@ class Inspection:
         """What a client has asked for."""
         if question.trace is not None:
             answer = self._traces.answer(question.job, question.trace)
+        elif question.tap is not None:
+            answer = self._taps.answer(question.job, question.tap)
         else:
             answer = worker_dump(self._dumped, question.job)
         return WorkerAnswered(term=self._state.term, ticket=question.ticket, answer=answer)
 
     def look(self) -> None:
-        """Now and then: see how full buffers are, and whether anybody still asks for traces."""
+        """Now and then: see how full buffers are, and whether anybody still asks for traces and taps."""
         self._deployment.look()
         self._traces.expire()
+        self._taps.expire()

@@ -14,6 +14,8 @@ import pty
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
@@ -22,8 +24,10 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+from minishuffle import limits
 from minishuffle.api.stream import Stream
 from minishuffle.cli.main import cli
+from minishuffle.config import read_token, web_token
 from minishuffle.local import LocalCluster
 from minishuffle.observe.diagnosis import SHORT_OF_CPU
 from minishuffle.plan.graph import JobSettings
@@ -210,6 +214,36 @@ def test_a_channel_between_two_workers_is_traced(seen: Any, wait_until: Callable
     local = command(seen, "trace", handle.id, "--channel", f"0.{1 - remote}:1.0", code=2)
     assert "exchange segments without frames" in local
     assert "has no such channel" in command(seen, "trace", handle.id, "--channel", "0.9:1.0", code=2)
+
+
+def posted(seen: Any, path: str, token: str) -> tuple[int, Any]:
+    """Status and JSON of a request that changes or shows what takes the token."""
+    url = f"http://127.0.0.1:{seen.cluster.web_port}/api/v1/{path}"
+    request = urllib.request.Request(url, method="POST", headers={"Authorization": f"Bearer {token}"})
+    try:
+        with urllib.request.urlopen(request, timeout=30.0) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as refused:
+        return refused.code, json.load(refused)
+
+
+def test_rows_that_cross_an_edge_are_shown_to_who_has_the_token(seen: Any) -> None:
+    secret = (seen.cluster.state_dir / "secret").read_bytes().strip()
+    stream = Stream.generate(numbers, rate=5_000).key_by(lambda row: row % 10).count(emit="batch").to_count()
+    handle = seen.cluster.submit(stream, parallelism=2)
+    path = f"jobs/{handle.id}/tap?edge=0"
+    assert posted(seen, path, read_token(secret))[0] == 401
+    status, found = posted(seen, path, web_token(secret))
+    assert status == 200 and len(found["rows"]) == limits.TAP_ROWS
+    consumers: dict[str, int] = {}
+    for row in found["rows"]:
+        (key,) = row["values"]  # To count rows, no more than that is sent.
+        assert key in map(str, range(10)) and row["producer"] in (0, 1)
+        assert consumers.setdefault(key, row["consumer"]) == row["consumer"]
+    lines = command(seen, "tap", handle.id).splitlines()
+    assert len(lines) == limits.TAP_ROWS and "=> " in lines[0]
+    assert json.loads(command(seen, "tap", handle.id, "--json"))["producers"] == 2
+    assert "has no edge 7; its edges: 0" in command(seen, "tap", handle.id, "--edge", "7", code=2)
 
 
 def test_latency_markers_are_no_rows_and_go_on_after_a_recovery(

@@ -10,8 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from playwright.sync_api import Browser, Page
@@ -304,6 +306,45 @@ def test_watermarks_log_and_settings(browser: Browser, cluster: LocalCluster, ba
         settings.get_by_text("The others, which are the defaults").click()
         page.see("on_unavailable", "#settings")
         page.check()
+        page.page.set_viewport_size({"width": 390, "height": 844})
+        page.page.emulate_media(color_scheme="dark")
+        page.check()
+
+
+def test_rows_of_an_edge_are_shown_with_the_token_alone(
+    browser: Browser, cluster: LocalCluster, base: str
+) -> None:
+    """First rows that are Python objects, then columns."""
+    schema = pa.schema([("price", pa.int64()), ("text", pa.string())])
+    stream = Stream.generate(numbers, rate=500).event_time(lambda number: number * 1_000_000)
+    texts = stream.map(lambda number: {"price": number, "text": f"<b>{number}</b> " + "long " * 40})
+    table = texts.rebalance().map(dict).to_table(schema)
+    job = table.key_by("price").window(timedelta(seconds=10)).count().to_count()
+    with running(cluster, job, "tapped") as handle, shown(browser, f"{base}#/jobs/{handle.id}") as page:
+        page.page.locator(".vertex .level").nth(2).wait_for()
+        page.page.locator(".vertex").nth(0).click()
+        vertex = page.page.locator("#vertex")
+        vertex.get_by_role("button", name="Show rows").click()
+        dialog = page.page.locator("dialog[open]")
+        for token in ("wrong", web_token((cluster.state_dir / "secret").read_bytes().strip())):
+            dialog.get_by_label("Token").fill(token)
+            dialog.get_by_role("button", name="Show rows").click()
+            if token == "wrong":
+                page.see("that is not the cluster's token", "dialog[open]")
+                assert page.faults() == []
+        sample = page.page.get_by_role("region", name="Rows from").locator("tbody tr")
+        sample.nth(19).wait_for()
+        assert sample.count() == 20
+        assert [line for line in page.console if NOT_ANSWERED not in line] == []
+        page.console.clear()
+        page.see("the next 20 rows", "#vertex")
+        assert re.search(r"\t\d\t\d\t1 Jan 1970, .*\t{'price': \d+, 'text': '<b>", sample.first.inner_text())
+        page.check()
+        page.page.locator(".vertex").nth(1).click()
+        vertex.get_by_role("button", name="Show rows").click()
+        header = page.page.get_by_role("region", name="Rows from").locator("thead th")
+        header.get_by_text("price").wait_for()
+        assert sample.first.inner_text().split("\t")[-1].isdecimal()
         page.page.set_viewport_size({"width": 390, "height": 844})
         page.page.emulate_media(color_scheme="dark")
         page.check()

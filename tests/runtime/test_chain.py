@@ -9,6 +9,7 @@ from minishuffle.counters import TaskCounters
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import ELEMENT_HEADER, decode, read_header
 from minishuffle.exchange.pipelined import PipelinedPartition
+from minishuffle.exchange.rowtaps import RowTap
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.ids import JobId, PartitionId
@@ -74,7 +75,9 @@ class Alarm(ChainedOperator):
 class Bench:
     """A chain with an output on each edge; ``sides`` are their sides."""
 
-    def __init__(self, *operators: Operator, sides: tuple[str | None, ...] = (None,)) -> None:
+    def __init__(
+        self, *operators: Operator, sides: tuple[str | None, ...] = (None,), partitioner: Any = "rebalance"
+    ) -> None:
         pool = NetworkBufferPool(64, 256).create_pool("p", 1, 64)
 
         def acquire() -> Segment:
@@ -89,7 +92,7 @@ class Bench:
             )
             for edge in range(len(sides))
         }
-        outputs = [Output(edge, "rebalance", side=side) for edge, side in enumerate(sides)]
+        outputs = [Output(edge, partitioner, side=side) for edge, side in enumerate(sides)]
         program = Program(None, list(operators), outputs)
         self.chain = Chain(program, self.partitions, 0, self.counters)
         self.put = self.entrance(0)
@@ -145,6 +148,19 @@ def test_a_watermark_goes_out_once_and_never_back_and_the_end_of_time_not_at_all
         bench.put(Watermark(time))
         bench.put([time if time != END_OF_TIME else "end"])
     assert bench.out() == [(5, False), 5, 5, 3, (7, False), 7, "end"]
+
+
+def test_a_tap_sees_each_row_before_it_is_written_and_its_consumer() -> None:
+    for partitioner, consumer in (("rebalance", 0), ("broadcast", None)):
+        bench = Bench(partitioner=partitioner)
+        bench.put(["before"])
+        tap = RowTap(lambda: 1.0)
+        bench.partitions[0].taps = (tap,)
+        bench.put(["seen"])
+        bench.partitions[0].taps = ()
+        bench.put(["behind"])
+        assert bench.out() == ["before", "seen", "behind"]
+        assert [(row["values"], row["consumer"]) for row in tap.take()] == [(["'seen'"], consumer)]
 
 
 def test_side_outputs_pass_by_the_operators_behind_and_reach_their_edges_only() -> None:

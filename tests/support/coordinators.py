@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.instructions import Instruction, Journal, Reply, SendToWorker
@@ -15,7 +16,7 @@ from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot, TaskCounters
 from minishuffle.errors import error_from_code
 from minishuffle.plan.graph import Edge, JobGraph, Vertex
-from minishuffle.wire.inquiries import WorkerAnswered, WorkerAsked
+from minishuffle.wire.inquiries import TappedEdge, WorkerAnswered, WorkerAsked
 from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
@@ -61,6 +62,12 @@ class ScriptedCoordinator:
     now: float = 100.0
     tasks: dict[tuple[str, int, int], TaskSpec] = field(default_factory=dict)
     """What the worker was sent, by job, operator and index."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """What its tasks write between two questions of a tap."""
+    taps: set[str] = field(default_factory=set)
+    """Those that are open on the worker."""
+    tapped: int = 0
+    """Questions of taps."""
 
     def __post_init__(self) -> None:
         facts = CoordinatorFacts("blue", "1.2.3", "3.13", 4711, TERM, WALL)
@@ -88,15 +95,20 @@ class ScriptedCoordinator:
                     self._reply = message
                 case SendToWorker(message=Registered(epoch=epoch)):
                     self.epoch = epoch
-                case SendToWorker(message=WorkerAsked(ticket=ticket, job=job)):
-                    answered = WorkerAnswered(
-                        term=TERM, ticket=ticket, answer=json.dumps({"of": job}).encode()
-                    )
+                case SendToWorker(message=WorkerAsked(ticket=ticket, job=job, tap=tap)):
+                    found = {"of": job} if tap is None else {"rows": self._rows(tap), "producers": 1}
+                    answered = WorkerAnswered(term=TERM, ticket=ticket, answer=json.dumps(found).encode())
                     self._carry_out(self.state.worker_message(WORKER_LINK, answered, self.now))
                 case SendToWorker(message=DeployTasks(job=job, tasks=tasks)):
                     self.tasks.update({(job, task.operator, task.index): task for task in tasks})
                 case _:
                     pass  # Nobody hears it.
+
+    def _rows(self, tap: TappedEdge) -> list[dict[str, Any]]:
+        """What crosses an edge between two questions."""
+        self.tapped += 1
+        self.taps = self.taps - {tap.tap} if tap.ends else self.taps | {tap.tap}
+        return self.rows
 
     # --- what the web server reads ---------------------------------------------------------------
 

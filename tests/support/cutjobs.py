@@ -123,6 +123,7 @@ class _Partition:
     def __init__(self, channels: list[_Channel], outcome: Outcome) -> None:
         self.subpartitions = self._channels = channels
         self.hot_keys = HotKeys()
+        self.taps = ()
         self._columnar = 0
         """Arrow batches so far."""
         self._outcome = outcome

@@ -61,6 +61,7 @@ class _LoggedPartition:
 
     def __init__(self, partition: Any, log: WriteLog) -> None:
         self.subpartitions, self.hot_keys = partition.subpartitions, partition.hot_keys
+        self.taps = ()
         self._partition, self._log = partition, log
 
     def skips(self, position: int, rows: int) -> bool:

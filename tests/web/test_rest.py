@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from pydantic import TypeAdapter
 
+from minishuffle import limits
 from minishuffle.counters import (
     LAG_SECONDS_BOUNDS,
     GateSnapshot,
@@ -37,7 +38,7 @@ from minishuffle.wire.requests import (
     JobList,
     ShowJob,
 )
-from support.accesses import TOKEN, access, worker_access
+from support.accesses import READ_TOKEN, TOKEN, access, worker_access
 from support.coordinators import ScriptedCoordinator
 from support.snapshots import idle_worker
 
@@ -337,6 +338,40 @@ def test_cancelling_needs_the_token() -> None:
             assert (await api.get(f"/api/v1/jobs/{job}"))["state"] == "canceling"
             status, _ = await api.ask(path, "GET", Authorization=f"Bearer {TOKEN}")
             assert status == 405
+
+    bounded(body)
+
+
+TAPPED = {
+    "at": 1.5,
+    "producer": 0,
+    "attempt": 1,
+    "consumer": 2,
+    "time": 5,
+    "key": None,
+    "columns": ["word"],
+    "values": ["'x'"],
+}
+
+
+def test_rows_of_an_edge_need_the_token_and_the_tap_ends_with_the_answer() -> None:
+    async def body() -> None:
+        async with rest(ScriptedCoordinator(rows=[TAPPED] * 3)) as api:
+            job = api.coordinator.submit()
+            path = f"/api/v1/jobs/{job}/tap?edge=0"
+            for headers in ({}, {"Authorization": f"Bearer {READ_TOKEN}"}):
+                assert (await api.ask(path, "POST", **headers))[0] == 401
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+            assert (await api.ask(path, "GET", **headers))[0] == 405
+            assert (await api.ask(path + "&seconds=11", "POST", **headers))[0] == 400
+            assert (await api.ask(path.replace("=0", "=1"), "POST", **headers))[0] == 404
+            assert api.coordinator.tapped == 0
+            status, found = await api.ask(path, "POST", **headers)
+            assert (status, found["source"], found["target"]) == (200, "read", "count")
+            assert found["rows"] == [TAPPED] * limits.TAP_ROWS
+            assert api.coordinator.tapped > 0 and not api.coordinator.taps
+            status, found = await api.ask(path + "&seconds=0.1", "POST", **headers)
+            assert (status, len(found["rows"])) == (200, 6), "what has come in the time, and with the end"
 
     bounded(body)
 

@@ -182,6 +182,23 @@ export interface Dump {
   }[];
   silent: number[];
 }
+export interface EdgeRow {
+  at: number;
+  producer: number;
+  /** null: all subtasks get it. */
+  consumer: number | null;
+  /** Event time in microseconds since 1970. */
+  time: number | null;
+  key: string | null;
+  /** None of rows that are Python objects. */
+  columns: string[];
+  values: string[];
+}
+export interface EdgeRows {
+  rows: EdgeRow[];
+  producers: number;
+  silent: number[];
+}
 export interface JobEvent {
   number: number;
   at: number;
@@ -311,9 +328,9 @@ export async function read<T>(path: string, stop?: AbortSignal, ms = REQUEST_MS)
   }
 }
 
-/** Change something; the token may be the kept one or one that the user has just typed. */
-export async function change(path: string, token: string): Promise<void> {
-  await request(path, "POST", token, REQUEST_MS);
+/** What takes the token: change something, or show rows. The token may be the kept one or one just typed. */
+export async function change<T = unknown>(path: string, token: string, ms = REQUEST_MS): Promise<T> {
+  return (await request(path, "POST", token, ms)) as T;
 }
 
 // --- again and again -------------------------------------------------------------------------------

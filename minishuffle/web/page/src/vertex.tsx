@@ -6,6 +6,7 @@ import { Channels } from "./channels";
 import { Chart } from "./chart";
 import { bytes, count, millis, percent, rate } from "./format";
 import { Empty, Facts, LevelBadge, Section, Share, State, Table } from "./parts";
+import { Outputs } from "./tap";
 import { VertexWatermark, Watermark } from "./watermark";
 
 const POLL_MS = 2000;
@@ -91,6 +92,7 @@ export function Vertex(props: { graph: Graph; job: Job; number: number; load: Ve
         </tbody>
       </Table>
       <Latencies tasks={tasks} name={vertex.name} />
+      {runs && <Outputs key={`outputs ${number}`} job={job.job} number={number} graph={graph} />}
       {runs && <BufferTable job={job.job} number={number} name={vertex.name} />}
       {runs && <Channels key={number} job={job.job} number={number} graph={graph} />}
     </Section>

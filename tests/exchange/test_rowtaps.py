@@ -1,0 +1,94 @@
+"""What a tap keeps of rows: text of a bounded size, of the first rows alone, whatever they do."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from minishuffle import limits
+from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.rowtaps import RowTap
+
+
+def tap() -> RowTap:
+    return RowTap(lambda: 7.5)
+
+
+class Shy:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+def test_rows_come_as_text_with_their_keys_and_times() -> None:
+    seen = tap()
+    rows = [("a", 1), ("b", 2)]
+    seen.put(Batch(rows, ["a", "b"], np.array([5, 6])), 3)
+    assert seen.take() == [
+        {"at": 7.5, "consumer": 3, "time": 5, "key": "'a'", "columns": [], "values": ["('a', 1)"]},
+        {"at": 7.5, "consumer": 3, "time": 6, "key": "'b'", "columns": [], "values": ["('b', 2)"]},
+    ]
+    seen.put(Batch(["each its own key"], rows), None)
+    assert seen.take()[0]["consumer"] is None
+    assert seen.take() == []
+
+
+def test_columns_come_one_by_one() -> None:
+    columns: dict[str, Any] = {
+        "text": ["x", None],
+        "at": [datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)] * 2,
+        "price": [Decimal("1.50")] * 2,
+        "shares": [[0.5], []],
+        "exact": pa.array([1, 2], pa.timestamp("ns")),
+    }
+    seen = tap()
+    seen.put(Batch(pa.RecordBatch.from_pydict(columns)), 0)
+    first, second = seen.take()
+    assert first["columns"] == list(columns)
+    assert first["values"][:4] == ["'x'", "2026-01-02 03:04:05+00:00", "1.50", "[0.5]"]
+    assert second["values"][0] == "null"
+    assert len(second["values"]) == 5
+
+
+def test_the_first_rows_are_kept_and_no_others() -> None:
+    seen = tap()
+    for start in range(0, 3 * limits.TAP_ROWS, 8):
+        seen.put(Batch(list(range(start, start + 8))), 0)
+    assert [row["values"] for row in seen.take()] == [[str(row)] for row in range(limits.TAP_ROWS)]
+    seen.put(Batch([1]), 0)
+    assert seen.take() == []
+
+
+def test_long_rows_are_cut_and_those_that_cannot_be_shown_say_so() -> None:
+    seen = tap()
+    seen.put(Batch(["x" * 10_000, Shy()]), 0)
+    long, shy = (row["values"][0] for row in seen.take())
+    assert long == "'" + "x" * (limits.TAP_VALUE_CHARS - 1) + "…"
+    assert shy == "a Shy whose repr raises RuntimeError"
+    wide = pa.RecordBatch.from_pydict({f"c{number}": [number] for number in range(200)})
+    seen.put(Batch(wide), 0)
+    (row,) = seen.take()
+    assert (len(row["columns"]), row["values"][-1]) == (limits.TAP_COLUMNS_MAX, "63")
+
+
+def test_nothing_of_what_was_seen_is_kept_alive() -> None:
+    class Row:
+        pass
+
+    seen, row = tap(), Row()
+    alive = weakref.ref(row)
+    buffer = pa.py_buffer(b"segment!")
+    before = gc.get_referrers(buffer)
+    seen.put(Batch([row], [row]), 0)
+    seen.put(
+        Batch(pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.int64(), 1, [None, buffer])], ["n"])), 0
+    )
+    del row
+    assert alive() is None
+    assert gc.get_referrers(buffer) == before
+    assert len(seen.take()) == 2
