@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -68,7 +70,12 @@ from minishuffle.wire.requests import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
+
     from minishuffle.api.stream_base import StreamBase
+    from minishuffle.exchange.batch import Payload
     from minishuffle.plan.graph import JobSettings
 
 __all__ = [
@@ -101,21 +108,98 @@ class SinkResult:
     value: Any
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(frozen=True)
 class JobResult:
-    """How a job ended. ``rows`` are those of its ``collect`` sinks, in no particular order."""
+    """How a job ended, and what its ``collect`` sinks have sent, in no particular order: as columns by
+    :meth:`table`, or as :attr:`rows`."""
 
     job: str
     name: str
     state: str
-    rows: list[Any]
     results: list[SinkResult]
     tasks: list[TaskInfo]
     """Every subtask with its counters."""
     seconds: float
     """From submission to end."""
-    collected: dict[str, list[Any]] = field(default_factory=dict)
-    """The rows of each ``collect`` sink that had some, by its name."""
+    batches: dict[str, list[Payload]] = field(default_factory=dict, repr=False)
+    """By the name of each ``collect`` sink what it has sent: lists of rows, or record batches of a table."""
+
+    @cached_property
+    def collected(self) -> dict[str, list[Any]]:
+        """The rows of each ``collect`` sink, by its name; those of a table as dicts.
+
+        Raises:
+            UsageError: a column has a value for which Python has none, a time after the year 9999 say.
+        """
+        return {
+            sink: [row for batch in batches for row in _rows_in(batch)]
+            for sink, batches in self.batches.items()
+        }
+
+    @property
+    def rows(self) -> list[Any]:
+        """Those of all ``collect`` sinks, one sink after the other. Raises as :attr:`collected`."""
+        return [row for rows in self.collected.values() for row in rows]
+
+    def table(self, name: str = ONE_SINK) -> pa.Table:
+        """What the ``collect`` sink of that name has sent, of a table; in the types that the table has.
+
+        Categories (an Arrow dictionary) that an exchange has decoded, and that have an order of their own,
+        are plain.
+
+        Raises:
+            UnknownName: the job has no such sink.
+            UsageError: the sink is one of a stream, whose rows have no columns.
+        """
+        from minishuffle.exchange.collected import table_of
+
+        if name not in self.batches:
+            names = ", ".join(map(repr, self.batches)) or "none"
+            raise UnknownName(f"job {self.job} ({self.name}) has no collect sink {name!r}: it has {names}")
+        batches = self.batches[name]
+        if not batches or any(isinstance(batch, list) for batch in batches):
+            raise UsageError(
+                f"the collect sink {name!r} is one of a stream, whose rows have no columns: call to_table() "
+                "before collect(), or take the rows of JobResult.collected"
+            )
+        return table_of(batches)
+
+    def to_pandas(self, name: str = ONE_SINK) -> pd.DataFrame:
+        """:meth:`table` as a DataFrame of pandas.
+
+        Raises:
+            UsageError: pandas is not installed; or as :meth:`table`.
+        """
+        _require_installed("pandas", "to_pandas")
+        return self.table(name).to_pandas()
+
+    def to_polars(self, name: str = ONE_SINK) -> pl.DataFrame:
+        """:meth:`table` as a DataFrame of Polars.
+
+        Raises:
+            UsageError: Polars is not installed; or as :meth:`table`.
+        """
+        _require_installed("polars", "to_polars")
+        import polars as pl
+
+        frame = pl.from_arrow(self.table(name))
+        assert isinstance(frame, pl.DataFrame), "of a table"
+        return frame
+
+
+def _rows_in(batch: Payload) -> list[Any]:
+    """Rows, of columns as dicts."""
+    if isinstance(batch, list):
+        return batch
+    from minishuffle.exchange.batch import Batch
+    from minishuffle.operators.row_conversion import rows_of
+
+    return rows_of(Batch(batch))
+
+
+def _require_installed(package: str, method: str) -> None:
+    if find_spec(package) is None:
+        raise UsageError(f"{method} needs the package {package}: install it (pip install {package})")
 
 
 class JobHandle:
@@ -195,20 +279,17 @@ class JobHandle:
         """
         info = self.wait_until_over(timeout)
         self._check_end(info, allow_loss)
-        rows: list[Any] = []
-        collected: dict[str, list[Any]] = {name: [] for name in info.collects}
+        batches: dict[str, list[Payload]] = {name: [] for name in info.collects}
         for sink, batch in self._batches():
-            rows += batch
-            collected.setdefault(sink, []).extend(batch)
+            batches.setdefault(sink, []).append(batch)
         return JobResult(
             job=info.job,
             name=info.name,
             state=info.state,
-            rows=rows,
             results=results_of(info),
             tasks=info.tasks,
             seconds=info.ended_at - info.submitted_at,
-            collected=collected,
+            batches=batches,
         )
 
     def _check_end(self, info: JobInfo, allow_loss: bool) -> None:
@@ -250,7 +331,8 @@ class JobHandle:
         return results_of(self.info())
 
     def rows(self, *, sink: str | None = None, allow_loss: bool = False) -> Iterator[Any]:
-        """The rows of the ``collect`` sinks, or of the one named ``sink``, as they come, until the job ends.
+        """The rows of the ``collect`` sinks, or of the one named ``sink``, as they come, until the job ends;
+        those of a table as dicts.
 
         Raises:
             ResourceExhausted: they are too many to be kept for a job that ended a while ago.
@@ -260,14 +342,14 @@ class JobHandle:
         """
         for name, batch in self._batches():
             if sink is None or sink == name:
-                yield from batch
+                yield from _rows_in(batch)
         self._check_end(self.info(), allow_loss)
 
     __iter__ = rows
 
-    def _batches(self) -> Iterator[tuple[str, list[Any]]]:
-        """Collected rows, with the name of their sink."""
-        from minishuffle.exchange.elements import unpack_rows
+    def _batches(self) -> Iterator[tuple[str, Payload]]:
+        """What was collected, with the name of its sink."""
+        from minishuffle.exchange.collected import unpack_collected
 
         after = 0
         while True:
@@ -275,7 +357,7 @@ class JobHandle:
             reply = self._client.poll(request, JobRows, LONG_POLL_SECONDS)
             sinks = reply.sinks or [ONE_SINK] * len(reply.batches)
             for sink, batch in zip(sinks, reply.batches, strict=True):
-                yield sink, unpack_rows(batch)
+                yield sink, unpack_collected(batch)
             if reply.terminal and reply.next == after:
                 break
             after = reply.next

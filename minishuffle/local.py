@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
-from minishuffle.client import Client, JobHandle
+from minishuffle.client import Client, JobHandle, JobResult
 from minishuffle.config import create_secret, read_coordinator, with_tls_files
 from minishuffle.errors import PeerLost, ShuffleError, UnknownName, UsageError
 from minishuffle.ids import Address
@@ -32,7 +32,9 @@ from minishuffle.transport.credentials import Credentials
 from minishuffle.wire.requests import ClusterStatus
 
 if TYPE_CHECKING:
-    from minishuffle.api.stream import Stream
+    import pyarrow as pa
+
+    from minishuffle.api.stream import Stream, Table
     from minishuffle.api.stream_base import StreamBase
     from minishuffle.plan.graph import JobSettings
 
@@ -90,6 +92,31 @@ NOT_RUNNING = "this LocalCluster is not running: use it in a 'with' statement, o
 STOP_GRACE_SECONDS = 15.0
 SUPERVISOR_SECONDS = 2.0
 """For a coordinator to answer the supervisor, which asks again; to leave the cluster may take so long."""
+
+
+def _check_one_table(table: Table) -> None:
+    """Raises UsageError if its ``collect`` sinks take different columns."""
+    from minishuffle.plan.end_steps import collected_schemas
+
+    schemas = collected_schemas(table.plan)
+    first = next(iter(schemas), "")
+    for name, schema in schemas.items():
+        if schema != schemas[first]:
+            raise UsageError(
+                f"the collect sinks {first!r} and {name!r} take different columns, and run() gives one "
+                f"table: write result = cluster.submit(...).wait(), and take result.table({first!r}) and "
+                f"result.table({name!r}), which is JobResult.table(name)"
+            )
+
+
+def _one_table(result: JobResult) -> pa.Table:
+    """What all ``collect`` sinks have sent, of tables; no columns if there are no such sinks."""
+    import pyarrow as pa
+
+    from minishuffle.exchange.collected import table_of
+
+    batches = [batch for sent in result.batches.values() for batch in sent]
+    return table_of(batches) if batches else pa.table({})
 
 
 class LocalCluster:
@@ -276,6 +303,17 @@ class LocalCluster:
     @overload
     def run(
         self,
+        stream: Table,
+        *,
+        parallelism: int | None = None,
+        timeout: float | None = None,
+        settings: JobSettings | None = None,
+        allow_loss: bool = False,
+    ) -> pa.Table: ...
+
+    @overload
+    def run(
+        self,
         stream: Stream[T],
         *,
         parallelism: int | None = None,
@@ -284,38 +322,40 @@ class LocalCluster:
         allow_loss: bool = False,
     ) -> list[T]: ...
 
-    @overload
     def run(
         self,
-        stream: StreamBase,
+        stream: Table | Stream[Any],
         *,
         parallelism: int | None = None,
         timeout: float | None = None,
         settings: JobSettings | None = None,
         allow_loss: bool = False,
-    ) -> list[Any]: ...
+    ) -> Any:
+        """Run a job to its end and give what its ``collect`` sinks have sent, in no particular order: of a
+        Table a ``pyarrow.Table``, of a Stream a list of rows.
 
-    def run(
-        self,
-        stream: StreamBase,
-        *,
-        parallelism: int | None = None,
-        timeout: float | None = None,
-        settings: JobSettings | None = None,
-        allow_loss: bool = False,
-    ) -> list[Any]:
-        """Run a job to its end and give the rows of its ``collect`` sink, in no particular order.
+        One that ends in no sink ends in ``collect()`` here. One that has other sinks alone gives no rows. Of
+        several sinks (:meth:`Stream.together`) all rows are in the one list, those of tables as dicts, or in
+        the one table, if all of them are tables and have the same columns.
 
         The job is cancelled when ``timeout`` seconds pass or the wait is interrupted.
 
         Raises:
+            UsageError: the ``collect`` sinks of tables have different columns.
             TaskFailed: a function raised too often, or no worker was left; see :meth:`JobHandle.wait`.
             RowsLost: rows were lost with a task or worker that failed, and ``allow_loss`` is not set.
             TimeoutError: ``timeout`` seconds passed.
         """
+        from minishuffle.api.stream import Stream, Table
+
+        if isinstance(stream, Table | Stream) and not stream.plan.node.is_sink:
+            stream = stream.collect()
+        if isinstance(stream, Table):
+            _check_one_table(stream)
         handle = self.submit(stream, parallelism=parallelism, settings=settings)
         try:
-            return handle.wait(timeout, allow_loss=allow_loss).rows
+            result = handle.wait(timeout, allow_loss=allow_loss)
+            return _one_table(result) if isinstance(stream, Table) else result.rows
         except BaseException as error:
             # Any other Exception means that the job has ended or its cluster is gone. After Ctrl-C, or what a
             # handler of SIGTERM raises, nobody waits any more.

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import msgpack
+import pyarrow as pa
 import pytest
 
 from minishuffle import client as client_module
 from minishuffle.api.stream import Stream
-from minishuffle.client import Client, JobHandle
+from minishuffle.client import Client, JobHandle, JobResult
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import (
     PeerLost,
@@ -119,7 +120,7 @@ def test_wait_gives_rows_results_and_counters(link: type[ScriptedLink]) -> None:
 
     link.answer = staticmethod(answer)  # type: ignore[assignment]
     result = connect().handle("j1").wait(timeout=5)
-    assert result.rows == ["a", 1, ("b", 2), "c"]
+    assert result.rows == ["a", 1, "c", ("b", 2)]
     assert result.collected == {"x": ["a", 1, "c"], "y": [("b", 2)], "none": []}
     assert list(connect().handle("j1").rows(sink="y")) == [("b", 2)]
     assert [(sink.name, sink.index, sink.value) for sink in result.results] == [
@@ -128,6 +129,39 @@ def test_wait_gives_rows_results_and_counters(link: type[ScriptedLink]) -> None:
     ]
     assert result.tasks[1].counters.records_in == 1
     assert result.seconds == 2.5
+
+
+BATCH = pa.record_batch({"k": [1, None]})
+
+
+def ended(**batches: list[Any]) -> JobResult:
+    return JobResult("j1", "words", "finished", [], [], 1.0, batches)
+
+
+def test_columns_stay_columns_until_rows_are_asked_for() -> None:
+    result = ended(collect=[BATCH, BATCH], rows=[[1]])
+    assert result.table().equals(pa.Table.from_batches([BATCH, BATCH]))
+    assert result.to_pandas()["k"].sum() == 2
+    assert result.to_polars()["k"].to_list() == [1, None, 1, None]
+    assert result.rows == [{"k": 1}, {"k": None}] * 2 + [1]
+
+
+@pytest.mark.parametrize("name", ["rows", "none"])
+def test_rows_of_a_stream_are_no_table(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"'{name}' is one of a stream.*call to_table\(\) before collect"):
+        ended(rows=[[{"k": 1}]], none=[]).table(name)
+
+
+def test_a_sink_that_is_not_there_is_named_with_those_that_are() -> None:
+    with pytest.raises(UnknownName, match="no collect sink 'collect': it has 'late', 'rest'"):
+        ended(late=[BATCH], rest=[BATCH]).table()
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+def test_what_is_not_installed_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minishuffle.client.find_spec", {}.get)
+    with pytest.raises(UsageError, match=rf"needs the package {package}.*pip install {package}"):
+        getattr(ended(collect=[BATCH]), f"to_{package}")()
 
 
 def test_rows_of_a_coordinator_that_names_no_sinks_are_those_of_its_one(link: type[ScriptedLink]) -> None:

@@ -527,16 +527,26 @@ class Stream(StreamSinks, SideOutputs["Stream[Any]"], Bridged, Generic[T]):
 
     # --- several at once ---------------------------------------------------------------------------
 
+    @overload
     @classmethod
-    def together(cls, *streams: StreamBase) -> Stream[Any]:
-        """One job of several streams or tables that each end in a sink; what they share runs once."""
+    def together(cls, *streams: Table) -> Table: ...  # type: ignore[overload-overlap]  # The first is meant.
+
+    @overload
+    @classmethod
+    def together(cls, *streams: StreamBase) -> Stream[Any]: ...
+
+    @classmethod
+    def together(cls, *streams: StreamBase) -> Stream[Any] | Table:
+        """One job of several streams or tables that each end in a sink; what they share runs once. It is a
+        table if all of them are."""
         draft: Stream[Any] | None = draft_in(streams)
         if draft is not None:
             return draft
         for stream in streams:
             if not isinstance(stream, StreamBase) or not stream.plan.node.is_sink:
                 raise InvalidGraph("together takes streams that end in a sink: add collect() or another one")
-        return Stream(together([stream.plan for stream in streams]))
+        kind = Table if all(isinstance(stream, Table) for stream in streams) else Stream
+        return kind(together([stream.plan for stream in streams]))
 
 
 class WindowedStream(Bridged, Generic[WindowKey, WindowRow, *Bounds]):

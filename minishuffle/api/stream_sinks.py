@@ -62,18 +62,21 @@ class StreamSinks(StreamBase):
         return self._sink("to_files", FileSink(path, Roll(seconds, rows, bytes), declared))
 
     def collect(self, name: str = "collect") -> Self:
-        """Send every row to the program that submitted the job; Arrow as dicts.
+        """Send every row to the program that submitted the job.
 
-        Of several such sinks in one job each needs a ``name`` of its own: ``JobResult.collected`` has the
-        rows of each, and ``JobHandle.rows(sink=name)`` gives them as they come.
+        ``JobResult.table(name)`` has the rows of a table as columns, ``JobResult.collected[name]`` and
+        ``JobHandle.rows(sink=name)`` have them as dicts. Of several such sinks in one job each needs a
+        ``name`` of its own.
 
         Raises:
             UsageError: it is no name; or the columns are known, and two have one name.
         """
         from minishuffle.connectors.sinks import CollectSink
 
-        check_distinct(self._given(name).columns, "collect")
-        return self._sink(checked_name(name, "collect"), CollectSink(), collects=name)
+        given = self._given(name)
+        check_distinct(given.columns, "collect")
+        schema = None if isinstance(given.schema, ObjectSchema) else given.schema
+        return self._sink(checked_name(name, "collect"), CollectSink(schema), collects=name)
 
     def to_count(self) -> Self:
         """Count the records; each subtask's result is its number."""

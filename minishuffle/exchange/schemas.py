@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from minishuffle.errors import WrongColumns
@@ -11,8 +12,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "batch_without_rows",
     "converted",
     "decoded",
+    "encoded",
+    "has_ordered_categories",
     "long_types",
     "require_plain",
     "with_columns_of",
@@ -70,6 +74,14 @@ def with_innermost(
     if pa.types.is_run_end_encoded(kind):
         return pa.run_end_encoded(kind.run_end_type, fields[1].type)
     return (pa.list_view if pa.types.is_list_view(kind) else pa.large_list_view)(fields[0])
+
+
+def batch_without_rows(schema: pa.Schema) -> pa.RecordBatch:
+    """Columns of no rows."""
+    import pyarrow as pa
+
+    columns = [pa.nulls(0, kind) for kind in schema.types]  # empty_table() has none of some nested types
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def without_dictionary(kind: pa.DataType) -> pa.DataType:
@@ -159,6 +171,26 @@ def decoded(column: Any) -> Any:
         return pa.chunked_array(map(decoded, column.chunks), plain)
     # pyarrow casts dictionaries of lists and the like to nothing.
     return converted(decoded(column.dictionary), plain).take(column.indices)
+
+
+def encoded(column: Any, kind: pa.DataType) -> Any:
+    """A column with the dictionaries of ``kind``, which an exchange has decoded; itself where they cannot be
+    made again, as categories in an order of their own."""
+    import pyarrow as pa
+
+    if column.type == kind or has_ordered_categories(kind):
+        return column
+    with suppress(pa.ArrowException):  # Of nested values, or too many for the type of the indices.
+        return converted(column.dictionary_encode() if pa.types.is_dictionary(kind) else column, kind)
+    return column
+
+
+def has_ordered_categories(kind: pa.DataType) -> bool:
+    """Whether it is, or one in it, a dictionary whose values have an order of their own."""
+    import pyarrow as pa
+
+    is_ordered = bool(pa.types.is_dictionary(kind) and kind.ordered)
+    return is_ordered or any(has_ordered_categories(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def _is_nested(kind: pa.DataType) -> bool:

@@ -26,7 +26,7 @@ from typing_extensions import TypeVar
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import WrongResult
-from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.batch import Batch, Payload
 from minishuffle.exchange.spool import Spool
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME
 from minishuffle.operators.user_metrics import UserMetrics
@@ -210,8 +210,8 @@ class TaskContext:
     """For how long the attempt has stood while its job was paused; ``now`` goes without that."""
     lead: Callable[[], float] = lambda: 0.0
     """By how many seconds the system clock, which functions of users read, is ahead of ``wall``."""
-    collect: Callable[[list[Any]], None] = lambda rows: None
-    """Send rows to the client (``collect`` sink)."""
+    collect: Callable[[Payload], None] = lambda batch: None
+    """Send rows or columns to the client (``collect`` sink)."""
     log: Callable[[str], None] = lambda line: None
     """Add a line to the job's log (``print`` sink)."""
     wait_until: Callable[[Callable[[], bool]], None] = lambda ready: None

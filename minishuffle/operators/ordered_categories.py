@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minishuffle.errors import WrongColumns
+from minishuffle.exchange.schemas import has_ordered_categories
 from minishuffle.operators.expression_parts import Path, columns_in_order
 
 __all__ = ["refuse_order", "refuse_order_in"]
@@ -30,7 +31,7 @@ def refuse_order(method: str, field: pa.Field) -> None:
 def refuse_order_in(where: str, schema: pa.Schema, expressions: Iterable[pc.Expression]) -> None:
     """Raises WrongColumns if one compares such categories by order, or UsageError if it reads a column by its
     number."""
-    if not any(map(_has_ordered, schema.types)):
+    if not any(map(has_ordered_categories, schema.types)):
         return
     for path in chain.from_iterable(map(columns_in_order, expressions)):
         field = _field_at(schema, path)
@@ -40,10 +41,6 @@ def refuse_order_in(where: str, schema: pa.Schema, expressions: Iterable[pc.Expr
 
 def _is_ordered(kind: pa.DataType) -> bool:
     return bool(pa.types.is_dictionary(kind) and kind.ordered)
-
-
-def _has_ordered(kind: pa.DataType) -> bool:
-    return _is_ordered(kind) or any(_has_ordered(kind.field(place).type) for place in range(kind.num_fields))
 
 
 def _field_at(schema: pa.Schema, path: Path) -> pa.Field | None:

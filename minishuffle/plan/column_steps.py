@@ -9,14 +9,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from minishuffle.errors import UsageError
-from minishuffle.exchange.schemas import with_innermost, with_types, without_dictionary
+from minishuffle.exchange.schemas import batch_without_rows, with_innermost, with_types, without_dictionary
 from minishuffle.operators.event_time import EVENT_TIME
 from minishuffle.plan.arguments import check_callable, check_columns, check_distinct, check_on_error
 from minishuffle.plan.expressions import check_expression, columns_read, expression_type
 from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.knownrows import TypedRows
 from minishuffle.plan.nodes import Known, Needed, Node, ObjectSchema, Relation, Step
-from minishuffle.plan.schemas import StepColumns, batch_without_rows, called_schema, with_schema
+from minishuffle.plan.schemas import StepColumns, called_schema, with_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

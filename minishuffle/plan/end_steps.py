@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from minishuffle.operators.base import Source
 from minishuffle.plan.kinds import OperatorSpec
-from minishuffle.plan.nodes import Boundary, Known, Node, ObjectSchema, Schema, SourceStep, Step
+from minishuffle.plan.nodes import Boundary, Known, Node, ObjectSchema, Relation, Schema, SourceStep, Step
 
 if TYPE_CHECKING:
     from minishuffle.operators.chained import ChainedOperator
 
-__all__ = ["ExternalStep", "ScanStep", "SinkStep"]
+__all__ = ["ExternalStep", "ScanStep", "SinkStep", "collected_schemas"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,3 +91,12 @@ class SinkStep(Step):
 
     def operator(self, node: Node, tags: Any) -> OperatorSpec:
         return OperatorSpec("sink", {"sink": self.sink})
+
+
+def collected_schemas(sinks: Relation) -> dict[str, Schema]:
+    """By the name of each ``collect`` sink the schema of what it takes."""
+    return {
+        node.step.collects: node.inputs[0].gives.schema
+        for node in sinks.ends
+        if isinstance(node.step, SinkStep) and node.step.collects
+    }

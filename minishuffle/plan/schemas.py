@@ -21,7 +21,6 @@ __all__ = [
     "aggregated_schema",
     "check_result",
     "arrow_schema",
-    "batch_without_rows",
     "called_schema",
     "checked_types",
     "schema_message",
@@ -161,14 +160,6 @@ def _has_null_type(kind: pa.DataType) -> bool:
 
     with_innermost(kind, seen)
     return any(map(pa.types.is_null, found))
-
-
-def batch_without_rows(schema: pa.Schema) -> pa.RecordBatch:
-    """What a function is shown of columns while a plan is built."""
-    import pyarrow as pa
-
-    columns = [pa.nulls(0, kind) for kind in schema.types]  # empty_table() has none of some nested types
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def check_result(names: Sequence[str]) -> None:

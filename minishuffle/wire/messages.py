@@ -468,7 +468,8 @@ class PartitionReadable(ControlMessage):
 
 
 class Collected(ControlMessage):
-    """Rows for the client, from a ``collect`` sink: the msgpack of a list of rows; see TaskStateChanged."""
+    """Rows for the client, from a ``collect`` sink: msgpack or Arrow, see ``exchange.collected``; see
+    TaskStateChanged, too."""
 
     type: Literal["collected"] = "collected"
     term: int

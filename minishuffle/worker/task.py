@@ -26,8 +26,8 @@ from minishuffle.errors import (
     WrongResult,
     clipped,
 )
-from minishuffle.exchange.batch import Batch
-from minishuffle.exchange.elements import pack_rows
+from minishuffle.exchange.batch import Batch, Payload
+from minishuffle.exchange.collected import pack_collected
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.rows import pack_result
@@ -490,22 +490,23 @@ class Task:
             partition.finish()
         self.counters.last_input_at = time.monotonic()
 
-    def _collect(self, rows: list[Any]) -> None:
+    def _collect(self, batch: Payload) -> None:
         try:
-            payload = pack_rows(rows)
+            packed = pack_collected(batch)
         except UnserializableRecord:
             if self._drop is None:
                 raise
-            payload = pack_rows(rows := sendable(Batch(rows), self._drop).payload)
-        if len(payload) <= MESSAGE_BYTES_MAX:
-            self.outbox.collect(payload, len(rows))
-        elif len(rows) > 1:
-            middle = len(rows) // 2
-            self._collect(rows[:middle])
-            self._collect(rows[middle:])
+            packed = pack_collected(batch := sendable(Batch(batch), self._drop).payload)
+        rows = len(batch)
+        if len(packed) <= MESSAGE_BYTES_MAX:
+            self.outbox.collect(packed, rows)
+        elif rows > 1:
+            whole, middle = Batch(batch), rows // 2
+            self._collect(whole.slice(0, middle).payload)
+            self._collect(whole.slice(middle, rows).payload)
         else:
             raise ResourceExhausted(
-                f"a row of {len(payload)} bytes cannot be collected, at most {MESSAGE_BYTES_MAX} fit: "
+                f"a row of {len(packed)} bytes cannot be collected, at most {MESSAGE_BYTES_MAX} fit: "
                 "write such rows with to_files or a sink of your own"
             )
 

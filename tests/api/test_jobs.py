@@ -17,10 +17,11 @@ import pytest
 
 from minishuffle.api.stream import Stream, Table
 from minishuffle.errors import UsageError
-from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.batch import Batch, Payload
 from minishuffle.exchange.elements import decode, encode, read_header
 from minishuffle.exchange.partitioner import Partitioner
 from minishuffle.operators.base import Emit, Operator, Output, Program, TaskContext
+from minishuffle.operators.row_conversion import rows_of
 from minishuffle.plan.graph import JobGraph
 from minishuffle.plan.planner import compile_job
 from minishuffle.plan.programs import open_program
@@ -61,11 +62,14 @@ class Execution:
             for index in range(vertex.parallelism):
                 self._run_subtask(number, index)
 
+    def take(self, batch: Payload) -> None:
+        self.rows.extend(rows_of(Batch(batch)))
+
     def _run_subtask(self, number: int, index: int) -> None:
         vertex = self.graph.vertices[number]
         program: Program = open_program(vertex.program, cloudpickle.loads)
         context = TaskContext(
-            "j1", vertex.name, index, vertex.parallelism, 1, collect=self.rows.extend, log=self.log.append
+            "j1", vertex.name, index, vertex.parallelism, 1, collect=self.take, log=self.log.append
         )
         context.files = Listing()
         stages: list[Emit] = [self._writer(program.outputs, index)]

@@ -32,8 +32,8 @@ from hypothesis import strategies as st
 
 from minishuffle.api.stream import Stream, Table
 from minishuffle.errors import UsageError
+from minishuffle.exchange.schemas import batch_without_rows
 from minishuffle.operators.aggregates import Function
-from minishuffle.plan.schemas import batch_without_rows
 from support.cutjobs import Cut, run
 from support.soak import SOAK, examples
 

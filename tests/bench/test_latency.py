@@ -74,7 +74,7 @@ def result_of(sinks: list[Any], workers: dict[tuple[int, int], int]) -> JobResul
         for (operator, index), worker in workers.items()
     ]
     results = [SinkResult("x", index, value) for index, value in enumerate(sinks)]
-    return JobResult("j1", "x", "finished", [], results, tasks, 1.0)
+    return JobResult("j1", "x", "finished", results, tasks, 1.0)
 
 
 def test_latencies_are_of_records_that_went_from_worker_to_worker() -> None:

@@ -190,7 +190,7 @@ class Lossy(Cluster):
             )
 
     def wait(self, *, allow_loss: bool) -> Any:
-        return JobResult("j1", "lossy", "finished_with_loss", [7], [], [], 1.5, {"collect": [7]})
+        return JobResult("j1", "lossy", "finished_with_loss", [], [], 1.5, {"collect": [[7]]})
 
     def info(self) -> JobInfo:
         dropped = {"queue_discarded": 1200}
@@ -252,7 +252,7 @@ class Careless(Lossy):
     """One whose job finishes, and leaves out some records."""
 
     def wait(self, *, allow_loss: bool) -> Any:
-        return JobResult("j1", "careless", "finished", [7], [], [], 1.5, {"collect": [7]})
+        return JobResult("j1", "careless", "finished", [], [], 1.5, {"collect": [[7]]})
 
     def info(self) -> JobInfo:
         counters = TaskCounters(records_late=3, late_dropped=3, user_errors={"dead_letter": 2})

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
-from minishuffle.api.stream import Stream
+from minishuffle.api.stream import Stream, Table
 from minishuffle.client import JobHandle
 from minishuffle.errors import TaskFailed, UnknownName, UsageError
 from minishuffle.local import LocalCluster
@@ -99,6 +101,47 @@ def test_a_failing_function_and_a_lost_worker_leave_the_cluster_usable() -> None
         }
         with pytest.raises(UnknownName, match=r"no worker 3; the workers are \[1, 2\]"):
             cluster.kill_worker(3)
+
+
+NUMBERS = pa.table(
+    {
+        "n": pa.array(range(200_000)),
+        "word": pa.array([str(number % 7) for number in range(200_000)]).dictionary_encode(),
+        "at": pa.array(range(200_000), pa.timestamp("ns", "Europe/Oslo")),
+    }
+)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("wider_resources")
+def test_a_run_gives_what_its_argument_is(one_slot: LocalCluster) -> None:
+    table, numbers = Table.from_arrow(NUMBERS), Stream.items([1, 2])
+    assert one_slot.run(table, timeout=60).equals(NUMBERS)
+    assert one_slot.run(table.collect("mine"), timeout=60).equals(NUMBERS)
+    none = one_slot.run(table.filter(pc.field("n") < 0), timeout=60)
+    assert none.equals(NUMBERS.slice(0, 0))
+    assert one_slot.run(numbers, timeout=60) == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("wider_resources")
+def test_a_run_of_other_sinks_gives_no_rows(one_slot: LocalCluster) -> None:
+    assert one_slot.run(Table.from_arrow(NUMBERS).to_count(), timeout=60).shape == (0, 0)
+    assert one_slot.run(Stream.items([1, 2]).to_count(), timeout=60) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("wider_resources")
+def test_a_run_takes_the_rows_of_all_sinks_together(one_slot: LocalCluster) -> None:
+    few = Table.from_arrow(NUMBERS.slice(0, 2)).select("n")
+    rows = one_slot.run(Stream.together(few.collect("x"), Stream.items([7]).collect("y")), timeout=60)
+    assert rows == [{"n": 0}, {"n": 1}, 7]
+    table = one_slot.run(Stream.together(few.collect("x"), few.collect("y"), few.to_count()), timeout=60)
+    assert sorted(table["n"].to_pylist()) == [0, 0, 1, 1]
+    jobs = jobs_of(one_slot)
+    with pytest.raises(UsageError, match=r"'x' and 'y' take different columns.*JobResult\.table\(name\)"):
+        one_slot.run(Stream.together(few.collect("x"), few.rename({"n": "m"}).collect("y")))
+    assert jobs_of(one_slot) == jobs, "it is refused before it is a job"
 
 
 @pytest.mark.slow

@@ -17,12 +17,14 @@ import cloudpickle
 
 from minishuffle.api.stream_base import StreamBase
 from minishuffle.counters import TaskCounters
-from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.batch import Batch, Payload
+from minishuffle.exchange.collected import pack_collected, unpack_collected
 from minishuffle.exchange.elements import WHOLE, read_header, unpinned
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.watermarks import END_OF_TIME, WatermarkValve
 from minishuffle.operators.base import Emit, Mark, Program, TaskContext, Watermark
+from minishuffle.operators.row_conversion import rows_of
 from minishuffle.plan.graph import JobGraph
 from minishuffle.plan.planner import compile_job
 from minishuffle.plan.programs import open_program
@@ -51,12 +53,16 @@ class Outcome:
     """What a run gave."""
 
     rows: list[Any] = field(default_factory=list)
-    """What ``collect`` sent, in order."""
+    """What ``collect`` sent, in order; columns as dicts."""
     log: list[str] = field(default_factory=list)
     counters: TaskCounters = field(default_factory=TaskCounters)
     """Of all subtasks."""
     bytes_shipped: int = 0
     """Of all elements that crossed an exchange."""
+
+    def take(self, batch: Payload) -> None:
+        """Add rows as they are after an exchange: times in one time zone, for example."""
+        self.rows.extend(unpack_rows(pack_rows(rows_of(Batch(batch)))))
 
 
 @dataclass
@@ -197,7 +203,7 @@ class _Task:
             attempt=1,
             now=lambda: run.now,
             wall=lambda: run.now,
-            collect=lambda rows: run.outcome.rows.extend(unpack_rows(pack_rows(rows))),
+            collect=lambda batch: run.outcome.take(unpack_collected(pack_collected(batch))),
             log=run.outcome.log.append,
             files=Listing(),
             counters=run.outcome.counters,

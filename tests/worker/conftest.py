@@ -12,10 +12,12 @@ import pytest
 
 from minishuffle.api.stream import Stream
 from minishuffle.coordinator.scheduling import deployments
-from minishuffle.exchange.elements import unpack_rows
+from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.collected import unpack_collected
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import AttemptId
 from minishuffle.operators.base import CompleteFile
+from minishuffle.operators.row_conversion import rows_of
 from minishuffle.plan.graph import JobGraph, JobSettings
 from minishuffle.plan.planner import compile_job
 from minishuffle.wire.messages import DeployTasks, LogLines, WorkerAddress, WritePosition
@@ -98,8 +100,7 @@ class Site:
             if isinstance(message, LogLines):
                 self.lines += message.lines
                 continue
-            found = unpack_rows(message.payload)
-            self.rows += found
+            self.rows += rows_of(Batch(unpack_collected(message.payload)))
             self.batches += 1
 
     def message(self, graph: JobGraph, job: str) -> DeployTasks:

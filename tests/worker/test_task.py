@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgpack
+import pyarrow as pa
 import pytest
 
-from minishuffle.api.stream import Stream
+from minishuffle.api.stream import Stream, Table
 from minishuffle.errors import TaskCancelled, TaskFailed, UnserializableRecord
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.rows import unpack_result
@@ -262,12 +263,16 @@ def set_of_even(number: int) -> Any:
     return number if number % 2 else {number}
 
 
-async def test_collected_rows_are_cut_to_what_a_message_takes(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+LINES = [{"text": f"row {number}"} for number in range(500)]
+
+
+@pytest.mark.parametrize("stream", [Stream.items(LINES), Table.from_arrow(pa.Table.from_pylist(LINES))])
+async def test_what_is_collected_is_cut_to_what_a_message_takes(
+    site: Site, monkeypatch: pytest.MonkeyPatch, stream: Any
 ) -> None:
     monkeypatch.setattr(task_module, "MESSAGE_BYTES_MAX", 1000)
-    await site.run(Stream.items([f"row {number}" for number in range(500)]).collect())
-    assert site.rows == [f"row {number}" for number in range(500)]
+    await site.run(stream.collect())
+    assert site.rows == LINES
     assert site.batches > 4
 
 
