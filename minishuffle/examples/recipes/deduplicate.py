@@ -47,7 +47,7 @@ def main() -> None:
     events = Stream.items(EVENTS).event_time("at", out_of_order=timedelta(minutes=5))
     unique = events.key_by("id").process(first_of_its_id, forget)
     with LocalCluster(workers=2) as cluster:
-        for event in sorted(cluster.run(unique.collect()), key=lambda event: event["id"]):
+        for event in sorted(cluster.run(unique), key=lambda event: event["id"]):
             print(event["id"], event["text"])
 
 

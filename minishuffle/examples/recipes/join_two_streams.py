@@ -33,7 +33,7 @@ def main() -> None:
     clicked = events(CLICKED, timedelta(minutes=5)).key_by("request")
     pairs = shown.join(clicked, how="left", before=timedelta(0), after=timedelta(minutes=15))
     with LocalCluster(workers=2) as cluster:
-        for _, ad, click in sorted(cluster.run(pairs.collect()), key=lambda pair: pair[0]):
+        for _, ad, click in sorted(cluster.run(pairs), key=lambda pair: pair[0]):
             after = f"clicked at {click['at']:%H:%M}" if click else "not clicked"
             print(f"{ad['ad']}, shown at {ad['at']:%H:%M}, was {after}")
 

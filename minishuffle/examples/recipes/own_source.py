@@ -45,7 +45,7 @@ def main() -> None:
         Path(folder, "a.txt").write_text("name: ann\ntown: Oslo\n\nname: bob\ntown: Bern\n")
         Path(folder, "b.txt").write_text("name: cy\ntown: Rome\n")
         people = Stream.source(Blocks(folder))
-        for person in sorted(cluster.run(people.collect()), key=str):
+        for person in sorted(cluster.run(people), key=str):
             print(person)
 
 

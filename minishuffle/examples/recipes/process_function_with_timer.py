@@ -42,7 +42,7 @@ def main() -> None:
     events = Stream.items(rows).parallel(1).event_time("at", watermarks="each")
     unpaid = events.key_by("order").process(on_record, on_timer)
     with LocalCluster(workers=2) as cluster:
-        print(*sorted(cluster.run(unpaid.collect())), sep="\n")
+        print(*sorted(cluster.run(unpaid)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def main() -> None:
     totals = bookings.key_by(lambda booking: booking[0]).fold(int, add, emit="each")
     seen: dict[str, list[int]] = {}
     with LocalCluster(workers=2) as cluster:
-        for account, total in cluster.run(totals.collect()):
+        for account, total in cluster.run(totals):
             seen.setdefault(account, []).append(total)
     for account in sorted(seen):
         print(account, seen[account])

@@ -36,7 +36,7 @@ def main() -> None:
     views = Stream.items(rows).event_time("at", out_of_order=timedelta(minutes=5))
     visits = views.key_by("user").session_window(timedelta(minutes=30)).fold(list, with_page)
     with LocalCluster(workers=2) as cluster:
-        for user, start, end, pages in sorted(cluster.run(visits.collect())):
+        for user, start, end, pages in sorted(cluster.run(visits)):
             print(f"{user} {start:%H:%M} to {end:%H:%M}: {', '.join(pages)}")
 
 

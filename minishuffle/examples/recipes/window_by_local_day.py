@@ -1,0 +1,45 @@
+"""Add sales up by the day as the shop's clock shows it, not by the day in UTC.
+
+Use it for daily figures of one place: with `tz=` a day has 23 or 25 hours when the clocks change,
+as on 29 March 2026 in Zurich. `window("month", tz=...)`, quarters and years follow the calendar
+likewise.
+
+Prints::
+
+    2026-03-28, 24 hours: 5
+    2026-03-29, 23 hours: 7
+    2026-03-30, 24 hours: 9
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+
+from minishuffle import LocalCluster, Table
+
+SHOP = "Europe/Zurich"
+SALES = [
+    (datetime(2026, 3, 28, 12, tzinfo=UTC), 5),
+    (datetime(2026, 3, 28, 23, 30, tzinfo=UTC), 3),  # Half past midnight in the shop.
+    (datetime(2026, 3, 29, 21, 30, tzinfo=UTC), 4),
+    (datetime(2026, 3, 29, 22, 30, tzinfo=UTC), 9),  # The clocks have gone forward.
+]
+
+
+def main() -> None:
+    times, amounts = zip(*SALES, strict=True)
+    sales = Table.from_arrow(pa.table({"at": times, "amount": amounts, "shop": ["z"] * len(SALES)}))
+    timed = sales.event_time("at", out_of_order=timedelta(hours=1))
+    days = timed.key_by("shop").window(timedelta(days=1), tz=SHOP).aggregate(total=("amount", "sum"))
+    with LocalCluster(workers=2) as cluster:
+        for row in cluster.run(days).sort_by("window_start").to_pylist():
+            day = row["window_start"].astimezone(ZoneInfo(SHOP))
+            hours = (row["window_end"] - row["window_start"]) // timedelta(hours=1)
+            print(f"{day:%Y-%m-%d}, {hours} hours: {row['total']}")
+
+
+if __name__ == "__main__":
+    main()
