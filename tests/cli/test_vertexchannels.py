@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from minishuffle.cli.tables import console
 from minishuffle.cli.vertexchannels import (
     channel_maps,
     channel_table,
@@ -14,7 +15,6 @@ from minishuffle.cli.vertexchannels import (
     pool_table,
     vertex_number,
 )
-from minishuffle.console import console
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import UsageError
 from minishuffle.wire.requests import JobInfo, TaskInfo
