@@ -31,10 +31,11 @@ MS-111: ``minishuffle explain`` has cause, example and fix of each, from ``cli/e
 
 from __future__ import annotations
 
+import difflib
 import re
 import traceback
-from collections.abc import Callable
-from typing import ClassVar, Final
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Final
 
 __all__ = [
     "AuthenticationError",
@@ -62,6 +63,7 @@ __all__ = [
     "WrongResult",
     "clipped",
     "described",
+    "did_you_mean",
     "error_from_code",
     "text_of",
     "told_from_outside",
@@ -260,6 +262,13 @@ def described(error: BaseException) -> str:
     """The error's type and, if it has any, its text."""
     text = text_of(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def did_you_mean(name: str, known: Iterable[Any]) -> str:
+    """A question for an error about a name that is not among the known ones, with a space behind it; empty if
+    none of these is near."""
+    near = difflib.get_close_matches(name, [each for each in known if isinstance(each, str)], 1)
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def clipped(text: str, chars_max: int) -> str:

@@ -11,6 +11,7 @@ from minishuffle.errors import (
     clipped,
     clipped_inside,
     described,
+    did_you_mean,
     error_from_code,
     text_of,
 )
@@ -120,6 +121,11 @@ def test_what_no_other_attempt_can_change_is_final() -> None:
 )
 def test_text_is_cut_to_what_a_message_takes(text: str, cut: str) -> None:
     assert clipped(text, 100) == cut
+
+
+def test_the_nearest_name_is_asked_for() -> None:
+    assert did_you_mean("custmer", [1, "name", "customer"]) == "did you mean 'customer'? "
+    assert did_you_mean("x", ["name"]) == ""
 
 
 def test_a_traceback_is_cut_in_its_middle() -> None:

@@ -791,6 +791,20 @@ class Table(TableSources, StreamSinks, SideOutputs["Table"], Bridged):
 
     __slots__ = ()
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns and their types.
+
+        Raises:
+            InvalidGraph: it ends in a sink, which gives no records.
+        """
+        return self._given("schema").arrow.remove_metadata()
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns. Raises as :attr:`schema`."""
+        return list(self.schema.names)
+
     def to_rows(self) -> Stream[dict[str, Any]]:
         """The same records as dicts, for Python functions. Event time stays."""
         return Stream(self.plan.then(ToRowsStep(self._given("to_rows"))))

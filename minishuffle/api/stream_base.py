@@ -11,7 +11,7 @@ from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.plan.arguments import checked_name, checked_parallelism
 from minishuffle.plan.exchange_steps import exchanged
 from minishuffle.plan.graph import PartitionKind
-from minishuffle.plan.nodes import Exchange, Known, Relation, Step
+from minishuffle.plan.nodes import Exchange, Known, Relation, Step, schema_text
 from minishuffle.plan.sides import SIDE_STEPS
 from minishuffle.plan.time_steps import EventTimeStep, held
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from minishuffle.operators.chained import OnError
 
 __all__ = ["SideOutputs", "StreamBase"]
+
+COLUMNS_SHOWN = 6
+"""By ``repr``."""
 
 Others = TypeVar("Others")
 """A stream of rows of another type, or a table."""
@@ -35,7 +38,9 @@ class StreamBase:
 
     def __repr__(self) -> str:
         labels = ", ".join(feed.node.label for feed in self.plan.feeds)
-        return f"<{type(self).__name__} {labels}>"
+        if self.plan.node.is_sink:
+            return f"<{type(self).__name__} {labels}>"
+        return f"<{type(self).__name__} {labels} [{schema_text(self.plan.gives.schema, COLUMNS_SHOWN)}]>"
 
     def _side(self, name: str) -> Relation:
         side = self.plan.put_aside(name)

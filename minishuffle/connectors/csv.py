@@ -24,7 +24,7 @@ from minishuffle.connectors.recordfiles import (
     parsed_schema,
     shown,
 )
-from minishuffle.errors import UnknownName, UsageError
+from minishuffle.errors import UnknownName, UsageError, did_you_mean
 from minishuffle.exchange.schemas import without_dictionary, without_view
 from minishuffle.limits import CSV_BLOCK_BYTES
 
@@ -95,9 +95,12 @@ class CsvSource(RecordFiles):
         found = f"{', '.join(known):.2000}"  # All that follows, if a quotation mark is not closed.
         if "\N{REPLACEMENT CHARACTER}" in found:
             found += "; it is not UTF-8: convert the file first, with iconv for example"
+        hint = did_you_mean(missing[0], known)
         if len(headers) > 1:
-            raise UnknownName(f"no column {missing[0]!r} in any of {len(headers)} files: there are {found}")
-        raise UnknownName(f"no column {missing[0]!r} in {next(iter(headers))}: its first line has {found}")
+            where = f"any of {len(headers)} files: {hint}there are"
+        else:
+            where = f"{next(iter(headers))}: {hint}its first line has"
+        raise UnknownName(f"no column {missing[0]!r} in {where} {found}")
 
     def _names(self, path: str) -> list[str] | None:
         """Those of its columns; None of an empty file."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from minishuffle.connectors.files import Paths, files_of, is_uri, opened
-from minishuffle.errors import UnknownName, UsageError, WrongInput
+from minishuffle.errors import UnknownName, UsageError, WrongInput, did_you_mean
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.operators.pandas_index import unnamed_index
 from minishuffle.operators.wider_type import common_schema, in_schema
@@ -50,7 +50,8 @@ class ParquetSource:
         missing = [name for name in schema.names if name not in known] if schema is not None else []
         if missing:
             where = next(iter(schemas)) if len(schemas) == 1 else f"any of {len(schemas)} files"
-            raise UnknownName(f"no column {missing[0]!r} in {where}: there are {', '.join(known)}")
+            hint = did_you_mean(missing[0], known)
+            raise UnknownName(f"no column {missing[0]!r} in {where}: {hint}there are {', '.join(known)}")
         if schema is not None:
             _check_types(schemas, schema)
         self.schema = common_schema(schemas).remove_metadata() if schema is None else schema

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minishuffle.errors import UnknownName, UsageError, WrongColumns
+from minishuffle.errors import UnknownName, UsageError, WrongColumns, did_you_mean
 from minishuffle.exchange.batch import Batch
 from minishuffle.operators.chained import preview
 from minishuffle.operators.event_time import EventTime
@@ -108,8 +108,9 @@ def _no_time(time: EventTime, row: Any, error: Exception) -> UsageError:
             "records to dicts first, or give event_time() a function"
         )
     if time.column not in row:
+        there = f"{did_you_mean(str(time.column), row)}the row has {', '.join(map(str, row))}"
         return UnknownName(
-            f"no column {time.column!r} for the event time: the row has {', '.join(map(str, row))}: name "
+            f"no column {time.column!r} for the event time: {there}: name "
             "another column in event_time(), or give it a function"
         )
     return UsageError(f"column {time.column!r} of the record {preview(row)}: {error}: {_MEND}")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
+from minishuffle.errors import ResourceExhausted, UnknownName, UsageError, did_you_mean
 from minishuffle.exchange.batch import Batch, Numbers
 from minishuffle.exchange.gather import taken
 from minishuffle.exchange.keys import canonical_rows
@@ -318,7 +318,8 @@ def _forms(rows: list[Any], names: tuple[str, ...]) -> list[tuple[Any, ...]]:
 def _no_key(rows: list[Any], name: str) -> UsageError:
     row = next((row for row in rows if not isinstance(row, dict) or name not in row), rows[0])
     if isinstance(row, dict):
-        return UnknownName(f"no column {name!r} to join by: the row has {', '.join(map(str, row))}")
+        hint = did_you_mean(name, row)
+        return UnknownName(f"no column {name!r} to join by: {hint}the row has {', '.join(map(str, row))}")
     return UsageError(f"broadcast_join takes dict rows, but a row is {preview(row)}: map the rows to dicts")
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns
+from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns, did_you_mean
 from minishuffle.exchange.batch import Batch, KeyColumns
 from minishuffle.exchange.keys import hash_rows, key_array
 from minishuffle.exchange.rows import pack_rows, unpack_rows
@@ -162,7 +162,8 @@ class KeyRowsByColumns(ChainedOperator):
             )
         missing = next((name for name in self.names if name not in row), self.names[0])
         kind = UnknownName if self._keyed or any(missing in each for each in dicts) else MissingColumn
-        return kind(f"no column {missing!r} to key by: the row has {', '.join(map(str, row))}")
+        hint = did_you_mean(missing, row)
+        return kind(f"no column {missing!r} to key by: {hint}the row has {', '.join(map(str, row))}")
 
 
 class Forwarded(ChainedOperator):

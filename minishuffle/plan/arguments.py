@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minishuffle.errors import UnknownName, UsageError
+from minishuffle.errors import UnknownName, UsageError, did_you_mean
 from minishuffle.exchange.schemas import without_dictionary
 from minishuffle.limits import ASYNC_CALLS_MAX, DURATION_MAX, NAME_BYTES_MAX, PARALLELISM_MAX
 
@@ -163,8 +162,7 @@ def check_columns(names: Sequence[str], known: Sequence[str] | None, method: str
                 f"{method}: there are several columns {name!r}: give each a name of its own first"
             )
         if known is not None and name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(name, known)
             raise UnknownName(f"{method}: there is no column {name!r}; {hint}there are {', '.join(known)}")
 
 

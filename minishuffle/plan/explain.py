@@ -8,7 +8,17 @@ from typing import Any
 
 from minishuffle.operators.event_time import EventTime
 from minishuffle.plan.graph import JobGraph
-from minishuffle.plan.nodes import Exchange, Feed, Needed, Node, ObjectSchema, Relation, ends_of, running
+from minishuffle.plan.nodes import (
+    Exchange,
+    Feed,
+    Needed,
+    Node,
+    ObjectSchema,
+    Relation,
+    ends_of,
+    running,
+    schema_text,
+)
 from minishuffle.plan.planner import JobPlan
 from minishuffle.plan.row_steps import KeyRowsStep
 from minishuffle.plan.stages import slots_needed, stages_of
@@ -98,7 +108,7 @@ def _node_lines(nodes: list[Node]) -> Iterator[str]:
             continue
         parts = [f"{number}. {node.label}{inputs}"]
         if not node.is_sink:
-            parts.append(_schema(known.schema))
+            parts.append(schema_text(known.schema))
         if known.time is not None:
             parts.append(f"event time {_time(known.time)}")
         if node.step.has_state:
@@ -116,12 +126,6 @@ def _how(exchange: Exchange) -> str:
     if exchange.partitioner != "hash":
         return how
     return f"{how} by {'the key of each row' if exchange.keys is None else ', '.join(exchange.keys)}"
-
-
-def _schema(schema: Any) -> str:
-    if isinstance(schema, ObjectSchema):
-        return str(schema)
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
 def _time(time: EventTime) -> str:

@@ -46,6 +46,7 @@ __all__ = [
     "one_of_each",
     "remade",
     "running",
+    "schema_text",
     "with_own_ids",
 ]
 
@@ -74,6 +75,16 @@ class ObjectSchema:
 
 Schema: TypeAlias = "ObjectSchema | pa.Schema"
 """That of a stream, or that of a table."""
+
+
+def schema_text(schema: Schema, fields_max: int | None = None) -> str:
+    """A schema in one line, with so many columns at most."""
+    if isinstance(schema, ObjectSchema):
+        return str(schema)
+    fields = [f"{field.name}: {field.type}" for field in schema]
+    left = 0 if fields_max is None else len(fields) - fields_max
+    return ", ".join(fields if left <= 0 else [*fields[:fields_max], f"{left} more"])
+
 
 _ROW_TIME: str = "event_time(...) before key_by"
 _COLUMN_TIME: str = "event_time('column') before key_by, and again after map_batches() that leaves it out"

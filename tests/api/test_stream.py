@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -14,6 +15,7 @@ from minishuffle.api.stream import Stream, Table
 from minishuffle.errors import InvalidGraph, UnknownName, UsageError
 from minishuffle.plan.nodes import Node, inputs_first
 from minishuffle.plan.planner import compile_job
+from support.cutjobs import run
 from support.planned import planned
 
 TABLE = pa.table({"user": ["a", "b"], "amount": [1, 2]})
@@ -184,3 +186,59 @@ def test_side_outputs_are_checked_where_they_are_written() -> None:
         UsageError, match=r"nothing reads the errors of map: give \.errors right after it a sink"
     ):
         compile_job(rows().map(len, on_error="side").collect())
+
+
+def test_a_table_knows_its_columns() -> None:
+    table = Table.from_arrow(TABLE.replace_schema_metadata({"a": "note"}))
+    assert table.schema.equals(TABLE.schema, check_metadata=True)
+    assert table.rename({"user": "who"}).columns == ["who", "amount"]
+    with pytest.raises(InvalidGraph, match="schema cannot follow the sink 'collect'"):
+        _ = table.collect().schema
+
+
+def test_what_there_is_shows_its_columns() -> None:
+    table = Table.from_arrow(TABLE)
+    assert repr(table.select("user")) == "<Table select [user: string]>"
+    assert repr(table.key_by("user")) == (
+        "<KeyedTable by user of <Table from_arrow [user: string, amount: int64]>>"
+    )
+    assert repr(rows().map(str)) == "<Stream map [Python objects]>"
+    wide = Table.from_arrow(pa.table({f"c{number}": [1] for number in range(9)}))
+    assert repr(wide).endswith("c5: int64, 3 more]>")
+    assert repr(table.collect()) == "<Table collect>"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda table: table.select("amont"),
+        lambda table: table.drop("amont"),
+        lambda table: table.rename({"amont": "n"}),
+        lambda table: table.filter(pc.field("amont") > 1),
+        lambda table: table.with_columns(n=pc.field("amont")),
+        lambda table: table.explode("amont"),
+        lambda table: table.event_time("amont"),
+        lambda table: table.key_by("amont"),
+        lambda table: table.key_by("user").aggregate(n=("amont", "sum")),
+        lambda table: table.key_by("user").top_n(1, by="amont"),
+        lambda table: table.broadcast_join(Table.from_arrow(TABLE), on="amont"),
+        lambda table: table.map_batches(lambda batch: batch, columns=["amont"], schema="same"),
+    ],
+)
+def test_a_wrong_name_of_a_column_is_answered_with_the_nearest(use: Any) -> None:
+    with pytest.raises(UnknownName, match="there is no column 'amont'; did you mean 'amount'"):
+        use(Table.from_arrow(TABLE))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda stream: stream.event_time("amont"),
+        lambda stream: stream.key_by("amont").count(),
+        lambda stream: stream.broadcast_join(Stream.items([{"amont": 1}]), on="amont"),
+    ],
+)
+def test_a_name_that_a_row_lacks_is_answered_with_the_nearest(use: Any) -> None:
+    stream = Stream.items([0]).map(lambda _: {"user": "a", "amount": 1})
+    with pytest.raises(UsageError, match="no column 'amont' .* did you mean 'amount'"):
+        run(use(stream).collect())
