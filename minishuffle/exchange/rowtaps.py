@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any, TypeAlias
 
 from minishuffle import limits
-from minishuffle.errors import described
+from minishuffle.errors import clipped, described
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.rows import preview
 
@@ -56,7 +56,7 @@ class RowTap:
                     "at": at,
                     "consumer": consumer,
                     "time": int(some.times[number]) if some.times is not None else None,
-                    "key": preview(keys[number], limits.TAP_VALUE_CHARS) if keys is not None else None,
+                    "key": _shown(keys[number]) if keys is not None else None,
                     "columns": columns,
                     "values": texts,
                 }
@@ -72,7 +72,7 @@ class RowTap:
 def _texts(payload: Any) -> tuple[list[str], list[list[str]]]:
     """The names of the columns, if they are, and the texts of each row."""
     if isinstance(payload, list):
-        return [], [[preview(row, limits.TAP_VALUE_CHARS)] for row in payload]
+        return [], [[_shown(row)] for row in payload]
     names = payload.schema.names[: limits.TAP_COLUMNS_MAX]
     columns = [_column_texts(payload.column(number)) for number in range(len(names))]
     return names, [[texts[row] for texts in columns] for row in range(payload.num_rows)]
@@ -88,4 +88,9 @@ def _column_texts(column: Any) -> list[str]:
 def _value_text(value: Any) -> str:
     if isinstance(value, _PLAIN):
         return str(value)
-    return "null" if value is None else preview(value, limits.TAP_VALUE_CHARS)
+    return "null" if value is None else _shown(value)
+
+
+def _shown(value: Any) -> str:
+    """Its repr, cut, and without what control messages and terminals do not take."""
+    return clipped(preview(value, limits.TAP_VALUE_CHARS), limits.TAP_VALUE_CHARS + 1)

@@ -25,6 +25,11 @@ class Shy:
         raise RuntimeError("no")
 
 
+class Wild:
+    def __repr__(self) -> str:
+        return "\ud800\x1b[2J"
+
+
 def test_rows_come_as_text_with_their_keys_and_times() -> None:
     seen = tap()
     rows = [("a", 1), ("b", 2)]
@@ -66,10 +71,11 @@ def test_the_first_rows_are_kept_and_no_others() -> None:
 
 def test_long_rows_are_cut_and_those_that_cannot_be_shown_say_so() -> None:
     seen = tap()
-    seen.put(Batch(["x" * 10_000, Shy()]), 0)
-    long, shy = (row["values"][0] for row in seen.take())
+    seen.put(Batch(["x" * 10_000, Shy(), Wild()]), 0)
+    long, shy, wild = (row["values"][0] for row in seen.take())
     assert long == "'" + "x" * (limits.TAP_VALUE_CHARS - 1) + "…"
     assert shy == "a Shy whose repr raises RuntimeError"
+    assert wild == "?\\x1b[2J"
     wide = pa.RecordBatch.from_pydict({f"c{number}": [number] for number in range(200)})
     seen.put(Batch(wide), 0)
     (row,) = seen.take()
