@@ -177,6 +177,11 @@ DURATION_MAX: Final = timedelta(days=36_500)
 """Longest of windows, delays and the like: a hundred years, far from where the arithmetic of moments ends."""
 DRAFT_ROWS: Final = 1_000
 """The first rows of each source, which ``minishuffle schema`` looks at."""
+SHOWN_ROWS: Final = 20
+"""Rows that ``show()`` prints, unless it is called for another number."""
+SHOWN_SOURCE_ROWS_MAX: Final = 10_000
+SHOWN_SECONDS_MAX: Final = 10.0
+"""What ``show()`` reads of each source at most, and for how long."""
 INFERRED_FILE_BYTES_MAX: Final = 256 * MIB
 """The largest CSV or JSON file that is read before the job starts, for types that are not declared."""
 JSON_DEPTH_MAX: Final = 8_192

@@ -20,7 +20,6 @@ from minishuffle.operators.batch_times import microseconds
 from minishuffle.plan.detached import detached
 from minishuffle.plan.nodes import ObjectSchema
 from minishuffle.runtime.onethread import OneThread
-from minishuffle.runtime.usererrors import without_runtime
 
 if TYPE_CHECKING:
     from minishuffle.api.stream_base import StreamBase
@@ -77,11 +76,17 @@ class JobHarness:
 
     def __init__(self, stream: StreamBase) -> None:
         self._plan = detached(stream)
+        self._sources = {source.name: source for source in self._plan.sources}
+        if len(self._sources) < len(self._plan.sources):
+            names = [source.name for source in self._plan.sources]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UsageError(f"two sources of the job are named {twice!r}: give each its own, name('...')")
         self._clock = 0.0
         self._dropped: dict[str, list[Payload]] = {}
         self._run = OneThread(
             self._plan.programs,
             self._plan.edges,
+            job="test",
             now=self._read_clock,
             wall=self._read_clock,
             left_out=self._note,
@@ -169,7 +174,7 @@ class JobHarness:
         Raises:
             UsageError: the names are not those of the sources.
         """
-        names = list(self._plan.sources)
+        names = list(self._sources)
         if not isinstance(inputs, Mapping):
             if len(names) > 1:
                 raise UsageError(f"the job has {len(names)} sources: write {_example(names)}")
@@ -183,7 +188,7 @@ class JobHarness:
         return list(inputs.items())
 
     def _source(self, name: str | None) -> Any:
-        sources = self._plan.sources
+        sources = self._sources
         if name is None and len(sources) == 1:
             return next(iter(sources.values()))
         if name not in sources:
@@ -198,18 +203,15 @@ class JobHarness:
         self._dropped.setdefault(f"{operator}.{side}", []).append(batch.payload)
 
     def _running(self, steps: Callable[[], None]) -> None:
-        """Closes the job if the steps raise, which is shown with the user's own frames."""
         __tracebackhide__ = True
         try:
-            steps()
-        except BaseException as error:
+            self._run.guarded(steps)
+        except BaseException:
             self._end_sources()
-            self._run.close(error)
-            error.__traceback__ = without_runtime(error.__traceback__)
             raise
 
     def _end_sources(self) -> None:
-        for source in self._plan.sources.values():
+        for source in self._plan.sources:
             source.end()
 
 

@@ -21,7 +21,7 @@ def names(text: str) -> frozenset[str]:
 
 
 LAYERS = (
-    names("errors limits clock config ids counters releases"),
+    names("errors limits clock config console ids counters releases"),
     names("wire"),
     names("protocol"),
     names("transport"),
@@ -49,6 +49,7 @@ OBSERVE = 12
 
 MAY_BLOCK = frozenset(
     {
+        "api/firstrows.py",
         "kernels/machinecode.py",
         "transport/tcp.py",
         "transport/control.py",

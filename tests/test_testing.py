@@ -288,7 +288,7 @@ def test_an_error_is_the_functions_own_with_its_frames() -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         testing.run(rows().parallel(4).map(function).parallel(2), [1, 0])
     frames = traceback.extract_tb(raised.tb)
-    assert (frames[-1].name, frames[-2].name) == ("__call__", "push")
+    assert (frames[-1].name, frames[-2].name) == ("__call__", "_running")
     assert raised.value.__notes__ == ["raised in operator 'map' by the record 0"]
     assert function.seen == ["open 0 of 1", "close"]
     with testing.start(rows().map(function)) as job:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
+from minishuffle import limits
 from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.plan.arguments import checked_name, checked_parallelism
 from minishuffle.plan.exchange_steps import exchanged
@@ -118,6 +119,22 @@ class StreamBase:
         from minishuffle.plan.planner import plan_job
 
         return "\n".join(plan_lines(plan_job(self, parallelism=parallelism, optimise=optimise, whole=False)))
+
+    def show(self, n: int = limits.SHOWN_ROWS) -> None:
+        """Print the first rows, and a table's schema: each source is read until there are ``n`` rows, or
+        10,000 of it are read, or 10 seconds have passed, and ends there.
+
+        It runs in this process, with one subtask for each operator. No sink is opened, and no dead letter is
+        written. Unless every source was read to its end, that is said: counts, joins and windows are those of
+        what was read. A source or function that does not return is waited for.
+
+        Raises:
+            UsageError: what Spark writes would have to be read, or ``n`` is no number of rows.
+            Exception: what a source or a function raises.
+        """
+        from minishuffle.api.firstrows import print_first_rows
+
+        print_first_rows(self, n)
 
     # --- making nodes ----------------------------------------------------------------------------
 

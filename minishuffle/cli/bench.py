@@ -11,8 +11,9 @@ import click
 from pydantic import ValidationError
 
 from minishuffle.cli.session import FiniteRange, json_option, late_global_options, print_json
-from minishuffle.cli.tables import byte_text, console, new_table
+from minishuffle.cli.tables import byte_text
 from minishuffle.cli.terminal import echo
+from minishuffle.console import console, new_table
 from minishuffle.errors import ShuffleError, UsageError
 from minishuffle.plan.graph import JobSettings
 

@@ -24,6 +24,7 @@ from minishuffle.cli.pipeline import show_outcome, started_spark
 from minishuffle.cli.session import late_global_options
 from minishuffle.cli.tables import byte_text, rate_text
 from minishuffle.client import JobHandle
+from minishuffle.console import console, new_table
 from minishuffle.errors import (
     ShuffleError,
     text_of,
@@ -162,7 +163,7 @@ def run_wordcount(cluster: LocalCluster, out: Console) -> Verdict:
     """Count the words of the shipped text and compare with plain Python."""
     expected = Counter(word for line in SHIPPED_TEXT.read_text().splitlines() for word in words(line))
     rows = cluster.run(wordcount(), timeout=WORDCOUNT_SECONDS)
-    table = tables.new_table(["word", "count"], ["count"])
+    table = new_table(["word", "count"], ["count"])
     for word, count in sorted(rows, key=lambda row: (-row[1], row[0]))[:5]:
         table.add_row(word, f"{count:,}")
     out.print(table)
@@ -208,7 +209,7 @@ def _judge(first: Samples, last: Samples, seconds: float) -> Verdict:
 
 
 def _readings(before: Samples, now: Samples, seconds: float) -> Table:
-    table = tables.new_table(["what", "all workers", "metric"], ["all workers"])
+    table = new_table(["what", "all workers", "metric"], ["all workers"])
     for reading in READINGS:
         labels = ",".join(f'{name}="{value}"' for name, value in reading.labels.items())
         name = f"{reading.metric}{{{labels}}}" if labels else reading.metric
@@ -323,7 +324,7 @@ STAGES: dict[str, tuple[str, Callable[[LocalCluster, Console], Verdict]]] = {
 def demo(context: click.Context, only: tuple[str, ...], keep: bool) -> None:
     """See it work: a cluster of 3 workers, a checked word count, a keyBy job with its metrics, a worker
     killed under a join, and flights from Spark joined with the weather and held against Spark's answer."""
-    out = tables.console()
+    out = console()
     results: list[tuple[str, Verdict, float]] = []
     began = time.monotonic()
     out.print(f"starting a cluster of {WORKERS} workers x {SLOTS} slots …")
@@ -366,7 +367,7 @@ def _judged(run: Callable[[LocalCluster, Console], Verdict], cluster: LocalClust
 
 
 def _last_screen(out: Console, results: list[tuple[str, Verdict, float]]) -> None:
-    table = tables.new_table(["stage", "verdict", "seconds", "what was seen"], ["seconds"])
+    table = new_table(["stage", "verdict", "seconds", "what was seen"], ["seconds"])
     for name, verdict, seconds in results:
         table.add_row(name, "ok" if verdict.ok else "FAILED", f"{seconds:.1f}", verdict.text)
     out.print()

@@ -22,6 +22,7 @@ from minishuffle.cli.session import (
     late_global_options,
     print_json,
 )
+from minishuffle.console import console, new_table
 from minishuffle.errors import (
     ResourceExhausted,
     ShuffleError,
@@ -219,11 +220,9 @@ def doctor(context: click.Context, as_json: bool) -> None:
     if as_json:
         print_json({"ok": healthy, "cpus": os.cpu_count(), "checks": [asdict(check) for check in found]})
     else:
-        from minishuffle.cli import tables
-
-        table = tables.new_table(["check", "verdict", "found", "how to get it"])
+        table = new_table(["check", "verdict", "found", "how to get it"])
         for check in found:
             verdict = "ok" if check.ok else "missing" if check.needed else "optional"
             table.add_row(check.name, verdict, check.found, "" if check.ok else check.fix)
-        tables.console().print(table)
+        console().print(table)
     context.exit(0 if healthy else 1)

@@ -11,9 +11,9 @@ from typing import Any, Final
 import click
 
 from minishuffle.cli.session import FiniteRange, json_option, late_global_options, print_json, session_of
-from minishuffle.cli.tables import console, new_table
 from minishuffle.cli.terminal import echo
 from minishuffle.cli.worker import signal_worker
+from minishuffle.console import console, new_table
 
 __all__ = ["drill"]
 

@@ -23,6 +23,7 @@ from minishuffle.cli.session import (
 )
 from minishuffle.cli.terminal import echo
 from minishuffle.client import Client
+from minishuffle.console import console, new_table
 from minishuffle.errors import ShuffleError, UsageError
 from minishuffle.limits import PARALLELISM_MAX
 from minishuffle.local import LocalCluster
@@ -227,7 +228,7 @@ def show_outcome(found: Pipeline, outcome: Outcome, answers: str, as_json: bool)
     if as_json:
         print_json(outcome_map(found, outcome))
     else:
-        out = tables.console()
+        out = console()
         out.print(f"\n{found.report_title}:")
         out.print(report_table(reported(found, outcome)))
         rate_in, rate_out = tables.rate_text(outcome.rows_per_second), outcome.rows_out_per_second
@@ -245,8 +246,8 @@ def show_outcome(found: Pipeline, outcome: Outcome, answers: str, as_json: bool)
 
 def show_audit(audit: Audit, by: str, killed: int) -> None:
     """How complete the result is, and what the job says of what is not there."""
-    out = tables.console()
-    shown = tables.new_table(
+    out = console()
+    shown = new_table(
         [by, "equal", "wrong", "missing", "complete"], right=["equal", "wrong", "missing", "complete"]
     )
     for group in (*audit.groups, audit.total):
@@ -314,7 +315,7 @@ def report_table(rows: DataFrame) -> Any:
     # As Arrow, because times of collect() are in the time zone of this process.
     table = rows.toArrow()
     numbers = [name for name, kind in rows.dtypes if kind in ("bigint", "int", "smallint", "double")]
-    shown = tables.new_table(table.column_names, right=numbers)
+    shown = new_table(table.column_names, right=numbers)
     for row in table.to_pylist():
         shown.add_row(*map(cell, row.values()))
     return shown

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 from textwrap import indent
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from minishuffle.cli.terminal import encodable, with_number
+from minishuffle.cli.terminal import with_number
 from minishuffle.client import cause_text, failure_lines
+from minishuffle.console import console, new_table
 from minishuffle.counters import LIMITS, TCP_LIMITS, TaskCounters
 from minishuffle.errors import error_from_code
 from minishuffle.ids import Address
@@ -20,11 +16,9 @@ from minishuffle.wire.requests import ClusterStatus, GraphInfo, JobEvent, JobInf
 
 __all__ = [
     "byte_text",
-    "console",
     "event_line",
     "job_map",
     "limits_hit",
-    "new_table",
     "shown_rows",
     "rate_text",
     "seconds_text",
@@ -50,41 +44,10 @@ _LIMIT_TEXTS = {
     "pool": "output buffers: none left",
     "writer": "writer: blocked until one is free",
 }
-MIN_WIDTH = 120
-"""Columns of output that is not a terminal, so that a table in a file is not folded to 80."""
 CAUSE_CHARS = 200
 """How much a list of jobs has of a first cause; "jobs show" has all of it."""
 TASKS_SHOWN = 5
 """Tasks that a line names at most."""
-
-
-class _EscapingConsole(Console):
-    """Escapes what the encoding of its file lacks, before it is measured: columns stay columns."""
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(encodable(text, self.encoding), **options)
-
-
-def console() -> Console:
-    """A console on the present standard output."""
-    made = _EscapingConsole(highlight=False, markup=False, emoji=False)
-    if not made.is_terminal:
-        made.width = max(made.width, MIN_WIDTH)
-    return made
-
-
-def new_table(columns: Iterable[str], right: Iterable[str] = ()) -> Table:
-    """An empty table; ``right`` names the columns with numbers."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    aligned = set(right)
-    for column in columns:
-        table.add_column(
-            column,
-            justify="right" if column in aligned else "left",
-            no_wrap=column in aligned,
-            overflow="fold",
-        )
-    return table
 
 
 def byte_text(count: float) -> str:

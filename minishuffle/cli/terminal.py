@@ -8,18 +8,13 @@ from typing import Any, Final, TextIO
 
 import click
 
+from minishuffle.console import encodable
 from minishuffle.errors import ShuffleError, UnknownName, UsageError
 
-__all__ = ["STDOUT", "drop_stdout", "echo", "encodable", "own_stdout", "with_number"]
+__all__ = ["STDOUT", "drop_stdout", "echo", "own_stdout", "with_number"]
 
 STDOUT: Final = "standard output"
 """The file name of an OSError that writing to it raised."""
-
-
-def encodable(text: str, encoding: str | None) -> str:
-    """The text; characters that the encoding lacks as Python's escapes, such as ``\\xfc``."""
-    known = encoding or "utf-8"
-    return text.encode(known, "backslashreplace").decode(known)
 
 
 def echo(text: str = "", *, err: bool = False) -> None:

@@ -19,9 +19,10 @@ from rich.live import Live
 from rich.table import Table
 
 from minishuffle.cli.session import json_option, late_global_options, print_json, session_of
-from minishuffle.cli.tables import console, new_table, rate_text
+from minishuffle.cli.tables import rate_text
 from minishuffle.cli.vertexchannels import channel_maps, channel_table, pool_maps, pool_table, vertex_number
 from minishuffle.client import Client
+from minishuffle.console import console, new_table
 from minishuffle.errors import UsageError
 from minishuffle.observe.loads import Level, seconds_of, vertex_loads
 from minishuffle.wire.inquiries import AskWorkers

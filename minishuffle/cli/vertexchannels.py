@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from rich.table import Table
 
-from minishuffle.cli.tables import new_table
+from minishuffle.console import new_table
 from minishuffle.errors import UsageError
 from minishuffle.wire.requests import JobInfo
 

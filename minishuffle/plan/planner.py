@@ -139,7 +139,7 @@ def plan_job(
 
 
 def planned_programs(
-    nodes: Sequence[Node], optimise: Collection[str]
+    nodes: Sequence[Node], optimise: Collection[str] | None
 ) -> tuple[list[tuple[str, ProgramSpec]], list[Edge]]:
     """The chains of a logical plan, each with one subtask: their names and programs, those in front first,
     and the edges between them."""

@@ -31,6 +31,7 @@ from minishuffle.runtime.asynccalls import AwaitedCalls
 from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.inputs import Inputs
 from minishuffle.runtime.reader import SourceReader
+from minishuffle.runtime.usererrors import without_runtime
 
 __all__ = ["LeftOut", "OneThread"]
 
@@ -133,6 +134,17 @@ class _Task:
             in_turn = any(operator.by_split for operator in operators)
             self._reader = SourceReader(self._source, 0, 1, context.now(), in_turn=in_turn)
 
+    @property
+    def is_source(self) -> bool:
+        return self._reader is not None
+
+    def end_source(self) -> bool:
+        """Whether there was one."""
+        if self._reader is None:
+            return False
+        self._reader.close()
+        return True
+
     def close(self, error: BaseException | None) -> None:
         self.ended = True
         if self._reader is not None:
@@ -181,6 +193,7 @@ class OneThread:
     Args:
         programs: of each chain with its name, those in front first.
         edges: between them, by their places.
+        job: what functions see as its id.
         now: a clock that does not go back, in seconds.
         wall: seconds since 1970.
         left_out: takes records that are dropped.
@@ -194,10 +207,12 @@ class OneThread:
         programs: Sequence[tuple[str, ProgramSpec]],
         edges: Sequence[Edge],
         *,
+        job: str,
         now: Callable[[], float],
         wall: Callable[[], float],
         left_out: LeftOut | None = None,
     ) -> None:
+        self._job = job
         self._now = now
         handed = [_HandOver(number, edge.input) for number, edge in enumerate(edges)]
         self._tasks = [
@@ -225,7 +240,7 @@ class OneThread:
 
     def _context(self, task: _Task, wall: Callable[[], float]) -> TaskContext:
         return TaskContext(
-            job="test",
+            job=self._job,
             name=task.name,
             index=0,
             parallelism=1,
@@ -248,17 +263,36 @@ class OneThread:
         return bool(self._timed)
 
     def step(self) -> bool:
-        """Have each task, those in front first, take all that is there for it; False: there was nothing."""
+        """Have each source give one batch, and all others take what there is for them; False: there was
+        nothing."""
         moved = False
         for task in self._tasks:
             while not task.ended and task.step(self._now()):
                 moved = True
+                if task.is_source:
+                    break
         return moved
 
     def drain(self) -> None:
         """Until there is nothing more for any task."""
         while self.step():
             pass
+
+    def end_sources(self) -> bool:
+        """Read sources no further: what comes next of each is its end. Whether any had not ended."""
+        ended = [task.end_source() for task in self._tasks if not task.ended]
+        return any(ended)
+
+    def guarded(self, steps: Callable[[], None]) -> None:
+        """Do something with the job, and close it if that raises: with the user's own frames alone, where
+        there are any."""
+        __tracebackhide__ = True
+        try:
+            steps()
+        except BaseException as error:
+            self.close(error)
+            error.__traceback__ = without_runtime(error.__traceback__)
+            raise
 
     def advance(self, watermark: int) -> None:
         """Have event time go on, wherever records get theirs, and drain; microseconds since 1970."""

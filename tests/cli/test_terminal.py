@@ -14,8 +14,9 @@ from click.testing import CliRunner
 
 from minishuffle.cli import tables
 from minishuffle.cli.main import cli
-from minishuffle.cli.terminal import echo, encodable
+from minishuffle.cli.terminal import echo
 from minishuffle.cli.top import _table
+from minishuffle.console import console
 from minishuffle.counters import TaskCounters
 from minishuffle.wire.requests import ClusterStatus, JobInfo, TaskInfo
 
@@ -42,7 +43,7 @@ VIEWS: dict[str, Callable[[], None]] = {
     "jobs list": lambda: tables.show_jobs([JOB]),
     "jobs show": lambda: tables.show_job(JOB),
     "cluster status": lambda: tables.show_status(STATUS),
-    "top": lambda: tables.console().print(_table([JOB], [JOB])),
+    "top": lambda: console().print(_table([JOB], [JOB])),
     "a line": lambda: echo(f"{NAME}  running"),
 }
 
@@ -70,18 +71,6 @@ def test_what_the_terminal_lacks_is_escaped(
 def test_columns_stay_columns_beside_what_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     header, row = written(monkeypatch, "ascii", VIEWS["jobs list"]).decode().splitlines()
     assert header.index("state") == row.index("running")
-
-
-@pytest.mark.parametrize(
-    ("encoding", "text", "found"),
-    [
-        ("ascii", "a\xfc\u4e16\U0001f600", "a\\xfc\\u4e16\\U0001f600"),
-        ("utf-8", "a\xfc\udc80", "a\xfc\\udc80"),
-        (None, "\u4e16", "\u4e16"),
-    ],
-)
-def test_escapes_are_those_of_python(encoding: str | None, text: str, found: str) -> None:
-    assert encodable(text, encoding) == found
 
 
 def test_errors_are_escaped_too() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from minishuffle.cli.tables import console
 from minishuffle.cli.vertexchannels import (
     channel_maps,
     channel_table,
@@ -15,6 +14,7 @@ from minishuffle.cli.vertexchannels import (
     pool_table,
     vertex_number,
 )
+from minishuffle.console import console
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import UsageError
 from minishuffle.wire.requests import JobInfo, TaskInfo

@@ -42,6 +42,7 @@ SECONDS_MAX = 60.0
 AS_PRINTED = {
     "Results": 1,
     "Several sinks": 1,
+    "A first look": 1,
     "Testing your job": 1,
     "Side outputs": 1,
     "Your own metrics": 1,

@@ -16,9 +16,9 @@ def test_every_source_and_sink_is_replaced_and_each_step_runs_once() -> None:
     known = Stream.items([{"k": 1}]).slot_group("b").to_table({"k": int})
     joined = seen.broadcast_join(known, on="k").key_by("k").window(timedelta(seconds=1)).count()
     plan = detached(Stream.together(joined.to_count(), seen.to_spark("kept")))
-    assert list(plan.sources) == ["from_spark seen", "items"]
-    assert [source.bounded for source in plan.sources.values()] == [False, True]
-    assert [source.format for source in plan.sources.values()] == ["arrow", "rows"]
+    assert [source.name for source in plan.sources] == ["from_spark seen", "items"]
+    assert [source.bounded for source in plan.sources] == [False, True]
+    assert [source.format for source in plan.sources] == ["arrow", "rows"]
     assert list(plan.ends) == ["to_count", "to_spark kept"]
     assert plan.ends["to_spark kept"].schema == pa.schema({"k": pa.int64(), "t": pa.int64()})
     names, programs = zip(*plan.programs, strict=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from minishuffle.api.stream import Stream
+from minishuffle.connectors.pushed import PushedSource
 from minishuffle.plan.detached import DetachedPlan, detached
 from minishuffle.runtime.onethread import OneThread
 
@@ -35,21 +36,22 @@ class Opened:
             raise OSError(f"{self.name} does not {what}")
 
 
-def started(stream: Stream[Any]) -> tuple[DetachedPlan, OneThread]:
+def started(stream: Stream[Any]) -> tuple[DetachedPlan[PushedSource], OneThread]:
     plan = detached(stream)
-    return plan, OneThread(plan.programs, plan.edges, now=lambda: 0.0, wall=lambda: 0.0)
+    return plan, OneThread(plan.programs, plan.edges, job="j", now=lambda: 0.0, wall=lambda: 0.0)
 
 
 def test_the_small_side_of_a_join_is_read_first() -> None:
     big, small = Stream.items([0]).name("big"), Stream.items([0]).name("small")
     plan, run = started(big.broadcast_join(small, on="k"))
-    plan.sources["big"].push([{"k": 1, "a": 1}])
+    sources = {source.name: source for source in plan.sources}
+    sources["big"].push([{"k": 1, "a": 1}])
     run.drain()
-    plan.sources["small"].push([{"k": 1, "b": 2}])
-    plan.sources["big"].end()
+    sources["small"].push([{"k": 1, "b": 2}])
+    sources["big"].end()
     run.drain()
     assert (plan.ends["collect"].sink.take(), run.ended) == ([], False)
-    plan.sources["small"].end()
+    sources["small"].end()
     run.drain()
     assert (plan.ends["collect"].sink.take(), run.ended) == ([[{"k": 1, "a": 1, "b": 2}]], True)
 
@@ -58,7 +60,7 @@ def test_watermarks_cross_hand_overs_behind_the_rows() -> None:
     timed = Stream.items([0]).event_time(lambda row: row[1] * SECOND).rebalance()
     windows = timed.key_by(lambda row: row[0]).window(timedelta(seconds=10))
     plan, run = started(windows.count().rebalance().map(lambda row: row[2]))
-    (source,), (end,) = plan.sources.values(), plan.ends.values()
+    (source,), (end,) = plan.sources, plan.ends.values()
     source.push([("a", 1), ("a", 2), ("b", 9)])
     run.drain()
     assert end.sink.take() == []

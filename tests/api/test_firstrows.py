@@ -1,0 +1,125 @@
+"""What ``show()`` prints of the first rows, how far it reads for that, and what it leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from minishuffle.api import firstrows
+from minishuffle.api.stream import Stream, Table
+from minishuffle.errors import UsageError
+from minishuffle.limits import SHOWN_SOURCE_ROWS_MAX
+
+CUT = "from the first {} of each source: counts, joins and windows are of these"
+
+
+class Counted:
+    """Numbers without an end, or up to one, that say how many were read, and whether it was closed."""
+
+    def __init__(self, end: int | None = None, rate: float | None = None, *, silent: bool = False) -> None:
+        self.bounded, self.end, self.rate, self.silent = end is not None, end, rate, silent
+        self.read_rows, self.closed = 0, False
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[list[int]]:
+        try:
+            for number in itertools.count(offset) if self.end is None else range(offset, self.end):
+                self.read_rows += 1
+                yield [number]
+            while self.silent:
+                yield []
+        finally:
+            self.closed = True
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The lines that were printed, without the spaces that fill them up."""
+    return lambda: [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(firstrows, "SHOWN_SECONDS_MAX", 0.2)
+
+
+def test_a_table_is_shown_with_its_schema(printed: Any) -> None:
+    table = Table.from_arrow(pa.table({"user": ["ann", None], "n": [1, 2], "long": ["x" * 99, ""]}))
+    table.select("user", "n").show()
+    assert printed() == ["user    n", "string  int64", "ann     1", "null    2"]
+    table.select("long").show(1)
+    assert printed()[2:] == ["x" * 59 + "…", CUT.format("row")]
+    table.filter(pc.field("n") > 9).select("n").show()
+    assert printed() == ["n", "int64", "no rows"]
+
+
+def test_rows_are_shown_by_name_or_as_they_are(printed: Any) -> None:
+    Stream.items([{"a": 1, "b": [2]}, {"c": None}]).show()
+    assert printed() == ["a  b    c", "1  [2]", "        null"]
+    Stream.items(["one two"]).flat_map(str.split).show()
+    assert printed() == ["row", "'one'", "'two'"]
+    words = Stream.items(["one two"])
+    Stream.together(words.map(len).collect("sizes"), words.print()).show()
+    assert printed() == ["sizes:", "row", "7", "print:", "row", "'one two'"]
+
+
+def test_no_more_is_read_than_it_takes(printed: Any) -> None:
+    source = Counted()
+    Stream.source(source).map(lambda n: n * n).show(5)
+    assert printed() == ["row", "0", "1", "4", "9", "16", CUT.format("5 rows")]
+    assert (source.read_rows, source.closed) == (5, True)
+    source = Counted()
+    Stream.source(source).filter(lambda n: n > 10**6).show()
+    assert printed() == ["row", "no rows", CUT.format("10,000 rows")]
+    assert (source.read_rows, source.closed) == (SHOWN_SOURCE_ROWS_MAX, True)
+    Stream.source(Counted(SHOWN_SOURCE_ROWS_MAX)).key_by(lambda n: n % 3).count(emit="end").show(2)
+    assert printed() == ["row", "(0, 3334)", "(1, 3333)", "… and more rows"]
+    Stream.source(Counted(SHOWN_SOURCE_ROWS_MAX)).key_by(lambda n: n % 2).count(emit="end").show()
+    assert printed() == ["row", "(0, 5000)", "(1, 5000)"]
+    Stream.source(Counted(SHOWN_SOURCE_ROWS_MAX + 1)).key_by(lambda n: 0).count(emit="end").show()
+    assert printed() == ["row", "(0, 10000)", CUT.format("10,000 rows")]
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_slow_or_silent_source_does_not_hang(printed: Any) -> None:
+    Stream.generate(rate=0.001).map(str).show()
+    assert printed() == ["row", "'0'", CUT.format("row")]
+    timed = Stream.source(Counted(1, silent=True)).event_time(lambda n: n * 1_000_000)
+    timed.key_by(lambda n: "k").window(timedelta(hours=1)).count().map(lambda row: row[2]).show()
+    assert printed() == ["row", "1", CUT.format("row")]
+
+
+async def looked_up(number: int) -> int:
+    await asyncio.sleep(0)
+    return 6 // number
+
+
+def test_nothing_is_opened_or_written(printed: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        found = Stream.items([0, 2, 3]).map_async(looked_up, concurrency=2, on_error="dead_letter")
+        found.to_files(tmp_path / "out").show()
+        assert printed() == ["row", "3", "2"]
+    assert [*tmp_path.iterdir()] == []
+    assert not [record for record in caplog.records if record.name.startswith("minishuffle")]
+    with pytest.raises(ZeroDivisionError) as raised:
+        Stream.items([0]).map(lambda n: 1 // n).show()
+    assert raised.value.__notes__ == ["raised in operator 'map' by the record 0"]
+
+
+def test_what_cannot_be_shown_is_refused_in_words() -> None:
+    with pytest.raises(UsageError, match="from_spark seen gives rows while a job runs alone: there is noth"):
+        Table.from_spark("seen", {"n": int}).select("n").show()
+    for wrong in (0, True, "5"):
+        with pytest.raises(UsageError, match="show takes a number of rows from 1 on, not"):
+            Stream.items([1]).show(wrong)  # type: ignore[arg-type]

@@ -1,0 +1,64 @@
+"""The first records of a source: how many in which pieces, and whether those were all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.connectors.limited import Limit, LimitedSource
+from minishuffle.operators.base import Portion
+
+
+class Batches:
+    """Gives these batches in each of two splits."""
+
+    def __init__(self, batches: list[Any], **attributes: Any) -> None:
+        self.batches = batches
+        vars(self).update(attributes)
+
+    def splits(self) -> list[str]:
+        return ["a", "b"]
+
+    def read(self, split: str, offset: int) -> Iterator[Any]:
+        yield from self.batches[offset:]
+
+
+def sizes(source: LimitedSource) -> list[list[int]]:
+    return [[len(batch) for batch in source.read(split, 0)] for split in source.splits()]
+
+
+@pytest.mark.parametrize(
+    ("records", "bounded", "found", "is_cut"),
+    [
+        (100, True, [[1, 1, 2, 2, 0, 1], [6, 0, 1]], False),
+        (14, True, [[1, 1, 2, 2, 0, 1], [6, 0, 1]], False),
+        (14, False, [[1, 1, 2, 2, 0, 1], [6, 0, 1]], True),
+        (13, True, [[1, 1, 2, 2, 0, 1], [6]], True),
+        (5, True, [[1, 1, 2, 1], []], True),
+    ],
+)
+def test_pieces_grow_up_to_the_limit(
+    records: int, bounded: bool, found: list[list[int]], is_cut: bool
+) -> None:
+    limit = Limit(records)
+    source = LimitedSource(Batches([list(range(6)), [], [6]], bounded=bounded), limit)
+    assert sizes(source) == found
+    assert (limit.is_cut, limit.read) == (is_cut, sum(map(sum, found)))
+
+
+def test_it_is_like_the_source_in_all_else() -> None:
+    batch = pa.record_batch({"n": [1, 2, 3], "m": [4, 5, 6]})
+    whole = Batches([batch], format="arrow", rate=5.0)
+    whole.projected = lambda names: Batches([batch.select(sorted(names))])  # type: ignore[attr-defined]
+    source = LimitedSource(whole, Limit(2))
+    assert (source.format, source.rate, getattr(source, "bounded", "none")) == ("arrow", 5.0, "none")
+    (first, second) = source.projected(frozenset({"m"})).read("a", 0)
+    assert (first, second) == (batch.select(["m"]).slice(0, 1), batch.select(["m"]).slice(1, 1))
+    assert (source.limit.left, source.limit.is_cut) == (0, True)
+    left_out = Portion(batch, 5, "skip", ["x", "y"])
+    limit = Limit(3)
+    assert [*LimitedSource(Batches([left_out]), limit).read("a", 0)] == [left_out]
+    assert (limit.left, limit.read) == (0, 5)
