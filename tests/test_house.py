@@ -76,7 +76,6 @@ SAME_FILE_NAME = {
     "pipeline": "the contract and the command that runs one",
     "session": "Spark's session and that of a command",
     "keyby": "the example and the benchmark of it",
-    "firstrows": "the first rows of sources: shown, and what comes of them to a step",
     "drill": "what it runs and the command",
     "control": "the bytes of control messages, and the links that carry them",
     "connection": "the machine, and an external client's shell of one",

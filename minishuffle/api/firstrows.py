@@ -1,25 +1,28 @@
-"""What a stream or a table gives for the first rows of its sources, printed: ``show()``."""
+"""What steps of a plan give for the first rows of its sources, run in this process: to be printed by
+``show()``, or to find a schema in."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from minishuffle.errors import UsageError
+from minishuffle.connectors.limited import LimitedSource
+from minishuffle.errors import ShuffleError, TaskFailed, UsageError
 from minishuffle.exchange.batch import Batch, Payload
 from minishuffle.limits import SHOWN_SECONDS_MAX, SHOWN_SOURCE_ROWS_MAX
 from minishuffle.operators.row_conversion import rows_of
-from minishuffle.plan.detached import TakenEnd, limited
-from minishuffle.plan.nodes import ObjectSchema
+from minishuffle.plan.detached import DetachedPlan, TakenEnd, limited, limited_before
+from minishuffle.plan.nodes import Node, ObjectSchema
 from minishuffle.runtime.onethread import OneThread
+from minishuffle.runtime.usererrors import describe_failure
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["print_first_rows"]
+__all__ = ["print_first_rows", "rows_before"]
 
 WAIT_SECONDS: Final = 0.01
 """How soon sources that had nothing are asked again."""
@@ -54,6 +57,33 @@ def print_first_rows(stream: Any, count: int) -> None:
         raise UsageError(f"show takes a number of rows from 1 on, not {count!r:.80}")
     plan = limited(stream, SHOWN_SOURCE_ROWS_MAX)
     shown = [_Shown(name, end) for name, end in plan.ends.items()]
+    is_cut = _read(plan, lambda: all(each.look() >= count for each in shown))
+    _print(shown, count, _rows_read(plan) if is_cut else None)
+
+
+def rows_before(step: Node, count: int) -> tuple[list[Batch], int]:
+    """What comes to a step of a plan of the first rows of each source, none of which is late, and how many
+    rows were read of the source that gave most.
+
+    Raises:
+        UsageError: what Spark writes would come to it.
+        TaskFailed: a function of the plan raised; has the user's traceback.
+    """
+    plan = limited_before(step, count)
+    try:
+        _read(plan, lambda: False)
+    except ShuffleError:
+        raise
+    except Exception as error:
+        failure = describe_failure(error, "first rows")
+        raise TaskFailed(f"{failure.text}\n{failure.traceback.rstrip()}") from error
+    (end,) = plan.ends.values()
+    return [Batch(payload) for payload in end.sink.take()], _rows_read(plan)
+
+
+def _read(plan: DetachedPlan[LimitedSource], enough: Callable[[], bool]) -> bool:
+    """Run the plan until there is ``enough`` or time is up, then with what has come. Whether any source was
+    not read to its end."""
     run = OneThread(plan.programs, plan.edges, job="show", now=time.monotonic, wall=time.time)
     stopped = False
 
@@ -61,15 +91,17 @@ def print_first_rows(stream: Any, count: int) -> None:
         nonlocal stopped
         give_up = time.monotonic() + SHOWN_SECONDS_MAX
         while not run.ended:
-            enough = all(each.look() >= count for each in shown)
-            if not stopped and (enough or time.monotonic() > give_up):
+            if not stopped and (enough() or time.monotonic() > give_up):
                 stopped = run.end_sources()
             if not run.step():
                 threading.Event().wait(WAIT_SECONDS)
 
     run.guarded(read)
-    is_cut = stopped or any(source.limit.is_cut for source in plan.sources)
-    _print(shown, count, max(source.limit.read for source in plan.sources) if is_cut else None)
+    return stopped or any(source.limit.is_cut for source in plan.sources)
+
+
+def _rows_read(plan: DetachedPlan[LimitedSource]) -> int:
+    return max(source.limit.read for source in plan.sources)
 
 
 def _print(shown: Sequence[_Shown], count: int, read: int | None) -> None:

@@ -44,22 +44,22 @@ def schema_lines(ends: Sequence[Any]) -> Iterator[str]:
     Raises:
         UsageError: no rows come to the step, or they make no columns.
     """
-    from minishuffle.cli.firstrows import FirstRows
+    from minishuffle.api.firstrows import rows_before
     from minishuffle.plan.column_steps import UnknownStep
     from minishuffle.plan.nodes import inputs_first
 
     for node in inputs_first(ends):
         if isinstance(node.step, UnknownStep):
             step = node.step.unknown
-            rows = FirstRows(DRAFT_ROWS)
-            found = step.columns_of(rows.given_to(node))
+            batches, read = rows_before(node, DRAFT_ROWS)
+            found = step.columns_of(batches)
             if found is None:
                 raise UsageError(
-                    f"{step.step} at {step.place} got none of the first {rows.read:,} rows of each source: "
+                    f"{step.step} at {step.place} got none of the first {read:,} rows of each source: "
                     "write its schema by hand"
                 )
             yield f"# {step.step} at {step.place}"
-            yield f"# from {rows.read:,} rows"
+            yield f"# from {read:,} rows"
             if not found.are_named:
                 yield "# the rows are tuples or lists, whose values have no names: choose names"
             before, _, after = step.form.partition("{}")

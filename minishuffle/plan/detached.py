@@ -1,18 +1,20 @@
 """A plan apart from the world outside: its sinks are not opened, and keep what reaches them.
 
 Each step has one subtask. Its sources give what is pushed (:func:`detached`), or the first of their records
-(:func:`limited`).
+(:func:`limited`, :func:`limited_before`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from minishuffle.connectors.limited import Limit, LimitedSource
 from minishuffle.connectors.pushed import PushedSource, TakenSink
 from minishuffle.errors import UsageError
+from minishuffle.limits import DURATION_MAX
 from minishuffle.operators.base import Source
 from minishuffle.plan.end_steps import ScanStep, SinkStep
 from minishuffle.plan.graph import Edge
@@ -35,7 +37,7 @@ from minishuffle.plan.time_steps import EventTimeStep
 if TYPE_CHECKING:
     from minishuffle.operators.assign_event_time import Watermarks
 
-__all__ = ["DetachedPlan", "TakenEnd", "detached", "limited"]
+__all__ = ["DetachedPlan", "TakenEnd", "detached", "limited", "limited_before"]
 
 S = TypeVar("S", bound=Source)
 
@@ -74,6 +76,7 @@ class _Replacing(Generic[S]):
     """When watermarks go out; None: as each step says."""
     sends: bool
     """See :class:`TakenSink`."""
+    none_is_late: bool = False
     sources: list[S] = field(default_factory=list)
     ends: dict[str, TakenEnd] = field(default_factory=dict)
 
@@ -86,8 +89,10 @@ class _Replacing(Generic[S]):
             step = ScanStep(made.label, source, step.gives.schema)
         elif isinstance(step, SinkStep):
             step = self._sink(made, step)
-        elif isinstance(step, EventTimeStep) and self.watermarks is not None:
-            step = replace(step, watermarks=self.watermarks)
+        elif isinstance(step, EventTimeStep):
+            out_of_order = DURATION_MAX if self.none_is_late else step.out_of_order
+            watermarks = self.watermarks or step.watermarks
+            step = replace(step, out_of_order=out_of_order, watermarks=watermarks)
         return replace(made, step=step, parallelism=None, slot_group=None)
 
     def _sink(self, node: Node, step: SinkStep) -> SinkStep:
@@ -97,6 +102,11 @@ class _Replacing(Generic[S]):
         sink = TakenSink(sends=self.sends and bool(step.collects))
         self.ends[label] = TakenEnd(sink, node.inputs[0].gives.schema)
         return replace(step, sink=sink, boundary=None)
+
+    def plan(self, nodes: Sequence[Node], optimise: Collection[str] | None) -> DetachedPlan[S]:
+        """That of nodes which were replaced."""
+        programs, edges = planned_programs(with_own_ids(nodes), optimise)
+        return DetachedPlan(programs, edges, self.sources, self.ends)
 
 
 def detached(stream: Any) -> DetachedPlan[PushedSource]:
@@ -124,25 +134,35 @@ def limited(stream: Any, records: int) -> DetachedPlan[LimitedSource]:
         InvalidGraph: the stream would store what has no end, or would wait for itself.
         UsageError: it is none; what Spark writes would come to it; or as :func:`detached`.
     """
+    return _planned(stream, _Replacing(partial(_first, records), None, sends=False), None)
 
-    def first(label: str, step: SourceStep) -> LimitedSource:
-        if not isinstance(step, ScanStep):
-            raise UsageError(
-                f"{label} gives rows while a job runs alone: there is nothing to read; give it rows of your "
-                "own with minishuffle.testing.run(...)"
-            )
-        return LimitedSource(step.source, Limit(records))
 
-    return _planned(stream, _Replacing(first, None, sends=False), None)
+def limited_before(step: Node, records: int) -> DetachedPlan[LimitedSource]:
+    """The same for what comes to a step of a plan, in whose order no record is late.
+
+    Raises:
+        UsageError: what Spark writes would come to it.
+    """
+    end = Node.of(SinkStep(END, TakenSink(sends=False)), *step.inputs)
+    replacing = _Replacing(partial(_first, records), None, sends=False, none_is_late=True)
+    nodes = remade(list(inputs_first(one_of_each([end]))), replacing.replace)
+    return replacing.plan(nodes, None)
+
+
+def _first(records: int, label: str, step: SourceStep) -> LimitedSource:
+    if not isinstance(step, ScanStep):
+        raise UsageError(
+            f"{label} gives rows while a job runs alone, so that there is nothing to read here: declare "
+            "the schemas behind it by hand, or give it rows with minishuffle.testing.run(...)"
+        )
+    return LimitedSource(step.source, Limit(records))
 
 
 def _planned(stream: Any, replacing: _Replacing[S], optimise: Collection[str] | None) -> DetachedPlan[S]:
     relation = relation_of(stream)
     if not relation.node.is_sink:
         relation = relation.then(SinkStep(END, TakenSink(sends=True), collects=END))
-    nodes: Sequence[Node] = list(inputs_first(one_of_each(relation.ends)))
-    nodes = remade(nodes, replacing.replace)
+    nodes = remade(list(inputs_first(one_of_each(relation.ends))), replacing.replace)
     check_waits(running(nodes))
     check_ends(nodes)
-    programs, edges = planned_programs(with_own_ids(nodes), optimise)
-    return DetachedPlan(programs, edges, replacing.sources, replacing.ends)
+    return replacing.plan(nodes, optimise)

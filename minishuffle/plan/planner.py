@@ -13,11 +13,11 @@ from typing import Any
 
 from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
 from minishuffle.limits import CONTROL_PAYLOAD_BYTES_MAX, MIB
-from minishuffle.operators.base import Operator, Output
+from minishuffle.operators.base import Output
 from minishuffle.plan.arguments import checked_parallelism
 from minishuffle.plan.end_steps import ExternalStep, ScanStep, SinkStep
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
-from minishuffle.plan.kinds import OperatorSpec, built
+from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.nodes import (
     Exchange,
     Feed,
@@ -40,7 +40,6 @@ __all__ = [
     "check_ends",
     "compile_job",
     "logical_plan",
-    "operator_of",
     "plan_job",
     "planned_programs",
     "relation_of",
@@ -74,11 +73,6 @@ class _Chain:
         first = self.nodes[0].step
         source = first.source if isinstance(first, ScanStep) else None
         return ProgramSpec(source=source, operators=self.operators(), outputs=self.outputs)
-
-
-def operator_of(node: Node, tags: Mapping[str, str]) -> Operator:
-    """The operator that runs for a node; ``tags`` of its side outputs by name."""
-    return built(_spec(node, tags), node.label)
 
 
 def _spec(node: Node, tags: Mapping[str, str]) -> OperatorSpec:

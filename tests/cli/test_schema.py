@@ -129,7 +129,7 @@ def test_rows_without_names_errors_and_functions_that_raise(
     assert shown("odd.py:pairs") == PAIRS
     with pytest.raises(UsageError, match=r"^to_table at odd.py:3: Arrow takes .* and one is 1: map the rows"):
         shown("odd.py:mixed")
-    with pytest.raises(TaskFailed, match=r"^map: ZeroDivisionError: (?s:.*) line 4, in <lambda>"):
+    with pytest.raises(TaskFailed, match=r"^first rows: ZeroDivisionError: (?s:.*) line 4, in <lambda>"):
         shown("odd.py:raises")
     assert '"record": "int64"' in shown("odd.py:errors")
 

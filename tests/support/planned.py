@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -10,8 +11,8 @@ import pyarrow as pa
 from minishuffle.api.stream import Stream, Table
 from minishuffle.api.stream_base import StreamBase
 from minishuffle.operators.base import Operator
+from minishuffle.plan.kinds import built
 from minishuffle.plan.nodes import Node
-from minishuffle.plan.planner import operator_of
 
 __all__ = ["HOUR", "MOMENT", "SCHEMA", "last", "planned", "rows", "table", "timed"]
 
@@ -39,4 +40,5 @@ def last(stream: StreamBase) -> Node:
 
 def planned(node: Node) -> Operator:
     """The operator of a node, whose side outputs have their names as tags."""
-    return operator_of(node, {name: name for name in node.step.sides})
+    spec = node.step.operator(node, {name: name for name in node.step.sides})
+    return built(replace(spec, id=node.id) if node.step.has_state else spec, node.label)
