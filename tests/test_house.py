@@ -125,6 +125,7 @@ SMALL = {
     "cli/firstprocess": "an init for a process that is number 1 of its container",
     "cli/leftout": "in words, the records that a job left out of its results",
     "cli/localmodules": "modules beside a job's file, which workers get",
+    "cli/new": "the project that somebody begins with",
     "cli/systemd": "messages to systemd",
     "cli/terminal": "text on any terminal",
     "clock": "a wall clock that is never set",

@@ -44,11 +44,12 @@ _COMMANDS = {
     "doctor": "minishuffle.cli.doctor:doctor",
     "explain": "minishuffle.cli.explanations:explain",
     "completion": "minishuffle.cli.completion:completion",
+    "new": "minishuffle.cli.new:new",
 }
 
 
 _GROUPS = {
-    "Set up": ("doctor", "completion"),
+    "Set up": ("doctor", "new", "completion"),
     "Start a cluster": ("demo", "cluster", "worker", "coordinator"),
     "Run jobs on it": ("submit", "schema", "pipeline"),
     "Watch them": ("top", "diagnose", "dump", "trace", "tap", "jobs", "explain"),

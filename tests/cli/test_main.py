@@ -38,7 +38,7 @@ def test_help_lists_exactly_the_commands_that_work(run: Run) -> None:
         listed[title] = [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
     listed.popitem()  # what stands below the commands
     assert listed == {
-        "Set up:": ["doctor", "completion"],
+        "Set up:": ["doctor", "new", "completion"],
         "Start a cluster:": ["demo", "cluster", "worker", "coordinator"],
         "Run jobs on it:": ["submit", "schema", "pipeline"],
         "Watch them:": ["top", "diagnose", "dump", "trace", "tap", "jobs", "explain"],
