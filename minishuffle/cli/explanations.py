@@ -55,8 +55,8 @@ def explanations() -> list[Explanation]:
 def explain(code: str | None) -> None:
     """Explain an error by its CODE, such as MS-111: the cause, an example and the fix.
 
-    CODE may be the name of its class, as a traceback has it: TaskFailed. Without CODE all are listed. (The plan
-    of a job is shown by submit --describe.)
+    CODE may be the name of its class, as a traceback has it: TaskFailed. Without CODE all are listed. (The
+    plan of a job is shown by submit --describe.)
     """
     known = explanations()
     if code is None:
