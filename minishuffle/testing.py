@@ -30,7 +30,7 @@ CLOCK_STEP: Final = 1e-6
 """Seconds by which the clock goes on at least where something is due."""
 
 
-def run(stream: StreamBase, inputs: Any) -> Any:
+def run(stream: StreamBase, inputs: Any = None) -> Any:
     """What a job makes of these rows.
 
     A source of rows takes a list, a table's a ``pyarrow.Table``, or a list of dicts, in its schema. The clock
@@ -39,7 +39,8 @@ def run(stream: StreamBase, inputs: Any) -> Any:
     Args:
         stream: a stream or table, or several that end in sinks (``Stream.together``).
         inputs: the rows of the job's source; of several a dict by the sources' names, which says in which
-            order they come.
+            order they come. Collections in memory that it leaves out (``Stream.items``, ``Table.from_arrow``)
+            give their own rows, before all others.
 
     Returns: what reaches the end, or each sink: a list of rows, or a ``pyarrow.Table``. A dict of these by
         the name of the sink if there are several, or if records were dropped: late ones, which are there as
@@ -109,6 +110,16 @@ class JobHarness:
         self._source(input).push(rows)
         self._running(self._run.drain)
 
+    def end(self, input: str | None = None) -> None:
+        """End the source of that name alone, and run until nothing is left to do: the small side of a
+        broadcast join is read to its end first.
+
+        Raises: as :meth:`push`.
+        """
+        __tracebackhide__ = True
+        self._source(input).end()
+        self._running(self._run.drain)
+
     def advance_to(self, time: datetime | int) -> None:
         """Have event time reach ``time``, wherever the job has some: all records before it have come, and
         windows up to it are complete. It never goes back.
@@ -175,17 +186,21 @@ class JobHarness:
             UsageError: the names are not those of the sources.
         """
         names = list(self._sources)
-        if not isinstance(inputs, Mapping):
+        if inputs is None:
+            inputs = {}
+        elif not isinstance(inputs, Mapping):
             if len(names) > 1:
                 raise UsageError(f"the job has {len(names)} sources: write {_example(names)}")
             return [(names[0], inputs)]
-        missing = [name for name in names if name not in inputs]
+        held = [(name, each.held) for name, each in self._sources.items() if each.held is not None]
+        held = [(name, rows) for name, rows in held if name not in inputs]
+        missing = [name for name in names if name not in {*inputs, *dict(held)}]
         unknown = [name for name in inputs if name not in names]
         if missing or unknown:
             wrong = [f"{name!r} is missing" for name in missing]
             wrong += [f"{name!r} is no source of it" for name in unknown]
             raise UsageError(f"inputs of the job: {', '.join(wrong)}: write {_example(names)}")
-        return list(inputs.items())
+        return [*held, *inputs.items()]
 
     def _source(self, name: str | None) -> Any:
         sources = self._sources

@@ -136,6 +136,23 @@ def test_rows_are_those_that_a_cluster_would_give() -> None:
         testing.run(rows().map(lambda n: ...), [1])
 
 
+def test_collections_in_memory_give_their_own_rows() -> None:
+    users = Table.from_arrow(pa.table({"user": ["ann"], "name": ["Ann"]})).name("users")
+    joined = clicks().broadcast_join(users, on="user").select("name")
+    assert testing.run(joined, {"clicks": [{"user": "ann"}, {"user": "bob"}]}) == pa.table({"name": ["Ann"]})
+    given = pa.table({"user": ["bob"], "name": ["Bob"]})
+    assert testing.run(joined, {"clicks": [{"user": "bob"}], "users": given})["name"].to_pylist() == ["Bob"]
+    numbers = Stream.items([1, 2]).name("held").union(rows("given"))
+    assert testing.run(numbers, {"given": [0]}) == [1, 2, 0]
+    assert testing.run(Stream.items([1, 2]).map(str)) == ["1", "2"]
+    with testing.start(joined) as job:
+        job.push([{"user": "bob"}], "clicks")
+        job.push(given, "users")
+        assert job.take().num_rows == 0
+        job.end("users")
+        assert job.take() == pa.table({"name": ["Bob"]})
+
+
 async def halved(row: int) -> int:
     return 4 // row
 
@@ -311,6 +328,7 @@ ONE, TWO = rows("one"), rows("one").union(rows("two"))
     [
         (TWO, [1], r"the job has 2 sources: write {'one': rows, 'two': rows}"),
         (TWO, {"one": [1]}, r"inputs of the job: 'two' is missing: write {'one': rows, 'two': rows}"),
+        (ONE, None, "'one' is missing: write {'one': rows}"),
         (ONE, {"uno": [1]}, r"'one' is missing, 'uno' is no source of it: write {'one': rows}"),
         (ONE, "text", "'one' takes a list of rows, not a str"),
         (ONE, pa.table({"a": [1]}), "'one' takes a list of rows, not a Table"),

@@ -40,14 +40,14 @@ class ArrowItemsSource:
     format: Literal["arrow"] = "arrow"
 
     def __init__(self, table: pa.Table | pa.RecordBatch) -> None:
-        self._table = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
+        self.table = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
 
     def splits(self) -> list[tuple[int, int]]:
-        return _slices(self._table.num_rows)
+        return _slices(self.table.num_rows)
 
     def read(self, split: tuple[int, int], offset: int) -> Iterator[pa.RecordBatch]:
         start, stop = split
-        piece = self._table.slice(start + offset, max(0, stop - start - offset))
+        piece = self.table.slice(start + offset, max(0, stop - start - offset))
         yield from piece.to_batches(max_chunksize=BATCH_ROWS_MAX)
 
 

@@ -29,10 +29,12 @@ class PushedSource:
         name: of the source whose place it takes, for errors.
         schema: of its record batches; None: it gives rows.
         bounded: what the source says of itself.
+        held: the rows or the table that the source has in memory, to be pushed by who wants them; None: none.
     """
 
-    def __init__(self, name: str, schema: pa.Schema | None, *, bounded: bool) -> None:
+    def __init__(self, name: str, schema: pa.Schema | None, *, bounded: bool, held: Any = None) -> None:
         self.name = name
+        self.held = held
         self.bounded = bounded
         self.format: Literal["rows", "arrow"] = "rows" if schema is None else "arrow"
         self._schema = schema

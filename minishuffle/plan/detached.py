@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from minishuffle.connectors.items import ArrowItemsSource, ItemsSource
 from minishuffle.connectors.limited import Limit, LimitedSource
 from minishuffle.connectors.pushed import PushedSource, TakenSink
 from minishuffle.errors import UsageError
@@ -124,7 +125,15 @@ def detached(stream: Any) -> DetachedPlan[PushedSource]:
 def _pushed(label: str, step: SourceStep) -> PushedSource:
     known = step.gives.schema
     schema = None if isinstance(known, ObjectSchema) else known
-    return PushedSource(label, schema, bounded=step.bounded)
+    return PushedSource(label, schema, bounded=step.bounded, held=_held(step))
+
+
+def _held(step: SourceStep) -> Any:
+    """The rows or the table that a source has in memory; None: it has none there."""
+    source = step.source if isinstance(step, ScanStep) else None
+    if isinstance(source, ItemsSource):
+        return source.items
+    return source.table if isinstance(source, ArrowItemsSource) else None
 
 
 def limited(stream: Any, records: int) -> DetachedPlan[LimitedSource]:

@@ -126,7 +126,7 @@ def test_an_answer_does_not_depend_on_the_cut(pipeline: Pipeline, cuts: tuple[Cu
         assert answer(run(job, cut).rows, keyed.last) == wanted, cut
 
 
-@settings(max_examples=MANY // 4, phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink))
+@settings(max_examples=MANY // 6, phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink))
 @given(pipelines())
 def test_a_job_in_a_test_gives_the_same_answer(pipeline: Pipeline) -> None:
     """It opens none of the sources, which have no rows here."""
