@@ -291,6 +291,18 @@ DUMP_REQUESTS_MAX: Final = 256
 """Partition requests of one worker that wait for an answer."""
 DUMP_FRAMES_MAX: Final = 30
 """Frames of a thread's stack, the innermost ones."""
+PROFILE_SECONDS_MAX: Final = 60.0
+"""How long one profile of a subtask may take."""
+PROFILE_HERTZ_MAX: Final = 250.0
+"""Samples of a profile in a second."""
+PROFILE_FRAMES_MAX: Final = 200
+"""Frames of one sample, the innermost ones."""
+PROFILE_PLACES_MAX: Final = 5_000
+"""Lines of code that the samples of one profile may stand at."""
+PROFILE_STACKS_MAX: Final = 2_000
+"""Different stacks of one profile; samples beyond these are counted alone."""
+PROFILE_UNASKED_SECONDS_MAX: Final = 10.0
+"""A profile that nobody has asked for so long ends, and is dropped."""
 RESULT_SEGMENTS: Final = 2 * RESULT_READERS_MAX
 """A worker's segments for what they read, separate from the memory reserved for jobs."""
 

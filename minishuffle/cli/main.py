@@ -37,6 +37,7 @@ _COMMANDS = {
     "dump": "minishuffle.cli.dump:dump",
     "trace": "minishuffle.cli.trace:trace",
     "tap": "minishuffle.cli.taprows:tap",
+    "profile": "minishuffle.cli.profile:profile",
     "schema": "minishuffle.cli.schema:schema",
     "pipeline": "minishuffle.cli.pipeline:pipeline",
     "bench": "minishuffle.cli.bench:bench",
@@ -52,7 +53,7 @@ _GROUPS = {
     "Set up": ("doctor", "new", "completion"),
     "Start a cluster": ("demo", "cluster", "worker", "coordinator"),
     "Run jobs on it": ("submit", "schema", "pipeline"),
-    "Watch them": ("top", "diagnose", "dump", "trace", "tap", "jobs", "explain"),
+    "Watch them": ("top", "diagnose", "profile", "dump", "trace", "tap", "jobs", "explain"),
     "Measure, and cause failures": ("bench", "drill"),
 }
 """The commands by what a user wants, for the help."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -31,8 +32,12 @@ def vertex_number(job: JobInfo, vertex: str) -> int:
     if len(found) == 1:
         return found[0]
     known = ", ".join(f"{operator} ({name})" for operator, name in sorted(names.items()))
-    problem = "several vertices" if found else "no vertex"
-    raise UsageError(f"job {job.job} has {problem} {vertex!r}: name one by its number: {known}")
+    if found:
+        raise UsageError(f"job {job.job} has several vertices {vertex!r}: name one by its number: {known}")
+    operators = [operator for name in names.values() for operator in (name, *name.split(CHAINED))]
+    near = difflib.get_close_matches(vertex, operators, 1)
+    hint = f"did you mean {near[0]!r}? It has" if near else "name one by its number:"
+    raise UsageError(f"job {job.job} has no vertex {vertex!r}: {hint} {known}")
 
 
 def pool_maps(workers: Iterable[Fields], vertex: int) -> list[Fields]:

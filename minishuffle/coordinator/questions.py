@@ -73,10 +73,17 @@ class Questions:
         ticket = next(self._tickets)
         question = _Question(link, request, now + ANSWER_SECONDS_MAX, workers)
         for worker in sorted(workers):
-            asked = WorkerAsked(
-                term=self._term, ticket=ticket, job=message.job, trace=message.trace, tap=message.tap
+            self._send(
+                worker,
+                WorkerAsked(
+                    term=self._term,
+                    ticket=ticket,
+                    job=message.job,
+                    trace=message.trace,
+                    tap=message.tap,
+                    profile=message.profile,
+                ),
             )
-            self._send(worker, asked)
         if question.open_answers:
             self._open[ticket] = question
             return []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from types import FrameType
+from typing import Any, Final, Protocol
 
 from minishuffle.counters import OperatorCounters, TaskCounters
 from minishuffle.errors import described
@@ -30,7 +31,10 @@ from minishuffle.operators.base import (
 from minishuffle.operators.chained import dropper_of
 from minishuffle.operators.row_copies import own_rows
 
-__all__ = ["Chain", "WrittenPartition"]
+__all__ = ["Chain", "WrittenPartition", "called_by"]
+
+OUTPUTS: Final = "outputs"
+"""What stands in a profile for the partitions behind the chain."""
 
 
 class WrittenPartition(Protocol):
@@ -306,3 +310,20 @@ def _edge_writer(
                     partition.write(position, rows, parts)
 
     return write
+
+
+_OUTLETS: Final = frozenset({_Outlet.take.__code__, _Outlet.put_aside.__code__})
+
+
+def called_by(frame: FrameType) -> str | None:
+    """The name of the operator that this frame of a task's stack calls, or OUTPUTS; None: it is no frame of a
+    chain, or calls none."""
+    if frame.f_code.co_filename != _FILE:
+        return None
+    if frame.f_code in _OUTLETS:
+        return OUTPUTS
+    operator: Operator | None = frame.f_locals.get("operator")
+    return None if operator is None else operator.name
+
+
+_FILE: Final = called_by.__code__.co_filename

@@ -20,7 +20,7 @@ from minishuffle.errors import (
 )
 from minishuffle.wire.messages import ErrorInfo
 
-__all__ = ["describe_failure", "without_runtime"]
+__all__ = ["describe_failure", "is_users", "without_runtime"]
 
 PACKAGE: Final = Path(__file__).parent.parent
 RUNTIME_CODE: Final = f"{PACKAGE}{os.sep}"
@@ -55,6 +55,7 @@ def _leave_runtime_out(summary: traceback.TracebackException) -> None:
 
 
 def is_users(filename: str) -> bool:
+    """Whether code of that file is not the runtime's."""
     return not filename.startswith(RUNTIME_CODE) or filename.startswith(USER_CODE_INSIDE)
 
 

@@ -10,6 +10,7 @@ from minishuffle.worker.dumps import DumpedWorker, worker_dump
 from minishuffle.worker.edgetaps import EdgeTaps
 from minishuffle.worker.handoff import LoopInbox
 from minishuffle.worker.outbox import OutboxSender, ReportLog
+from minishuffle.worker.profiling import TaskProfiles
 from minishuffle.worker.state import WorkerState
 from minishuffle.worker.tasks import Deployment
 from minishuffle.worker.tracing import ChannelTraces
@@ -43,6 +44,7 @@ class Inspection:
         self._deployment = deployment
         self._traces = ChannelTraces(state, deployment, clock, wall)
         self._taps = EdgeTaps(deployment, clock, wall)
+        self.profiles = TaskProfiles(deployment, clock)
         self._dumped = DumpedWorker(
             state,
             deployment,
@@ -60,12 +62,16 @@ class Inspection:
             answer = self._traces.answer(question.job, question.trace)
         elif question.tap is not None:
             answer = self._taps.answer(question.job, question.tap)
+        elif question.profile is not None:
+            answer = self.profiles.answer(question.job, question.profile)
         else:
             answer = worker_dump(self._dumped, question.job)
         return WorkerAnswered(term=self._state.term, ticket=question.ticket, answer=answer)
 
     def look(self) -> None:
-        """Now and then: see how full buffers are, and whether anybody still asks for traces and taps."""
+        """Now and then: see how full buffers are, and whether anybody still asks for traces, taps and
+        profiles."""
         self._deployment.look()
         self._traces.expire()
         self._taps.expire()
+        self.profiles.expire()

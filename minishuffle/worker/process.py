@@ -472,6 +472,8 @@ class Worker:
                 attempt.paths.cancel()
             threads = [attempt.task.thread for attempt in attempts if attempt.task.thread is not None]
             threads += [*self._peers.external.readers.close(), *self._programs.threads]
+            if self._inspection is not None:
+                threads += self._inspection.profiles.close()
             seconds = self.settings.task_cancel_timeout
             if self._machine.leaving:
                 seconds = min(seconds, LEAVE_SECONDS_MAX)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from types import CodeType
 from typing import Any, Final
 
 import cloudpickle
@@ -62,7 +63,7 @@ from minishuffle.worker.leases import SourceLeases
 from minishuffle.worker.outbox import Outbox
 from minishuffle.worker.wallclock import WallClock
 
-__all__ = ["Task", "TaskOutcome"]
+__all__ = ["Task", "TaskOutcome", "part_of"]
 
 
 MESSAGE_BYTES_MAX: Final = limits.CONTROL_PAYLOAD_BYTES_MAX
@@ -71,6 +72,7 @@ HOT_KEYS_MAX: Final = 8
 """Keys that one report names."""
 GATES_WAIT_SECONDS: Final = 1.0
 """How long a task that is not woken waits before it looks at its gates again."""
+SOURCE: Final = "source"
 _log = logging.getLogger("minishuffle.worker")
 
 
@@ -155,6 +157,11 @@ class Task:
     def _thread_name(self) -> str:
         return f"{self.attempt_id.subtask.job}:{self.name}[{self.attempt_id.subtask.index}]"
 
+    @property
+    def first_operator(self) -> str:
+        """The name of its source, if it has one."""
+        return self.name.partition(" -> ")[0]
+
     def read_counters(self) -> TaskCounters:
         """(Loop.) The totals of this moment."""
         seconds = self.paths.clock.read()
@@ -170,7 +177,7 @@ class Task:
             busy_seconds=seconds.busy,
             idle_seconds=seconds.idle,
             backpressured_seconds=seconds.backpressured,
-            cpu_seconds=self._read_cpu_seconds(),
+            cpu_seconds=self.read_cpu_seconds(),
             cpu_wait_seconds=self._read_cpu_wait_seconds(),
             hot_keys=self._hot_keys(),
             latency=self.latency.summary(),
@@ -197,7 +204,8 @@ class Task:
                     dropped[reason] = dropped.get(reason, 0) + rows
         return dropped
 
-    def _read_cpu_seconds(self) -> float:
+    def read_cpu_seconds(self) -> float:
+        """(Any thread.) How long its thread had a processor."""
         clock = self._cpu_clock
         if clock is not None:
             try:
@@ -270,7 +278,7 @@ class Task:
         chain = Chain(program, self.partitions, context.index, self.counters, kept)
         self._drop, context.put_aside = chain.drop, chain.put_aside
         try:
-            produced = [] if program.source is None else [OperatorCounters(self.name.partition(" -> ")[0])]
+            produced = [] if program.source is None else [OperatorCounters(self.first_operator)]
             metrics = [
                 UserMetrics(operator.name, position)
                 for position, operator in enumerate(program.operators, start=len(produced))
@@ -521,3 +529,17 @@ def _packed_result(results: list[Any]) -> bytes:
             "write large results to a file in the sink, and return its name"
         )
     return packed
+
+
+_PARTS: Final = {
+    Task._read.__code__: SOURCE,
+    Task._run_source.__code__: SOURCE,
+    Task._run_gates.__code__: "inputs",
+    Task._execute.__code__: "open and close",
+}
+
+
+def part_of(code: CodeType) -> str | None:
+    """What a frame of that code does in a task's stack, apart from calls of operators: SOURCE for its source,
+    else in words; None: it is no frame of a task's loop."""
+    return _PARTS.get(code)

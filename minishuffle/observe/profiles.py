@@ -1,0 +1,106 @@
+"""A profile of a subtask, read: the tree of calls, the functions by their own time, and folded stacks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from minishuffle.errors import UsageError
+from minishuffle.wire.inquiries import FrameKind, ProfiledFrame, TaskProfile, WorkersAnswered
+
+__all__ = ["Called", "calls", "ended_profile", "folded_lines", "functions"]
+
+Function: TypeAlias = tuple[str, str]
+"""Its name and its file."""
+ANSWER_SECONDS_MAX: Final = 10.0
+"""How long a profile whose time is up is asked for, from a worker that is held up."""
+
+
+@dataclass(slots=True)
+class Called:
+    """A function, operator or wait in one place of the tree of calls, or in all of them."""
+
+    function: str
+    kind: FrameKind
+    file: str
+    samples: int = 0
+    """In it, and in what it called."""
+    own: int = 0
+    """In itself alone."""
+    lines: Counter[int] = field(default_factory=Counter)
+    """Samples by line."""
+    inner: dict[Function, Called] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """File and line in which most samples were; empty of an operator and of a wait."""
+        return f"{self.file}:{self.lines.most_common(1)[0][0]}" if self.file else ""
+
+    def count(self, frame: ProfiledFrame, samples: int, *, innermost: bool) -> None:
+        self.samples += samples
+        self.own += samples if innermost else 0
+        self.lines[frame.line] += samples
+
+    def called(self) -> list[Called]:
+        """What it called, that with the most samples first."""
+        return sorted(self.inner.values(), key=lambda each: each.samples, reverse=True)
+
+
+def ended_profile(answered: WorkersAnswered, worker: int) -> TaskProfile | None:
+    """The profile that a worker was asked for; None: it has not ended, or the worker was held up.
+
+    Raises:
+        UsageError: the worker refuses it.
+    """
+    answer = answered.answers.get(worker)
+    if answer is None:
+        return None
+    profile = TaskProfile.model_validate_json(answer)
+    if profile.state == "refused":
+        raise UsageError(profile.why)
+    return profile if profile.state == "ended" else None
+
+
+def _stacks(profile: TaskProfile) -> Iterator[tuple[list[ProfiledFrame], int]]:
+    for stack in profile.stacks:
+        yield [profile.frames[position] for position in stack.frames], stack.samples
+
+
+def _entry(there: dict[Function, Called], frame: ProfiledFrame) -> Called:
+    return there.setdefault((frame.function, frame.file), Called(frame.function, frame.kind, frame.file))
+
+
+def calls(profile: TaskProfile) -> Called:
+    """The tree: what the task has called, operators and waits first."""
+    root = Called("", "operator", "")
+    for frames, samples in _stacks(profile):
+        root.samples += samples
+        at = root
+        for depth, frame in enumerate(frames, start=1):
+            at = _entry(at.inner, frame)
+            at.count(frame, samples, innermost=depth == len(frames))
+    return root
+
+
+def functions(profile: TaskProfile) -> list[Called]:
+    """All functions wherever they were called, that with the most samples of its own first."""
+    found: dict[Function, Called] = {}
+    for frames, samples in _stacks(profile):
+        # A function that calls itself has the sample once, at its innermost place.
+        last = {(frame.function, frame.file): frame for frame in frames}
+        for frame in last.values():
+            _entry(found, frame).count(frame, samples, innermost=frame is frames[-1])
+    return sorted(found.values(), key=lambda each: (each.own, each.samples), reverse=True)
+
+
+def folded_lines(profile: TaskProfile) -> Iterator[str]:
+    """Each stack as ``operator;function (file:line);… samples``, as flame graph tools read it."""
+    for frames, samples in _stacks(profile):
+        yield f"{';'.join(map(_folded, frames))} {samples}"
+
+
+def _folded(frame: ProfiledFrame) -> str:
+    text = f"{frame.function} ({frame.file}:{frame.line})" if frame.file else frame.function
+    return text.replace(";", ",").replace("\n", " ")
