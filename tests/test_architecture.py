@@ -62,6 +62,7 @@ MAY_BLOCK = frozenset(
         "worker/handoff.py",
         "worker/preparation.py",
         "worker/probing.py",
+        "worker/profiling.py",
         "worker/task.py",
         "worker/process.py",
         "worker/wallclock.py",

@@ -92,7 +92,7 @@ class FoldedStacks:
         return self._position((frame.f_code, frame.f_lineno or 0), kind)
 
     def _position(self, place: tuple[CodeType | str, int], kind: FrameKind) -> int:
-        """Of that place in ``frames``; -1: there is no room for another one."""
+        """The position of that place in ``frames``; -1: there is no room for another one."""
         position = self._places.get(place)
         if position is None:
             position = len(self.frames)

@@ -11,6 +11,7 @@ from minishuffle.coordinator.questions import ANSWER_SECONDS_MAX
 from minishuffle.errors import ResourceExhausted, UnknownName
 from minishuffle.wire.inquiries import (
     AskWorkers,
+    ProfiledTask,
     TracedChannel,
     WorkerAnswered,
     WorkerAsked,
@@ -35,8 +36,10 @@ def answer(cluster: FakeCluster, worker: FakeWorker, text: bytes, **fields: Any)
 def test_all_workers_are_asked_and_the_client_has_all_answers_at_once(cluster: FakeCluster) -> None:
     one, two = cluster.add(), cluster.add()
     trace = TracedChannel(producer_operator=0, producer=1, operator=1, index=0)
-    request = cluster.ask(AskWorkers(job="j1", trace=trace))
-    assert [(asked(each).job, asked(each).trace) for each in (one, two)] == [("j1", trace)] * 2
+    profile = ProfiledTask(profile="p", operator=1, index=0)
+    request = cluster.ask(AskWorkers(job="j1", trace=trace, profile=profile))
+    for each in (one, two):
+        assert (asked(each).job, asked(each).trace, asked(each).profile) == ("j1", trace, profile)
     answer(cluster, two, b"2")
     assert cluster.reply(request) is None
     answer(cluster, two, b"twice")

@@ -11,12 +11,14 @@ import contextlib
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -244,6 +246,28 @@ def test_rows_that_cross_an_edge_are_shown_to_who_has_the_token(seen: Any) -> No
     assert len(lines) == limits.TAP_ROWS and "=> " in lines[0]
     assert json.loads(command(seen, "tap", handle.id, "--json"))["producers"] == 2
     assert "has no edge 7; its edges: 0" in command(seen, "tap", handle.id, "--edge", "7", code=2)
+
+
+def test_a_profile_names_the_slow_function(seen: Any, wait_until: Callable[..., Any], tmp_path: Path) -> None:
+    handle = seen.cluster.submit(SICK["slow function"](Random(SEED)).stream, parallelism=2)
+    wait_until(lambda: all(task.counters.records_in for task in handle.info().tasks if task.operator), "rows")
+    out = command(seen, "profile", handle.id, "--task", "map[0]", "--seconds", "1", "--json")
+    found = json.loads(out)
+    assert (found["task"], found["state"], sum(found["samples"].values())) == ("map[0]", "ended", 50)
+    text = command(seen, "profile", handle.id, "--seconds", "0.5", "--rate", "100")
+    first, samples, _, heading, top, *_ = text.splitlines()
+    assert first.startswith("map[") and ": the busiest of the job, " in first
+    assert samples.startswith("50 samples in ")
+    assert heading.split() == ["own", "all", "function", "place"]
+    assert "burning.<locals>.burn" in top and "support/sickjobs.py:" in top, text
+    file = tmp_path / "folded"
+    command(seen, "profile", handle.id, "--task", "map[1]", "--seconds", "0.2", "--folded", str(file))
+    folded = file.read_text().splitlines()
+    assert sum(int(line.rpartition(" ")[2]) for line in folded) == 10
+    assert any(
+        re.match(r"map;.*burning\.<locals>\.burn \(.*support/sickjobs.py:\d+\)", each) for each in folded
+    )
+    assert "did you mean 'map'?" in command(seen, "profile", handle.id, "--task", "mapp[0]", code=2)
 
 
 def test_latency_markers_are_no_rows_and_go_on_after_a_recovery(

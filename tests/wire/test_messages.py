@@ -40,7 +40,6 @@ ADDRESS = WorkerAddress(worker=7, epoch=1, host="10.0.0.7", data_port=5007)
 MESSAGE_TYPES = tuple(ControlMessage.by_type.values())
 INT_MAX = 2**63 - 1
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
-    float: st.floats(0.0, allow_nan=False, allow_infinity=False),
     bool: st.booleans(),
     str: st.text(max_size=20),
     bytes: st.binary(max_size=20),
@@ -51,9 +50,12 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 
 def values(annotation: Any, metadata: Sequence[Any] = ()) -> st.SearchStrategy[Any]:
     """Values that a field of that type, with these bounds, takes."""
-    if annotation is int:
+    if annotation in (int, float):
         least = next((bound.ge for bound in metadata if isinstance(bound, Ge)), 0)
-        return st.integers(least, next((bound.le for bound in metadata if isinstance(bound, Le)), INT_MAX))
+        most = next((bound.le for bound in metadata if isinstance(bound, Le)), None)
+        if annotation is float:
+            return st.floats(least, most, allow_nan=False, allow_infinity=False)
+        return st.integers(least, INT_MAX if most is None else most)
     if annotation in PLAIN:
         return PLAIN[annotation]
     origin, arguments = get_origin(annotation), get_args(annotation)
