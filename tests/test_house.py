@@ -162,7 +162,6 @@ SMALL = {
     "wire/outputs": "messages about files of sinks",
     "worker/endreports": "reports of partitions that were read to the end",
     "worker/filereports": "reports of files that a sink has completed",
-    "worker/inspection": "a worker's answers to clients who look into it",
     "worker/preparation": "programs that are loaded ahead of need",
     "worker/reattachments": "reports of what recoveries attach again",
     "worker/repairs": "when failed channels are requested again",
