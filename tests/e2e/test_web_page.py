@@ -390,12 +390,16 @@ def served(source: ScriptedCoordinator, wants: WebAccess | None = None) -> Itera
     """The web server of such a coordinator, on an event loop in a thread of its own."""
     loop = asyncio.new_event_loop()
 
-    def run() -> None:
-        loop.run_forever()
-        left = asyncio.all_tasks(loop)  # A diagnosis may be between its looks.
+    async def end() -> None:
+        """A diagnosis may be between its looks."""
+        left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        await asyncio.gather(*left, return_exceptions=True)
+
+    def run() -> None:
+        loop.run_forever()
+        loop.run_until_complete(end())
 
     thread = threading.Thread(target=run, name="web")
     thread.start()
