@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypedDict, assert_type
 
+import pyarrow as pa
+
 from minishuffle import Aside, KeyedStream, LocalCluster, ProcessContext, Stream, Table
 
 SHORT = timedelta(minutes=1)
@@ -174,7 +176,8 @@ def general(stream: Stream[object]) -> Stream[str]:
 def results() -> None:
     assert_type(general(clicks), Stream[str])
     with LocalCluster(workers=1) as cluster:
-        assert_type(cluster.run(by_ad.count().collect()), list[tuple[str, int]])
+        assert_type(cluster.run(by_ad.count()), list[tuple[str, int]])
+        assert_type(cluster.run(orders.to_table()), pa.Table)
         for ad, count in cluster.run(by_ad.count().collect()):
             assert_type(ad, str)
             assert_type(count, int)
