@@ -85,9 +85,9 @@ function Edge({ job, edge, graph }: { job: string; edge: number; graph: Graph })
             void look(token.trim());
           }}
         >
-          <h2 id={`tap-title-${edge}`}>
+          <h3 id={`tap-title-${edge}`}>
             Show rows from {from} to {to}?
-          </h2>
+          </h3>
           <p>The next {ROWS} rows are copied, as text, and shown to you alone. The job goes on meanwhile.</p>
           <TokenField token={token} set={setToken} />
           {refused !== "" && (
