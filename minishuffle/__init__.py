@@ -18,6 +18,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from minishuffle.api.columns import ColumnExpression as ColumnExpression
+    from minishuffle.api.columns import col as col
     from minishuffle.api.stream import KeyedStream as KeyedStream
     from minishuffle.api.stream import KeyedTable as KeyedTable
     from minishuffle.api.stream import Stream as Stream
@@ -62,6 +64,8 @@ if TYPE_CHECKING:
 __version__: Final = "0.2.0"
 
 _MODULE_OF: Final = {
+    "col": "minishuffle.api.columns",
+    "ColumnExpression": "minishuffle.api.columns",
     "Client": "minishuffle.client",
     "JobHandle": "minishuffle.client",
     "JobResult": "minishuffle.client",

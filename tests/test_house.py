@@ -107,7 +107,7 @@ CALLED_BY_OTHERS = re.compile(
     r"|getDefaultReadLimit|prepareForTriggerAvailableNow|streamWriter|_(int|event)_(arrow|rows)|test_\w+|get_(source|filename))$"
 )
 """What asyncio, click, importlib and Spark call by name, and what is looked up by a name put together."""
-PUBLIC_API = frozenset({"kill_worker"})
+PUBLIC_API = frozenset({"contains", "kill_worker", "weekday"})
 """What only users call."""
 SNAPSHOTS = frozenset({"divided"})
 """What only snapshots will call: how state is divided among subtasks. (They also write and read it.)"""

@@ -6,7 +6,7 @@ to the plan (:mod:`minishuffle.plan`), and checks its arguments there.
 
 A stream's batches are lists of rows; :meth:`Stream.to_table` makes columns of them. A table's are Arrow, and
 run without Python per row; it is not a collection: its batches flow through the job, with an end or without.
-Expressions are ``pyarrow.compute.Expression``: ``pc.field("amount") * 2``.
+Expressions are made by ``minishuffle.col``, or are of ``pyarrow.compute``: ``col("amount") * 2``.
 
 ``on_error`` says what becomes of a record whose function raises: ``"fail"`` fails the task,
 which restarts without the batch that it had in hand, until it has failed too often (``restart_failures_max``)
@@ -109,6 +109,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    from minishuffle.api.columns import ColumnExpression
     from minishuffle.operators.chained import Emission, OnError
     from minishuffle.operators.event_time_operator import LatePolicy
     from minishuffle.operators.join_inputs import How
@@ -844,31 +845,37 @@ class Table(TableSources, StreamSinks, SideOutputs["Table"], Bridged):
         time."""
         return self._then(RenameStep(self._given("rename"), names))
 
-    def with_columns(self, **columns: pc.Expression) -> Table:
+    def with_columns(self, **columns: pc.Expression | ColumnExpression) -> Table:
         """Columns that expressions give, in place of those of the same name or after the others.
 
-        All read the columns as they were before: ``with_columns(total=pc.field("price") * pc.field("n"))``.
+        All read the columns as they were before: ``with_columns(total=col("price") * col("n"))``, with
+        :func:`minishuffle.col`, or ``pc.field`` of ``pyarrow.compute``.
         Event time stays as it was, also if its column is replaced: call :meth:`event_time` for another one.
-        Whole numbers divided by ``/`` give whole numbers (cast one to float64 for others), and there is no
-        ``%``: write ``a - a / b * b``. A result of ``+ - * /`` that does not fit into its
-        type is an error; functions such as ``pc.add`` wrap around, unlike ``pc.add_checked``.
+        Whole numbers divided by ``/`` give whole numbers (cast one to float64 for others); ``//`` and ``%``
+        of ``col`` are those of Python. A result of ``+ - * /`` that does not fit into its type is an error;
+        functions such as ``pc.add`` wrap around, unlike ``pc.add_checked``.
 
         Raises:
             UnknownName: an expression reads another column.
             UsageError: an argument is no expression, or its functions do not take these types.
         """
+        from minishuffle.api.columns import plain_expression
+
         given = self._given("with_columns")
         plan = self._held(stays=given.time_column not in columns)
-        return Table(plan.then(WithColumnsStep(plan.gives, columns)))
+        plain = {name: plain_expression(each) for name, each in columns.items()}
+        return Table(plan.then(WithColumnsStep(plan.gives, plain)))
 
-    def filter(self, condition: pc.Expression) -> Table:
-        """The rows for which the expression is true: ``filter(pc.field("amount") > 10)``. Null is not true.
+    def filter(self, condition: pc.Expression | ColumnExpression) -> Table:
+        """The rows for which the expression is true: ``filter(col("amount") > 10)``. Null is not true.
 
         Raises:
             UnknownName: the expression reads another column.
             UsageError: it is no expression, or gives no truth value.
         """
-        return self._then(FilterStep(self._given("filter"), condition))
+        from minishuffle.api.columns import plain_expression
+
+        return self._then(FilterStep(self._given("filter"), plain_expression(condition)))
 
     def explode(self, column: str) -> Table:
         """Each row once for each value of the list in ``column``, which then holds that value; a row whose
