@@ -17,17 +17,18 @@ from minishuffle.cli.terminal import echo
 from minishuffle.cli.top import WatchedCluster, looks
 from minishuffle.cli.vertexchannels import vertex_number
 from minishuffle.client import Client
-from minishuffle.errors import PeerLost, UsageError
+from minishuffle.errors import UsageError
 from minishuffle.observe.loads import vertex_loads
 from minishuffle.observe.profiles import (
-    ANSWER_SECONDS_MAX,
+    PROFILE_LATE_SECONDS_MAX,
     Called,
+    ProfileQuestion,
+    SubtaskProfile,
     calls,
-    ended_profile,
     folded_lines,
     functions,
 )
-from minishuffle.wire.inquiries import AskWorkers, ProfiledTask, TaskProfile
+from minishuffle.wire.inquiries import TaskProfile
 from minishuffle.wire.requests import JOB_LIVE, TaskInfo
 
 __all__ = ["ChosenTask", "chosen_task", "profile", "profile_lines"]
@@ -103,19 +104,12 @@ def profile(
         chosen = chosen_task(client, job, task)
         if not as_json:
             echo(f"{chosen.name} of job {job}, on worker {chosen.task.worker}, for {seconds:g} s{chosen.why}")
-        asked = ProfiledTask(
-            profile=secrets.token_hex(8),
-            operator=chosen.task.operator,
-            index=chosen.task.index,
-            seconds=seconds,
-            hertz=rate,
-        )
-        found = _taken(client, job, chosen, asked)
+        question = ProfileQuestion(job, chosen.task, secrets.token_hex(8), seconds=seconds, hertz=rate)
+        found = _taken(client, question, seconds)
     if folded is not None:
         folded.write_text("".join(f"{line}\n" for line in folded_lines(found)), encoding="utf-8")
     if as_json:
-        named = {"job": job, "task": chosen.name, "worker": chosen.task.worker}
-        print_json(named | found.model_dump())
+        print_json(found.model_dump())
         return
     for line in profile_lines(found, tree=folded is None):
         echo(line)
@@ -152,24 +146,18 @@ def chosen_task(client: WatchedCluster, job: str, named: str | None) -> ChosenTa
     return ChosenTask(tasks[number, index], f": the busiest of {which}, {busy:.0%} of its time")
 
 
-def _taken(client: Client, job: str, chosen: ChosenTask, asked: ProfiledTask) -> TaskProfile:
+def _taken(client: Client, question: ProfileQuestion, seconds: float) -> SubtaskProfile:
     """Have the worker take it, and wait for its end.
 
     Raises:
         UsageError: the worker takes another one, or has no such subtask.
         PeerLost: the worker does not answer.
     """
-    worker = chosen.task.worker
-    deadline = time.monotonic() + asked.seconds + ANSWER_SECONDS_MAX
-    question = AskWorkers(job=job, workers=[worker], profile=asked)
-    while (found := ended_profile(client.ask_workers(question), worker)) is None:
-        left = deadline - time.monotonic()
-        if left < 0:
-            raise PeerLost(
-                f"worker {worker} does not give its profile of {chosen.name}: 'minishuffle dump {job}' shows "
-                "whether it answers"
-            )
-        time.sleep(min(LOOK_SECONDS, asked.seconds))
+    deadline = time.monotonic() + seconds + PROFILE_LATE_SECONDS_MAX
+    while (found := question.read(client.ask_workers(question.message))) is None:
+        if time.monotonic() > deadline:
+            raise question.unanswered()
+        time.sleep(min(LOOK_SECONDS, seconds))
     return found
 
 

@@ -7,14 +7,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from minishuffle.errors import UsageError
-from minishuffle.wire.inquiries import FrameKind, ProfiledFrame, TaskProfile, WorkersAnswered
+from minishuffle.errors import PeerLost, UsageError
+from minishuffle.wire.inquiries import (
+    AskWorkers,
+    FrameKind,
+    ProfiledFrame,
+    ProfiledTask,
+    TaskProfile,
+    WorkersAnswered,
+)
+from minishuffle.wire.requests import TaskInfo
 
-__all__ = ["Called", "calls", "ended_profile", "folded_lines", "functions"]
+__all__ = [
+    "PROFILE_LATE_SECONDS_MAX",
+    "Called",
+    "ProfileQuestion",
+    "SubtaskProfile",
+    "calls",
+    "folded_lines",
+    "functions",
+]
 
 Function: TypeAlias = tuple[str, str]
 """Its name and its file."""
-ANSWER_SECONDS_MAX: Final = 10.0
+PROFILE_LATE_SECONDS_MAX: Final = 5.0
 """How long a profile whose time is up is asked for, from a worker that is held up."""
 
 
@@ -48,19 +64,53 @@ class Called:
         return sorted(self.inner.values(), key=lambda each: each.samples, reverse=True)
 
 
-def ended_profile(answered: WorkersAnswered, worker: int) -> TaskProfile | None:
-    """The profile that a worker was asked for; None: it has not ended, or the worker was held up.
+class SubtaskProfile(TaskProfile):
+    """A profile that has ended, and whose it is."""
 
-    Raises:
-        UsageError: the worker refuses it.
+    job: str
+    task: str
+    """Name and index of the subtask."""
+    worker: int
+
+
+class ProfileQuestion:
+    """Asks the worker of a subtask for its profile, again and again until it has ended.
+
+    Args:
+        name: an id of the profile that no other has.
     """
-    answer = answered.answers.get(worker)
-    if answer is None:
-        return None
-    profile = TaskProfile.model_validate_json(answer)
-    if profile.state == "refused":
-        raise UsageError(profile.why)
-    return profile if profile.state == "ended" else None
+
+    def __init__(self, job: str, task: TaskInfo, name: str, *, seconds: float, hertz: float) -> None:
+        self._job, self._task = job, task
+        self._subject = f"{task.name}[{task.index}]"
+        asked = ProfiledTask(
+            profile=name, operator=task.operator, index=task.index, seconds=seconds, hertz=hertz
+        )
+        self.message = AskWorkers(job=job, workers=[task.worker], profile=asked)
+
+    def read(self, answered: WorkersAnswered) -> SubtaskProfile | None:
+        """The profile; None: it has not ended, or the worker was held up.
+
+        Raises:
+            UsageError: the worker refuses it.
+        """
+        answer = answered.answers.get(self._task.worker)
+        if answer is None:
+            return None
+        profile = TaskProfile.model_validate_json(answer)
+        if profile.state == "refused":
+            raise UsageError(profile.why)
+        if profile.state != "ended":
+            return None
+        whose = {"job": self._job, "task": self._subject, "worker": self._task.worker}
+        return SubtaskProfile.model_validate(whose | profile.model_dump())
+
+    def unanswered(self) -> PeerLost:
+        """What to raise when PROFILE_LATE_SECONDS_MAX have passed since it should have ended."""
+        return PeerLost(
+            f"worker {self._task.worker} does not give its profile of {self._subject}: 'minishuffle dump "
+            f"{self._job}' shows whether it answers"
+        )
 
 
 def _stacks(profile: TaskProfile) -> Iterator[tuple[list[ProfiledFrame], int]]:

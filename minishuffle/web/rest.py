@@ -19,6 +19,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from minishuffle import limits
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot
@@ -40,6 +41,7 @@ from minishuffle.observe.edgerows import (
     EdgeSample,
 )
 from minishuffle.observe.loads import VertexLoad
+from minishuffle.observe.profiles import PROFILE_LATE_SECONDS_MAX, ProfileQuestion, SubtaskProfile
 from minishuffle.transport.credentials import Credentials
 from minishuffle.web.openapi import Operation, openapi_document
 from minishuffle.web.pools import ANSWER_SECONDS_MAX, JobBuffers, asked_workers
@@ -75,6 +77,7 @@ __all__ = ["CoordinatorSource", "RestInterface"]
 WAIT_SECONDS_MAX: Final = 15.0
 """A request may wait so long for something new; less than the time after which connections are closed."""
 DIAGNOSED_SECONDS_MAX: Final = WAIT_SECONDS_MAX - LATE_SECONDS_MAX
+PROFILED_SECONDS_MAX: Final = WAIT_SECONDS_MAX - PROFILE_LATE_SECONDS_MAX
 LATE_LOOK_SECONDS: Final = 0.25
 """Between the looks at a job whose subtasks report late."""
 NAME_SHOWN: Final = 20
@@ -148,6 +151,17 @@ class Sampling(BaseModel):
     seconds: float = Field(SAMPLE_SECONDS_DEFAULT, ge=0.1, le=SAMPLE_SECONDS_DEFAULT)
 
 
+class Profiling(BaseModel):
+    """The subtask, how long samples of it are taken, and how many in a second."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    operator: int = Field(0, ge=0, le=NUMBER_MAX)
+    index: int = Field(0, ge=0, le=NUMBER_MAX)
+    seconds: float = Field(5.0, ge=0.1, le=PROFILED_SECONDS_MAX)
+    rate: float = Field(50.0, ge=1.0, le=limits.PROFILE_HERTZ_MAX)
+
+
 class JobLoads(BaseModel):
     """What the vertices of a job did in the last seconds; none if it does not run."""
 
@@ -184,6 +198,7 @@ class RestInterface:
             "Events of a job numbered above 'after'",
             "Lines of a job's log after the first 'after'",
         )
+        where = "Where a subtask spends its time"
         files, history = "Files that a job has completed", "Samples of a job of the last ten minutes"
         self._operations = [
             Operation("GET", "/api/v1/cluster", "The cluster and its workers", ClusterStatus, self._cluster),
@@ -205,6 +220,7 @@ class RestInterface:
             Operation("GET", f"{of_job}/history", history, JobSamples, self._history, After),
             Operation("GET", f"{of_job}/buffers", "Pools and channels of a job", JobBuffers, self._buffers),
             Operation("GET", f"{of_job}/dump", "Each task and channel of a job", JobDump, self._dump),
+            Operation("GET", f"{of_job}/profile", where, SubtaskProfile, self._profile, Profiling),
             Operation("GET", f"{of_job}/events", events, JobEvents, self._events, AfterOrWait),
             Operation("GET", f"{of_job}/logs", logs, JobLogs, self._logs, AfterOrWait),
             Operation("GET", f"{of_job}/files", files, JobFiles, self._files, After),
@@ -328,6 +344,24 @@ class RestInterface:
         answered = await self._ask(AskWorkers(job=job), WorkersAnswered)
         workers = [json.loads(answer) for _, answer in sorted(answered.answers.items())]
         return JobDump(workers=workers, silent=answered.silent)
+
+    async def _profile(self, job: str, query: Profiling) -> SubtaskProfile:
+        """Have its worker take it, and ask until it has ended."""
+        info = await self._job(job, None)
+        if info.state not in JOB_LIVE:
+            raise UsageError(f"job {job} is {info.state}: only one that runs has a profile")
+        place = query.operator, query.index
+        task = next((task for task in info.tasks if (task.operator, task.index) == place), None)
+        if task is None:
+            raise UnknownName(f"job {job} has no subtask {query.index} of operator {query.operator}")
+        question = ProfileQuestion(job, task, secrets.token_hex(8), seconds=query.seconds, hertz=query.rate)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + query.seconds + PROFILE_LATE_SECONDS_MAX
+        while (found := question.read(await self._ask(question.message, WorkersAnswered))) is None:
+            if clock() > deadline:
+                raise question.unanswered()
+            await asyncio.sleep(LATE_LOOK_SECONDS)
+        return found
 
     async def _events(self, job: str, query: AfterOrWait) -> JobEvents:
         request = GetEvents(job=job, after=query.after, wait_seconds=query.wait_seconds)

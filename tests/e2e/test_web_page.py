@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -32,6 +33,7 @@ from minishuffle.web.server import serve_coordinator_web
 from support.accesses import READ_TOKEN, TOKEN, access
 from support.browser import NOT_ANSWERED, Shown, chromium, shown
 from support.coordinators import ScriptedCoordinator
+from support.sickjobs import SICK
 from support.soak import SOAK
 
 pytestmark = [
@@ -165,6 +167,33 @@ def test_back_pressure(browser: Browser, cluster: LocalCluster, base: str) -> No
         page.page.locator("#vertex td.alert", has_text="starved").wait_for()
         page.see("from producer[0]", "#vertex")
         page.check(faults=False)
+
+
+def test_a_profile_is_drawn_as_a_flame_graph(browser: Browser, cluster: LocalCluster, base: str) -> None:
+    stream = SICK["slow function"](Random(1)).stream
+    with running(cluster, stream, "slow") as job, shown(browser, f"{base}#/jobs/{job.id}") as page:
+        page.page.locator(".vertex", has_text="map").click()
+        page.page.get_by_role("button", name="Profile 5 s").click()
+        page.see("50 times a second", ".profile")
+        burn = page.page.locator(".box.code", has_text="burn").first
+        burn.wait_for()
+        page.see("250 samples in 5", ".profile")
+        assert page.page.locator(".profile tbody th").first.inner_text().endswith("burn"), "the top one"
+        assert "support/sickjobs.py:" in (burn.get_attribute("aria-label") or "")
+        page.page.locator(".box").first.focus()
+        page.page.keyboard.press("ArrowDown")
+        page.page.keyboard.press("ArrowDown")
+        assert "burn" in page.page.locator(".box:focus").inner_text()
+        page.page.keyboard.press("Enter")
+        width = "each => each.style.width"
+        assert burn.evaluate(width) == "100%"
+        page.page.keyboard.press("Escape")
+        page.page.wait_for_function("() => document.querySelector('.box.code').style.width !== '100%'")
+        before = page.page.locator(".box").count()
+        page.page.get_by_label("Show code of minishuffle").check()
+        page.page.locator(".box.runtime").first.wait_for()
+        assert page.page.locator(".box").count() > before
+        page.check()
 
 
 def measured(samples: Samples, job: str) -> list[int]:

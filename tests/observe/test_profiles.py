@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from minishuffle.counters import TaskCounters
 from minishuffle.errors import UsageError
-from minishuffle.observe.profiles import calls, ended_profile, folded_lines, functions
-from minishuffle.wire.inquiries import ProfiledFrame, ProfiledStack, TaskProfile, WorkersAnswered
+from minishuffle.observe.profiles import ProfileQuestion, SubtaskProfile, calls, folded_lines, functions
+from minishuffle.wire.inquiries import (
+    AskWorkers,
+    ProfiledFrame,
+    ProfiledStack,
+    ProfiledTask,
+    TaskProfile,
+    WorkersAnswered,
+)
+from minishuffle.wire.requests import TaskInfo
 
 FRAMES = [
     ProfiledFrame(function="map", kind="operator"),
@@ -68,12 +77,21 @@ def test_stacks_are_folded_as_other_tools_read_them() -> None:
     ]
 
 
-def test_a_profile_is_there_once_it_has_ended_and_a_refusal_says_why() -> None:
-    def answered(profile: TaskProfile) -> WorkersAnswered:
-        return WorkersAnswered(answers={2: profile.model_dump_json().encode()})
+def test_a_worker_is_asked_until_the_profile_has_ended_and_a_refusal_says_why() -> None:
+    place = {"operator": 1, "name": "map", "index": 3, "attempt": 1, "state": "running", "worker": 2}
+    task = TaskInfo.model_validate({**place, "counters": TaskCounters()})
+    question = ProfileQuestion("j1", task, "p", seconds=2.0, hertz=50.0)
+    asked = ProfiledTask(profile="p", operator=1, index=3, seconds=2.0, hertz=50.0)
+    assert question.message == AskWorkers(job="j1", workers=[2], profile=asked)
 
-    assert ended_profile(answered(PROFILE), 2) == PROFILE
-    assert ended_profile(answered(TaskProfile(state="sampling")), 2) is None
-    assert ended_profile(WorkersAnswered(answers={}, silent=[2]), 2) is None
+    def read(profile: TaskProfile) -> SubtaskProfile | None:
+        return question.read(WorkersAnswered(answers={2: profile.model_dump_json().encode()}))
+
+    assert read(TaskProfile(state="sampling")) is None
+    assert question.read(WorkersAnswered(answers={}, silent=[2])) is None
+    found = read(PROFILE)
+    assert found is not None and (found.job, found.task, found.worker) == ("j1", "map[3]", 2)
+    assert (found.frames, found.stacks) == (PROFILE.frames, PROFILE.stacks)
     with pytest.raises(UsageError, match="takes a profile of a"):
-        ended_profile(answered(TaskProfile(state="refused", why="it takes a profile of a[1]")), 2)
+        read(TaskProfile(state="refused", why="it takes a profile of a[1]"))
+    assert "worker 2 does not give its profile of map[3]: 'minishuffle dump j1'" in str(question.unanswered())

@@ -16,7 +16,7 @@ from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot, TaskCounters
 from minishuffle.errors import error_from_code
 from minishuffle.plan.graph import Edge, JobGraph, Vertex
-from minishuffle.wire.inquiries import TappedEdge, WorkerAnswered, WorkerAsked
+from minishuffle.wire.inquiries import ProfiledTask, TappedEdge, TaskProfile, WorkerAnswered, WorkerAsked
 from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
@@ -66,6 +66,8 @@ class ScriptedCoordinator:
     """What its tasks write between two questions of a tap."""
     taps: set[str] = field(default_factory=set)
     """Those that are open on the worker."""
+    profiles: list[str] = field(default_factory=list)
+    """Questions of profiles: each has ended when it is asked for again."""
     tapped: int = 0
     """Questions of taps."""
 
@@ -95,6 +97,12 @@ class ScriptedCoordinator:
                     self._reply = message
                 case SendToWorker(message=Registered(epoch=epoch)):
                     self.epoch = epoch
+                case SendToWorker(message=WorkerAsked(profile=ProfiledTask(profile=name), ticket=ticket)):
+                    self.profiles.append(name)
+                    state = "ended" if self.profiles.count(name) > 1 else "sampling"
+                    found = TaskProfile(state=state, seconds=0.1).model_dump_json()
+                    answered = WorkerAnswered(term=TERM, ticket=ticket, answer=found.encode())
+                    self._carry_out(self.state.worker_message(WORKER_LINK, answered, self.now))
                 case SendToWorker(message=WorkerAsked(ticket=ticket, job=job, tap=tap)):
                     found = {"of": job} if tap is None else {"rows": self._rows(tap), "producers": 1}
                     answered = WorkerAnswered(term=TERM, ticket=ticket, answer=json.dumps(found).encode())

@@ -290,6 +290,26 @@ def test_a_dump_is_what_each_worker_answers() -> None:
     bounded(body)
 
 
+def test_a_profile_is_asked_for_until_it_has_ended() -> None:
+    async def body() -> None:
+        async with rest() as api:
+            job = api.coordinator.submit(parallelism=2)
+            path = f"/api/v1/jobs/{job}/profile"
+            found = await api.get(f"{path}?operator=1&index=1&seconds=0.5&rate=100")
+            tasks = {(task.operator, task.index): task for task in api.coordinator.tasks.values()}
+            assert (found["job"], found["task"], found["state"]) == (job, f"{tasks[1, 1].name}[1]", "ended")
+            assert len(api.coordinator.profiles) == 2 and len(set(api.coordinator.profiles)) == 1
+            for query, status, text in (
+                ("operator=9", 404, f"job {job} has no subtask 0 of operator 9"),
+                ("seconds=11", 400, "parameter seconds"),
+                ("rate=1000", 400, "parameter rate"),
+            ):
+                refused = await api.ask(f"{path}?{query}")
+                assert refused[0] == status and text in refused[1]["text"], query
+
+    bounded(body)
+
+
 def test_a_worker_serves_the_buffers_of_all_its_tasks() -> None:
     async def body() -> None:
         worker = await serve_worker_web(lambda: worker_with("j1", "j2"), 0, worker_access())

@@ -4,6 +4,7 @@ import type { Buffers, Graph, History, Job, Task, TaskBuffers, VertexLoad } from
 import { usePoll } from "./api";
 import { Channels } from "./channels";
 import { Chart } from "./chart";
+import { ProfileOf } from "./flame";
 import { bytes, count, millis, percent, rate } from "./format";
 import { Empty, Facts, LevelBadge, Section, Share, State, Table } from "./parts";
 import { Outputs } from "./tap";
@@ -92,6 +93,7 @@ export function Vertex(props: { graph: Graph; job: Job; number: number; load: Ve
         </tbody>
       </Table>
       <Latencies tasks={tasks} name={vertex.name} />
+      {runs && <ProfileOf key={`profile ${number}`} job={job.job} tasks={tasks} busiest={load?.busiest ?? 0} />}
       {runs && <Outputs key={`outputs ${number}`} job={job.job} number={number} graph={graph} />}
       {runs && <BufferTable job={job.job} number={number} name={vertex.name} />}
       {runs && <Channels key={number} job={job.job} number={number} graph={graph} />}
