@@ -16,6 +16,8 @@ import pyarrow as pa
 
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch, Payload
+from minishuffle.exchange.collected import table_of
+from minishuffle.exchange.schemas import as_declared, batch_without_rows
 from minishuffle.operators.batch_times import microseconds
 from minishuffle.plan.detached import detached
 from minishuffle.plan.nodes import ObjectSchema
@@ -147,7 +149,7 @@ class JobHarness:
             UsageError: it would go back.
         """
         __tracebackhide__ = True
-        if not seconds >= 0:
+        if not isinstance(seconds, int | float) or not seconds >= 0:
             raise UsageError(f"advance_clock takes seconds from 0 on, not {seconds!r}: a clock goes forward")
         self._running(lambda: self._go_on(self._clock + seconds))
 
@@ -231,13 +233,11 @@ class JobHarness:
 
 
 def _joined(payloads: list[Payload], schema: pa.Schema | None) -> Any:
-    """One list of all rows, or one table of all columns; without any of them an empty one."""
+    """One list of all rows, or one table of all columns, in the ``schema`` of its end if there is one."""
     batches = [payload for payload in payloads if not isinstance(payload, list)]
-    if batches:
-        return pa.Table.from_batches(batches)
     if schema is not None:
-        return schema.empty_table()
-    return [row for payload in payloads for row in payload]
+        batches = [as_declared(batch, schema) for batch in batches] or [batch_without_rows(schema)]
+    return table_of(batches) if batches else [row for payload in payloads for row in payload]
 
 
 def _example(names: list[str]) -> str:

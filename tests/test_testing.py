@@ -267,8 +267,9 @@ def test_the_clock_moves_by_hand_alone() -> None:
         job.advance_clock(31)
         job.push([{"k": "a"}])
         assert job.take() == [("row", 1), ("a", at(5))]
-        with pytest.raises(UsageError, match="takes seconds from 0 on, not -1"):
-            job.advance_clock(-1)
+        for wrong in (-1, "1"):
+            with pytest.raises(UsageError, match=f"takes seconds from 0 on, not {wrong!r}"):
+                job.advance_clock(wrong)  # type: ignore[arg-type]
 
 
 def test_a_silent_input_is_idle_once_the_clock_says_so() -> None:
@@ -370,3 +371,7 @@ def test_columns_are_computed_as_in_a_cluster() -> None:
     doubled = clicks().with_columns(twice=pc.binary_join_element_wise(pc.field("user"), pc.field("user"), ""))
     kept = doubled.filter(pc.field("twice") != "bb").select("twice")
     assert testing.run(kept, [{"user": "a"}, {"user": "b"}]) == pa.table({"twice": ["aa"]})
+    held = pa.table({"shop": pa.array(["x", "y", "x"]).dictionary_encode()}, metadata={"made": "by hand"})
+    shops = Table.from_arrow(held).key_by("shop").distinct()
+    assert shops.schema == pa.schema({"shop": pa.string()})
+    assert testing.run(shops).schema.equals(shops.schema, check_metadata=True)

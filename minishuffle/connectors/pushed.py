@@ -11,6 +11,7 @@ import pyarrow as pa
 from minishuffle.errors import UnserializableRecord, UsageError
 from minishuffle.exchange.batch import Batch, Payload
 from minishuffle.exchange.rows import pack_rows, unpack_rows
+from minishuffle.exchange.schemas import batch_without_rows
 from minishuffle.exchange.sizes import Drop, sendable
 from minishuffle.limits import BATCH_ROWS_MAX, LIST_ROWS
 from minishuffle.operators.base import Emit
@@ -87,7 +88,7 @@ class PushedSource:
             except UsageError as error:
                 raise UsageError(f"rows for {self.name!r}: {error}") from error
         else:
-            table = schema.empty_table()
+            table = pa.Table.from_batches([batch_without_rows(schema)])
         return iter(table.to_batches(max_chunksize=BATCH_ROWS_MAX))
 
     def _checked(self, table: pa.Table, schema: pa.Schema) -> pa.Table:

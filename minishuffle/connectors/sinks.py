@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch, Payload
-from minishuffle.exchange.schemas import batch_without_rows, encoded, with_types
+from minishuffle.exchange.schemas import as_declared, batch_without_rows
 from minishuffle.operators.base import Emit, TaskContext
 from minishuffle.operators.chained import ChainedOperator
 from minishuffle.operators.row_conversion import rows_of
@@ -58,19 +58,12 @@ class CollectSink(ChainedOperator):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         self._sent = True
         self.context.collect(
-            batch.payload if self._schema is None else _declared(batch.payload, self._schema)
+            batch.payload if self._schema is None else as_declared(batch.payload, self._schema)
         )
 
     def finish(self, emit: Emit) -> None:
         if self._schema is not None and not self._sent and not self.context.index:
             self.context.collect(batch_without_rows(self._schema))
-
-
-def _declared(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch in the schema of its table, but for dictionaries that an exchange has decoded for good."""
-    columns = [encoded(batch.column(field.name), field.type) for field in schema]
-    kinds = [column.type for column in columns]
-    return pa.RecordBatch.from_arrays(columns, schema=with_types(schema, kinds))
 
 
 class CountSink(ChainedOperator):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "as_declared",
     "batch_without_rows",
     "converted",
     "decoded",
@@ -183,6 +184,15 @@ def encoded(column: Any, kind: pa.DataType) -> Any:
     with suppress(pa.ArrowException):  # Of nested values, or too many for the type of the indices.
         return converted(column.dictionary_encode() if pa.types.is_dictionary(kind) else column, kind)
     return column
+
+
+def as_declared(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch in the schema of its table, but for dictionaries that an exchange has decoded for good."""
+    import pyarrow as pa
+
+    columns = [encoded(batch.column(field.name), field.type) for field in schema]
+    kinds = [column.type for column in columns]
+    return pa.RecordBatch.from_arrays(columns, schema=with_types(schema, kinds))
 
 
 def has_ordered_categories(kind: pa.DataType) -> bool:
