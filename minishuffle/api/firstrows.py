@@ -13,13 +13,13 @@ from minishuffle.connectors.limited import LimitedSource
 from minishuffle.errors import ShuffleError, TaskFailed, UsageError
 from minishuffle.exchange.batch import Batch, Payload
 from minishuffle.limits import SHOWN_SECONDS_MAX, SHOWN_SOURCE_ROWS_MAX
-from minishuffle.operators.row_conversion import rows_of
 from minishuffle.plan.detached import DetachedPlan, TakenEnd, limited, limited_before
 from minishuffle.plan.nodes import Node, ObjectSchema
 from minishuffle.runtime.onethread import OneThread
 from minishuffle.runtime.usererrors import describe_failure
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from rich.table import Table
 
 __all__ = ["print_first_rows", "rows_before"]
@@ -44,10 +44,11 @@ class _Shown:
         return sum(map(len, self.batches))
 
     def rows(self, count: int) -> list[Any]:
-        """The first rows, those of columns as dicts."""
+        """The first rows, those of columns as tuples of Arrow's scalars."""
         found: list[Any] = []
         for batch in self.batches:
-            found += rows_of(Batch(batch[: count - len(found)]))
+            first = batch[: count - len(found)]
+            found += first if isinstance(first, list) else zip(*first.columns, strict=True)
         return found
 
 
@@ -137,7 +138,7 @@ def _table(shown: _Shown, rows: list[Any]) -> Table:
         return table
     table = new_table(f"{column.name}\n{column.type}" for column in schema)
     for row in rows:
-        table.add_row(*_cells(row, schema.names))
+        table.add_row(*(_cell(value, _scalar_text) for value in row))
     return table
 
 
@@ -145,6 +146,19 @@ def _cells(row: dict[Any, Any], names: Sequence[Any]) -> Iterator[str]:
     return (_cell(row[name], str) if name in row else "" for name in names)
 
 
-def _cell(value: Any, shown: Any) -> str:
-    text: str = "null" if value is None else shown(value)
+def _cell(value: Any, shown: Callable[[Any], str]) -> str:
+    text = "null" if value is None else shown(value)
     return text if len(text) <= CELL_CHARS else f"{text[: CELL_CHARS - 1]}…"
+
+
+def _scalar_text(scalar: pa.Scalar) -> str:
+    """A value of a column in Python's form; in Arrow's if Python has none, of a time after 9999 say."""
+    import pyarrow as pa
+
+    if not scalar.is_valid:
+        return "null"
+    try:
+        return str(scalar.as_py())
+    except (ValueError, OverflowError, NotImplementedError):
+        text = " ".join(pa.repeat(scalar, 1).to_string().split())
+        return text.removeprefix("[ ").removesuffix(" ]")

@@ -64,6 +64,11 @@ def test_a_table_is_shown_with_its_schema(printed: Any) -> None:
     assert printed()[2:] == ["x" * 59 + "…", CUT.format("row")]
     table.filter(pc.field("n") > 9).select("n").show()
     assert printed() == ["n", "int64", "no rows"]
+    ages = [[2**60], [10**9], [None], None]
+    Table.from_arrow(pa.table({"ages": pa.array(ages, pa.list_(pa.timestamp("us")))})).show()
+    beyond, known, *missing = printed()[2:]
+    assert "<value out of range: 1152921504606846976>" in beyond
+    assert (known, missing) == ("[datetime.datetime(1970, 1, 1, 0, 16, 40)]", ["[None]", "null"])
 
 
 def test_rows_are_shown_by_name_or_as_they_are(printed: Any) -> None:
