@@ -18,9 +18,8 @@ import tempfile
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from minishuffle import LocalCluster, Table, TaskContext
+from minishuffle import LocalCluster, Table, TaskContext, col
 
 LINES = """\
 {"user": "ann", "price": 12.5, "n": 1}
@@ -53,7 +52,7 @@ def main() -> None:
         read = Path(folder, "orders.json")
         read.write_text(LINES)
         orders = Table.from_files(read, format="json", schema=schema, on_error="dead_letter")
-        priced = orders.with_columns(amount=pc.field("price") * pc.field("n"))
+        priced = orders.with_columns(amount=col("price") * col("n"))
         job = cluster.submit(priced.to(JsonLines(folder)))
         job.wait()
         written = [part.read_text() for part in Path(folder).glob("part-*")]

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from minishuffle import LocalCluster, Table, TaskContext
+from minishuffle import LocalCluster, Table, TaskContext, col
 
 ROWS = pa.table({"id": [0, 1, 2], "x0": [0.0, 1.0, 2.0], "x1": [0.0, 0.0, 1.0]})
 SCHEMA = {"id": "int64", "score": "float64"}
@@ -45,7 +44,7 @@ def main() -> None:
         file = Path(folder, "model.npz")
         np.savez(file, weights=[2.0, 2.0], bias=-1.0)
         scored = Table.from_arrow(ROWS).map_batches(Score(file), schema=SCHEMA)
-        found = scored.with_columns(likely=pc.field("score") > 0)
+        found = scored.with_columns(likely=col("score") > 0)
         for row in cluster.run(found).sort_by("id").to_pylist():
             print(row["id"], row["score"], "yes" if row["likely"] else "no")
 
