@@ -1,7 +1,8 @@
 """``col``: expressions of columns with the operators of Python, and with methods for texts and times.
 
-What it makes is a ``pyarrow.compute.Expression``, in :attr:`ColumnExpression.expression`, so that both may be
-mixed, and a function that stands only there be called: ``pc.utf8_reverse(col("word").expression)``.
+What it makes is a ``pyarrow.compute.Expression``, in :attr:`ColumnExpression.expression`, so that a function
+that stands only there may be called: ``pc.utf8_reverse(col("word").expression)``. Operators take both where
+that of ``col`` stands on the left: those of pyarrow take their own alone.
 
 In a row where a column is null, so is what is computed of it, unless a method says otherwise.
 """
@@ -43,9 +44,12 @@ def plain_expression(given: Any) -> Any:
 
 
 def _operand(value: Any) -> pc.Expression:
-    """An expression, of a value of Python too."""
+    """An expression, of a value of Python too. Raises UsageError: Arrow has no such value."""
     value = plain_expression(value)
-    return value if isinstance(value, pc.Expression) else pc.scalar(value)
+    try:
+        return value if isinstance(value, pc.Expression) else pc.scalar(value)
+    except pa.ArrowException as error:
+        raise UsageError(f"{value!r:.80} is no column, and no constant that Arrow takes: {error}") from error
 
 
 class ColumnExpression:
@@ -75,25 +79,25 @@ class ColumnExpression:
     # --- arithmetic ------------------------------------------------------------------------------
 
     def __add__(self, other: Any) -> ColumnExpression:
-        return ColumnExpression(self.expression + plain_expression(other))
+        return ColumnExpression(self.expression + _operand(other))
 
     def __radd__(self, other: Any) -> ColumnExpression:
         return ColumnExpression(_operand(other) + self.expression)
 
     def __sub__(self, other: Any) -> ColumnExpression:
-        return ColumnExpression(self.expression - plain_expression(other))
+        return ColumnExpression(self.expression - _operand(other))
 
     def __rsub__(self, other: Any) -> ColumnExpression:
         return ColumnExpression(_operand(other) - self.expression)
 
     def __mul__(self, other: Any) -> ColumnExpression:
-        return ColumnExpression(self.expression * plain_expression(other))
+        return ColumnExpression(self.expression * _operand(other))
 
     def __rmul__(self, other: Any) -> ColumnExpression:
         return ColumnExpression(_operand(other) * self.expression)
 
     def __truediv__(self, other: Any) -> ColumnExpression:
-        return ColumnExpression(self.expression / plain_expression(other))
+        return ColumnExpression(self.expression / _operand(other))
 
     def __rtruediv__(self, other: Any) -> ColumnExpression:
         return ColumnExpression(_operand(other) / self.expression)
@@ -127,22 +131,22 @@ class ColumnExpression:
     # --- comparisons and conditions --------------------------------------------------------------
 
     def __eq__(self, other: object) -> ColumnExpression:  # type: ignore[override]
-        return ColumnExpression(self.expression == _compared(other, "x.is_null()"))
+        return ColumnExpression(self.expression == _compared(other))
 
     def __ne__(self, other: object) -> ColumnExpression:  # type: ignore[override]
-        return ColumnExpression(self.expression != _compared(other, "~x.is_null()"))
+        return ColumnExpression(self.expression != _compared(other))
 
     def __lt__(self, other: Any) -> ColumnExpression:
-        return ColumnExpression(self.expression < plain_expression(other))
+        return ColumnExpression(self.expression < _compared(other))
 
     def __le__(self, other: Any) -> ColumnExpression:
-        return ColumnExpression(self.expression <= plain_expression(other))
+        return ColumnExpression(self.expression <= _compared(other))
 
     def __gt__(self, other: Any) -> ColumnExpression:
-        return ColumnExpression(self.expression > plain_expression(other))
+        return ColumnExpression(self.expression > _compared(other))
 
     def __ge__(self, other: Any) -> ColumnExpression:
-        return ColumnExpression(self.expression >= plain_expression(other))
+        return ColumnExpression(self.expression >= _compared(other))
 
     def __and__(self, other: Any) -> ColumnExpression:
         return ColumnExpression(self.expression & _operand(other))
@@ -160,9 +164,21 @@ class ColumnExpression:
         return ColumnExpression(~self.expression)
 
     def is_in(self, values: Iterable[Any]) -> ColumnExpression:
-        """Whether the value is one of these; true or false. A null is not, unless None is among them."""
-        is_array = isinstance(values, pa.Array | pa.ChunkedArray)
-        return ColumnExpression(self.expression.isin(values if is_array else pa.array(list(values))))
+        """Whether the value is one of these; true or false. A null is not, unless None is among them.
+
+        Raises:
+            UsageError: these are no values of one type.
+        """
+        try:
+            if isinstance(values, str | bytes):
+                raise TypeError("these are the characters of one value")
+            given = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(list(values))
+        except (TypeError, pa.ArrowException) as error:
+            raise UsageError(
+                f"is_in takes a list of values of one type, not {values!r:.80}: {error}"
+            ) from error
+        nothing_else = len(given) and given.null_count == len(given)  # of no type that a column has
+        return self.is_null() if nothing_else else ColumnExpression(self.expression.isin(given))
 
     def is_null(self) -> ColumnExpression:
         """Whether there is no value. NaN is one."""
@@ -211,10 +227,10 @@ class ColumnExpression:
         return TimeExpression(self.expression)
 
 
-def _compared(other: object, instead: str) -> Any:
+def _compared(other: object) -> pc.Expression:
     if other is None:
-        raise UsageError(f"a comparison with None is null for each row: write {instead}")
-    return plain_expression(other)
+        raise UsageError("a comparison with None is null for each row: write x.is_null() or ~x.is_null()")
+    return _operand(other)
 
 
 def _modulo(dividend: pc.Expression, divisor: pc.Expression) -> ColumnExpression:

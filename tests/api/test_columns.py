@@ -65,6 +65,8 @@ CASES: dict[str, tuple[ColumnExpression, list[Any]]] = {
     "constant and": (True & (n >= 7), [True, False, None]),
     "is_in": (n.is_in([7, 8]), [True, False, False]),
     "is_in with None": (n.is_in({7, None}), [True, False, True]),
+    "is_in of None": (n.is_in([None]), [False, False, True]),
+    "is_in of none": (n.is_in([]), [False, False, False]),
     "is_null": (n.is_null(), [False, False, True]),
     "is_nan": (x.is_nan(), [False, False, None]),
     "fill_null": (n.fill_null(m), [7, -7, 2]),
@@ -169,8 +171,12 @@ def test_a_division_by_zero_is_an_error_and_of_null_it_is_null(
         (lambda: col(), r"col takes the name of a column, such as col\('price'\)"),
         (lambda: col(1), r"not \(1\)"),  # type: ignore[arg-type]
         (lambda: n == None, r"write x\.is_null\(\)"),  # noqa: E711
-        (lambda: n != None, r"write ~x\.is_null\(\)"),  # noqa: E711
+        (lambda: n != None, r"or ~x\.is_null\(\)"),  # noqa: E711
         (lambda: n > 1 and n < 3, r"\(n > 1\) is true for some rows .* write & \| ~"),
+        (lambda: n < None, r"write x\.is_null\(\)"),
+        (lambda: n + object(), "<object .* is no column, and no constant that Arrow takes"),
+        (lambda: word.is_in("abc"), "is_in takes a list of values of one type, not 'abc': these are the"),
+        (lambda: n.is_in([1, "x"]), "is_in takes a list of values of one type, not .*convert 'x'"),
         (lambda: n.cast("number"), "cast: .*number.*give a type of Arrow"),
         (lambda: n.cast(datetime), "cast.*timestamp"),
         (lambda: at.dt.truncate("fortnight"), "truncate takes 'second', .*not 'fortnight'"),  # type: ignore[arg-type]
