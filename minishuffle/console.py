@@ -9,16 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["console", "encodable", "new_table"]
+from minishuffle.errors import encodable
+
+__all__ = ["console", "new_table"]
 
 MIN_WIDTH: Final = 120
 """Columns of output that is not a terminal, so that a table in a file is not folded to 80."""
-
-
-def encodable(text: str, encoding: str | None) -> str:
-    """The text; characters that the encoding lacks as Python's escapes, such as ``\\xfc``."""
-    known = encoding or "utf-8"
-    return text.encode(known, "backslashreplace").decode(known)
 
 
 class _EscapingConsole(Console):

@@ -64,6 +64,7 @@ __all__ = [
     "clipped",
     "described",
     "did_you_mean",
+    "encodable",
     "error_from_code",
     "text_of",
     "told_from_outside",
@@ -269,6 +270,12 @@ def did_you_mean(name: str, known: Iterable[Any]) -> str:
     none of these is near."""
     near = difflib.get_close_matches(name, [each for each in known if isinstance(each, str)], 1)
     return f"did you mean {near[0]!r}? " if near else ""
+
+
+def encodable(text: str, encoding: str | None) -> str:
+    """The text; characters that the encoding lacks as Python's escapes, such as ``\\xfc``."""
+    known = encoding or "utf-8"
+    return text.encode(known, "backslashreplace").decode(known)
 
 
 def clipped(text: str, chars_max: int) -> str:

@@ -7,19 +7,7 @@ import sys
 
 import pytest
 
-from minishuffle.console import MIN_WIDTH, console, encodable, new_table
-
-
-@pytest.mark.parametrize(
-    ("encoding", "text", "found"),
-    [
-        ("ascii", "a\xfc\u4e16\U0001f600", "a\\xfc\\u4e16\\U0001f600"),
-        ("utf-8", "a\xfc\udc80", "a\xfc\\udc80"),
-        (None, "\u4e16", "\u4e16"),
-    ],
-)
-def test_escapes_are_those_of_python(encoding: str | None, text: str, found: str) -> None:
-    assert encodable(text, encoding) == found
+from minishuffle.console import MIN_WIDTH, console, new_table
 
 
 def test_a_table_in_a_file_is_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:

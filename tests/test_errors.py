@@ -12,6 +12,7 @@ from minishuffle.errors import (
     clipped_inside,
     described,
     did_you_mean,
+    encodable,
     error_from_code,
     text_of,
 )
@@ -126,6 +127,18 @@ def test_text_is_cut_to_what_a_message_takes(text: str, cut: str) -> None:
 def test_the_nearest_name_is_asked_for() -> None:
     assert did_you_mean("custmer", [1, "name", "customer"]) == "did you mean 'customer'? "
     assert did_you_mean("x", ["name"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text", "found"),
+    [
+        ("ascii", "a\xfc\u4e16\U0001f600", "a\\xfc\\u4e16\\U0001f600"),
+        ("utf-8", "a\xfc\udc80", "a\xfc\\udc80"),
+        (None, "\u4e16", "\u4e16"),
+    ],
+)
+def test_escapes_are_those_of_python(encoding: str | None, text: str, found: str) -> None:
+    assert encodable(text, encoding) == found
 
 
 def test_a_traceback_is_cut_in_its_middle() -> None:

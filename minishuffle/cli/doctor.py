@@ -22,7 +22,6 @@ from minishuffle.cli.session import (
     late_global_options,
     print_json,
 )
-from minishuffle.console import console, new_table
 from minishuffle.errors import (
     ResourceExhausted,
     ShuffleError,
@@ -220,6 +219,8 @@ def doctor(context: click.Context, as_json: bool) -> None:
     if as_json:
         print_json({"ok": healthy, "cpus": os.cpu_count(), "checks": [asdict(check) for check in found]})
     else:
+        from minishuffle.console import console, new_table  # It loads rich, and workers come by here.
+
         table = new_table(["check", "verdict", "found", "how to get it"])
         for check in found:
             verdict = "ok" if check.ok else "missing" if check.needed else "optional"

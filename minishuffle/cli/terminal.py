@@ -8,8 +8,7 @@ from typing import Any, Final, TextIO
 
 import click
 
-from minishuffle.console import encodable
-from minishuffle.errors import ShuffleError, UnknownName, UsageError
+from minishuffle.errors import ShuffleError, UnknownName, UsageError, encodable
 
 __all__ = ["STDOUT", "drop_stdout", "echo", "own_stdout", "with_number"]
 
