@@ -51,12 +51,12 @@ def test_windows_and_windows_of_windows_see_every_record(cluster: LocalCluster) 
     )
     expected = Counter((row["k"], hour(row["t"])) for row in ROWS)
 
-    found = cluster.run(hours.collect(), timeout=60)
+    found = cluster.run(hours, timeout=60).to_pylist()
     assert {(row["k"], row["window_start"]): row["n"] for row in found} == expected
     assert sum(row["total"] for row in found) == sum(range(300))
-    assert sum(row["n"] for row in cluster.run(longer.collect(), timeout=60)) == 300
-    found = cluster.run(counts.collect(), timeout=60)
-    assert {(key, start): n for key, start, n in found} == expected
+    assert sum(cluster.run(longer, timeout=60)["n"].to_pylist()) == 300
+    pairs = cluster.run(counts.collect(), timeout=60)
+    assert {(key, start): n for key, start, n in pairs} == expected
 
 
 async def key_later(row: dict[str, Any]) -> int:

@@ -69,7 +69,7 @@ def test_rows_and_arrow_are_joined_alike(cluster: LocalCluster, how: Any) -> Non
     ones = Table.from_arrow(pa.Table.from_pylist(LEFT)).event_time("t", out_of_order=HOUR)
     others = Table.from_arrow(pa.Table.from_pylist(RIGHT)).event_time("t", out_of_order=HOUR)
     joined = ones.key_by("k").join(others.key_by("k"), how, within=HOUR)
-    found = cluster.run(joined.collect(), timeout=60)
+    found = cluster.run(joined, timeout=60).to_pylist()
     assert sorted(((row["a"], row["b"]) for row in found), key=str) == expected
 
     windows = joined.key_by("k").window(HOUR, late="side").aggregate(n=("k", "count"))
@@ -115,7 +115,7 @@ def test_late_records_of_each_side_are_the_ones_a_loop_names(cluster: LocalClust
 def test_a_table_joins_itself(cluster: LocalCluster) -> None:
     timed = Table.from_arrow(pa.Table.from_pylist(LEFT)).event_time("t", out_of_order=HOUR)
     joined = timed.key_by("k").join(timed.key_by("k"))
-    found = cluster.run(joined.collect(), timeout=60)
+    found = cluster.run(joined, timeout=60).to_pylist()
     assert sorted(row["a"] for row in found) == list(range(300))
     assert all(row["a"] == row["a_right"] for row in found)
 
@@ -141,7 +141,7 @@ def test_the_small_side_is_known_before_the_big_one_passes(cluster: LocalCluster
         if columns
         else big.broadcast_join(small, "k", "left")
     )
-    rows = cluster.run(joined.collect(), timeout=60)
+    rows = cluster.submit(joined.collect()).wait(timeout=60).rows
     assert sorted((row["a"], row["name"]) for row in rows if row["k"] != 4) == [
         (row["a"], f"name {row['k']}") for row in LEFT if row["k"] != 4
     ]
@@ -178,9 +178,9 @@ def test_joins_keep_the_values_of_files_that_differ(cluster: LocalCluster, tmp_p
     files = Table.from_files(tmp_path)
     one = pa.table({"k": [1], "t": [START], "a": [1]})
     small = Table.from_arrow(one.select(["k"])).broadcast_join(files, on="k")
-    assert sorted(row["b"] for row in cluster.run(small.collect(), timeout=60)) == [0.1, 1.5]
+    assert sorted(cluster.run(small, timeout=60)["b"].to_pylist()) == [0.1, 1.5]
     left, right = (
         side.event_time("t", out_of_order=HOUR).key_by("k") for side in (Table.from_arrow(one), files)
     )
     joined = left.join(right, how="left", within=HOUR)
-    assert sorted(row["b"] for row in cluster.run(joined.collect(), timeout=60)) == [0.1, 1.5]
+    assert sorted(cluster.run(joined, timeout=60)["b"].to_pylist()) == [0.1, 1.5]
