@@ -162,7 +162,7 @@ def test_a_coordinator_that_was_only_stopped_is_refused_and_its_workers_stay_wit
             (last,) = old.tail().splitlines()[-1:]
             assert re.fullmatch(
                 r"minishuffle: a coordinator of term 2 has taken over with .*/journal\.sqlite: this one, "
-                r"of term 1, ends",
+                r"of term 1, ends \(minishuffle explain MS-142\)",
                 last,
             )
             assert "Traceback" not in old.log.read_text()
