@@ -17,6 +17,7 @@ from minishuffle.limits import BATCH_ROWS_MAX, LIST_ROWS
 from minishuffle.operators.base import Emit
 from minishuffle.operators.chained import ChainedOperator
 from minishuffle.operators.misplaced_nulls import misplaced_null
+from minishuffle.operators.pandas_index import without_unnamed_index
 from minishuffle.operators.row_conversion import RowsToArrow
 from minishuffle.operators.row_copies import own_rows
 
@@ -43,7 +44,7 @@ class PushedSource:
         self._ended = False
 
     def push(self, rows: Any) -> None:
-        """Give these next: any rows, or a ``pyarrow.Table`` or dicts in the schema.
+        """Give these next: any rows, or a ``pyarrow.Table`` (a frame too) or dicts in the schema.
 
         Raises:
             UsageError: they are not of the kind that the source gives, or not of its schema; or it has ended.
@@ -76,7 +77,7 @@ class PushedSource:
     def _batches(self, given: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         if hasattr(given, "__arrow_c_stream__"):
             table = pa.Table.from_batches([given]) if isinstance(given, pa.RecordBatch) else pa.table(given)
-            table = self._checked(table, schema)
+            table = self._checked(without_unnamed_index(table), schema)
         elif rows := self._rows(given, "a pyarrow.Table or a list of dicts"):
             for name in (name for row in rows if isinstance(row, dict) for name in row):
                 if name not in schema.names:

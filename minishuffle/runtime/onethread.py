@@ -307,7 +307,7 @@ class OneThread:
         return min((time for time in times if time is not None), default=None)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Close all that is open; raises what is raised first, or adds it to the notes of ``error``."""
+        """Close all that is open; raises what is raised last, or adds it to the notes of ``error``."""
         with ExitStack() as closing:
             for task in reversed(self._tasks):
                 if not task.ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -32,9 +33,10 @@ def test_columns_come_in_the_order_of_the_schema() -> None:
     source.push(long)
     source.push(pa.RecordBatch.from_pydict({"n": [1], "s": [None]}))
     source.push([])
+    source.push(pd.DataFrame({"n": [1, 2], "s": ["x", "y"]}).query("n > 1"))  # which has an index
     source.end()
     batches = list(source.read(0, 0))
-    assert [len(batch) for batch in batches] == [BATCH_ROWS_MAX, 1, 1]
+    assert [len(batch) for batch in batches] == [BATCH_ROWS_MAX, 1, 1, 1]
     assert {batch.schema for batch in batches} == {SCHEMA}
     for nulls in (pa.table({"n": pa.array([None], pa.int64()), "s": ["x"]}), [{"s": "x"}]):
         with pytest.raises(UsageError, match="for 'table'.* (n has nulls|column 'n': the value None)"):
