@@ -99,6 +99,7 @@ class JobHarness:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
+        self._end_sources()
         self._run.close(error)
 
     def push(self, rows: Any, input: str | None = None) -> None:

@@ -312,6 +312,8 @@ def test_an_error_is_the_functions_own_with_its_frames() -> None:
     with testing.start(rows().map(function)) as job:
         job.push([1])
     assert function.seen[2:] == ["open 0 of 1", "close"]
+    with pytest.raises(UsageError, match="'rows' has ended"):
+        job.push([1])
 
 
 def test_a_function_that_cannot_be_pickled_runs() -> None:
