@@ -91,7 +91,11 @@ class StreamSinks(StreamBase):
         return self._sink("print", PrintSink())
 
     def to(self, sink: Sink) -> Self:
-        """Give the batches to the user's own :class:`~minishuffle.connectors.sinks.Sink`."""
+        """Give the batches to the user's own :class:`~minishuffle.connectors.sinks.Sink`.
+
+        Its ``write(batch)`` gets a list of rows behind a stream, and a ``pyarrow.RecordBatch`` behind a
+        table; call ``to_rows()`` before it for rows, which are dicts.
+        """
         from minishuffle.connectors.sinks import UserSink
 
         if isinstance(sink, type):

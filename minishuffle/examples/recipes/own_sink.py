@@ -3,7 +3,8 @@
 Use it where results are to be in a system of yours. Each subtask opens its own connection. A
 transaction for each batch, with rows replaced by their key, makes it safe to write a row twice;
 `result_only = False` says that rows are kept once `write` returns, so that none counts as lost if
-the subtask fails later.
+the subtask fails later. Behind a stream `write` gets a list of rows; behind a table a
+`pyarrow.RecordBatch`, unless `to_rows()` comes before `to`.
 
 Prints::
 
