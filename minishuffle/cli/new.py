@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
 from importlib.resources import files
 from pathlib import Path
@@ -26,10 +27,13 @@ SUFFIX: Final = ".template"
 @click.command()
 @click.argument("name")
 def new(name: str) -> None:
-    """Write a project into the folder NAME: a job, a test of it alone, one on a cluster, and a README."""
+    """Write a project into the folder NAME: a job, a test of it alone, one on a cluster, and a README.
+
+    Its tests need pytest, which minishuffle does not install.
+    """
     write_project(Path(), name)
     echo(f"{name}/README.md says what is there; to begin:")
-    for line in (f"cd {name}", "python orders.py", "python -m pytest"):
+    for line in (f"cd {name}", "python orders.py", "python -m pip install pytest", "python -m pytest"):
         echo(f"  {line}")
 
 
@@ -37,12 +41,17 @@ def write_project(parent: Path, name: str) -> None:
     """Make the folder ``parent/name`` with all files of a project, or nothing.
 
     Raises:
-        UsageError: it is no name, the folder is not empty, or it cannot be written.
+        UsageError: it is no name, or a module's of Python, the folder is not empty, or it cannot be written.
     """
     if NAME.fullmatch(name) is None:
         raise UsageError(
             f"{name!r:.80} is no name for a project: write up to 64 letters (a to z), digits, '-' and '_', a "
             "letter first, such as 'my-job'"
+        )
+    if name in sys.stdlib_module_names:
+        raise UsageError(
+            f"{name!r} is a module of Python, which a folder of that name may hide: choose another "
+            f"one, such as '{name}-job'"
         )
     folder = parent / name
     if folder.is_symlink() or (folder.exists() and not _is_empty(folder)):

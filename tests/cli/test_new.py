@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,12 +44,15 @@ def test_a_project_has_its_name_and_short_instructions(run: Run, here: Path) -> 
     (here / "my-shop").mkdir()  # An empty folder is as good as none.
     result = run("new", "my-shop")
     assert result.exit_code == 0, result.output
-    assert "cd my-shop" in result.stdout
+    assert "  cd my-shop\n  python orders.py\n  python -m pip install pytest\n" in result.stdout
     assert [path.name for path in here.iterdir()] == ["my-shop"]
     assert sorted(path.name for path in (here / "my-shop").iterdir()) == FILES
     readme = (here / "my-shop" / "README.md").read_text()
     assert readme.startswith("# my-shop\n")
     assert len([line for line in readme.splitlines() if line]) <= 10
+    assert "`python -m pip install pytest`" in readme
+    project = tomllib.loads((here / "my-shop" / "pyproject.toml").read_text())
+    assert project["dependency-groups"] == {"dev": ["pytest>=8.3"]}
     umask = os.umask(0)
     os.umask(umask)
     assert (here / "my-shop").stat().st_mode & 0o777 == 0o777 & ~umask
@@ -57,6 +61,12 @@ def test_a_project_has_its_name_and_short_instructions(run: Run, here: Path) -> 
 @pytest.mark.parametrize("name", ["", "9lives", "a/b", "..", "-x", "na\u00efve", "a b", "a\n", "a" * 65])
 def test_what_is_no_name_is_refused(run: Run, here: Path, name: str) -> None:
     assert "is no name for a project: write up to 64 letters" in refused(run, name)
+    assert list(here.iterdir()) == []
+
+
+def test_a_name_that_hides_a_module_of_python_is_refused(run: Run, here: Path) -> None:
+    said = "'json' is a module of Python, which a folder of that name may hide: choose another one"
+    assert f"{said}, such as 'json-job'" in refused(run, "json")
     assert list(here.iterdir()) == []
 
 
