@@ -275,11 +275,13 @@ TRACE_SECONDS_MAX: Final = 3.0
 TAPS_MAX: Final = 16
 """Edges whose rows are looked at at once on one worker; the oldest tap makes room."""
 TAP_ROWS: Final = 20
-"""Rows that one tap gives."""
+"""Rows that one tap gives, of all producers on a worker."""
 TAP_SECONDS_MAX: Final = 3.0
 """A tap that nobody has asked for so long ends."""
 TAP_VALUE_CHARS: Final = 500
 """Characters of a row, or of a value in a column."""
+TAP_ROW_CHARS: Final = 8_000
+"""Characters of all columns of a row; their names take as many."""
 TAP_COLUMNS_MAX: Final = 64
 """Columns that a tap gives; further ones are left out."""
 DUMP_CHANNELS_MAX: Final = 64

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from minishuffle import limits
 from minishuffle.exchange.partition import ResultPartition
-from minishuffle.exchange.rowtaps import RowTap
+from minishuffle.exchange.rowtaps import RowTap, TappedFields
 from minishuffle.ids import AttemptId
 from minishuffle.wire.inquiries import TappedEdge
 from minishuffle.worker.tasks import Deployment
@@ -25,8 +25,11 @@ class _EdgeTap:
     job: str
     edge: int
     asked_at: float
+    rows: list[TappedFields] = field(default_factory=list)
+    given: int = 0
+    """How many of the rows were in answers."""
     taps: dict[AttemptId, RowTap] = field(default_factory=dict)
-    """By producer; those that have ended may yet have rows."""
+    """By producer."""
 
 
 class EdgeTaps:
@@ -52,20 +55,17 @@ class EdgeTaps:
         self._open[question.tap] = tap
         producers = dict(self._producers(tap))
         for attempt in producers.keys() - tap.taps.keys():
-            tap.taps[attempt] = RowTap(self._wall)
+            tap.taps[attempt] = RowTap(attempt, tap.rows, self._wall)
             producers[attempt].taps += (tap.taps[attempt],)
-        rows = [
-            {"producer": attempt.subtask.index, "attempt": attempt.attempt, **row}
-            for attempt, each in tap.taps.items()
-            for row in each.take()
-        ]
         for attempt in tap.taps.keys() - producers.keys():
             del tap.taps[attempt]
+        rows = tap.rows[tap.given : limits.TAP_ROWS]
+        tap.given += len(rows)
         if question.ends:
             self._end(question.tap)
         while len(self._open) > limits.TAPS_MAX:
             self._end(next(iter(self._open)))
-        return json.dumps({"rows": rows, "producers": len(producers)}).encode()
+        return json.dumps({"rows": rows, "producers": len(producers)}, ensure_ascii=False).encode()
 
     def expire(self) -> None:
         """End taps that nobody asks for any more."""

@@ -177,7 +177,7 @@ def test_a_profile_is_drawn_as_a_flame_graph(browser: Browser, cluster: LocalClu
         page.see("50 times a second", ".profile")
         burn = page.page.locator(".box.code", has_text="burn").first
         burn.wait_for()
-        page.see("250 samples in 5", ".profile")
+        page.see("250 samples in", ".profile")
         assert page.page.locator(".profile tbody th").first.inner_text().endswith("burn"), "the top one"
         assert "support/sickjobs.py:" in (burn.get_attribute("aria-label") or "")
         page.page.locator(".box").first.focus()

@@ -13,11 +13,26 @@ import pyarrow as pa
 
 from minishuffle import limits
 from minishuffle.exchange.batch import Batch
-from minishuffle.exchange.rowtaps import RowTap
+from minishuffle.exchange.rowtaps import RowTap, TappedFields
+from minishuffle.ids import AttemptId, JobId, OperatorId, SubtaskId
+
+PRODUCER = {"producer": 2, "attempt": 3}
 
 
-def tap() -> RowTap:
-    return RowTap(lambda: 7.5)
+class Taps:
+    """Of two producers of one edge on one worker; ``take`` gives the rows since it was called last."""
+
+    def __init__(self) -> None:
+        self.rows: list[TappedFields] = []
+        self.put, self.put_beside = (
+            RowTap(AttemptId(SubtaskId(JobId("j1"), OperatorId(0), index), 3), self.rows, lambda: 7.5).put
+            for index in (2, 5)
+        )
+
+    def take(self) -> list[TappedFields]:
+        taken = self.rows[:]
+        self.rows.clear()
+        return taken
 
 
 class Shy:
@@ -30,13 +45,36 @@ class Wild:
         return "\ud800\x1b[2J"
 
 
+class Leaver:
+    def __repr__(self) -> str:
+        raise SystemExit("no more")
+
+
+class Liar(str):
+    """Its text is another one wherever it is asked for."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return self
+
+    def __len__(self) -> int:
+        raise RuntimeError("no")
+
+    def __getitem__(self, _: Any) -> Any:
+        raise RuntimeError("no")
+
+    def encode(self, *_: Any) -> Any:
+        return self
+
+
 def test_rows_come_as_text_with_their_keys_and_times() -> None:
-    seen = tap()
+    seen = Taps()
     rows = [("a", 1), ("b", 2)]
     seen.put(Batch(rows, ["a", "b"], np.array([5, 6])), 3)
     assert seen.take() == [
-        {"at": 7.5, "consumer": 3, "time": 5, "key": "'a'", "columns": [], "values": ["('a', 1)"]},
-        {"at": 7.5, "consumer": 3, "time": 6, "key": "'b'", "columns": [], "values": ["('b', 2)"]},
+        PRODUCER | {"at": 7.5, "consumer": 3, "time": 5, "key": "'a'", "columns": [], "values": ["('a', 1)"]},
+        PRODUCER | {"at": 7.5, "consumer": 3, "time": 6, "key": "'b'", "columns": [], "values": ["('b', 2)"]},
     ]
     seen.put(Batch(["each its own key"], rows), None)
     assert seen.take()[0]["consumer"] is None
@@ -51,7 +89,7 @@ def test_columns_come_one_by_one() -> None:
         "shares": [[0.5], []],
         "exact": pa.array([1, 2], pa.timestamp("ns")),
     }
-    seen = tap()
+    seen = Taps()
     seen.put(Batch(pa.RecordBatch.from_pydict(columns)), 0)
     first, second = seen.take()
     assert first["columns"] == list(columns)
@@ -61,32 +99,41 @@ def test_columns_come_one_by_one() -> None:
 
 
 def test_the_first_rows_are_kept_and_no_others() -> None:
-    seen = tap()
+    seen = Taps()
     for start in range(0, 3 * limits.TAP_ROWS, 8):
-        seen.put(Batch(list(range(start, start + 8))), 0)
+        (seen.put, seen.put_beside)[start % 16 // 8](Batch(list(range(start, start + 8))), 0)
+    assert {row["producer"] for row in seen.rows} == {2, 5}
     assert [row["values"] for row in seen.take()] == [[str(row)] for row in range(limits.TAP_ROWS)]
-    seen.put(Batch([1]), 0)
-    assert seen.take() == []
 
 
 def test_long_rows_are_cut_and_those_that_cannot_be_shown_say_so() -> None:
-    seen = tap()
-    seen.put(Batch(["x" * 10_000, Shy(), Wild()]), 0)
-    long, shy, wild = (row["values"][0] for row in seen.take())
+    seen = Taps()
+    seen.put(Batch(["x" * 10_000, b"x" * 10_000, Shy(), Wild(), Leaver(), Liar("truth")]), 0)
+    long, raw, *others = (row["values"][0] for row in seen.take())
     assert long == "'" + "x" * (limits.TAP_VALUE_CHARS - 1) + "…"
-    assert shy == "a Shy whose repr raises RuntimeError"
-    assert wild == "?\\x1b[2J"
+    assert raw == "b'" + "x" * (limits.TAP_VALUE_CHARS - 2) + "…"
+    assert others == [
+        "a Shy whose repr raises RuntimeError",
+        "?\\x1b[2J",
+        "a Leaver whose repr raises SystemExit",
+        "truth",
+    ]
     wide = pa.RecordBatch.from_pydict({f"c{number}": [number] for number in range(200)})
     seen.put(Batch(wide), 0)
     (row,) = seen.take()
     assert (len(row["columns"]), row["values"][-1]) == (limits.TAP_COLUMNS_MAX, "63")
+    names = [f"{number} {'name' * 1_000}" for number in range(limits.TAP_COLUMNS_MAX)]
+    seen.put(Batch(pa.RecordBatch.from_pydict({name: ["\x01" * 10_000] for name in names})), 0)
+    (row,) = seen.take()
+    for texts in (row["columns"], row["values"]):
+        assert sum(map(len, texts)) <= limits.TAP_ROW_CHARS + limits.TAP_COLUMNS_MAX
 
 
 def test_nothing_of_what_was_seen_is_kept_alive() -> None:
     class Row:
         pass
 
-    seen, row = tap(), Row()
+    seen, row = Taps(), Row()
     alive = weakref.ref(row)
     buffer = pa.py_buffer(b"segment!")
     before = gc.get_referrers(buffer)

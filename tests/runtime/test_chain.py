@@ -12,7 +12,7 @@ from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.rowtaps import RowTap
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.exchange.subpartition import PipelinedSubpartition
-from minishuffle.ids import JobId, PartitionId
+from minishuffle.ids import AttemptId, JobId, OperatorId, PartitionId, SubtaskId
 from minishuffle.operators.base import (
     END_OF_TIME,
     Active,
@@ -154,13 +154,14 @@ def test_a_tap_sees_each_row_before_it_is_written_and_its_consumer() -> None:
     for partitioner, consumer in (("rebalance", 0), ("broadcast", None)):
         bench = Bench(partitioner=partitioner)
         bench.put(["before"])
-        tap = RowTap(lambda: 1.0)
-        bench.partitions[0].taps = (tap,)
+        rows: list[Any] = []
+        attempt = AttemptId(SubtaskId(JobId("j1"), OperatorId(0), 0), 1)
+        bench.partitions[0].taps = (RowTap(attempt, rows, lambda: 1.0),)
         bench.put(["seen"])
         bench.partitions[0].taps = ()
         bench.put(["behind"])
         assert bench.out() == ["before", "seen", "behind"]
-        assert [(row["values"], row["consumer"]) for row in tap.take()] == [(["'seen'"], consumer)]
+        assert [(row["values"], row["consumer"]) for row in rows] == [(["'seen'"], consumer)]
 
 
 def test_side_outputs_pass_by_the_operators_behind_and_reach_their_edges_only() -> None:
