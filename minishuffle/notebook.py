@@ -134,8 +134,8 @@ def live_table() -> Callable[[JobInfo], None] | None:
     The last table, with the totals of the job, stays there.
     """
     loaded: Any = sys.modules.get("IPython")
-    shell = loaded.get_ipython() if loaded is not None else None
-    if getattr(shell, "kernel", None) is None:  # A terminal has none.
+    shell_of = getattr(loaded, "get_ipython", None)  # It may be half imported, by another thread.
+    if shell_of is None or getattr(shell_of(), "kernel", None) is None:  # A terminal has none.
         return None
     shown: Any = None
     looks: deque[JobInfo] = deque(maxlen=LOOKS)

@@ -118,5 +118,6 @@ def test_a_live_table_is_one_display_that_changes(monkeypatch: pytest.MonkeyPatc
 def test_there_is_none_outside_of_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert live_table() is None
-    monkeypatch.setitem(sys.modules, "IPython", Display(kernel=False))
-    assert live_table() is None
+    for other in (Display(kernel=False), SimpleNamespace()):
+        monkeypatch.setitem(sys.modules, "IPython", other)
+        assert live_table() is None
