@@ -78,11 +78,16 @@ class ProfileQuestion:
 
     Args:
         name: an id of the profile that no other has.
+
+    Raises:
+        UsageError: the subtask is on no worker.
     """
 
     def __init__(self, job: str, task: TaskInfo, name: str, *, seconds: float, hertz: float) -> None:
         self._job, self._task = job, task
         self._subject = f"{task.name}[{task.index}]"
+        if not task.worker:
+            raise UsageError(f"{self._subject} of job {job} is {task.state}, on no worker: ask when it runs")
         asked = ProfiledTask(
             profile=name, operator=task.operator, index=task.index, seconds=seconds, hertz=hertz
         )

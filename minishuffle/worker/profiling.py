@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from minishuffle import limits
+from minishuffle.errors import clipped, described
 from minishuffle.ids import JobId, OperatorId, SubtaskId
 from minishuffle.wire.inquiries import ProfiledTask, TaskProfile
 from minishuffle.worker.interpreter import compete
@@ -44,7 +45,15 @@ class Sampler:
         self._result: TaskProfile | None = None
 
     def run(self) -> None:
-        """(A thread of its own.) Look at the task until the profile has ended."""
+        """(A thread of its own.) Look at the task until the profile has ended. Raises nothing: whoever waits
+        is to learn why there is no profile, and the worker is free for another one."""
+        try:
+            self._result = self._sampled()
+        except Exception as error:  # the stack is that of any code at all
+            why = clipped(f"it cannot be taken: {described(error)}", limits.MESSAGE_NAME_CHARS_MAX)
+            self._result = TaskProfile(state="refused", why=why)
+
+    def _sampled(self) -> TaskProfile:
         hertz, begin, cpu_seconds = self._asked.hertz, self._now(), self._task.read_cpu_seconds()
         ticks, due, why = max(1, round(self._asked.seconds * hertz)), 0, ""
         while due < ticks and not self._wait(max(0.0, begin + (due + 1) / hertz - self._now())):
@@ -53,7 +62,7 @@ class Sampler:
             if not self._look(due - before):
                 why = HAS_ENDED
                 break
-        self._result = TaskProfile(
+        return TaskProfile(
             state="ended",
             why=why,
             attempt=self._task.attempt_id.attempt,

@@ -95,3 +95,6 @@ def test_a_worker_is_asked_until_the_profile_has_ended_and_a_refusal_says_why() 
     with pytest.raises(UsageError, match="takes a profile of a"):
         read(TaskProfile(state="refused", why="it takes a profile of a[1]"))
     assert "worker 2 does not give its profile of map[3]: 'minishuffle dump j1'" in str(question.unanswered())
+    nowhere = task.model_copy(update={"worker": 0, "state": "created"})
+    with pytest.raises(UsageError, match=r"map\[3\] of job j1 is created, on no worker: ask when it runs"):
+        ProfileQuestion("j1", nowhere, "p", seconds=2.0, hertz=50.0)

@@ -12,12 +12,13 @@ from minishuffle import limits
 from minishuffle.api.stream import Stream
 from minishuffle.wire.inquiries import ProfiledTask, TaskProfile
 from minishuffle.worker.profiling import Sampler, TaskProfiles
+from minishuffle.worker.stacks import FoldedStacks
 from minishuffle.worker.task import Task
 
 if TYPE_CHECKING:
     from conftest import Site
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 60.0
 
 
 class Held:
@@ -80,6 +81,21 @@ async def test_samples_are_taken_at_their_times_and_a_late_one_counts_for_those_
     assert found.samples == {"busy": 10} and found.seconds == pytest.approx(0.2)
     assert [each.samples for each in found.stacks] == [10]
     assert "holds" in [found.frames[position].function for position in found.stacks[0].frames]
+    Held.let_go.set()
+    await site.finish()
+
+
+async def test_a_profile_that_cannot_be_taken_says_why(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, clock = await held_task(site), Clock()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such stack")
+
+    sampler = Sampler(task, asked(), clock.read, clock.wait)
+    monkeypatch.setattr(FoldedStacks, "add", broken)
+    sampler.run()
+    why = "it cannot be taken: RuntimeError: no such stack"
+    assert sampler.profile() == TaskProfile(state="refused", why=why)
     Held.let_go.set()
     await site.finish()
 
