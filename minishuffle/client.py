@@ -8,6 +8,7 @@ import math
 import secrets
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,6 +31,7 @@ from minishuffle.errors import (
 )
 from minishuffle.ids import Address
 from minishuffle.notebook import LIVE_SECONDS, job_html, live_table
+from minishuffle.observe.leftout import left_out, left_out_texts
 from minishuffle.releases import releases_here
 from minishuffle.transport.control import BlockingControlClient
 from minishuffle.transport.credentials import Credentials
@@ -108,7 +110,7 @@ class SinkResult:
     value: Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class JobResult:
     """How a job ended, and what its ``collect`` sinks have sent, in no particular order: as columns by
     :meth:`table`, or as :attr:`rows`."""
@@ -121,8 +123,24 @@ class JobResult:
     """Every subtask with its counters."""
     seconds: float
     """From submission to end."""
-    batches: dict[str, list[Payload]] = field(default_factory=dict, repr=False)
+    batches: dict[str, list[Payload]] = field(default_factory=dict)
     """By the name of each ``collect`` sink what it has sent: lists of rows, or record batches of a table."""
+    files: int = 0
+    """How many files its sinks have completed; :meth:`JobHandle.files` lists them."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """How many records are in no result, by what became of them: ``late`` (dropped), ``skipped`` and
+    ``dead_letters`` (of ``on_error``), ``never_made`` (by a source with a rate while it did not run),
+    ``dropped`` (when a task or worker failed). 0 for what there is none of."""
+
+    def __repr__(self) -> str:
+        """Numbers, no rows."""
+        rows = {sink: sum(map(len, batches)) for sink, batches in self.batches.items()}
+        parts = [f"{self.job!r}", f"name={self.name!r}", f"state={self.state!r}"]
+        parts += [f"seconds={self.seconds:.2f}", f"rows={rows}"]
+        counts = {"files": self.files, "left_out": dict(self.left_out)}
+        return (
+            f"JobResult({', '.join(parts + [f'{name}={count}' for name, count in counts.items() if count])})"
+        )
 
     @cached_property
     def collected(self) -> dict[str, list[Any]]:
@@ -264,11 +282,13 @@ class JobHandle:
         """
         self._client.end_stream(self.id, name)
 
-    def wait(self, timeout: float | None = None, *, allow_loss: bool = False) -> JobResult:
+    def wait(self, timeout: float | None = None, *, allow_loss: bool = False, warn: bool = True) -> JobResult:
         """Wait until the job has ended and give its rows and results.
 
         Args:
             allow_loss: also if rows were lost; the result's state is ``finished_with_loss`` then.
+            warn: have the logger ``minishuffle.client`` warn of late records that were dropped, and of
+                those that a source with a rate never made; :attr:`JobResult.left_out` counts them.
 
         Raises:
             TaskFailed: the job failed; the text has the first cause and the user's traceback.
@@ -282,6 +302,9 @@ class JobHandle:
         batches: dict[str, list[Payload]] = {name: [] for name in info.collects}
         for sink, batch in self._batches():
             batches.setdefault(sink, []).append(batch)
+        if warn:
+            for text in left_out_texts(info, ("late", "never_made")):
+                _log.warning("job %s (%s): %s", info.job, info.name, text)
         return JobResult(
             job=info.job,
             name=info.name,
@@ -290,6 +313,8 @@ class JobHandle:
             tasks=info.tasks,
             seconds=info.ended_at - info.submitted_at,
             batches=batches,
+            files=info.files_listed,
+            left_out=Counter(left_out(info)),
         )
 
     def _check_end(self, info: JobInfo, allow_loss: bool) -> None:

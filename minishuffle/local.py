@@ -338,7 +338,8 @@ class LocalCluster:
         several sinks (:meth:`Stream.together`) all rows are in the one list, those of tables as dicts, or in
         the one table, if all of them are tables and have the same columns.
 
-        The job is cancelled when ``timeout`` seconds pass or the wait is interrupted.
+        A warning is logged of late records that were dropped, see :meth:`JobHandle.wait`. The job is
+        cancelled when ``timeout`` seconds pass or the wait is interrupted.
 
         Raises:
             UsageError: the ``collect`` sinks of tables have different columns.

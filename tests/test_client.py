@@ -131,6 +131,28 @@ def test_wait_gives_rows_results_and_counters(link: type[ScriptedLink]) -> None:
     assert result.seconds == 2.5
 
 
+def test_late_records_are_warned_of_and_counted(
+    link: type[ScriptedLink], caplog: pytest.LogCaptureFixture
+) -> None:
+    counters = TaskCounters(records_late=2, late_dropped=2, user_errors={"skip": 5})
+    task = TaskInfo(
+        operator=0, name="window", index=0, attempt=1, state="finished", worker=1, counters=counters
+    )
+
+    def answer(message: ControlMessage) -> ControlMessage:
+        if isinstance(message, GetRows):
+            return JobRows(batches=[pack_rows(["a", "b"])] * (message.after == 0), next=1, terminal=True)
+        return job("finished").model_copy(update={"tasks": [task], "files_listed": 3})
+
+    link.answer = staticmethod(answer)  # type: ignore[assignment]
+    result = connect().handle("j1").wait(timeout=5)
+    assert (result.left_out["late"], result.left_out["skipped"], result.left_out["dropped"]) == (2, 5, 0)
+    assert repr(result).endswith("rows={'collect': 2}, files=3, left_out={'late': 2, 'skipped': 5})")
+    connect().handle("j1").wait(timeout=5, warn=False)
+    (warned,) = caplog.messages
+    assert "2 records came too late and were dropped: raise out_of_order=" in warned
+
+
 BATCH = pa.record_batch({"k": [1, None]})
 
 

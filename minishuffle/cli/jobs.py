@@ -10,12 +10,12 @@ import click
 from pydantic import ValidationError
 
 from minishuffle.cli import tables
-from minishuffle.cli.leftout import left_out, left_out_texts
 from minishuffle.cli.session import Session, json_option, late_global_options, print_json, session_of
 from minishuffle.cli.terminal import echo, with_number
 from minishuffle.client import Client, JobHandle, JobResult, loss_text, new_submission, results_of
 from minishuffle.errors import RowsLost, ShuffleError, TaskFailed, UsageError
 from minishuffle.limits import PARALLELISM_MAX
+from minishuffle.observe.leftout import left_out, left_out_texts
 from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.outputs import ListedFile
 from minishuffle.wire.requests import JobInfo
@@ -164,7 +164,7 @@ def _run_and_wait(
                 if event.kind in RECOVERIES:
                     echo(tables.event_line(event), err=True)
         try:
-            result = handle.wait(allow_loss=True)
+            result = handle.wait(allow_loss=True, warn=False)  # It says so itself, below.
         except TaskFailed:
             if as_json:
                 print_json(tables.job_map(handle.info()))

@@ -116,7 +116,7 @@ class Cluster:
             raise self.error
         return self
 
-    def wait(self, *, allow_loss: bool) -> None:
+    def wait(self, *, allow_loss: bool, warn: bool) -> None:
         assert allow_loss
         raise self.error
 
@@ -189,7 +189,7 @@ class Lossy(Cluster):
                 since=0.0125 if kind == "task waiting for a slot" else 0.0,
             )
 
-    def wait(self, *, allow_loss: bool) -> Any:
+    def wait(self, *, allow_loss: bool, warn: bool) -> Any:
         return JobResult("j1", "lossy", "finished_with_loss", [], [], 1.5, {"collect": [[7]]})
 
     def info(self) -> JobInfo:
@@ -251,7 +251,7 @@ def test_a_wait_for_a_job_that_lost_rows_exits_with_3_unless_that_is_allowed(
 class Careless(Lossy):
     """One whose job finishes, and leaves out some records."""
 
-    def wait(self, *, allow_loss: bool) -> Any:
+    def wait(self, *, allow_loss: bool, warn: bool) -> Any:
         return JobResult("j1", "careless", "finished", [], [], 1.5, {"collect": [[7]]})
 
     def info(self) -> JobInfo:

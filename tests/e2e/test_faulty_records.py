@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from minishuffle import LocalCluster, Table
-from minishuffle.cli.leftout import left_out
 from minishuffle.errors import TaskFailed
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.observe.leftout import left_out
 from minishuffle.plan.graph import JobSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from minishuffle.wire.requests import JobInfo
@@ -30,9 +31,10 @@ def left_out(info: JobInfo) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def left_out_texts(info: JobInfo) -> list[str]:
-    """The same, a line each; but for what is said of every job that lost rows."""
-    counts = left_out(info)
+def left_out_texts(info: JobInfo, what: Iterable[str] = tuple(_TEXTS)) -> list[str]:
+    """The same, a line each, of ``what`` became of them; but for what is said of every job that lost rows."""
+    found = left_out(info)
+    counts = {name: found[name] for name in what if name in found}
     if info.state == "finished_with_loss":
         counts.pop("dropped", None)
     return [f"{count:,} records {_TEXTS[name].format(job=info.job)}" for name, count in counts.items()]

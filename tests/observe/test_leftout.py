@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from minishuffle.cli.leftout import left_out, left_out_texts
 from minishuffle.counters import TaskCounters
+from minishuffle.observe.leftout import left_out, left_out_texts
 from minishuffle.wire.requests import JobInfo, TaskInfo
 
 
