@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate, islice
+from types import CodeType
 from typing import Any, Final, TypeVar
 
 import cloudpickle
@@ -23,6 +24,9 @@ __all__ = ["items_that_fit", "pickle_program", "send_modules"]
 T = TypeVar("T")
 _CACHED: Final = type(functools.cache(lambda: None))
 """What ``functools.cache`` makes of a function."""
+
+_FILENAME: Final = 10
+"""Place of ``co_filename`` in what ``CodeType`` is called with."""
 
 MEASURED_BYTES: Final = 256 * KIB
 """Pickled size of the items that are taken between two looks at their sum."""
@@ -51,9 +55,13 @@ def pickle_program(program: ProgramSpec, name: str) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """Sends functions with a cache along as cloudpickle does others; by itself it would send their name."""
+    """Sends functions with a cache along as cloudpickle does others; by itself it would send their name. Code
+    keeps the name of its file, for tracebacks and profiles; from 3.1.3 on cloudpickle takes it out."""
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, CodeType):
+            make, arguments = self.dispatch_table[CodeType](obj)
+            return make, (*arguments[:_FILENAME], obj.co_filename, *arguments[_FILENAME + 1 :])
         if isinstance(obj, _CACHED) and _travels_by_value(obj):
             return _with_cache, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import socket
 import sys
 import threading
@@ -18,6 +19,7 @@ from minishuffle.api.stream import Stream
 from minishuffle.errors import ResourceExhausted, UsageError
 from minishuffle.limits import MIB
 from minishuffle.operators.base import Program
+from minishuffle.plan import pickling
 from minishuffle.plan.pickling import MEASURED_BYTES, items_that_fit
 from minishuffle.plan.planner import compile_job
 from minishuffle.plan.programs import open_program
@@ -39,6 +41,19 @@ def test_a_lock_that_a_function_holds_is_named() -> None:
     text = str(caught.value)
     assert text.startswith("operator 'guard' cannot be sent to the workers: ")
     assert "lock" in text and "variable 'lock' of guarded" in text and "create it inside" in text
+
+
+def test_functions_keep_the_name_of_their_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those within them, and whatever cloudpickle puts in its place."""
+    reduced = pickling._Pickler.dispatch_table[types.CodeType]
+
+    def without_name(code: types.CodeType) -> Any:
+        make, given = reduced(code)
+        return make, tuple("<dynamic-code>" if each == code.co_filename else each for each in given)
+
+    monkeypatch.setitem(pickling._Pickler.dispatch_table, types.CodeType, without_name)
+    outer = pickle.loads(pickling._pickled(lambda: lambda: 1))
+    assert [each.__code__.co_filename for each in (outer, outer())] == [__file__, __file__]
 
 
 def test_a_socket_deep_inside_is_named() -> None:
