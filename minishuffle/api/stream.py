@@ -160,7 +160,8 @@ class Windowable(Generic[Timed, Counted]):
 
         A window's values go out when the watermark has reached its end. A record all of whose windows have
         gone out is late: it is counted (``records_late``) and dropped, or with ``"side"`` put into the stream
-        or table ``late`` of what follows, or with ``"fail"`` fails the task.
+        or table ``late`` of what follows, or with ``"fail"`` fails the task. A few rows in memory are
+        never late in a cluster, as each is a split; in ``minishuffle.testing`` they are, in their order.
 
         Args:
             size: of each window; with "month", "quarter" and "year" windows are those of the calendar.
@@ -971,8 +972,8 @@ class Table(TableSources, StreamSinks, SideOutputs["Table"], Bridged):
         """Say in which column is when each row happened, for windows and joins; call it right after the
         source.
 
-        The column holds timestamps, dates or int microseconds since 1970. Steps after this keep the event
-        time, whether they keep that column or not; ``map_batches`` and ``to_rows`` only with it.
+        The column holds timestamps (without a time zone: in UTC), dates or int microseconds since 1970. Steps
+        after this keep the event time, whether they keep that column or not; ``map_batches`` only with it.
 
         Args:
             out_of_order: how far behind the latest row of its split another may come; the watermark stays so

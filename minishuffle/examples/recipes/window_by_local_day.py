@@ -14,11 +14,10 @@ Prints::
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from minishuffle import LocalCluster, Table
+from minishuffle import LocalCluster, Table, col
 
 SHOP = "Europe/Zurich"
 SALES = [
@@ -34,11 +33,12 @@ def main() -> None:
     sales = Table.from_arrow(pa.table({"at": times, "amount": amounts, "shop": ["z"] * len(SALES)}))
     timed = sales.event_time("at", out_of_order=timedelta(hours=1))
     days = timed.key_by("shop").window(timedelta(days=1), tz=SHOP).aggregate(total=("amount", "sum"))
+    local = col("window_start").cast(pa.timestamp("us", SHOP))  # It is in UTC.
+    dated = days.with_columns(day=local.cast("date32"))
     with LocalCluster(workers=2) as cluster:
-        for row in cluster.run(days).sort_by("window_start").to_pylist():
-            day = row["window_start"].astimezone(ZoneInfo(SHOP))
+        for row in cluster.run(dated).sort_by("window_start").to_pylist():
             hours = (row["window_end"] - row["window_start"]) // timedelta(hours=1)
-            print(f"{day:%Y-%m-%d}, {hours} hours: {row['total']}")
+            print(f"{row['day']}, {hours} hours: {row['total']}")
 
 
 if __name__ == "__main__":
