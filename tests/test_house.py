@@ -128,7 +128,6 @@ SMALL = {
     "cli/systemd": "messages to systemd",
     "cli/terminal": "text on any terminal",
     "clock": "a wall clock that is never set",
-    "console": "tables on a terminal",
     "connectors/items": "the source of collections in memory",
     "coordinator/draining": "a worker that is to leave",
     "coordinator/firstoutput": "the schedule ``first_output``",

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from minishuffle.connectors.limited import LimitedSource
 from minishuffle.errors import ShuffleError, TaskFailed, UsageError
@@ -18,16 +18,10 @@ from minishuffle.plan.nodes import Node, ObjectSchema
 from minishuffle.runtime.onethread import OneThread
 from minishuffle.runtime.usererrors import describe_failure
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from rich.table import Table
-
 __all__ = ["print_first_rows", "rows_before"]
 
 WAIT_SECONDS: Final = 0.01
 """How soon sources that had nothing are asked again."""
-CELL_CHARS: Final = 60
-"""What a cell has of a longer value."""
 
 
 @dataclass(slots=True)
@@ -107,14 +101,16 @@ def _rows_read(plan: DetachedPlan[LimitedSource]) -> int:
 
 def _print(shown: Sequence[_Shown], count: int, read: int | None) -> None:
     """``read``: so many rows of each source were read, and not all; None: all were."""
-    from minishuffle.console import console
+    from minishuffle.console import console, print_rows
 
     out = console()
     for each in shown:
         if len(shown) > 1:
             out.print(f"{each.name}:")
         found = each.look()
-        out.print(_table(each, each.rows(count)))
+        schema = each.end.schema
+        columns = None if isinstance(schema, ObjectSchema) else [(one.name, str(one.type)) for one in schema]
+        print_rows(out, each.rows(count), columns)
         if found > count:
             out.print("… and more rows")
         elif not found:
@@ -122,43 +118,3 @@ def _print(shown: Sequence[_Shown], count: int, read: int | None) -> None:
     if read is not None:
         rows = "row" if read == 1 else f"{read:,} rows"
         out.print(f"from the first {rows} of each source: counts, joins and windows are of these")
-
-
-def _table(shown: _Shown, rows: list[Any]) -> Table:
-    """A table's columns with their types; a column for each name of rows that are dicts; else one of rows."""
-    from minishuffle.console import new_table
-
-    schema = shown.end.schema
-    if isinstance(schema, ObjectSchema):
-        is_named = bool(rows) and all(type(row) is dict for row in rows)
-        names = list(dict.fromkeys(name for row in rows for name in row)) if is_named else None
-        table = new_table(["row"] if names is None else map(str, names))
-        for row in rows:
-            table.add_row(*([_cell(row, repr)] if names is None else _cells(row, names)))
-        return table
-    table = new_table(f"{column.name}\n{column.type}" for column in schema)
-    for row in rows:
-        table.add_row(*(_cell(value, _scalar_text) for value in row))
-    return table
-
-
-def _cells(row: dict[Any, Any], names: Sequence[Any]) -> Iterator[str]:
-    return (_cell(row[name], str) if name in row else "" for name in names)
-
-
-def _cell(value: Any, shown: Callable[[Any], str]) -> str:
-    text = "null" if value is None else shown(value)
-    return text if len(text) <= CELL_CHARS else f"{text[: CELL_CHARS - 1]}…"
-
-
-def _scalar_text(scalar: pa.Scalar) -> str:
-    """A value of a column in Python's form; in Arrow's if Python has none, of a time after 9999 say."""
-    import pyarrow as pa
-
-    if not scalar.is_valid:
-        return "null"
-    try:
-        return str(scalar.as_py())
-    except (ValueError, OverflowError, NotImplementedError):
-        text = " ".join(pa.repeat(scalar, 1).to_string().split())
-        return text.removeprefix("[ ").removesuffix(" ]")

@@ -198,10 +198,13 @@ def _show_result(result: JobResult, info: JobInfo, as_json: bool) -> None:
         return
     if any("writer" in task.counters.limits_hit for task in info.tasks):
         tables.show_limits(info)
-    for sink, rows in result.collected.items():
-        if len(result.collected) > 1:
+    for sink, batches in result.batches.items():
+        if len(result.batches) > 1:
             echo(f"{sink}:")
-        echo(tables.shown_rows(rows, ROWS_SHOWN))
+        if batches and not any(isinstance(batch, list) for batch in batches):
+            tables.show_columns(result.table(sink), ROWS_SHOWN)
+        else:
+            echo(tables.shown_rows(result.collected[sink], ROWS_SHOWN))
     _show_sinks(info)
     for line in left_out_texts(info):
         echo(line)

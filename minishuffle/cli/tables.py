@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from datetime import datetime
 from textwrap import indent
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from minishuffle.cli.terminal import with_number
+from minishuffle.cli.terminal import echo, with_number
 from minishuffle.client import cause_text, failure_lines
-from minishuffle.console import console, new_table
+from minishuffle.console import console, new_table, print_rows
 from minishuffle.counters import LIMITS, TCP_LIMITS, TaskCounters
 from minishuffle.errors import error_from_code
 from minishuffle.ids import Address
 from minishuffle.wire.requests import ClusterStatus, GraphInfo, JobEvent, JobInfo, TaskInfo
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = [
     "byte_text",
@@ -22,6 +25,7 @@ __all__ = [
     "shown_rows",
     "rate_text",
     "seconds_text",
+    "show_columns",
     "show_exchanges",
     "show_job",
     "show_jobs",
@@ -292,6 +296,16 @@ def _state_texts(counters: TaskCounters) -> list[str]:
 def shown_rows(rows: list[Any], limit: int) -> str:
     """The first rows, one a line."""
     lines = [repr(row) for row in rows[:limit]]
-    if len(rows) > limit:
-        lines.append(f"… and {len(rows) - limit:,} more; --json prints them all")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_more(len(rows) - limit)])
+
+
+def show_columns(table: pa.Table, limit: int) -> None:
+    """The first rows of a table, with its schema."""
+    rows = list(zip(*table.slice(0, limit).columns, strict=True))
+    print_rows(console(), rows, [(column.name, str(column.type)) for column in table.schema])
+    for line in _more(table.num_rows - limit):
+        echo(line)
+
+
+def _more(count: int) -> list[str]:
+    return [f"… and {count:,} more; --json prints them all"] if count > 0 else []

@@ -91,11 +91,11 @@ def test_no_more_is_read_than_it_takes(printed: Any) -> None:
     assert printed() == ["row", "no rows", CUT.format("10,000 rows")]
     assert (source.read_rows, source.closed) == (SHOWN_SOURCE_ROWS_MAX, True)
     Stream.source(Counted(SHOWN_SOURCE_ROWS_MAX)).key_by(lambda n: n % 3).count(emit="end").show(2)
-    assert printed() == ["row", "(0, 3334)", "(1, 3333)", "… and more rows"]
+    assert printed() == ["[0]  [1]", "0    3334", "1    3333", "… and more rows"]
     Stream.source(Counted(SHOWN_SOURCE_ROWS_MAX)).key_by(lambda n: n % 2).count(emit="end").show()
-    assert printed() == ["row", "(0, 5000)", "(1, 5000)"]
+    assert printed() == ["[0]  [1]", "0    5000", "1    5000"]
     Stream.source(Counted(SHOWN_SOURCE_ROWS_MAX + 1)).key_by(lambda n: 0).count(emit="end").show()
-    assert printed() == ["row", "(0, 10000)", CUT.format("10,000 rows")]
+    assert printed() == ["[0]  [1]", "0    10000", CUT.format("10,000 rows")]
 
 
 @pytest.mark.usefixtures("hurried")

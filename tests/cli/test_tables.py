@@ -1,6 +1,8 @@
 import json
+from datetime import UTC, datetime
 
 import msgpack
+import pyarrow as pa
 import pytest
 
 from minishuffle.cli import tables
@@ -250,6 +252,14 @@ def test_no_jobs_names_the_next_command(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_preview_says_how_much_is_left_out() -> None:
     assert tables.shown_rows([("a", 1), ("b", 2)], 5) == "('a', 1)\n('b', 2)"
     assert tables.shown_rows(list(range(1500)), 1) == "0\n… and 1,499 more; --json prints them all"
+
+
+def test_a_preview_of_a_table_has_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    at = [datetime(2026, 3, 28, 20, tzinfo=UTC), None]
+    tables.show_columns(pa.table({"at": pa.array(at, pa.timestamp("us", "UTC")), "n": [1, 2]}), 1)
+    head, kinds, row, more = capsys.readouterr().out.splitlines()
+    assert (head.split(), kinds.split()) == (["at", "n"], ["timestamp[us,", "tz=UTC]", "int64"])
+    assert (row.rstrip(), more) == ("2026-03-28 20:00:00+00:00  1", "… and 1 more; --json prints them all")
 
 
 def test_limits_are_listed_in_the_order_in_which_they_were_hit() -> None:
