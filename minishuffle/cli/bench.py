@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import click
 from pydantic import ValidationError
 
-from minishuffle.cli.session import FiniteRange, json_option, late_global_options, print_json
+from minishuffle.cli.session import FileToWrite, FiniteRange, json_option, late_global_options, print_json
 from minishuffle.cli.tables import byte_text
 from minishuffle.cli.terminal import echo
 from minishuffle.console import console, new_table
@@ -324,7 +324,7 @@ def isolation(as_json: bool, flow_control: Literal["credit", "tcp"], channels: i
 @click.option("--rate", default=20_000.0, show_default=True, type=FiniteRange(1), help="Records/s.")
 @click.option(
     "--svg",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=FileToWrite(),
     help="Draw the output during a failure, beside Flink's; with matplotlib, the extra bench.",
 )
 @json_option
@@ -337,11 +337,15 @@ def recovery(as_json: bool, svg: Path | None, **options: Any) -> None:
     if svg is not None:
         check_drawable(options["failure"])
     measured = measure_recovery(**options)
-    if svg is not None:
-        draw_outage(measured, svg)
     if as_json:
         print_json(measured)
-        return
+    else:
+        _print_recovery(measured)
+    if svg is not None:  # Last: what was measured is printed even if it cannot be written.
+        draw_outage(measured, svg)
+
+
+def _print_recovery(measured: dict[str, Any]) -> None:
     table = new_table(("what", "p50", "max"), right=("p50", "max"))
     for name, text in (
         ("outage_ms", "output of the lost subtasks is missing"),

@@ -12,7 +12,14 @@ from typing import Final, NamedTuple
 import click
 
 from minishuffle import limits
-from minishuffle.cli.session import FiniteRange, json_option, late_global_options, print_json, session_of
+from minishuffle.cli.session import (
+    FileToWrite,
+    FiniteRange,
+    json_option,
+    late_global_options,
+    print_json,
+    session_of,
+)
 from minishuffle.cli.terminal import echo
 from minishuffle.cli.top import WatchedCluster, looks
 from minishuffle.cli.vertexchannels import vertex_number
@@ -78,7 +85,7 @@ class ChosenTask(NamedTuple):
 @click.option(
     "--folded",
     metavar="FILE",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=FileToWrite(),
     help="Write the stacks there, as speedscope and flamegraph.pl read them, and show no tree.",
 )
 @json_option

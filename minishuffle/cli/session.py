@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from minishuffle.transport.credentials import Credentials
 __all__ = [
     "DEFAULT_PORT",
     "DEFAULT_WEB_PORT",
+    "FileToWrite",
     "FiniteRange",
     "Session",
     "global_options",
@@ -281,6 +283,19 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return number
+
+
+class FileToWrite(click.Path):
+    """A file that is written once all is measured: refused at once where there is no folder for it."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not path.absolute().parent.is_dir():
+            self.fail(f"there is no folder {path.parent}: make it, or name another", param, ctx)
+        return path
 
 
 def json_option(command: Command) -> Command:

@@ -57,6 +57,8 @@ def test_what_cannot_be_drawn_is_refused_before_anything_is_measured(monkeypatch
     monkeypatch.setattr(recovery, "measure_recovery", lambda **options: pytest.fail("it was measured"))
     result = CliRunner().invoke(cli, ["bench", "recovery", "--failure", "coordinator", "--svg", "x.svg"])
     assert result.exit_code == 2 and "name another --failure" in result.output
+    result = CliRunner().invoke(cli, ["bench", "recovery", "--svg", "nowhere/x.svg"])
+    assert result.exit_code == 2 and "there is no folder nowhere: make it" in result.output
     check_drawable("process")
     monkeypatch.setattr(outagechart, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'minishuffle\[bench\]'"):
