@@ -278,6 +278,8 @@ TAP_ROWS: Final = 20
 """Rows that one tap gives, of all producers on a worker."""
 TAP_SECONDS_MAX: Final = 3.0
 """A tap that nobody has asked for so long ends."""
+TAP_TASK_SECONDS_MAX: Final = 0.25
+"""A tap that has held a task up for so long, because rows are huge, copies no more of its rows."""
 TAP_VALUE_CHARS: Final = 500
 """Characters of a row, or of a value in a column."""
 TAP_ROW_CHARS: Final = 8_000

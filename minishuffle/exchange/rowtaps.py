@@ -29,7 +29,7 @@ _PLAIN = (date, time, timedelta, Decimal)
 
 class RowTap:
     """Copies the rows that one attempt writes for one edge, until there are ``limits.TAP_ROWS`` of all
-    producers beside it.
+    producers beside it, or what it has copied has taken ``limits.TAP_TASK_SECONDS_MAX`` of the task's time.
 
     Args:
         rows: where the copies go. Several task threads append to it, and the loop reads it: each append is
@@ -37,56 +37,54 @@ class RowTap:
         wall: seconds since 1970.
     """
 
-    __slots__ = ("_attempt", "_rows", "_wall")
+    __slots__ = ("_attempt", "_rows", "_seconds_left", "_wall")
 
     def __init__(self, attempt: AttemptId, rows: list[TappedFields], wall: Callable[[], float]) -> None:
         self._attempt = attempt
         self._rows = rows
         self._wall = wall
+        self._seconds_left = limits.TAP_TASK_SECONDS_MAX
 
     def put(self, batch: Batch, consumer: int | None) -> None:
         """(Task.) These rows are about to be written. Raises nothing, whatever the rows do."""
-        left = limits.TAP_ROWS - len(self._rows)
-        if left <= 0:
-            return
-        some, at = batch.slice(0, left), self._wall()
-        columns, values = _texts(some.payload)
-        keys = some.keys if isinstance(some.keys, list) and some.keys is not some.payload else None
-        for number, texts in enumerate(values):
-            self._rows.append(
-                {
-                    "at": at,
-                    "producer": self._attempt.subtask.index,
-                    "attempt": self._attempt.attempt,
-                    "consumer": consumer,
-                    "time": int(some.times[number]) if some.times is not None else None,
-                    "key": _shown(keys[number], limits.TAP_VALUE_CHARS) if keys is not None else None,
-                    "columns": columns,
-                    "values": texts,
-                }
-            )
+        for position in range(min(len(batch.payload), limits.TAP_ROWS - len(self._rows))):
+            if self._seconds_left <= 0:
+                return
+            at = self._wall()
+            self._rows.append(self._copy(batch.slice(position, position + 1), consumer, at))
+            self._seconds_left -= self._wall() - at
+
+    def _copy(self, row: Batch, consumer: int | None, at: float) -> TappedFields:
+        """The text of a batch of one row."""
+        columns, values = _texts(row.payload)
+        keys = row.keys if isinstance(row.keys, list) and row.keys is not row.payload else None
+        return {
+            "at": at,
+            "producer": self._attempt.subtask.index,
+            "attempt": self._attempt.attempt,
+            "consumer": consumer,
+            "time": int(row.times[0]) if row.times is not None else None,
+            "key": _shown(keys[0], limits.TAP_VALUE_CHARS) if keys is not None else None,
+            "columns": columns,
+            "values": values,
+        }
 
 
-def _texts(payload: Any) -> tuple[list[str], list[list[str]]]:
-    """The names of the columns, if they are, and the texts of each row."""
+def _texts(payload: Any) -> tuple[list[str], list[str]]:
+    """The names of the columns, if they are, and the texts of the one row."""
     if isinstance(payload, list):
-        return [], [[_shown(row, limits.TAP_VALUE_CHARS)] for row in payload]
+        return [], [_shown(payload[0], limits.TAP_VALUE_CHARS)]
     names = payload.schema.names[: limits.TAP_COLUMNS_MAX]
     chars = min(limits.TAP_VALUE_CHARS, limits.TAP_ROW_CHARS // max(1, len(names)))
-    columns = [_column_texts(payload.column(number), chars) for number in range(len(names))]
-    heads = [clipped(name, chars) for name in names]
-    return heads, [[texts[row] for texts in columns] for row in range(payload.num_rows)]
+    texts = [_column_text(payload.column(number), chars) for number in range(len(names))]
+    return [clipped(name, chars) for name in names], texts
 
 
-def _column_texts(column: Any, chars: int) -> list[str]:
+def _column_text(column: Any, chars: int) -> str:
     try:
-        return [_value_text(value, chars) for value in column.to_pylist()]
+        (value,) = column.to_pylist()
     except Exception as error:  # of a type that has no values in Python, such as nanoseconds
-        why = f"a {column.type} that cannot be shown: {described(error)}"
-        return [clipped(why, limits.TAP_VALUE_CHARS)] * len(column)
-
-
-def _value_text(value: Any, chars: int) -> str:
+        return clipped(f"a {column.type} that cannot be shown: {described(error)}", limits.TAP_VALUE_CHARS)
     if isinstance(value, _PLAIN):
         return str(value)
     return "null" if value is None else _shown(value, chars)

@@ -106,6 +106,21 @@ def test_the_first_rows_are_kept_and_no_others() -> None:
     assert [row["values"] for row in seen.take()] == [[str(row)] for row in range(limits.TAP_ROWS)]
 
 
+def test_rows_that_take_long_hold_the_task_up_once() -> None:
+    rows: list[TappedFields] = []
+    now = [0.0]
+
+    class Slow:
+        def __repr__(self) -> str:
+            now[0] += limits.TAP_TASK_SECONDS_MAX * 0.75
+            return "slow"
+
+    seen = RowTap(AttemptId(SubtaskId(JobId("j1"), OperatorId(0), 2), 3), rows, lambda: now[0])
+    seen.put(Batch([Slow()] * 8), 0)
+    seen.put(Batch([1]), 0)
+    assert [row["values"] for row in rows] == [["slow"]] * 2
+
+
 def test_long_rows_are_cut_and_those_that_cannot_be_shown_say_so() -> None:
     seen = Taps()
     seen.put(Batch(["x" * 10_000, b"x" * 10_000, Shy(), Wild(), Leaver(), Liar("truth")]), 0)
