@@ -124,12 +124,14 @@ class StreamBase:
         """Print the first rows, and a table's schema: each source is read until there are ``n`` rows, or
         10,000 of it are read, or 10 seconds have passed, and ends there.
 
-        It runs in this process, with one subtask for each operator. No sink is opened, and no dead letter is
-        written. Unless every source was read to its end, that is said: counts, joins and windows are those of
-        what was read. A source or function that does not return is waited for.
+        It runs in this process, on copies of functions and sources, with one subtask for each operator. No
+        sink is opened, and no dead letter is written. Unless every source was read to its end, that is said:
+        counts, joins and windows are those of what was read. A source or function that does not return is
+        waited for.
 
         Raises:
-            UsageError: what Spark writes would have to be read, or ``n`` is no number of rows.
+            UsageError: what Spark writes would have to be read, a function cannot be pickled, or ``n`` is no
+                number of rows.
             Exception: what a source or a function raises.
         """
         from minishuffle.api.firstrows import print_first_rows

@@ -30,6 +30,7 @@ from minishuffle.plan.nodes import (
     running,
     with_own_ids,
 )
+from minishuffle.plan.pickling import copied_program
 from minishuffle.plan.planner import check_ends, planned_programs, relation_of
 from minishuffle.plan.programs import ProgramSpec
 from minishuffle.plan.standstill import check_waits
@@ -137,17 +138,28 @@ def _held(step: SourceStep) -> Any:
 
 
 def limited(stream: Any, records: int) -> DetachedPlan[LimitedSource]:
-    """The plan of a stream or table whose sources give at most so many records each, and end there.
+    """The plan of a stream or table whose sources give at most so many records each, and end there. Functions
+    and sources of the user are copies, so that the job does not begin with what they hold afterwards.
 
     Raises:
         InvalidGraph: the stream would store what has no end, or would wait for itself.
-        UsageError: it is none; what Spark writes would come to it; or as :func:`detached`.
+        UsageError: it is none; what Spark writes would come to it; a function cannot be pickled; or as
+            :func:`detached`.
     """
-    return _planned(stream, _Replacing(partial(_first, records), None, sends=False), None)
+    plan = _planned(stream, _Replacing(partial(_first, records), None, sends=False), None)
+    return replace(plan, programs=[(name, _copied(name, spec)) for name, spec in plan.programs])
+
+
+def _copied(name: str, spec: ProgramSpec) -> ProgramSpec:
+    """The program with copies of its functions; its source, and its sink, the last, stay themselves."""
+    functions = [each for each in spec.operators if each[1].kind != "sink"]
+    copy = copied_program(replace(spec, source=None, operators=functions), name)
+    sinks = spec.operators[len(functions) :]
+    return replace(copy, source=spec.source, operators=[*copy.operators, *sinks])
 
 
 def limited_before(step: Node, records: int) -> DetachedPlan[LimitedSource]:
-    """The same for what comes to a step of a plan, in whose order no record is late.
+    """The same for what comes to a step of a plan, in whose order no record is late; functions are no copies.
 
     Raises:
         UsageError: what Spark writes would come to it.
@@ -164,7 +176,10 @@ def _first(records: int, label: str, step: SourceStep) -> LimitedSource:
             f"{label} gives rows while a job runs alone, so that there is nothing to read here: declare "
             "the schemas behind it by hand, or give it rows with minishuffle.testing.run(...)"
         )
-    return LimitedSource(step.source, Limit(records))
+    source = step.source
+    if not isinstance(source, ItemsSource | ArrowItemsSource):  # in which no run changes anything
+        source = copied_program(ProgramSpec(source), label).source
+    return LimitedSource(source, Limit(records))
 
 
 def _planned(stream: Any, replacing: _Replacing[S], optimise: Collection[str] | None) -> DetachedPlan[S]:

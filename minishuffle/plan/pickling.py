@@ -19,7 +19,7 @@ from minishuffle.limits import CONTROL_PAYLOAD_BYTES_MAX, KIB, MIB
 from minishuffle.operators.base import ModuleSource
 from minishuffle.plan.programs import ProgramSpec, pack_program
 
-__all__ = ["items_that_fit", "pickle_program", "send_modules"]
+__all__ = ["copied_program", "items_that_fit", "pickle_program", "send_modules"]
 
 T = TypeVar("T")
 _CACHED: Final = type(functools.cache(lambda: None))
@@ -52,6 +52,20 @@ def pickle_program(program: ProgramSpec, name: str) -> bytes:
         return pack_program(replace(program, modules=dict(_modules)), _pickled)
     except Exception as error:  # whatever the user's own objects raise when they are pickled
         raise UsageError(_explanation(program, name, error)) from error
+
+
+def copied_program(program: ProgramSpec, name: str) -> ProgramSpec:
+    """The same with what is the user's copied, as a worker has it: what a run in this process changes in it
+    is not in the job.
+
+    Raises:
+        UsageError: as :func:`pickle_program`.
+    """
+    try:
+        copy: ProgramSpec = cloudpickle.loads(_pickled(program))
+    except Exception as error:  # whatever the user's own objects raise when they are pickled
+        raise UsageError(_explanation(program, name, error)) from error
+    return copy
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -20,12 +21,16 @@ from minishuffle.api.stream import Stream, Table
 from minishuffle.errors import UsageError
 from minishuffle.limits import SHOWN_SOURCE_ROWS_MAX
 from minishuffle.operators.row_conversion import rows_of
+from support.cutjobs import run
 
 CUT = "from the first {} of each source: counts, joins and windows are of these"
 
 
 class Counted:
     """Numbers without an end, or up to one, that say how many were read, and whether it was closed."""
+
+    last: Counted
+    """The copy that was read last."""
 
     def __init__(self, end: int | None = None, rate: float | None = None, *, silent: bool = False) -> None:
         self.bounded, self.end, self.rate, self.silent = end is not None, end, rate, silent
@@ -35,6 +40,7 @@ class Counted:
         return [0]
 
     def read(self, split: int, offset: int) -> Iterator[list[int]]:
+        Counted.last = self
         try:
             for number in itertools.count(offset) if self.end is None else range(offset, self.end):
                 self.read_rows += 1
@@ -85,11 +91,10 @@ def test_no_more_is_read_than_it_takes(printed: Any) -> None:
     source = Counted()
     Stream.source(source).map(lambda n: n * n).show(5)
     assert printed() == ["row", "0", "1", "4", "9", "16", CUT.format("5 rows")]
-    assert (source.read_rows, source.closed) == (5, True)
-    source = Counted()
-    Stream.source(source).filter(lambda n: n > 10**6).show()
+    assert (Counted.last.read_rows, Counted.last.closed, source.read_rows) == (5, True, 0)
+    Stream.source(Counted()).filter(lambda n: n > 10**6).show()
     assert printed() == ["row", "no rows", CUT.format("10,000 rows")]
-    assert (source.read_rows, source.closed) == (SHOWN_SOURCE_ROWS_MAX, True)
+    assert (Counted.last.read_rows, Counted.last.closed) == (SHOWN_SOURCE_ROWS_MAX, True)
     Stream.source(Counted(SHOWN_SOURCE_ROWS_MAX)).key_by(lambda n: n % 3).count(emit="end").show(2)
     assert printed() == ["[0]  [1]", "0    3334", "1    3333", "… and more rows"]
     Stream.source(Counted(SHOWN_SOURCE_ROWS_MAX)).key_by(lambda n: n % 2).count(emit="end").show()
@@ -105,6 +110,30 @@ def test_a_slow_or_silent_source_does_not_hang(printed: Any) -> None:
     timed = Stream.source(Counted(1, silent=True)).event_time(lambda n: n * 1_000_000)
     timed.key_by(lambda n: "k").window(timedelta(hours=1)).count().map(lambda row: row[2]).show()
     assert printed() == ["row", "1", CUT.format("row")]
+
+
+class Numbering:
+    """Has a state of its own, and after open() what no job takes along."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def open(self, context: Any) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self, row: Any) -> int:
+        self.number += 1
+        return self.number
+
+
+def test_a_job_does_not_find_what_was_shown(printed: Any) -> None:
+    seen: set[int] = set()
+    fresh = Stream.items([5, 5, 6]).filter(lambda n: n not in seen and not seen.add(n))  # type: ignore[func-returns-value]
+    numbered = fresh.map(Numbering())
+    for _ in range(2):
+        numbered.show()
+        assert printed() == ["row", "1", "2"]
+    assert run(numbered.collect()).rows == [1, 2]
 
 
 async def looked_up(number: int) -> int:
@@ -127,6 +156,9 @@ def test_nothing_is_opened_or_written(printed: Any, tmp_path: Path, caplog: pyte
 def test_what_cannot_be_shown_is_refused_in_words() -> None:
     with pytest.raises(UsageError, match="from_spark seen gives rows while a job runs alone, so that"):
         Table.from_spark("seen", {"n": int}).select("n").show()
+    lock = threading.Lock()
+    with pytest.raises(UsageError, match="operator 'map' cannot be sent to the workers: .*variable 'lock'"):
+        Stream.items([1]).map(lambda n: lock.locked()).show()
     for wrong in (0, True, "5"):
         with pytest.raises(UsageError, match="show takes a number of rows from 1 on, not"):
             Stream.items([1]).show(wrong)  # type: ignore[arg-type]
