@@ -165,7 +165,7 @@ class JobHarness:
         """What has come out since the last call, in the form that :func:`run` gives."""
         found: dict[str, Any] = {}
         for name, end in self._plan.ends.items():
-            schema = None if isinstance(end.schema, ObjectSchema) else end.schema
+            schema = None if isinstance(end.schema, ObjectSchema) else end.schema.remove_metadata()
             found[name] = _joined(end.sink.take(), schema)
         dropped, self._dropped = self._dropped, {}
         found |= {name: _joined(payloads, None) for name, payloads in dropped.items()}

@@ -374,6 +374,7 @@ def test_columns_are_computed_as_in_a_cluster() -> None:
     kept = doubled.filter(pc.field("twice") != "bb").select("twice")
     assert testing.run(kept, [{"user": "a"}, {"user": "b"}]) == pa.table({"twice": ["aa"]})
     held = pa.table({"shop": pa.array(["x", "y", "x"]).dictionary_encode()}, metadata={"made": "by hand"})
+    assert testing.run(Table.from_arrow(held)).schema.metadata is None
     shops = Table.from_arrow(held).key_by("shop").distinct()
     assert shops.schema == pa.schema({"shop": pa.string()})
     assert testing.run(shops).schema.equals(shops.schema, check_metadata=True)
