@@ -8,12 +8,14 @@ what an object of yours holds after a run, the next one finds there.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import pyarrow as pa
 
+from minishuffle.connectors.pushed import PushedSource
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch, Payload
 from minishuffle.exchange.collected import table_of
@@ -50,13 +52,13 @@ def run(stream: StreamBase, inputs: Any = None) -> Any:
         as ``<step>.errors`` with ``operator``, ``error`` and ``record``.
 
     Raises:
-        UsageError: the names of ``inputs`` are not those of the sources, or rows do not fit a schema.
+        UsageError: the names of ``inputs`` are not those of the sources, or rows do not fit a schema; two
+            sources have one name, unless all are collections in memory and there are no ``inputs``.
         Exception: what a function of the job raises.
     """
     __tracebackhide__ = True
     with start(stream) as job:
-        for name, rows in job.by_source(inputs):
-            job.push(rows, name)
+        job.push_all(inputs)
         return job.finish()
 
 
@@ -65,7 +67,7 @@ def start(stream: StreamBase) -> JobHarness:
 
     Raises:
         InvalidGraph: the job cannot run anywhere.
-        UsageError: it is none; sources or sinks share a name.
+        UsageError: it is none; sinks share a name.
     """
     return JobHarness(stream)
 
@@ -80,10 +82,6 @@ class JobHarness:
     def __init__(self, stream: StreamBase) -> None:
         self._plan = detached(stream)
         self._sources = {source.name: source for source in self._plan.sources}
-        if len(self._sources) < len(self._plan.sources):
-            names = [source.name for source in self._plan.sources]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise UsageError(f"two sources of the job are named {twice!r}: give each its own, name('...')")
         self._clock = 0.0
         self._dropped: dict[str, list[Payload]] = {}
         self._run = OneThread(
@@ -106,12 +104,12 @@ class JobHarness:
         """Give the source of that name rows, and run until nothing is left to do.
 
         Raises:
-            UsageError: there are several sources and no name, or none of that name; or the rows do not fit.
+            UsageError: there are several sources and no name, or none or two of that name; or the rows do not
+                fit.
             Exception: what a function of the job raises.
         """
         __tracebackhide__ = True
-        self._source(input).push(rows)
-        self._running(self._run.drain)
+        self._push(self._source(input), rows)
 
     def end(self, input: str | None = None) -> None:
         """End the source of that name alone, and run until nothing is left to do: the small side of a
@@ -169,7 +167,7 @@ class JobHarness:
             found[name] = _joined(end.sink.take(), schema)
         dropped, self._dropped = self._dropped, {}
         found |= {name: _joined(payloads, None) for name, payloads in dropped.items()}
-        return found if len(found) > 1 else next(iter(found.values()))
+        return _Results(found, dropped) if len(found) > 1 else next(iter(found.values()))
 
     def finish(self) -> Any:
         """End all sources, close the functions, and take what has come out since the last call.
@@ -182,30 +180,48 @@ class JobHarness:
         self._running(self._run.drain)
         return self.take()
 
-    def by_source(self, inputs: Any) -> list[tuple[str, Any]]:
-        """The inputs of :func:`run` with the names of their sources.
+    def push_all(self, inputs: Any) -> None:
+        """Give the sources the inputs of :func:`run`, one after the other.
 
         Raises:
-            UsageError: the names are not those of the sources.
+            UsageError: the names are not those of the sources, or rows do not fit.
+            Exception: what a function of the job raises.
         """
+        __tracebackhide__ = True
+        for source, rows in self._by_source(inputs):
+            self._push(source, rows)
+
+    def _by_source(self, inputs: Any) -> list[tuple[PushedSource, Any]]:
+        __tracebackhide__ = True
+        in_memory = [(each, each.held) for each in self._plan.sources if each.held is not None]
+        if inputs is None and len(in_memory) == len(self._plan.sources):
+            return in_memory
+        self._check_names()
         names = list(self._sources)
         if inputs is None:
             inputs = {}
         elif not isinstance(inputs, Mapping):
             if len(names) > 1:
                 raise UsageError(f"the job has {len(names)} sources: write {_example(names)}")
-            return [(names[0], inputs)]
-        held = [(name, each.held) for name, each in self._sources.items() if each.held is not None]
-        held = [(name, rows) for name, rows in held if name not in inputs]
-        missing = [name for name in names if name not in {*inputs, *dict(held)}]
+            return [(self._sources[names[0]], inputs)]
+        held = [(each, rows) for each, rows in in_memory if each.name not in inputs]
+        missing = [name for name in names if name not in {*inputs, *(each.name for each, _ in held)}]
         unknown = [name for name in inputs if name not in names]
         if missing or unknown:
             wrong = [f"{name!r} is missing" for name in missing]
             wrong += [f"{name!r} is no source of it" for name in unknown]
             raise UsageError(f"inputs of the job: {', '.join(wrong)}: write {_example(names)}")
-        return [*held, *inputs.items()]
+        return [*held, *((self._sources[name], rows) for name, rows in inputs.items())]
 
-    def _source(self, name: str | None) -> Any:
+    def _check_names(self) -> None:
+        __tracebackhide__ = True
+        ((name, number),) = Counter(source.name for source in self._plan.sources).most_common(1)
+        if number > 1:
+            raise UsageError(f"two sources of the job are named {name!r}: give each its own, name('...')")
+
+    def _source(self, name: str | None) -> PushedSource:
+        __tracebackhide__ = True
+        self._check_names()
         sources = self._sources
         if name is None and len(sources) == 1:
             return next(iter(sources.values()))
@@ -213,6 +229,14 @@ class JobHarness:
             given = "no input is named" if name is None else f"{name!r} is no source of the job"
             raise UsageError(f"{given}: write push(rows, ...) with one of {', '.join(map(repr, sources))}")
         return sources[name]
+
+    def _push(self, source: PushedSource, rows: Any) -> None:
+        __tracebackhide__ = True
+        try:
+            source.push(rows)
+        except UsageError as error:
+            raise error.with_traceback(None) from None
+        self._running(self._run.drain)
 
     def _read_clock(self) -> float:
         return self._clock
@@ -231,6 +255,30 @@ class JobHarness:
     def _end_sources(self) -> None:
         for source in self._plan.sources:
             source.end()
+
+
+class _Results(dict[str, Any]):
+    """What reached several ends, or was dropped, by name; says so to who takes it for that of one end."""
+
+    def __init__(self, found: Mapping[str, Any], dropped: Mapping[str, list[Payload]]) -> None:
+        super().__init__(found)
+        self._dropped = list(dropped)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            text = f"the result is a dict and has no attribute {name!r}: {self._way()}"
+            raise AttributeError(text, name=name, obj=self)
+
+    def __missing__(self, key: object) -> NoReturn:
+        raise KeyError(f"{key!r} is none of {', '.join(map(repr, self))}: {self._way()}")
+
+    def _way(self) -> str:
+        dropped = [f"{name} has {len(self[name])}" for name in self._dropped]
+        first = f"take result[{next(iter(self))!r}]"
+        return f"rows were dropped: {', '.join(dropped)}; {first}" if dropped else f"{first}, or another"
 
 
 def _joined(payloads: list[Payload], schema: pa.Schema | None) -> Any:

@@ -145,6 +145,7 @@ def test_collections_in_memory_give_their_own_rows() -> None:
     numbers = Stream.items([1, 2]).name("held").union(rows("given"))
     assert testing.run(numbers, {"given": [0]}) == [1, 2, 0]
     assert testing.run(Stream.items([1, 2]).map(str)) == ["1", "2"]
+    assert testing.run(Stream.items([1, 2]).union(Stream.items([3]))) == [1, 2, 3]
     with testing.start(joined) as job:
         job.push([{"user": "bob"}], "clicks")
         job.push(given, "users")
@@ -181,6 +182,11 @@ def test_late_records_are_there_with_the_name_of_the_step() -> None:
     table = clicks().event_time("at").key_by("user").session_window(TEN)
     late = testing.run(table.count(), [{"user": "a", "at": at(30)}, {"user": "b", "at": at(3)}])
     assert late["window_count.late"].to_pylist() == [{"user": "b", "at": at(3)}]
+    way = r": rows were dropped: window_count\.late has 1; take result\['collect'\]"
+    with pytest.raises(AttributeError, match=f"is a dict and has no attribute 'num_rows'{way}$"):
+        late.num_rows  # noqa: B018
+    with pytest.raises(KeyError, match=rf"'user' is none of 'collect', 'window_count\.late'{way}"):
+        late["user"]
 
 
 def test_late_records_of_a_join_and_records_that_raise_are_apart() -> None:
@@ -346,12 +352,30 @@ ONE, TWO = rows("one"), rows("one").union(rows("two"))
         (clicks(), pa.table({"at": [1], "on": [1]}), "user is not there; on is not in it; cast it"),
         (rows("one").union(rows("one")), [1], "two sources of the job are named 'one': give each its own"),
         (Stream.together(ONE.print(), ONE.print()), [1], "two sinks of the job are named 'print'"),
-        (rows().key_by(str), [1], "a job is a Stream or a Table, not a KeyedStream"),
+        (rows().key_by(str), [1], "not a KeyedStream: say what to compute for each key, such as count"),
+        (rows, None, r"a job is a Stream or a Table, not a function: call it: rows\(\.\.\.\)$"),
+        (
+            Stream.items([1]).union(Stream.items([2])),
+            {"items": [1]},
+            "two sources of the job are named 'items': give each its own",
+        ),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_in_words(stream: Any, inputs: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         testing.run(stream, inputs)
+
+
+def test_rows_that_do_not_fit_are_an_error_of_the_test_alone() -> None:
+    """pytest shows no frame of this package, and no error behind the one that says what to do."""
+    wrong: list[Any] = [[{"when": 1}], [{"user": 5}], {"uno": []}]
+    for given in wrong:
+        with pytest.raises(UsageError) as raised:
+            testing.run(clicks(), given)
+        shown = [entry.name for entry in raised.traceback if not entry.ishidden(raised)]
+        assert shown == ["test_rows_that_do_not_fit_are_an_error_of_the_test_alone"]
+        assert raised.value.__cause__ is None
+        assert raised.value.__suppress_context__ or raised.value.__context__ is None
 
 
 def test_steps_that_do_not_fit_are_refused_in_words() -> None:

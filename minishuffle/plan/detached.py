@@ -118,7 +118,7 @@ def detached(stream: Any) -> DetachedPlan[PushedSource]:
 
     Raises:
         InvalidGraph: the stream would store what has no end, or would wait for itself.
-        UsageError: it is none; sources or sinks share a name, or nothing reads a side output.
+        UsageError: it is none; sinks share a name, or nothing reads a side output.
     """
     return _planned(stream, _Replacing(_pushed, "each", sends=True), PUSHED_REWRITES)
 

@@ -6,6 +6,7 @@ leave in the thread of their input are one chain with it, a vertex; all other fe
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -154,9 +155,12 @@ def relation_of(stream: Any) -> Relation:
     """
     relation = getattr(stream, "plan", None)
     if not isinstance(relation, Relation):
-        raise UsageError(
-            f"a job is a Stream or a Table, not a {type(stream).__name__}: end it with collect()"
-        )
+        kind, way = type(stream).__name__, "end it with collect()"
+        if kind.startswith(("Keyed", "Windowed")):
+            way = "say what to compute for each key, such as count()"
+        elif inspect.isroutine(stream):
+            way = f"call it: {stream.__name__}(...)"
+        raise UsageError(f"a job is a Stream or a Table, not a {kind}: {way}")
     return relation
 
 
