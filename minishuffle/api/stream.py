@@ -106,6 +106,8 @@ from minishuffle.plan.window_steps import (
 )
 
 if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
+
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -150,7 +152,7 @@ class Windowable(Generic[Timed, Counted]):
         *,
         slide: timedelta | None = None,
         offset: timedelta = timedelta(0),
-        tz: str | None = None,
+        tz: str | ZoneInfo | None = None,
         late: LatePolicy = "drop",
         allowed_lateness: timedelta = timedelta(0),
         early: timedelta | None = None,
@@ -170,8 +172,8 @@ class Windowable(Generic[Timed, Counted]):
                 ``tz``, or of months, begin when the clocks there show midnight and so much more: at the first
                 moment after that if it is left out when they change, at the first of two. Below 28 days where
                 the size is "month", "quarter" or "year".
-            tz: windows are whole days of this time zone (or months and so on, which are otherwise those of
-                UTC), whatever hours they have.
+            tz: windows are whole days of this time zone, by name or as ``ZoneInfo`` (or months and so on,
+                which are otherwise those of UTC), whatever hours they have.
             allowed_lateness: so much longer a window takes records, and keeps its values, which go out then.
                 What they are at its end, and after each later record, is in ``panes`` of what follows.
             early: so often, in event time, what has changed in a window goes to ``panes`` before its end.

@@ -33,6 +33,12 @@ __all__ = [
 ]
 
 
+_ONE_GROUP = (
+    "for one group of all rows write with_columns(all=pc.scalar(0)).key_by('all') of a table, "
+    "key_by(lambda row: 0) of a stream"
+)
+
+
 def check_callable(fn: Any, method: str, *, awaited: bool = False) -> None:
     """Raises UsageError unless ``fn`` can be called, and what it gives is a value or is ``awaited``."""
     if not callable(fn):
@@ -208,7 +214,8 @@ def key_columns(given: tuple[Any, ...], method: str = "key_by") -> tuple[str, ..
     if not names or not all(isinstance(name, str) for name in names):
         shown = ", ".join(repr(name) for name in names)
         or_function = " or one function of a row" if method == "key_by" else ""
-        raise UsageError(f"{method} takes column names{or_function}, not ({shown:.80})")
+        way = "" if names or method != "key_by" else f": {_ONE_GROUP}"
+        raise UsageError(f"{method} takes column names{or_function}, not ({shown:.80}){way}")
     if len(set(names)) < len(names):
         raise UsageError(f"{method} names a column twice: {', '.join(names)}")
     return names

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
+from zoneinfo import ZoneInfo
 
 from minishuffle.errors import UsageError
 from minishuffle.limits import WINDOWS_PER_RECORD_MAX
@@ -38,6 +39,8 @@ CalendarUnit: TypeAlias = Literal["month", "quarter", "year"]
 DAYS_OF_MONTH: Final = timedelta(days=28)
 """Every month has so many."""
 _MONTHS: Final = {"month": 1, "quarter": 3, "year": 12}
+_DURATIONS: Final = {"minute": "minutes=1", "hour": "hours=1", "day": "days=1", "week": "days=7"}
+"""What to write for units that are no size."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class TimeWindows(Windowing):
         *,
         slide: timedelta | None,
         offset: timedelta,
-        tz: str | None,
+        tz: str | ZoneInfo | None,
         late: LatePolicy,
         allowed_lateness: timedelta,
         early: timedelta | None,
@@ -185,7 +188,7 @@ def _sliding(size: int, slide: timedelta | None, offset: int) -> WindowAssigner:
     return SlidingWindows(size, between, offset)
 
 
-def _days(size: timedelta, offset: int, tz: str, slide: timedelta | None) -> WindowAssigner:
+def _days(size: timedelta, offset: int, tz: str | ZoneInfo, slide: timedelta | None) -> WindowAssigner:
     """Raises UsageError unless these are whole days of a time zone."""
     if size % timedelta(days=1):
         raise UsageError(
@@ -195,17 +198,18 @@ def _days(size: timedelta, offset: int, tz: str, slide: timedelta | None) -> Win
     return _calendar(tz, offset, size, slide, days=size // timedelta(days=1))
 
 
-def _months(size: str, offset: int, tz: str | None, slide: timedelta | None) -> WindowAssigner:
+def _months(size: str, offset: int, tz: str | ZoneInfo | None, slide: timedelta | None) -> WindowAssigner:
     """Raises UsageError unless these are months, quarters or years."""
     if size not in _MONTHS:
+        way = f": write timedelta({_DURATIONS[size]})" if size in _DURATIONS else ""
         raise UsageError(
-            f"window takes a datetime.timedelta, or 'month', 'quarter' or 'year', not {size!r:.80}"
+            f"window takes a datetime.timedelta, or 'month', 'quarter' or 'year', not {size!r:.80}{way}"
         )
     return _calendar("UTC" if tz is None else tz, offset, DAYS_OF_MONTH, slide, months=_MONTHS[size])
 
 
 def _calendar(
-    tz: str,
+    tz: str | ZoneInfo,
     offset: int,
     least: timedelta,
     slide: timedelta | None,
@@ -224,7 +228,8 @@ def _calendar(
         raise UsageError(
             "window: days of a time zone, months, quarters and years follow each other: leave out slide="
         )
-    if not isinstance(tz, str):
+    zone = tz.key if isinstance(tz, ZoneInfo) else tz
+    if not isinstance(zone, str):
         raise UsageError(
             f"window(tz=...) takes the name of a time zone, such as 'Europe/Zurich', not {tz!r:.80}"
         )
@@ -232,7 +237,7 @@ def _calendar(
         raise UsageError(
             f"window(offset=...) takes less than {24 * least.days} hours, the size of the shortest window"
         )
-    windows = CalendarWindows(tz, days, months, offset)
+    windows = CalendarWindows(zone, days, months, offset)
     windows.check()
     return windows
 

@@ -179,7 +179,10 @@ def test_a_name_is_a_text_that_can_be_printed() -> None:
 
 def test_columns_are_given_one_by_one_or_as_a_list() -> None:
     assert key_columns(("a", "b")) == key_columns((["a", "b"],)) == key_columns((("a", "b"),)) == ("a", "b")
-    with pytest.raises(UsageError, match=r"^key_by takes column names or one function of a row, not \(\)$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^key_by takes column names or one function of a row, not \(\): for one group of all rows",
+    ):
         key_columns(())
     with pytest.raises(UsageError, match=r"^select takes column names, not \('a', 1\)$"):
         key_columns(("a", 1), "select")

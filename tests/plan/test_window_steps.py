@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -13,6 +14,7 @@ from minishuffle.operators.window_assigner import LastMoment, tumbling
 from support.planned import HOUR, last, rows, table, timed
 
 HOUR_MICROSECONDS = 3_600_000_000
+ZURICH = "Europe/Zurich"
 
 
 # --- windows --------------------------------------------------------------------------------------
@@ -45,12 +47,18 @@ def test_windows_need_a_size_and_event_time() -> None:
         ("month", {"offset": timedelta(days=28)}, "takes less than 672 hours"),
         ("year", {"tz": 3}, "takes the name of a time zone"),
         ("year", {"early": timedelta(days=28)}, "early=...\\) takes a time below"),
-        ("week", {}, "takes a datetime.timedelta, or 'month', 'quarter' or 'year', not 'week'"),
+        (
+            "week",
+            {},
+            "or 'month', 'quarter' or 'year', not 'week': write timedelta\\(days=7\\)$",
+        ),
     ):
         with pytest.raises(UsageError, match=told):
             keyed.window(size, **wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="there is no such time zone here"):
         keyed.window(24 * HOUR, tz="Europe/Zürich")
+    by_name, by_zone = (keyed.window("month", tz=zone)._windowing for zone in (ZURICH, ZoneInfo(ZURICH)))
+    assert by_name == by_zone
     with pytest.raises(InvalidGraph, match=r"call event_time\(...\) before key_by$"):
         rows().key_by("user").window(HOUR)
     assert "of 3600 s" in repr(keyed.window(HOUR))
