@@ -35,7 +35,7 @@ import difflib
 import re
 import traceback
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 __all__ = [
     "AuthenticationError",
@@ -66,10 +66,13 @@ __all__ = [
     "did_you_mean",
     "encodable",
     "error_from_code",
+    "explained",
     "text_of",
     "told_from_outside",
 ]
 
+
+Raised = TypeVar("Raised", bound="ShuffleError")
 
 CLIP_NOTE_CHARS: Final = 64
 """Room for saying how much was cut."""
@@ -245,6 +248,12 @@ def error_from_code(code: int, text: str) -> ShuffleError:
         if cls.code == code:
             return cls(text)
     return ShuffleError(text)
+
+
+def explained(error: Raised) -> Raised:
+    """The error, with the command that explains it behind it in a traceback; its text stays."""
+    error.add_note(f"(minishuffle explain {error.number})")
+    return error
 
 
 def text_of(error: BaseException) -> str:

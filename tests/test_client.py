@@ -267,6 +267,7 @@ def test_a_job_that_failed_at_a_limit_names_it_under_the_first_cause(link: type[
         "map[1] failed 10 times within 300 s",
     ]
     assert caught.value.number == WrongColumns.number
+    assert caught.value.__notes__ == [f"(minishuffle explain {WrongColumns.number})"]
 
 
 FAILED = JobEvent(

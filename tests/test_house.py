@@ -121,7 +121,6 @@ SMALL = {
     "cli/__main__": "``python -m minishuffle.cli``, which starts processes of clusters",
     "cli/completion": "the scripts by which shells complete commands",
     "cli/entry": "what every start of the command line begins with, before its imports",
-    "cli/explanations": "what there is to say of each class of errors",
     "cli/firstprocess": "an init for a process that is number 1 of its container",
     "cli/localmodules": "modules beside a job's file, which workers get",
     "cli/new": "the project that somebody begins with",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import difflib
 import re
 from dataclasses import dataclass
@@ -67,6 +68,11 @@ def explain(code: str | None) -> None:
         if code.lower() in (each.number.lower(), each.number[3:], each.name.lower()):
             echo(each.shown)
             return
+    if isinstance(kind := getattr(builtins, code, None), type) and issubclass(kind, BaseException):
+        raise UnknownName(
+            f"{code} is not of minishuffle: a function of yours raised it, and the traceback names its line; "
+            "see 'minishuffle explain MS-160' (TaskFailed) for a job that failed of it"
+        )
     names = {name.lower(): each for each in known for name in (each.number, each.name)}
     near = difflib.get_close_matches(code.lower(), names, 1)
     hint = f"did you mean {names[near[0]].number} ({names[near[0]].name})? " if near else ""

@@ -8,7 +8,7 @@ from typing import Any, Final, TextIO
 
 import click
 
-from minishuffle.errors import ShuffleError, UnknownName, UsageError, encodable
+from minishuffle.errors import ShuffleError, UsageError, encodable
 
 __all__ = ["STDOUT", "drop_stdout", "echo", "own_stdout", "with_number"]
 
@@ -23,7 +23,7 @@ def echo(text: str = "", *, err: bool = False) -> None:
     click.echo(encodable(text, getattr(stream, "encoding", None)), err=err)
 
 
-_SAY_ALL: Final = (ShuffleError.number, UsageError.number, UnknownName.number)
+_SAY_ALL: Final = (ShuffleError.number, UsageError.number)
 """Their texts have all that there is to say."""
 
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minishuffle.errors import UnknownName, UsageError, did_you_mean
+from minishuffle.errors import UnknownName, UsageError, did_you_mean, explained
 from minishuffle.exchange.schemas import without_dictionary
 from minishuffle.limits import ASYNC_CALLS_MAX, DURATION_MAX, NAME_BYTES_MAX, PARALLELISM_MAX
 
@@ -169,7 +169,8 @@ def check_columns(names: Sequence[str], known: Sequence[str] | None, method: str
             )
         if known is not None and name not in known:
             hint = did_you_mean(name, known)
-            raise UnknownName(f"{method}: there is no column {name!r}; {hint}there are {', '.join(known)}")
+            text = f"{method}: there is no column {name!r}; {hint}there are {', '.join(known)}"
+            raise explained(UnknownName(text))
 
 
 def check_key_types(schema: pa.Schema, names: Sequence[str]) -> None:

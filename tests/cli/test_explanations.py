@@ -53,7 +53,10 @@ def code_names(path: Path) -> list[str]:
 def test_a_code_is_explained(code: str, run: Run) -> None:
     shown = run("explain", code).stdout
     assert shown.startswith("MS-111 UnknownName\n\nCause: nothing has that name. ")
-    assert "\n    $ minishuffle jobs show j99\n    minishuffle: there is no job 'j99'; " in shown
+    assert (
+        "\n    $ minishuffle submit job.py:job --wait\n    minishuffle: job.py:4: key_by: there is no"
+        in shown
+    )
     assert "```" not in shown
     assert "\n\nFix: take one of the names " in shown
 
@@ -73,6 +76,13 @@ def test_of_an_unknown_code_the_nearest_is_named(code: str, hint: str, run: Run)
     assert result.exit_code == 2
     assert f"no error has the code {code!r}; {hint}" in result.stderr
     assert "'minishuffle explain' lists all" in result.stderr
+
+
+def test_an_error_of_python_is_said_to_be_none_of_ours(run: Run) -> None:
+    result = run("explain", "KeyError")
+    assert result.exit_code == 2
+    assert "KeyError is not of minishuffle: a function of yours raised it, and the traceback" in result.stderr
+    assert "see 'minishuffle explain MS-160' (TaskFailed)" in result.stderr
 
 
 # --- examples --------------------------------------------------------------------------------------
@@ -105,7 +115,7 @@ def test_an_example_prints_what_stands_there(
             printed = printed.replace(real, written)
         pattern = re.escape(one_line(expected)).replace(r"\.\.\.", ".*")
         assert re.fullmatch(pattern, one_line(printed)), printed
-        says_all = EXPLAINED[number].name in ("ShuffleError", "UsageError", "UnknownName")
+        says_all = EXPLAINED[number].name in ("ShuffleError", "UsageError")
         assert printed.rstrip().endswith(f"(minishuffle explain {number})") != says_all
 
 

@@ -204,7 +204,7 @@ def test_an_error_of_a_step_is_one_line_with_its_place_in_the_file(tmp_path: Pat
     file = tmp_path / "odd.py"
     file.write_text("\n".join(lines if job == "top" else [lines[0], *lines[2:]]))
     line = 2 if job == "top" else 3
-    with pytest.raises(UnknownName, match=f"^odd.py:{line}: select: there is no column 'x'; there are k$"):
+    with pytest.raises(UnknownName, match=f"^odd.py:{line}: select: there is no column 'x'; there are k\n"):
         load_job(f"{file}:{job}").build()
     file.write_text(file.read_text().replace(".to_table()", ".map(str).to_table()"))
     with pytest.raises(InvalidGraph, match=rf"^to_table at \S*odd.py:{line}: nothing says"):

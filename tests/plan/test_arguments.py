@@ -198,8 +198,9 @@ def test_a_column_that_is_not_there_is_named_with_one_that_is() -> None:
     assert str(raised.value) == (
         "select: there is no column 'prise'; did you mean 'price'? there are user, price"
     )
-    with pytest.raises(UnknownName, match="^select: there is no column 'z'; there are user$"):
+    with pytest.raises(UnknownName, match="^select: there is no column 'z'; there are user\n") as raised:
         check_columns(["z"], ("user",), "select")
+    assert raised.value.__notes__ == ["(minishuffle explain MS-111)"]
     with pytest.raises(UsageError, match="^select: there are several columns 'a': give each a name"):
         check_columns(["a"], ("a", "b", "a"), "select")
 
