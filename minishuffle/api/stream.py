@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVarTuple, cast, ove
 
 from typing_extensions import TypeVar
 
-from minishuffle.api.bridges import Bridged, refuse_mixture
+from minishuffle.api.bridges import Bridged, answering, refuse_mixture
 from minishuffle.api.drafts import Draft, draft_in
 from minishuffle.api.stream_base import SideOutputs, StreamBase
 from minishuffle.api.stream_sinks import StreamSinks
@@ -146,6 +146,7 @@ class Windowable(Generic[Timed, Counted]):
 
     __slots__ = ()
 
+    @answering(timezone="write tz='Europe/Zurich'")
     def window(
         self,
         size: timedelta | CalendarUnit,
@@ -718,6 +719,7 @@ class KeyedStream(
         after: timedelta | None = None,
     ) -> Stream[T]: ...
 
+    @answering(on="call key_by(...) with these columns on both sides")
     def join(
         self,
         other: KeyedStream[Any, Any],
@@ -1153,6 +1155,7 @@ class KeyedTable(Windowable["WindowedTable", "WindowedTable"], Bridged):
     def _windowed(self, windowing: Windowing) -> WindowedTable:
         return WindowedTable(self, windowing)
 
+    @answering(on="call key_by(...) with these columns on both sides")
     def join(
         self,
         other: KeyedTable,
@@ -1192,6 +1195,7 @@ class KeyedTable(Windowable["WindowedTable", "WindowedTable"], Bridged):
         sides, keys = (self.unkeyed.gives, other.unkeyed.gives), (self.keys, other.keys)
         return self._joined(other, JoinColumnsStep(*sides, keys, how, interval, suffix))
 
+    @answering(on="call key_by(...) with these columns on both sides")
     def asof_join(
         self,
         other: KeyedTable,

@@ -71,6 +71,45 @@ def test_a_step_that_needs_keys_or_comes_before_them_says_so() -> None:
             keyed.rebalance  # type: ignore[attr-defined]  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    ("form", "name", "way"),
+    [
+        ("Table", "group_by", "write key_by()"),
+        ("KeyedTable", "agg", "write aggregate()"),
+        ("Table", "agg", "call key_by(...) first, then aggregate()"),
+        (
+            "KeyedStream",
+            "agg",
+            "call to_table(schema) on the Stream first, then key_by() and aggregate()",
+        ),
+        ("Stream", "head", "write show()"),
+        ("KeyedTable", "show", "say what to compute for each key, such as count(), and then show()"),
+        ("Table", "to_pandas", "nothing has run yet: write cluster.run(table).to_pandas()"),
+    ],
+)
+def test_names_of_pandas_are_answered_with_those_here(form: str, name: str, way: str) -> None:
+    with pytest.raises(AttributeError) as raised:
+        getattr(FORMS[form](), name)
+    assert str(raised.value) == f"'{form}' object has no attribute '{name}': {way}"
+
+
+def test_arguments_columns_and_sources_of_pandas_are_answered_too() -> None:
+    table: Any = orders()
+    keyed = table.key_by("user")
+    with pytest.raises(TypeError, match=r"a Table has no values yet, so that \['n'\] .* write select\('col"):
+        table["n"]
+    with pytest.raises(TypeError, match=r"^join\(\) has no argument 'on': call key_by\(...\) with these"):
+        keyed.join(keyed, on="user")
+    with pytest.raises(TypeError, match=r"^window\(\) has no argument 'timezone': write tz='Europe/Zurich'"):
+        keyed.window("month", timezone="Europe/Zurich")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'zone'"):
+        keyed.window("month", zone="Europe/Zurich")
+    with pytest.raises(AttributeError, match=r"'Table' has no attribute 'from_pandas': write Table.from_arr"):
+        Table.from_pandas  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match="^type object 'Stream' has no attribute 'nothing'$"):
+        Stream.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
 def test_what_is_no_method_at_all_is_an_error_of_its_name() -> None:
     keyed = orders().key_by("n")
     with pytest.raises(AttributeError) as raised:
