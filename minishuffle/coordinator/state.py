@@ -1104,6 +1104,7 @@ class CoordinatorState:
     def _advance_stop(self, now: float) -> None:
         if self._orderly_stop.phase == "up":
             return
+        self._workers.standby_short = 0  # All are started anew next time, those on standby as such.
         if self._orderly_stop.drained(now, bool(self._jobs.active())):
             for worker in self._workers.alive():
                 self._send(worker, Shutdown(term=self._facts.term, reason="the cluster is shut down"))

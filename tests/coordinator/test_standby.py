@@ -21,7 +21,7 @@ from minishuffle.wire.messages import (
     Shutdown,
     TasksRestarted,
 )
-from minishuffle.wire.requests import CancelJob, GetStatus, SubmitJob
+from minishuffle.wire.requests import CancelJob, GetStatus, StopCluster, SubmitJob
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -229,6 +229,23 @@ def test_the_next_worker_is_on_standby_in_place_of_one_that_was_called_upon(
     assert standby(cluster) == []
     assert standby_after(cluster, cluster.add(standby=True)) == [5]
     assert standby_after(cluster, cluster.add()) == [5], "one that was started as such has taken the place"
+
+
+def test_a_cluster_that_was_stopped_has_no_place_on_standby_to_fill(
+    cluster: FakeCluster, restarting: MakeGraph
+) -> None:
+    first, spare = cluster.add(), cluster.add(standby=True)
+    job = cluster.submit(restarting())
+    kill(cluster, first)
+    cluster.request(CancelJob(job=job))
+    cluster.report_all(job, "canceled")
+    cluster.request(StopCluster())
+    cluster.lose(spare)
+    assert cluster.stopped
+    cluster.lose_coordinator()
+    cluster.add()
+    cluster.add()
+    assert standby_after(cluster, cluster.add(standby=True)) == [5]
 
 
 def standby_after(cluster: FakeCluster, registered: FakeWorker) -> list[int]:
