@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from minishuffle.config import checked_secret, read_token
 from minishuffle.errors import (
@@ -437,18 +437,36 @@ def workers_at_work(status: ClusterStatus) -> int:
     return max(1, sum(not worker.standby and not worker.draining for worker in there))
 
 
+_LOST: Final = {
+    "failed_batch": "in batches that failed",
+    "queue_discarded": "on their way to a task that ended",
+    "upstream_unavailable": "whose consumer had gone",
+    "suspected": "whose consumer's worker gave no answer",
+    "partial_element": "cut in two",
+    "late_after_recovery": "late after a restart",
+    "sink_unfinished": "that a sink had not finished",
+    "result_lost": "of a result that was kept",
+}
+"""The reasons of ``rows_dropped`` in words."""
+
+
+def _restarts(info: JobInfo) -> str:
+    count = sum(info.restarts.values())
+    return "1 restart" if count == 1 else f"{count:,} restarts"
+
+
 def loss_text(info: JobInfo, events: Iterable[JobEvent]) -> str:
     """What a job that ended with loss has lost as far as that is known, and its first failure, with the
     user's own traceback if the user's code raised."""
-    counts = [f"{count:,} {reason}" for reason, count in info.rows_dropped.items()]
+    counts = [f"{count:,} {_LOST.get(reason, reason)}" for reason, count in info.rows_dropped.items()]
     if info.rows_in_flight:
         counts.append(f"up to {info.rows_in_flight:,} in flight through what died")
     if info.state_rows_lost:
         counts.append(f"{info.state_rows_lost:,} of the state of tasks")
     lost = ", ".join(counts) or "what a task may have held when it ended"
     text = (
-        f"job {info.job} ({info.name}) finished, but rows were lost ({lost}) in "
-        f"{sum(info.restarts.values()):,} restarts, {_first_failure(events)}; see "
+        f"job {info.job} ({info.name}) finished, but rows were lost in {_restarts(info)}, "
+        f"{_first_failure(events)}; lost: {lost}; see "
         f"'minishuffle jobs events {info.job}'. Its results are given out with allow_loss=True (--allow-loss)"
     )
     failure = info.first_failure

@@ -11,7 +11,7 @@
     |   +-- CannotWrite             a sink's directory cannot be made, by no attempt: no restart
     |   +-- WrongResult             a function gave what its step has no place for: no restart
     |   +-- WrongColumns            a batch has columns or types that a step cannot take: no restart
-    |   +-- WrongInput              a file holds what cannot be read, by no attempt: no restart
+    |   +-- WrongInput              a file cannot be read, or a record came too late: no restart
     +-- ProtocolError               never raised itself
     |   +-- LocalProtocolError      we misused the machine: a bug here
     |   +-- RemoteProtocolError     the peer sent something that it must not
@@ -148,7 +148,8 @@ class WrongColumns(UsageError):
 
 
 class WrongInput(UsageError):
-    """A file holds what cannot be read as it is declared, by no attempt: the job fails at once."""
+    """A file holds what cannot be read as it is declared, by no attempt, or a record is late and none is to
+    be: the job fails at once."""
 
     code = 18
     final = True

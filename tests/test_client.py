@@ -296,9 +296,9 @@ def test_a_job_that_lost_rows_raises_unless_that_is_allowed(link: type[ScriptedL
     with pytest.raises(RowsLost) as caught:
         handle.wait()
     assert str(caught.value) == (
-        "job j1 (words) finished, but rows were lost (3 failed_batch, 1 late) in 2 restarts, the first "
-        "after: map[1]: ValueError: no; see 'minishuffle jobs events j1'. Its results are given out with "
-        "allow_loss=True (--allow-loss)\nown frame"
+        "job j1 (words) finished, but rows were lost in 2 restarts, the first after: map[1]: ValueError: "
+        "no; lost: 3 in batches that failed, 1 late; see 'minishuffle jobs events j1'. Its results are given "
+        "out with allow_loss=True (--allow-loss)\nown frame"
     )
     result = handle.wait(allow_loss=True)
     assert (result.state, result.rows) == ("finished_with_loss", [1, 2])

@@ -163,8 +163,8 @@ class Windowable(Generic[Timed, Counted]):
 
         A window's values go out when the watermark has reached its end. A record all of whose windows have
         gone out is late: it is counted (``records_late``) and dropped, or with ``"side"`` put into the stream
-        or table ``late`` of what follows, or with ``"fail"`` fails the task. A few rows in memory are
-        never late in a cluster, as each is a split; in ``minishuffle.testing`` they are, in their order.
+        or table ``late`` of what follows, or with ``"fail"`` ends the job. A few rows in memory are never
+        late in a cluster, as each is a split; in ``minishuffle.testing`` they are, in their order.
 
         Args:
             size: of each window; with "month", "quarter" and "year" windows are those of the calendar.
@@ -740,7 +740,7 @@ class KeyedStream(
 
         A record is late if it is not after its own side's watermark: it is counted (``records_late``)
         and dropped, with ``"side"`` put into :attr:`Stream.late` or :attr:`Stream.late_right`, or with
-        ``"fail"`` fails the task.
+        ``"fail"`` ends the job with an error.
 
         Args:
             before: how far the right record may be before the left one, instead of ``within``.

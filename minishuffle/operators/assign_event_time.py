@@ -113,7 +113,7 @@ class AssignEventTime(ForgivingOperator):
     def _timed(self, batch: Batch) -> tuple[Batch, Vector]:
         """The records that have a time, and the times."""
         try:
-            return batch, event_times(self.time, batch)
+            return batch, event_times(self.time, batch, first=self._greatest == BEGINNING_OF_TIME)
         except Exception:
             if self.on_error == "fail":
                 raise

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minishuffle.errors import UnknownName, UsageError, WrongColumns, did_you_mean
+from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns, did_you_mean
 from minishuffle.exchange.batch import Batch
 from minishuffle.operators.chained import preview
 from minishuffle.operators.event_time import EventTime
@@ -64,12 +64,17 @@ def datetime_of(time: int) -> datetime:
         ) from error
 
 
-def event_times(time: EventTime, batch: Batch) -> Vector:
+def event_times(time: EventTime, batch: Batch, *, first: bool = False) -> Vector:
     """The event time of each record.
+
+    Args:
+        first: no record before these had a time: what is wrong with the column in all is so in others.
 
     Raises:
         UsageError: a record has no time, or what stands there is none.
         UnknownName: there is no such column.
+        MissingColumn: in none of the first records.
+        WrongColumns: none of the first records is a dict, or all have texts or floats there.
     """
     payload = batch.payload
     if time.is_beside:
@@ -78,11 +83,11 @@ def event_times(time: EventTime, batch: Batch) -> Vector:
     elif not isinstance(payload, list):
         times = _arrow_times(time, payload)
     else:
-        times = _row_times(time, payload)
+        times = _row_times(time, payload, first)
     return times + time.shift if time.shift else times
 
 
-def _row_times(time: EventTime, rows: Sequence[Any]) -> Vector:
+def _row_times(time: EventTime, rows: Sequence[Any], first: bool) -> Vector:
     fn, name = time.fn, time.column
     times: list[int] = []
     for row in rows:
@@ -92,11 +97,27 @@ def _row_times(time: EventTime, rows: Sequence[Any]) -> Vector:
             if fn is not None and not str(error).endswith("is no time"):
                 error.add_note(f"raised by the function of event_time() for the record {preview(row)}")
                 raise
-            raise _no_time(time, row, error) from error
+            found = _no_time(time, row, error)
+            kind = _fault_of_all(time, rows) if first else None
+            raise (found if kind is None else kind(str(found))) from error
     if times and not (min(times) >= TIME_MIN and max(times) <= TIME_MAX):
         odd = next(row for row, at in zip(rows, times, strict=True) if not TIME_MIN <= at <= TIME_MAX)
         raise UsageError(f"the event time of {preview(odd)} is outside the years 1 to 9999: {_MEND}")
     return np.array(times, dtype=np.int64)
+
+
+def _fault_of_all(time: EventTime, rows: Sequence[Any]) -> type[UsageError] | None:
+    """What is wrong with the column in all rows alike; None: nothing, or with values of a function."""
+    if time.fn is not None:
+        return None
+    dicts = [row for row in rows if isinstance(row, dict)]
+    if not dicts:
+        return WrongColumns
+    if not any(time.column in row for row in dicts):
+        return MissingColumn
+    values = [row.get(time.column) for row in dicts]
+    no_time = all(isinstance(value, str | bytes | float | bool) for value in values)
+    return WrongColumns if no_time else None
 
 
 def _no_time(time: EventTime, row: Any, error: Exception) -> UsageError:

@@ -28,7 +28,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
 
-from minishuffle.errors import UsageError
+from minishuffle.errors import WrongInput
 from minishuffle.exchange.batch import Batch, Mask
 from minishuffle.operators.base import (
     BEGINNING_OF_TIME,
@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 LatePolicy: TypeAlias = Literal["drop", "side", "fail"]
-"""Late records are dropped, go to a side output, or end the task with an error."""
+"""Late records are dropped, go to a side output, or end the job with an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ class Late:
         """Some records (at least one) are late.
 
         Raises:
-            UsageError: there are to be none.
+            WrongInput: there are to be none.
         """
         context.counters.note_late(len(batch), dropped=self.policy == "drop")
         if self.policy == "fail":
             (first,) = rows_of(batch.slice(0, 1))
-            raise UsageError(
+            raise WrongInput(
                 f"a record came too late, behind the watermark: {preview(first)}: raise out_of_order= of "
                 "event_time(), or write late='drop' or late='side'"
             )

@@ -351,6 +351,7 @@ class ToArrow(ForgivingOperator):
 
     Raises:
         UsageError: a row or value does not fit; names column and value.
+        WrongColumns: no row so far had the columns of the schema.
     """
 
     name = "to_table"
@@ -365,6 +366,8 @@ class ToArrow(ForgivingOperator):
         super().__init__(on_error)
         self._rows = rows
         self._converter = RowsToArrow(rows.schema, inferred=rows.inferred)
+        self._fitted = False
+        """Some rows did."""
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         for piece in pieces(batch):
@@ -378,9 +381,11 @@ class ToArrow(ForgivingOperator):
             table = self._converted(rows)
         except UsageError as error:
             if self.on_error == "fail":
+                of_all = not self._fitted and all(map(self._has_other_columns, rows))
+                found = WrongColumns(str(error)) if of_all else error
                 if (misfit := self._misfit(rows)) is not None:
-                    self.note_failure(error, misfit)
-                raise
+                    self.note_failure(found, misfit)
+                raise found from error.__cause__
             if len(rows) == 1:
                 self.drop(error, records.payload[0], records.times)
             else:
@@ -388,7 +393,16 @@ class ToArrow(ForgivingOperator):
                 self._take(records.slice(0, middle), emit)
                 self._take(records.slice(middle, len(rows)), emit)
             return
+        self._fitted = True
         emit(Batch(table, None, records.times))
+
+    def _has_other_columns(self, row: Any) -> bool:
+        names = self._rows.schema.names
+        if self._rows.are_values:
+            return False
+        if isinstance(row, dict):
+            return not set(names).issuperset(row)
+        return isinstance(row, tuple | list) and len(row) != len(names)
 
     def _converted(self, rows: list[Any]) -> pa.RecordBatch:
         return self._converter.convert([(row,) for row in rows] if self._rows.are_values else rows)

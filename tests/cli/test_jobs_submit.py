@@ -219,9 +219,9 @@ def test_who_waits_sees_each_failure_and_what_was_lost(capsys: pytest.CaptureFix
         "most",
     ]
     assert lines[3:] == [
-        "minishuffle: job j1 (lossy) finished, but rows were lost (1,200 queue_discarded, up to 30 in flight "
-        "through what died) in 2 restarts, the first after: count[0]: ZeroDivisionError: "
-        "division by zero; see "
+        "minishuffle: job j1 (lossy) finished, but rows were lost in 2 restarts, the first after: count[0]: "
+        "ZeroDivisionError: division by zero; lost: 1,200 on their way to a task that ended, up to 30 in "
+        "flight through what died; see "
         "'minishuffle jobs events j1'. Its results are given out with allow_loss=True (--allow-loss) "
         "(minishuffle explain MS-162)"
     ]
@@ -245,7 +245,7 @@ def test_a_wait_for_a_job_that_lost_rows_exits_with_3_unless_that_is_allowed(
     assert result.exit_code == code, result.output
     found = json.loads(result.stdout)
     assert (found["state"], found["rows"]) == ("finished_with_loss", [7])
-    assert "1,200 queue_discarded" in result.stderr
+    assert "lost: 1,200 on their way" in result.stderr
 
 
 class Careless(Lossy):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minishuffle.errors import MissingColumn, UsageError, WrongColumns
 from minishuffle.limits import WATERMARK_SECONDS_MIN
 from minishuffle.operators.assign_event_time import AssignEventTime
 from minishuffle.operators.base import (
@@ -220,3 +221,24 @@ def test_at_the_end_nothing_is_told_any_more() -> None:
 
 def test_marks_from_before_are_replaced() -> None:
     assert bench().take(Watermark(5), Idle(), SplitMark(0, "open")) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ({"s": 1}, MissingColumn),
+        ({"t": "2026-03-28T20:00"}, WrongColumns),
+        (5, WrongColumns),
+        ({"t": None}, UsageError),
+    ],
+    ids=str,
+)
+def test_what_no_record_so_far_has_right_ends_the_job(row: Any, kind: type[UsageError]) -> None:
+    """One among others costs the task its batch; a value that is missing may be there in the next record."""
+    with pytest.raises(UsageError) as caught:
+        Bench(AssignEventTime(BY_COLUMN)).take([row, row])
+    assert type(caught.value) is kind and kind.final is (kind is not UsageError)
+    for items in ([[{"t": 1}, row]], [rows([1]), [row]]):
+        with pytest.raises(UsageError) as caught:
+            Bench(AssignEventTime(BY_COLUMN)).take(*items)
+        assert not caught.value.final

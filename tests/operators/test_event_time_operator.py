@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from minishuffle.errors import UsageError
+from minishuffle.errors import WrongInput
 from minishuffle.exchange.batch import Batch, Mask
 from minishuffle.operators.base import (
     BEGINNING_OF_TIME,
@@ -84,10 +84,10 @@ def test_late_records_go_aside_with_the_times_that_were_beside_them() -> None:
     assert (context.counters.records_late, context.counters.late_dropped) == (2, 0)
 
 
-def test_late_records_fail_the_task_if_there_are_to_be_none() -> None:
+def test_late_records_end_the_job_if_there_are_to_be_none() -> None:
     operator, out, _ = taking(Late("fail"))
     operator.on_mark(Watermark(5), 0, out.append)
-    with pytest.raises(UsageError, match="came too late, behind the watermark: 'row 4'"):
+    with pytest.raises(WrongInput, match="came too late, behind the watermark: 'row 4'"):
         operator.process(timed(4), 0, out.append)
 
 
@@ -202,5 +202,5 @@ def test_each_policy(batch: Any) -> None:
     (side,) = out
     assert isinstance(side, Side) and side.tag == "late-1" and len(side.batch) == 2
     assert (context.counters.records_late, context.counters.late_dropped) == (4, 2)
-    with pytest.raises(UsageError, match=r"a record came too late.*\{'t': 1\}: raise out_of_order="):
+    with pytest.raises(WrongInput, match=r"a record came too late.*\{'t': 1\}: raise out_of_order="):
         Late("fail").take(batch, context, out.append)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.errors import UnknownName, UsageError
+from minishuffle.errors import UnknownName, UsageError, WrongColumns
 from minishuffle.exchange.batch import Batch
 from minishuffle.operators.base import TaskContext
 from minishuffle.operators.row_conversion import (
@@ -120,6 +120,19 @@ def test_rows_without_a_schema_that_cannot_be_arrow(rows: list[Any], message: st
 def test_rows_that_do_not_fit_the_schema(rows: list[Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         run(ToArrow(RowsSchema(SCHEMA)), rows)
+
+
+@pytest.mark.parametrize("row", [{"a": 1, "z": 3}, (1,)])
+def test_columns_that_no_row_so_far_has_end_the_job(row: Any) -> None:
+    operator = ToArrow(RowsSchema(SCHEMA))
+    with pytest.raises(WrongColumns) as caught:
+        run(operator, [row, row])
+    assert caught.value.final and "by the record" in caught.value.__notes__[0]
+    fitting = {"a": 1} if isinstance(row, dict) else (1, "x")
+    for batches in ([[fitting, row]], [[fitting], [row]]):
+        with pytest.raises(UsageError) as caught:
+            run(ToArrow(RowsSchema(SCHEMA)), *batches)
+        assert not caught.value.final
 
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 3])
