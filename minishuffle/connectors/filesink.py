@@ -303,7 +303,8 @@ class FileSink(ChainedOperator):
         found = (each.name for each in directory.glob("*.parquet") if not each.name.startswith("."))
         if (name := next(found, None)) is not None:
             raise UsageError(
-                f"{directory} already holds Parquet files ({name}): remove them or give another path"
+                f"{directory} already holds Parquet files ({name}): remove them or give another path; a "
+                "program that runs again removes them first, with shutil.rmtree, or has the date in its path"
             )
         return self.path
 

@@ -48,6 +48,8 @@ LATE_SECONDS_MAX: Final = 5.0
 
 BUSY_FROM: Final = 0.70
 """Share of its time that a bottleneck is busy at least, unless input waits for it at most looks."""
+AT_LIMIT_FROM: Final = 0.95
+"""Share of its time that a task is busy which takes no more rows than it gets."""
 QUEUED_FROM: Final = 0.60
 IDLE_BUSY_MAX: Final = 0.25
 """A task that is busy less than that throttles nobody, whatever waits for it."""
@@ -570,13 +572,18 @@ def _healthy(job: JobInfo, spans: list[Span]) -> Diagnosis:
             "busiest": busiest.name,
             "busy": busiest.busy,
         }
+    at_limit = (
+        f", but {busiest.name} is at its limit"
+        if busiest is not None and busiest.busy >= AT_LIMIT_FROM
+        else ""
+    )
     return Diagnosis(
         job=job.job,
         verdict="healthy",
         task="",
         rule="none",
         evidence={name: _rounded(each) for name, each in evidence.items()},
-        advice="nothing is wrong: no task waits for another to take its rows",
+        advice="nothing is wrong: no task waits for another to take its rows" + at_limit,
     )
 
 

@@ -460,7 +460,7 @@ def _shown_columns(given: pa.Schema, fn: Callable[[pa.RecordBatch], Any]) -> Ste
         write = "write schema= with the columns that it gives, or schema='same'"
         return StepColumns(unknown_columns("map_batches", why, write, "schema={}"), declared=False)
     shown = "its function, called with a batch without rows,"
-    found = called_schema("map_batches", lambda: fn(batch_without_rows(given)), shown)
+    found = called_schema("map_batches", lambda: fn(batch_without_rows(given)), shown, given.names)
     if isinstance(found, UnknownColumns):
         return StepColumns(found, declared=False)
     return StepColumns(_without_event_time(found), declared=False, keeps_time=EVENT_TIME in found.names)

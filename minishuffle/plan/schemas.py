@@ -3,11 +3,12 @@ without rows."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from minishuffle.errors import InvalidGraph, UsageError, described
+from minishuffle.errors import InvalidGraph, UnknownName, UsageError, described, did_you_mean
 from minishuffle.exchange.schemas import require_plain
 from minishuffle.plan.rowtypes import column_type, fields_of, no_type
 
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 Made = TypeVar("Made")
+_NO_FIELD: Final = re.compile('Field "(.*)" does not exist in schema')
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +110,15 @@ def schema_message(schema: pa.Schema) -> bytes:
     return message
 
 
-def called_schema(step: str, call: Callable[[], Any], shown: str) -> pa.Schema | UnknownColumns:
+def called_schema(
+    step: str, call: Callable[[], Any], shown: str, columns: Sequence[str] = ()
+) -> pa.Schema | UnknownColumns:
     """The schema of the batch that a user's function gives in the one ``call`` of it while a plan is built.
 
     Args:
         step: the method that was given the function, for errors.
         shown: the call in words, for errors.
+        columns: those of the batch that it is called with.
 
     Returns:
         What stands for it in a draft, if it is not known.
@@ -121,6 +126,7 @@ def called_schema(step: str, call: Callable[[], Any], shown: str) -> pa.Schema |
     Raises:
         InvalidGraph: the function raises, gives no batch, or one with a column of nulls alone, the type of
             whose values is then not known.
+        UnknownName: the function reads a column that is none of ``columns``.
         UsageError: two columns have one name, or one holds runs or a union.
     """
     import pyarrow as pa
@@ -132,6 +138,7 @@ def called_schema(step: str, call: Callable[[], Any], shown: str) -> pa.Schema |
     try:
         given = call()
     except Exception as error:
+        _refuse_typo(error, f"{step} at {place_of_call()}: {shown} raised {described(error)}", columns)
         return unknown_columns(step, f"{shown} raised {described(error)}", write, form)
     if not isinstance(given, pa.RecordBatch | pa.Table):
         if given is not None:  # No schema would help.
@@ -144,6 +151,18 @@ def called_schema(step: str, call: Callable[[], Any], shown: str) -> pa.Schema |
         why = f"{shown} gave the column {untyped.name!r} in the type {untyped.type}"
         return unknown_columns(step, why, write, form)
     return schema
+
+
+def _refuse_typo(error: Exception, told: str, columns: Sequence[str]) -> None:
+    """Raises UnknownName if a function failed for a column that its batch does not have."""
+    if not isinstance(error, KeyError) or not columns:
+        return
+    said = str(error.args[0]) if error.args else ""
+    read = _NO_FIELD.fullmatch(said)
+    name = read[1] if read else said  # pandas says the name alone, and so does a dict of the function's own.
+    hint = did_you_mean(name, columns)
+    if name not in columns and (read or hint):
+        raise UnknownName(f"{told}: {hint}the batch has {', '.join(columns)}") from error
 
 
 def _has_null_type(kind: pa.DataType) -> bool:

@@ -280,6 +280,13 @@ def test_nothing_is_wrong_with_a_job_in_which_nobody_waits(seed: int) -> None:
     assert found.evidence["most_backpressured"] < 0.1
 
 
+@pytest.mark.parametrize(("busy", "is_told"), [(0.9, False), (0.99, True)])
+def test_a_task_that_keeps_up_at_its_limit_is_named(busy: float, is_told: bool) -> None:
+    found = Case().change(SINK, 1, busy=busy, backpressured=0.0).diagnosis()
+    assert found.verdict == "healthy"
+    assert found.advice.endswith(f", but {NAMES[SINK]}[1] is at its limit") is is_told
+
+
 def test_workers_without_a_connection_explain_whatever_else_there_is_to_see() -> None:
     text = "no connection between worker 1 (a:1) and worker 3 (b:2) for 10 s: no route"
     for case, _ in SICK.values():

@@ -23,6 +23,15 @@ def test_several_expressions_are_evaluated_at_once() -> None:
     assert evaluated(batch, [], "it") == []
 
 
+def test_types_that_do_not_go_together_are_to_be_cast() -> None:
+    batch = pa.record_batch({"n": [1.5], "l": [[1]]})
+    for expression in (N > "3", N + "3"):
+        with pytest.raises(UsageError, match=r"matching input types \(double, string\): cast one of them"):
+            evaluated(batch, [expression], "filter")
+    with pytest.raises(UsageError, match=r"\(list<item: int64>, list<item: int64>\)$"):
+        evaluated(batch, [pc.field("l") == pc.field("l")], "filter")
+
+
 def test_a_value_that_fits_none_is_named_with_the_expression() -> None:
     batch = pa.record_batch({"n": pa.array([100, 127], pa.int8())})
     with pytest.raises(UsageError, match=r"^it: .*n.*: overflow") as failed:

@@ -101,6 +101,18 @@ def test_a_function_that_does_not_show_its_columns_has_to_say_them(fn: Any, why:
         orders().map_batches(fn, on_error="skip")
 
 
+@pytest.mark.parametrize(
+    "fn", [lambda batch: batch.select(["usr"]), lambda batch: batch.to_pandas()[["n"]].assign(m=batch["usr"])]
+)
+def test_a_function_with_a_wrong_column_is_told_those_of_its_batch(fn: Any) -> None:
+    """A schema would not help; for a key that is no column it might."""
+    says = r"^map_batches at .* raised KeyError: .*usr.*: did you mean 'user'\? the batch has .*user.*[^:]$"
+    with pytest.raises(UnknownName, match=says):
+        orders().map_batches(fn)
+    with pytest.raises(InvalidGraph, match="raised KeyError: 'x': write schema="):
+        orders().map_batches(lambda batch: {}["x"])
+
+
 def test_a_function_that_gives_no_batch_has_to_return_one() -> None:
     """A schema would not help."""
     says = r"^map_batches at .*column_steps.py:\d+: .* gave a dict: return a pyarrow RecordBatch or Table$"
