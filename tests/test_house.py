@@ -119,7 +119,6 @@ SMALL = {
     "__main__": "``python -m minishuffle``",
     "api/drafts": "what stands behind a step of unknown columns while ``minishuffle schema`` loads a plan",
     "cli/__main__": "``python -m minishuffle.cli``, which starts processes of clusters",
-    "cli/completion": "the scripts by which shells complete commands",
     "cli/entry": "what every start of the command line begins with, before its imports",
     "cli/firstprocess": "an init for a process that is number 1 of its container",
     "cli/localmodules": "modules beside a job's file, which workers get",

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from minishuffle.cli.completion import complete_job
 from minishuffle.cli.session import FiniteRange, json_option, late_global_options, print_json, session_of
 from minishuffle.cli.terminal import echo
 from minishuffle.client import Client
@@ -29,7 +30,7 @@ LOOK_SECONDS = 0.1
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=complete_job)
 @click.option(
     "--seconds",
     type=FiniteRange(0.5, 600),

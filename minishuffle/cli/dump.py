@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import click
 
+from minishuffle.cli.completion import complete_job, complete_worker
 from minishuffle.cli.session import json_option, late_global_options, print_json, session_of
 from minishuffle.cli.terminal import echo
 from minishuffle.wire.inquiries import AskWorkers
@@ -20,8 +21,15 @@ FRAMES_SHOWN = 4
 
 
 @click.command()
-@click.argument("job", required=False)
-@click.option("--worker", "workers", type=int, multiple=True, help="This worker alone; may be repeated.")
+@click.argument("job", required=False, shell_complete=complete_job)
+@click.option(
+    "--worker",
+    "workers",
+    type=int,
+    multiple=True,
+    shell_complete=complete_worker,
+    help="This worker alone; may be repeated.",
+)
 @json_option
 @late_global_options
 @click.pass_context

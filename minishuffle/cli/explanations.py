@@ -51,7 +51,13 @@ def explanations() -> list[Explanation]:
 
 
 @click.command()
-@click.argument("code", required=False)
+@click.argument(
+    "code",
+    required=False,
+    shell_complete=lambda context, parameter, typed: [
+        each.number for each in explanations() if each.number.startswith(typed.upper())
+    ],
+)
 @late_global_options
 def explain(code: str | None) -> None:
     """Explain an error by its CODE, such as MS-111: the cause, an example and the fix.

@@ -10,6 +10,7 @@ import click
 from pydantic import ValidationError
 
 from minishuffle.cli import tables
+from minishuffle.cli.completion import complete_job, complete_set, complete_spec
 from minishuffle.cli.session import Session, json_option, late_global_options, print_json, session_of
 from minishuffle.cli.terminal import echo, with_number
 from minishuffle.client import Client, JobHandle, JobResult, loss_text, new_submission, results_of
@@ -40,12 +41,13 @@ RECOVERIES = frozenset({"task restarting", "task waiting for a slot"})
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=complete_spec)
 @click.option(
     "--set",
     "given",
     metavar="KEY=VALUE",
     multiple=True,
+    shell_complete=complete_set,
     help="A parameter of the job, or a setting that every job has: buffer_timeout (adaptive, or seconds), "
     "buffers_per_channel, floating_buffers_per_gate, flow_control (credit, tcp), source_lease (rows), "
     "restart_strategy (individual, "
@@ -301,7 +303,7 @@ def list_jobs(context: click.Context, as_json: bool) -> None:
 
 
 @jobs.command()
-@click.argument("job")
+@click.argument("job", shell_complete=complete_job)
 @json_option
 @late_global_options
 @click.pass_context
@@ -317,7 +319,7 @@ def show(context: click.Context, job: str, as_json: bool) -> None:
 
 
 @jobs.command()
-@click.argument("job")
+@click.argument("job", shell_complete=complete_job)
 @click.option(
     "--give-up-results",
     is_flag=True,
@@ -346,7 +348,7 @@ def cancel(context: click.Context, job: str, give_up_results: bool, as_json: boo
 
 
 @jobs.command()
-@click.argument("job")
+@click.argument("job", shell_complete=complete_job)
 @json_option
 @late_global_options
 @click.pass_context
@@ -367,7 +369,7 @@ def pause(context: click.Context, job: str, as_json: bool) -> None:
 
 
 @jobs.command()
-@click.argument("job")
+@click.argument("job", shell_complete=complete_job)
 @json_option
 @late_global_options
 @click.pass_context
@@ -383,7 +385,7 @@ def resume(context: click.Context, job: str, as_json: bool) -> None:
 
 
 @jobs.command("end-stream")
-@click.argument("job")
+@click.argument("job", shell_complete=complete_job)
 @click.argument("stream")
 @json_option
 @late_global_options
@@ -402,7 +404,7 @@ def finish_stream(context: click.Context, job: str, stream: str, as_json: bool) 
 
 
 @jobs.command()
-@click.argument("job")
+@click.argument("job", shell_complete=complete_job)
 @click.option("--follow", is_flag=True, help="Wait for more until the job ends.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @late_global_options
@@ -423,7 +425,7 @@ def events(context: click.Context, job: str, follow: bool, as_json: bool) -> Non
 
 
 @jobs.command()
-@click.argument("job")
+@click.argument("job", shell_complete=complete_job)
 @click.option("--follow", is_flag=True, help="Wait for more until the job ends.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @late_global_options
@@ -448,7 +450,7 @@ def _file_line(job: str, file: ListedFile) -> str:
 
 
 @jobs.command()
-@click.argument("job")
+@click.argument("job", shell_complete=complete_job)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @late_global_options
 @click.pass_context

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import click
 
 from minishuffle import limits
+from minishuffle.cli.completion import complete_job, complete_task
 from minishuffle.cli.session import (
     FileToWrite,
     FiniteRange,
@@ -61,10 +62,11 @@ class ChosenTask(NamedTuple):
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=complete_job)
 @click.option(
     "--task",
     metavar="NAME[i]",
+    shell_complete=complete_task,
     help="The subtask: a vertex by name, number or one of its operators, and the index. Without [i] the "
     "busiest of the vertex, without all of it the busiest of the job.",
 )

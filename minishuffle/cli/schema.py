@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from minishuffle.cli.completion import complete_set, complete_spec
 from minishuffle.cli.session import late_global_options
 from minishuffle.cli.terminal import echo
 from minishuffle.errors import UsageError
@@ -20,8 +21,15 @@ __all__ = ["schema"]
 
 
 @click.command()
-@click.argument("job")
-@click.option("--set", "given", metavar="KEY=VALUE", multiple=True, help="A parameter of the job.")
+@click.argument("job", shell_complete=complete_spec)
+@click.option(
+    "--set",
+    "given",
+    metavar="KEY=VALUE",
+    multiple=True,
+    shell_complete=complete_set,
+    help="A parameter of the job.",
+)
 @late_global_options
 def schema(job: str, given: tuple[str, ...]) -> None:
     """Show the schema to write at the first step of JOB that has none and needs one.

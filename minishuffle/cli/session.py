@@ -50,6 +50,7 @@ __all__ = [
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8471
 DEFAULT_WEB_PORT = 8472
+REQUEST_SECONDS_MAX = 10.0
 RECONNECT_SECONDS_MAX = 60.0
 """How long 'submit --wait' and '--follow' go on without a coordinator."""
 
@@ -186,7 +187,7 @@ class Session:
             f"'minishuffle{self.flags()} cluster down' stops them"
         )
 
-    def client(self) -> Client:
+    def client(self, timeout: float = REQUEST_SECONDS_MAX) -> Client:
         """Waits and follows while the coordinator is away, for :data:`RECONNECT_SECONDS_MAX`.
 
         Raises:
@@ -201,6 +202,7 @@ class Session:
             address,
             secret,
             cluster=self.cluster,
+            timeout=timeout,
             reconnect_timeout=RECONNECT_SECONDS_MAX,
             find=self.address,
             tls=self.credentials(),

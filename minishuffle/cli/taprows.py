@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
+from minishuffle.cli.completion import complete_job
 from minishuffle.cli.session import FiniteRange, json_option, late_global_options, print_json, session_of
 from minishuffle.cli.terminal import echo
 from minishuffle.client import Client
@@ -30,7 +31,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=complete_job)
 @click.option(
     "--edge", type=click.IntRange(0), help="Its number in the job graph; needed if there are several."
 )

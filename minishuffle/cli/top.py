@@ -18,6 +18,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
+from minishuffle.cli.completion import complete_job
 from minishuffle.cli.session import json_option, late_global_options, print_json, session_of
 from minishuffle.cli.tables import rate_text
 from minishuffle.cli.vertexchannels import channel_maps, channel_table, pool_maps, pool_table, vertex_number
@@ -60,7 +61,7 @@ class _Span:
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=complete_job)
 @click.option("--vertex", help="Show the pools and channels of this vertex of JOB, too: a name or a number.")
 @click.option("--once", is_flag=True, help="Show it once and end.")
 @json_option

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import click
 
+from minishuffle.cli.completion import complete_job
 from minishuffle.cli.session import FiniteRange, late_global_options, print_json, session_of
 from minishuffle.cli.terminal import echo
 from minishuffle.client import Client
@@ -25,7 +26,7 @@ LOOK_SECONDS: Final = 0.2
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=complete_job)
 @click.option(
     "--channel",
     required=True,

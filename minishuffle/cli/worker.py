@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from minishuffle.cli import doctor
+from minishuffle.cli.completion import complete_worker
 from minishuffle.cli.entry import importing
 from minishuffle.cli.firstprocess import run_behind_init
 from minishuffle.cli.ownprocesses import is_minishuffle
@@ -403,7 +404,7 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> 
 
 
 @worker.command()
-@click.argument("number", metavar="WORKER", type=int)
+@click.argument("number", metavar="WORKER", type=int, shell_complete=complete_worker)
 @click.option("--signal", "name", type=click.Choice(SIGNALS), default="KILL", show_default=True)
 @json_option
 @late_global_options
@@ -424,7 +425,7 @@ def kill(context: click.Context, number: int, name: str, as_json: bool) -> None:
 
 
 @worker.command()
-@click.argument("number", metavar="WORKER", type=int)
+@click.argument("number", metavar="WORKER", type=int, shell_complete=complete_worker)
 @click.option(
     "--timeout", type=FiniteRange(0, DRAIN_SECONDS_MAX), help="End after so many seconds in any case."
 )
