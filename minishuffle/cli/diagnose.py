@@ -45,7 +45,7 @@ def diagnose(context: click.Context, job: str | None, seconds: float, as_json: b
     """Name the task that throttles JOB, the rule by which it is found, its numbers and what to change.
 
     Without JOB, the one that runs. What heartbeats carry is looked at twice. If no task waits for another to
-    take its rows, nothing is wrong.
+    take its rows, and none falls behind what is sent to it, nothing is wrong.
     """
     with session_of(context).client() as client:
         found = _diagnosis(client, job or _only_job(client), seconds)
@@ -62,6 +62,8 @@ def diagnosis_lines(found: Diagnosis) -> list[str]:
         lines = [f"job {found.job}: {found.advice}"]
     elif found.verdict in ("waiting", "paused"):
         lines = [f"job {found.job} is {found.rule}"]
+    elif behind := found.evidence.get("falls_behind"):
+        lines = [f"job {found.job}: {found.task} falls behind: {behind} ({found.rule})"]
     else:
         lines = [f"job {found.job} is throttled by {found.task}: {found.rule}"]
     width = max(map(len, found.evidence), default=0)

@@ -8,6 +8,9 @@ busy, or always has something to read, is the bottleneck; if none is, what lies 
 Then the rules are tried in their order (:data:`RULES`): each is a condition, the numbers that show it, and
 what to do.
 
+Small rows wait in buffers for a minute before anybody is throttled. Until then the bottleneck is a task that
+is busy all the time and whose vertex takes fewer records than are sent to it: it *falls behind*.
+
 If tasks wait for a slot, that is it (``waiting``): all others wait for them. So it is if nothing else of the
 job runs than what waits to be deployed. A job that is paused is just that.
 
@@ -49,8 +52,10 @@ LATE_SECONDS_MAX: Final = 5.0
 BUSY_FROM: Final = 0.70
 """Share of its time that a bottleneck is busy at least, unless input waits for it at most looks."""
 AT_LIMIT_FROM: Final = 0.95
-"""Share of its time that a task is busy which takes no more rows than it gets."""
+"""Share of its time that a task is busy which can take no more rows, whether it falls behind or not."""
 QUEUED_FROM: Final = 0.60
+BEHIND_TAKEN_MAX: Final = 0.9
+"""Share of the records sent to it that a vertex which falls behind takes at most."""
 IDLE_BUSY_MAX: Final = 0.25
 """A task that is busy less than that throttles nobody, whatever waits for it."""
 GC_FROM: Final = 0.15
@@ -96,7 +101,7 @@ class Look:
 class Diagnosis(BaseModel):
     """``verdict`` is ``healthy``, with no ``task`` and ``none`` as the ``rule``; ``waiting``, with no
     ``task``, if tasks have no slot or no connection, or nothing is deployed; ``paused``, likewise; or
-    ``throttled``."""
+    ``throttled``, also by a task that falls behind, which is in the evidence as ``falls_behind``."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -166,7 +171,7 @@ class Scene:
     behind: list[Span]
     """The tasks that it writes to."""
     throttled: list[Span]
-    """The tasks that wait for it."""
+    """The tasks that wait for it, or will once the buffers are full."""
     here: WorkerSpan
     """Its worker."""
     busy_here: list[Span]
@@ -394,11 +399,18 @@ def diagnose_job(before: Look, after: Look, links: Iterable[Link]) -> Diagnosis:
     throttled = [each for each in spans if each.backpressured >= LOW_FROM]
     if not throttled and after.job.links_broken:
         return _disconnected(after.job, "running without a worker")
-    if not throttled:
+    behind = None if throttled else _falling_behind(spans, edges)
+    if not throttled and behind is None:
         return _healthy(after.job, spans)
-    scene, where = _bottleneck(spans, throttled, workers, edges)
+    where: Literal["task", "exchange"] = "task"
+    if behind is not None:
+        scene = _scene(behind.task, spans, behind.producers, workers, edges)
+    else:
+        scene, where = _bottleneck(spans, throttled, workers, edges)
     rule = next(each for each in RULES if each.where == where and each.holds(scene))
     evidence, advice = {**_common_evidence(scene), **rule.evidence(scene)}, rule.advice
+    if behind is not None:
+        evidence["falls_behind"] = behind.text
     if after.job.flow_control == "tcp":
         evidence.pop("uncredited", None)
         evidence["stops_connection"] = max(each.looks("starved") for each in (scene.task, *scene.behind))
@@ -434,6 +446,39 @@ def _bottleneck(
     last = [each for each in throttled if not targets.get(each.info.operator, set()) & _vertices(throttled)]
     task = max(last or throttled, key=lambda each: (_waits_for_exchange(each), each.backpressured))
     return _scene(task, spans, throttled, workers, edges), "exchange"
+
+
+class Backlog(NamedTuple):
+    """A task that does not keep up, those that write to it, and the rates of its vertex."""
+
+    task: Span
+    producers: list[Span]
+    taken: float
+    sent: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.taken:,.0f} of {self.sent:,.0f} records/s, the rest waits in buffers"
+
+
+def _falling_behind(spans: list[Span], edges: list[Link]) -> Backlog | None:
+    """The busiest task whose vertex takes fewer records than are sent to it, if there is any.
+
+    What a vertex sends is counted for all of its edges together: only those with one edge are looked at.
+    """
+    found = []
+    for target in {edge.target for edge in edges}:
+        sources = {edge.source for edge in edges if edge.target == target}
+        if sum(edge.source in sources for edge in edges) > len(sources):
+            continue
+        tasks = [each for each in spans if each.info.operator == target]
+        producers = [each for each in spans if each.info.operator in sources]
+        busiest = max(tasks, key=lambda each: each.busy, default=None)
+        taken = sum(each.records_in for each in tasks)
+        sent = sum(each.records_out for each in producers)
+        if busiest and busiest.busy >= AT_LIMIT_FROM and taken < BEHIND_TAKEN_MAX * sent:
+            found.append(Backlog(busiest, producers, taken, sent))
+    return max(found, key=lambda each: each.sent - each.taken, default=None)
 
 
 def _waits_for_exchange(span: Span) -> bool:

@@ -57,3 +57,19 @@ def test_a_healthy_job_is_said_to_be_so() -> None:
         "  busiest  a[0]",
         "  none     none",
     ]
+
+
+def test_a_task_that_falls_behind_is_named_with_its_rates() -> None:
+    found = Diagnosis(
+        job="j7",
+        verdict="throttled",
+        task="a[0]",
+        rule="slow function",
+        evidence={"falls_behind": "450 of 2,000 records/s, the rest waits in buffers"},
+        advice="make it cheaper",
+    )
+    assert diagnosis_lines(found) == [
+        "job j7: a[0] falls behind: 450 of 2,000 records/s, the rest waits in buffers (slow function)",
+        "  falls behind  450 of 2,000 records/s, the rest waits in buffers",
+        "what to do: make it cheaper",
+    ]

@@ -261,7 +261,7 @@ def test_nothing_is_wrong_with_a_job_in_which_nobody_waits(seed: int) -> None:
     random = Random(seed)
     case = Case()
     for (operator, index), _ in list(case.tasks.items()):
-        busy = random.random()
+        busy = 0.94 * random.random()
         rate = random.uniform(1, 1e5)
         case.change(
             operator,
@@ -285,6 +285,18 @@ def test_a_task_that_keeps_up_at_its_limit_is_named(busy: float, is_told: bool) 
     found = Case().change(SINK, 1, busy=busy, backpressured=0.0).diagnosis()
     assert found.verdict == "healthy"
     assert found.advice.endswith(f", but {NAMES[SINK]}[1] is at its limit") is is_told
+
+
+def test_a_task_that_is_busy_all_the_time_falls_behind_before_anybody_waits_for_it() -> None:
+    """Small rows fit into buffers for a minute."""
+    found = Case().change(MIDDLE, busy=0.98, cpu=0.01, records_in=225.0).diagnosis()
+    assert (found.verdict, found.task, found.rule) == ("throttled", "count[0]", "slow function")
+    assert found.evidence["falls_behind"] == "450 of 2,000 records/s, the rest waits in buffers"
+    for keeps_up in ({"busy": 0.98}, {"busy": 0.9, "records_in": 225.0}):
+        assert Case().change(MIDDLE, **keeps_up).diagnosis().verdict == "healthy"
+    case = Case().change(MIDDLE, busy=0.98, records_in=500.0)
+    twice = (*CHAIN, Link(SOURCE, SINK, "rebalance"))
+    assert diagnose_job(case.look(5.0), case.look(8.0), twice).verdict == "healthy", "it may get its half"
 
 
 def test_workers_without_a_connection_explain_whatever_else_there_is_to_see() -> None:
