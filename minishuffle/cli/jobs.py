@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -109,8 +110,14 @@ def submit(
                 stream, name=label, parallelism=parallelism, settings=settings, submission=submission
             )
 
+        def fewer() -> str:
+            """Whoever gives the parallelism knows why it is what it is."""
+            with contextlib.suppress(ShuffleError):  # The job has started: that is said in any case.
+                return "" if parallelism is not None else tables.lost_text(client.status())
+            return ""
+
         if wait:
-            result, info = _run_and_wait(client, start, as_json)
+            result, info = _run_and_wait(client, start, as_json, fewer)
             if result.state == "finished_with_loss" and not allow_loss or strict and left_out(info):
                 raise SystemExit(EXIT_ROWS_LOST)
             return
@@ -118,7 +125,7 @@ def submit(
         if as_json:
             print_json({"job": handle.id, "name": handle.name, "parallelism": handle.parallelism})
         else:
-            _tell_submitted(session, handle)
+            _tell_submitted(session, handle, fewer())
 
 
 def _parted(job: Job, given: tuple[str, ...]) -> tuple[tuple[str, ...], JobSettings]:
@@ -147,21 +154,22 @@ def _parted(job: Job, given: tuple[str, ...]) -> tuple[tuple[str, ...], JobSetti
         raise UsageError(f"{settings}: {problem}") from None
 
 
-def _tell_submitted(session: Session, handle: JobHandle) -> None:
-    echo(f"job {handle.id} ({handle.name}) is submitted, parallelism {handle.parallelism}")
+def _tell_submitted(session: Session, handle: JobHandle, fewer: str) -> None:
+    echo(f"job {handle.id} ({handle.name}) is submitted, parallelism {handle.parallelism}{fewer}")
     command = f"minishuffle{session.flags()} jobs"
     echo(f"next: {command} show {handle.id}, {command} logs {handle.id}, {command} cancel {handle.id}")
 
 
 def _run_and_wait(
-    client: Client, start: Callable[[str], JobHandle], as_json: bool
+    client: Client, start: Callable[[str], JobHandle], as_json: bool, fewer: Callable[[], str] = str
 ) -> tuple[JobResult, JobInfo]:
-    """Submit a job, wait for its end and show that; ``start`` gets the submission's id."""
+    """Submit a job, wait for its end and show that; ``start`` gets the submission's id. ``fewer`` gives
+    what to say behind the parallelism."""
     submission = new_submission()
     try:
         handle = start(submission)
         if not as_json:
-            echo(f"job {handle.id} ({handle.name}) runs, parallelism {handle.parallelism}", err=True)
+            echo(f"job {handle.id} ({handle.name}) runs, parallelism {handle.parallelism}{fewer()}", err=True)
             for event in handle.events(follow=True):
                 if event.kind in RECOVERIES:
                     echo(tables.event_line(event), err=True)

@@ -79,7 +79,9 @@ class JobParameter:
                 return adapter.validate_python(json.loads(text))
             except ValueError:
                 problem = first.errors()[0]["msg"]
-                raise UsageError(f"--set {self.name}={text}: {problem} (it is {self.type_name})") from None
+                raise UsageError(
+                    f"--set {self.name}={text}: {problem} ({self.name} takes {self.type_name})"
+                ) from None
 
 
 @dataclass(slots=True, frozen=True)

@@ -22,6 +22,7 @@ __all__ = [
     "event_line",
     "job_map",
     "limits_hit",
+    "lost_text",
     "shown_rows",
     "rate_text",
     "seconds_text",
@@ -93,6 +94,13 @@ def status_map(status: ClusterStatus) -> dict[str, Any]:
     found = status.model_dump(exclude={"jobs"})
     found["jobs"] = [job_map(job) for job in status.jobs]
     return found
+
+
+def lost_text(status: ClusterStatus) -> str:
+    """Why a job that is submitted runs on fewer workers than there were; empty if none was lost."""
+    lost = sum(worker.state == "lost" for worker in status.workers)
+    there = sum(worker.state == "alive" and not worker.standby for worker in status.workers)
+    return f" ({lost} of {lost + there} workers {'are' if lost > 1 else 'is'} lost)" if lost else ""
 
 
 def show_status(status: ClusterStatus) -> None:

@@ -66,7 +66,7 @@ def test_describe_needs_no_cluster_and_checks_settings(run: Run) -> None:
         (["keybee"], "did you mean 'keyby'?"),
         (
             ["keyby", "--set", "keys=0"],
-            "--set keys=0: Input should be greater than or equal to 1 (it is int)",
+            "--set keys=0: Input should be greater than or equal to 1 (keys takes int)",
         ),
         (["keyby", "--set", "keys=-3"], "--set keys=-3: Input should be greater than or equal to 1"),
         (["keyby", "--set", "speed=1"], "--set speed: there is no such parameter"),

@@ -299,3 +299,15 @@ def test_latencies_are_shown_of_tasks_that_have_them(capsys: pytest.CaptureFixtu
     assert not lines[2].startswith("count[0]")
     tables.show_job(JOB)
     assert "latency of" not in capsys.readouterr().out
+
+
+def test_a_submission_says_how_many_workers_are_lost() -> None:
+    there = STATUS.workers[0]
+    lost = [there.model_copy(update={"worker": number, "state": "lost"}) for number in (2, 3)]
+    spare = there.model_copy(update={"worker": 4, "standby": True})
+    assert tables.lost_text(STATUS) == ""
+    one = STATUS.model_copy(update={"workers": [there, lost[0], spare]})
+    assert tables.lost_text(one) == " (1 of 2 workers is lost)"
+    assert (
+        tables.lost_text(one.model_copy(update={"workers": [there, *lost]})) == " (2 of 3 workers are lost)"
+    )
