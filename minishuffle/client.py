@@ -455,9 +455,12 @@ def _restarts(info: JobInfo) -> str:
     return "1 restart" if count == 1 else f"{count:,} restarts"
 
 
-def loss_text(info: JobInfo, events: Iterable[JobEvent]) -> str:
-    """What a job that ended with loss has lost as far as that is known, and its first failure, with the
-    user's own traceback if the user's code raised."""
+_IN_PROGRAM: Final = "see job.events(). Its results are given out with allow_loss=True"
+
+
+def loss_text(info: JobInfo, events: Iterable[JobEvent], advice: str = _IN_PROGRAM) -> str:
+    """What a job that ended with loss has lost as far as that is known, its first failure and ``advice``,
+    with the user's own traceback if the user's code raised."""
     counts = [f"{count:,} {_LOST.get(reason, reason)}" for reason, count in info.rows_dropped.items()]
     if info.rows_in_flight:
         counts.append(f"up to {info.rows_in_flight:,} in flight through what died")
@@ -466,8 +469,7 @@ def loss_text(info: JobInfo, events: Iterable[JobEvent]) -> str:
     lost = ", ".join(counts) or "what a task may have held when it ended"
     text = (
         f"job {info.job} ({info.name}) finished, but rows were lost in {_restarts(info)}, "
-        f"{_first_failure(events)}; lost: {lost}; see "
-        f"'minishuffle jobs events {info.job}'. Its results are given out with allow_loss=True (--allow-loss)"
+        f"{_first_failure(events)}; lost: {lost}; {advice}"
     )
     failure = info.first_failure
     if failure is None:

@@ -404,8 +404,12 @@ def _stop(client: Client, processes: LocalProcesses) -> None:
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:
     """Show workers with their slots and connections, and jobs."""
-    with session_of(context).client() as client:
-        state = client.status()
+    session = session_of(context)
+    try:
+        with session.client() as client:
+            state = client.status()
+    except PeerLost as error:
+        raise PeerLost(session.down() or str(error)) from error
     if as_json:
         print_json(tables.status_map(state))
     else:

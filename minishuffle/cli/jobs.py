@@ -187,7 +187,8 @@ def _run_and_wait(
     info = handle.info()
     _show_result(result, info, as_json)
     if result.state == "finished_with_loss":
-        lost = RowsLost(loss_text(info, handle.events(follow=True)))
+        advice = f"see 'minishuffle jobs events {info.job}'; with --allow-loss the exit code is 0"
+        lost = RowsLost(loss_text(info, handle.events(follow=True), advice))
         echo(f"minishuffle: {with_number(str(lost), lost)}", err=True)
     return result, info
 
@@ -418,14 +419,16 @@ def finish_stream(context: click.Context, job: str, stream: str, as_json: bool) 
 @late_global_options
 @click.pass_context
 def events(context: click.Context, job: str, follow: bool, as_json: bool) -> None:
-    """Print what happened to a job, oldest first.
+    """Print what happened to a job, oldest first; with --follow as it becomes known.
 
     A recovery is a timeline, with the milliseconds since the failure was detected: task failed (or lost),
     rescheduled, deployed, running, inputs and outputs reattached, first record. Under a task that failed
     stands the traceback of the user's code.
     """
     with session_of(context).client() as client:
-        for event in client.events(job, follow):
+        found = client.events(job, follow)
+        # A worker may report what happened there after what happened later elsewhere.
+        for event in found if follow else sorted(found, key=lambda event: event.at):
             if as_json:
                 print_json(event.model_dump())
             else:

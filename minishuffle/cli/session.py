@@ -148,6 +148,14 @@ class Session:
             return Address.parse(record["coordinator"])
         return Address(DEFAULT_HOST, DEFAULT_PORT)
 
+    def down(self) -> str:
+        """What to say of a coordinator that is not there, if no command says where it is and none is on
+        record; else nothing."""
+        placed = self.coordinator is not None or read_coordinator(self.directory()) is not None
+        if placed or self.record() is not None:
+            return ""
+        return f"cluster {self.cluster!r} is down: 'minishuffle{self.flags()} cluster up' starts it"
+
     def record_path(self) -> Path:
         return self.directory() / "cluster.json"
 

@@ -253,6 +253,9 @@ def width(client: Client, parallelism: int | None) -> int:
     return workers_at_work(client.status())
 
 
+IF_ALLOWED = "with --allow-loss the exit code is 0"
+
+
 def run_once(
     pipeline: Pipeline,
     spark: SparkSession,
@@ -298,7 +301,8 @@ def run_once(
         raise UsageError(f"pipeline {pipeline.name} has no expected(): there is nothing to audit by")
     else:
         info = handle.info()
-        lost = loss_text(info, client.events(handle.id)) if info.state == "finished_with_loss" else ""
+        with_loss = info.state == "finished_with_loss"
+        lost = loss_text(info, client.events(handle.id), IF_ALLOWED) if with_loss else ""
         audit = audited(pipeline, result, expected, lost)
         verdict = verdict_of(audit.total)
     rows_out = verdict.rows if verdict is not None else result.count()

@@ -156,6 +156,22 @@ def test_down_without_a_cluster_says_so(run: Run, own_state: Path) -> None:
     assert "cannot connect to" in result.stderr
 
 
+def test_the_status_of_a_cluster_that_is_down_says_how_it_starts(
+    run: Run, own_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_state.mkdir(parents=True)
+    create_secret(own_state / "secret")
+    monkeypatch.setattr("minishuffle.cli.session.DEFAULT_PORT", 1)
+    result = run("cluster", "status")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "minishuffle: cluster 'default' is down: 'minishuffle cluster up' starts it "
+        "(minishuffle explain MS-140)\n",
+    )
+    lost = run("cluster", "status", "--coordinator", "127.0.0.1:1")
+    assert "cannot connect to 127.0.0.1:1" in lost.stderr
+
+
 def test_down_ends_no_process_that_is_not_ours(run: Run, own_state: Path) -> None:
     path = write_record(own_state, os.getpid())
     create_secret(own_state / "secret")

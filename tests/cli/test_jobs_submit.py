@@ -222,9 +222,20 @@ def test_who_waits_sees_each_failure_and_what_was_lost(capsys: pytest.CaptureFix
         "minishuffle: job j1 (lossy) finished, but rows were lost in 2 restarts, the first after: count[0]: "
         "ZeroDivisionError: division by zero; lost: 1,200 on their way to a task that ended, up to 30 in "
         "flight through what died; see "
-        "'minishuffle jobs events j1'. Its results are given out with allow_loss=True (--allow-loss) "
+        "'minishuffle jobs events j1'; with --allow-loss the exit code is 0 "
         "(minishuffle explain MS-162)"
     ]
+
+
+def test_events_are_shown_by_time_unless_they_are_followed(
+    run: Run, own_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_secret(own_state / "secret")
+    known = [JobEvent(number=n, at=at, kind=f"k{n}", text="x") for n, at in ((1, 5.0), (2, 9.0), (3, 7.0))]
+    monkeypatch.setattr(Client, "events", lambda *_: iter(known))
+    for flags, order in (([], [1, 3, 2]), (["--follow"], [1, 2, 3])):
+        shown = run("jobs", "events", "j1", "--json", *flags).stdout.splitlines()
+        assert [json.loads(line)["number"] for line in shown] == order
 
 
 def test_an_event_of_a_failure_has_the_users_traceback_under_it() -> None:
