@@ -86,7 +86,8 @@ def complete_task(context: click.Context, parameter: click.Parameter, typed: str
     """``NAME[i]`` of a subtask of the job that is typed before it."""
     job = _job(context)
     tasks = _asked(context, lambda client: client.job(job).tasks)
-    return _items(typed, (f"{task.name}[{task.index}]" for task in tasks))
+    # The first operator of a chain names it too; a shell would take the arrow for a redirection.
+    return _items(typed, (f"{task.name.partition(' ')[0]}[{task.index}]" for task in tasks))
 
 
 def complete_worker(context: click.Context, parameter: click.Parameter, typed: str) -> Items:

@@ -76,7 +76,9 @@ def test_what_the_cluster_has_completes_what_names_it(
             return [SimpleNamespace(job=job, name="keyby", state="running") for job in ("j5", "j12")]
 
         def job(self, job: str) -> SimpleNamespace:
-            return SimpleNamespace(tasks=[SimpleNamespace(name=f"map of {job}", index=i) for i in (0, 1)])
+            return SimpleNamespace(
+                tasks=[SimpleNamespace(name=f"map-{job} -> sink", index=i) for i in (0, 1)]
+            )
 
         def workers(self) -> list[SimpleNamespace]:
             return [SimpleNamespace(worker=n, state=state) for n, state in ((1, "alive"), (2, "lost"))]
@@ -93,7 +95,7 @@ def test_what_the_cluster_has_completes_what_names_it(
     (own_state / "secret").chmod(0o600)
     for command in ("jobs show", "jobs cancel", "top", "diagnose", "dump", "trace", "tap", "profile"):
         assert offered(*command.split(), "j1") == ["j12"], command
-    assert offered("profile", "j5", "--task", "map") == ["map of j5[0]", "map of j5[1]"]
+    assert offered("profile", "j5", "--task", "map") == ["map-j5[0]", "map-j5[1]"]
     for command in ("worker kill", "worker drain", "dump --worker"):
         assert offered(*command.split(), "''") == ["1"], command
     assert max(timeouts) <= 0.25
