@@ -23,12 +23,14 @@ class Stepped:
         """Nobody has let it run to its end."""
         self.done = False
         self.error: BaseException | None = None
+        self._tracer = self._trace
+        """Kept: the interpreter does not hold what it calls while that ends the tracing."""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         self._wait(self._go)
-        sys.settrace(self._trace)
+        sys.settrace(self._tracer)
         try:
             self._call()
         except BaseException as error:
@@ -50,7 +52,7 @@ class Stepped:
             if not self._left:
                 self._stopped.release()
                 self._wait(self._go)
-        return self._trace
+        return self._tracer
 
     @staticmethod
     def _wait(semaphore: threading.Semaphore) -> None:
