@@ -166,13 +166,13 @@ def test_an_aborted_write_fails_the_job_that_waits_for_its_end(field: Any) -> No
         handle.wait(SECONDS_MAX)
 
 
-def test_an_aborted_write_leaves_a_stream_without_end_running(field: Any, rows: Rows) -> None:
+def test_an_aborted_write_leaves_a_stream_without_end_running(field: Any, rows: Rows, until: Any) -> None:
     handle = field.submit(bounded=False)
     abort_write(field.access, "orders", "query/1", "Spark gave it up")
     with field.writer(write="query/1") as writer:
         writer.write(rows(0, 10))
         assert writer.finish() == 10
-    assert handle.info().state == "running"
+    until(lambda: handle.info().state == "running", "all tasks of the job, which goes on")
 
 
 def test_a_job_cancelled_while_it_is_written_tells_the_writer(field: Any, rows: Rows) -> None:
