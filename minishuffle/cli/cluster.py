@@ -404,12 +404,8 @@ def _stop(client: Client, processes: LocalProcesses) -> None:
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:
     """Show workers with their slots and connections, and jobs."""
-    session = session_of(context)
-    try:
-        with session.client() as client:
-            state = client.status()
-    except PeerLost as error:
-        raise PeerLost(session.down() or str(error)) from error
+    with session_of(context).client() as client:
+        state = client.status()
     if as_json:
         print_json(tables.status_map(state))
     else:
@@ -480,6 +476,11 @@ def down(context: click.Context) -> None:
             f"and does not answer, {doctor.port_holder(address.port)}: end that, too"
         )
     echo(f"cluster {session.cluster!r} is down")
+    if (directory := session.directory()).is_dir():
+        echo(
+            f"{directory} stays, with the history of its jobs (from which their numbers go on), logs and the "
+            "secret: delete it if you need none of these"
+        )
 
 
 def _order(session: Session, record: dict[str, Any] | None) -> tuple[bool, dict[str, Any] | None]:

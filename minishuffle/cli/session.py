@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -27,7 +28,7 @@ from minishuffle.config import (
     read_secret,
     tls_files_of,
 )
-from minishuffle.errors import UsageError
+from minishuffle.errors import PeerLost, UsageError
 from minishuffle.ids import Address
 from minishuffle.launch import checked_settings
 from minishuffle.transport.credentials import Credentials
@@ -148,7 +149,7 @@ class Session:
             return Address.parse(record["coordinator"])
         return Address(DEFAULT_HOST, DEFAULT_PORT)
 
-    def down(self) -> str:
+    def _down(self) -> str:
         """What to say of a coordinator that is not there, if no command says where it is and none is on
         record; else nothing."""
         placed = self.coordinator is not None or read_coordinator(self.directory()) is not None
@@ -195,18 +196,21 @@ class Session:
             f"'minishuffle{self.flags()} cluster down' stops them"
         )
 
-    def client(self, timeout: float = REQUEST_SECONDS_MAX) -> Client:
-        """Waits and follows while the coordinator is away, for :data:`RECONNECT_SECONDS_MAX`.
+    @contextlib.contextmanager
+    def client(self, timeout: float = REQUEST_SECONDS_MAX) -> Iterator[Client]:
+        """A client for the length of the block. It waits and follows while the coordinator is away, for
+        :data:`RECONNECT_SECONDS_MAX`.
 
         Raises:
             UsageError: there is no secret that can be used.
+            PeerLost: no coordinator answers; if none is on record, it says that the cluster is down.
         """
         address = self.address()
         try:
             secret = self.secret()
         except UsageError as error:
             raise self.running_without() or error from None
-        return Client(
+        with Client(
             address,
             secret,
             cluster=self.cluster,
@@ -214,7 +218,13 @@ class Session:
             reconnect_timeout=RECONNECT_SECONDS_MAX,
             find=self.address,
             tls=self.credentials(),
-        )
+        ) as client:
+            try:
+                yield client
+            except PeerLost as error:
+                if down := self._down():
+                    raise PeerLost(down) from error
+                raise
 
 
 def _is_gone(path: Path) -> bool:

@@ -385,5 +385,5 @@ def test_a_job_of_the_users_own_works_as_printed(terminal: Terminal) -> None:
     assert "127.0.0.1:8471" in program.code
     (terminal.folder / "program.py").write_text(program.code.replace(":8471", f":{terminal.port}"))
     assert terminal.type("python program.py") == program.printed
-    terminal.play(Block("console", "$ minishuffle cluster down\ncluster 'default' is down\n", ""))
+    terminal.play(Block("console", "$ minishuffle cluster down\ncluster 'default' is down\n...\n", ""))
     assert terminal.running() == []
