@@ -24,7 +24,7 @@ from minishuffle.local import LocalCluster
 from minishuffle.operators.base import TaskContext
 from minishuffle.plan.graph import JobSettings
 
-__all__ = ["measure_latency"]
+__all__ = ["WARM_UP_SECONDS", "Arrivals", "Paced", "measure_latency", "percentile", "remote_latencies"]
 
 WORKERS: Final = 2
 WARM_UP_SECONDS: Final = 1.0
@@ -43,18 +43,19 @@ class Paced:
     format = "rows"
     bounded = True
 
-    def __init__(self, rate: float, seconds: float) -> None:
-        self._every = WORKERS / rate
+    def __init__(self, rate: float, seconds: float, splits: int = WORKERS) -> None:
+        self._every = splits / rate
+        self._splits = splits
         self.records = max(1, round((seconds + WARM_UP_SECONDS) / self._every))
         """Records of each split."""
 
     def splits(self) -> Sequence[int]:
-        return range(WORKERS)
+        return range(self._splits)
 
     def read(self, split: int, offset: int) -> Iterator[Payload]:
         """As many at once as are due; ``offset`` is 0 here, since nothing is restarted."""
         every, sent = self._every, 0
-        begin = time.monotonic() + every * split / WORKERS
+        begin = time.monotonic() + every * split / self._splits
         while sent < self.records:
             due = min(self.records, int((time.monotonic() - begin) / every) + 1, sent + BATCH_ROWS_MAX)
             if due <= sent:
@@ -75,9 +76,12 @@ class Arrivals:
     occurred, in microseconds) and ``times`` (how often each did).
     """
 
+    def __init__(self, splits: int = WORKERS) -> None:
+        self._splits = splits
+
     def open(self, context: TaskContext) -> None:
         self._received = 0
-        self._late: list[list[int]] = [[] for _ in range(WORKERS)]
+        self._late: list[list[int]] = [[] for _ in range(self._splits)]
 
     def write(self, batch: Payload) -> None:
         now = time.monotonic_ns()
@@ -111,35 +115,36 @@ def measure_latency(*, rate: float, seconds: float, buffer_timeout: float | str)
         handle = cluster.submit(stream, name="bench-latency", parallelism=WORKERS, settings=settings)
         result = handle.wait(seconds + 120)
     echo += _echo()
-    micros, times = _remote(result)
+    micros, times = remote_latencies(result)
+    if not len(micros):
+        raise ShuffleError("no record that was measured crossed TCP: raise --seconds or --rate")
     received = sum(sink.value["received"] for sink in result.results)
     return {
         "flush": settings.buffer_timeout,
         "rate": rate,
-        **{name: _percentile(micros, times, share) for name, share in PERCENTILES.items()},
+        **{name: percentile(micros, times, share) for name, share in PERCENTILES.items()},
         "remote_records": int(times.sum()),
         "lost": source.records * WORKERS - received,
         "echo_p50_ms": round(statistics.median(echo) * 1000 / 2, 3),
     }
 
 
-def _remote(result: JobResult) -> tuple[Micros, Micros]:
-    """Latencies of records whose source and sink ran in different workers, and how often each occurred."""
+def remote_latencies(result: JobResult) -> tuple[Micros, Micros]:
+    """Latencies, in microseconds, of records whose source and sink ran in different workers, and how often
+    each occurred; both are empty if there are none."""
     workers = {(task.operator, task.index): task.worker for task in result.tasks}
     first, last = min(workers)[0], max(workers)[0]
-    late, times = [], []
+    late, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for sink in result.results:
-        for split in range(WORKERS):
+        for split in range(len(sink.value["late"])):
             if workers[first, split] != workers[last, sink.index]:
                 late.append(np.frombuffer(sink.value["late"][split], np.int64))
                 times.append(np.frombuffer(sink.value["times"][split], np.int64))
-    if not late or not sum(map(len, late)):
-        raise ShuffleError("no record that was measured crossed TCP: raise --seconds or --rate")
     values, inverse = np.unique(np.concatenate(late), return_inverse=True)
     return values, np.bincount(inverse, weights=np.concatenate(times)).astype(np.int64)
 
 
-def _percentile(micros: Micros, times: Micros, share: float) -> float:
+def percentile(micros: Micros, times: Micros, share: float) -> float:
     """The least latency, in milliseconds, that ``share`` of the records did not exceed."""
     position = np.searchsorted(np.cumsum(times), share * times.sum())
     return round(float(micros[min(int(position), len(micros) - 1)]) / 1000, 3)

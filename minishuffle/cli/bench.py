@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -23,7 +24,7 @@ __all__ = ["bench"]
 @click.group()
 @late_global_options
 def bench() -> None:
-    """Measure: transport, exchange, latency, debloating, recovery, scale, keyed state, operators, Spark."""
+    """Measure transport, exchange, latency, quiet jobs, recovery, scale, operators, keyed state, Spark."""
 
 
 def _wire_options(command: Any) -> Any:
@@ -215,6 +216,45 @@ def latency(as_json: bool, rate: float, seconds: float, buffer_timeout: float | 
         console().print(table)
     if measured["lost"]:
         raise ShuffleError(f"{measured['lost']} records did not arrive")
+
+
+@bench.command()
+@click.option(
+    "--rate",
+    "rates",
+    default=(0, 100, 1_000, 20_000),
+    show_default=True,
+    multiple=True,
+    type=FiniteRange(0, 1_000_000),
+    help="Records/s; 0: none. May be given several times.",
+)
+@click.option(
+    "--parallelism",
+    default=(2, 8),
+    show_default=True,
+    multiple=True,
+    type=click.IntRange(2, 64),
+    help="Of the job, on half as many workers, at least two; may be given several times.",
+)
+@click.option("--seconds", default=12.0, show_default=True, type=FiniteRange(min=1), help="Of each job.")
+@json_option
+@late_global_options
+def quiet(as_json: bool, rates: Sequence[float], parallelism: Sequence[int], seconds: float) -> None:
+    """Processor time of coordinator and workers while a keyed job has little to do, and its latency."""
+    from minishuffle.bench.quiet import measure_quiet
+
+    points = measure_quiet(rates=rates, parallelism=parallelism, seconds=seconds)
+    if as_json:
+        print_json({"seconds": seconds, "points": points})
+    else:
+        names = list(points[0])
+        heads = [name.replace("_", " ") for name in names]
+        table = new_table(heads, right=heads)
+        for point in points:
+            table.add_row(*("-" if value is None else f"{value:g}" for value in point.values()))
+        console().print(table)
+    if lost := sum(point["lost"] for point in points):
+        raise ShuffleError(f"{lost} records did not arrive")
 
 
 @bench.command()
