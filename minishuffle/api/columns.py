@@ -55,9 +55,9 @@ def _operand(value: Any) -> pc.Expression:
 class ColumnExpression:
     """A column, or what is computed of some, for ``with_columns`` and ``filter``; made by :func:`col`.
 
-    ``+ - * /``, comparisons, ``& | ~`` are those of ``pc.field``: a result that does not fit into its type is
-    an error, and whole numbers divided by ``/`` give whole numbers, cut towards zero. ``//`` and ``%`` are
-    those of Python.
+    ``+ - * /``, comparisons, ``& | ~`` are those of ``pyarrow.compute``: a result that does not fit into its
+    type is an error, and whole numbers divided by ``/`` give whole numbers, cut towards zero. ``//`` and
+    ``%`` are those of Python.
     """
 
     __slots__ = ("expression",)

@@ -854,7 +854,7 @@ class Table(TableSources, StreamSinks, SideOutputs["Table"], Bridged):
         """Columns that expressions give, in place of those of the same name or after the others.
 
         All read the columns as they were before: ``with_columns(total=col("price") * col("n"))``, with
-        :func:`minishuffle.col`, or ``pc.field`` of ``pyarrow.compute``.
+        :func:`minishuffle.col`.
         Event time stays as it was, also if its column is replaced: call :meth:`event_time` for another one.
         Whole numbers divided by ``/`` give whole numbers (cast one to float64 for others); ``//`` and ``%``
         of ``col`` are those of Python. A result of ``+ - * /`` that does not fit into its type is an error;

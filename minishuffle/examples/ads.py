@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from minishuffle.api.columns import col
 from minishuffle.api.stream import Table
 from minishuffle.examples.adrequests import FEATURES, LATEST, MOMENT, AdRequests, Values, sigmoid, timestamps
 from minishuffle.operators.base import TaskContext
@@ -65,7 +66,7 @@ def clicks(rate: int, records: int | None, within: float, sources: int | None = 
 
     schema = {"request": pa.int64(), "at": MOMENT, "clicked": pa.bool_()}
     generated = Table.generate(followed, rate=rate, records=records, schema=schema).name("clicks")
-    clicked = _by(sources, generated).filter(pc.field("clicked")).drop("clicked")
+    clicked = _by(sources, generated).filter(col("clicked")).drop("clicked")
     late = timedelta(microseconds=LATEST * requests.within_micros)
     return _by(sources, clicked.event_time("at", out_of_order=late))
 

@@ -80,7 +80,7 @@ def cast_advice(error: Exception) -> str:
     middle = len(found[1]) // 2 - 1
     if found[1][:middle] == found[1][middle + 2 :]:
         return ""  # twice the same
-    return ": cast one of them to the type of the other, as in pc.field('x').cast('int64')"
+    return ": cast one of them to the type of the other, as in col('x').cast('int64')"
 
 
 def rows_where(batch: pa.RecordBatch, condition: pc.Expression, where: str) -> Numbers:
@@ -130,7 +130,7 @@ def of_untyped(table: pa.Table, expression: pc.Expression) -> pa.Array:
         names = ", ".join(map(repr, untyped))
         raise WrongColumns(
             f"no row has a value in {names}, so that its type is not known, and the result depends on it: "
-            f"give it one, as in with_columns({untyped[0]}=pc.field({untyped[0]!r}).cast('int64'))"
+            f"give it one, as in with_columns({untyped[0]}=col({untyped[0]!r}).cast('int64'))"
         )
     return found[0] if pa.types.is_null(kind) else found[0].cast(kind)
 

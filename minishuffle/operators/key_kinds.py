@@ -42,7 +42,7 @@ def _way(one: pa.Field, other: pa.Field) -> str:
             )
         kind = {"text": "string", "binary": "binary"}.get(to) if of == "uuid" or to == "text" else None
         if kind and given.name.isidentifier():
-            return f", as in with_columns({given.name}=pc.field({given.name!r}).cast('{kind}'))"
+            return f", as in with_columns({given.name}=col({given.name!r}).cast('{kind}'))"
     return ""
 
 

@@ -22,9 +22,9 @@ def refuse_order(method: str, field: pa.Field) -> None:
         name = field.name
         raise WrongColumns(
             f"{method}: the categories of column {name!r} have an order of their own, which texts have not: "
-            f"compare their codes, as with_columns({name}=pc.index_in(pc.field({name!r}), "
+            f"compare their codes, as with_columns({name}=pc.index_in(col({name!r}).expression, "
             "value_set=pa.array(['S', 'M', 'L']))), or, to compare them as texts, cast the column: "
-            f"with_columns({name}=pc.field({name!r}).cast('string'))"
+            f"with_columns({name}=col({name!r}).cast('string'))"
         )
 
 

@@ -165,7 +165,7 @@ class WithColumnsStep(ProjectionStep):
 
     def __post_init__(self) -> None:
         if not self.columns:
-            raise UsageError("with_columns takes at least one column, such as total=pc.field('amount') * 2")
+            raise UsageError("with_columns takes at least one column, such as total=col('amount') * 2")
         for name, expression in self.columns.items():
             check_expression(expression, f"with_columns({name}=...)")
         _require_own_names(self.given, "with_columns")

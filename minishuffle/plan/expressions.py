@@ -29,8 +29,8 @@ def check_expression(given: Any, where: str) -> pc.Expression:
     if not isinstance(given, pc.Expression):
         hint = " (a function of rows is for a Stream: call to_rows() first)" if callable(given) else ""
         raise UsageError(
-            f"{where} takes an expression such as pc.field('amount') * 2 or pc.scalar(1), with pc for "
-            f"pyarrow.compute, not {given!r:.80}{hint}"
+            f"{where} takes an expression such as col('amount') * 2, with 'from minishuffle import col', or "
+            f"pc.scalar(1) of pyarrow.compute, not {given!r:.80}{hint}"
         )
     return given
 

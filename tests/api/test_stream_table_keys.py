@@ -160,7 +160,7 @@ def test_what_the_refusal_suggests_joins_them() -> None:
     made = texts.map_batches(as_names, schema={"t": pa.uuid()})
     assert rows_of(names.key_by("k").join(made.key_by("t")).collect()) == [{"k": UUID(int=0)}]
     stored = Table.from_arrow(pa.table({"b": OTHERS["bytes"]()}))
-    with pytest.raises(UsageError, match=r"with_columns\(k=pc.field\('k'\).cast\('binary'\)\)"):
+    with pytest.raises(UsageError, match=r"with_columns\(k=col\('k'\).cast\('binary'\)\)"):
         names.key_by("k").join(stored.key_by("b"))
 
 

@@ -31,7 +31,7 @@ def test_texts_and_numbers_are_refused_before_the_job_is_submitted(texts: pa.Arr
     numbers = table("id", NUMBERS)
     says = re.escape(
         f"keys in 'ad' of type {texts.type} and in 'id' of type int64 are never equal: cast one of them first"
-        ", as in with_columns(id=pc.field('id').cast('string'))"
+        ", as in with_columns(id=col('id').cast('string'))"
     )
     with pytest.raises(UsageError, match=f"^join: the {says}"):
         table("ad", texts).key_by("ad").join(numbers.key_by("id"))

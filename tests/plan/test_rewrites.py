@@ -200,7 +200,7 @@ UNKNOWN: dict[str, Callable[[Table], Table]] = {
 def test_what_depends_on_a_type_that_is_not_known_is_no_answer(name: str) -> None:
     with pytest.raises(
         WrongColumns,
-        match=r"no row has a value in 'n', .*: give it one, as in with_columns\(n=pc.field\('n'\)",
+        match=r"no row has a value in 'n', .*: give it one, as in with_columns\(n=col\('n'\)",
     ):
         UNKNOWN[name](Stream.items([{"k": 1, "n": None}]).to_table())
 
