@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import Any
 
@@ -15,9 +16,9 @@ from minishuffle.errors import UsageError
 from minishuffle.observe.diagnosis import (
     LATE_SECONDS_MAX,
     Diagnosis,
-    Link,
     Look,
     diagnose_job,
+    links_of,
     require_running,
     seconds_between,
 )
@@ -47,17 +48,18 @@ def diagnose(context: click.Context, job: str | None, seconds: float, as_json: b
     Without JOB, the one that runs. What heartbeats carry is looked at twice. If no task waits for another to
     take its rows, and none falls behind what is sent to it, nothing is wrong.
     """
-    with session_of(context).client() as client:
+    session = session_of(context)
+    with session.client() as client:
         found = _diagnosis(client, job or _only_job(client), seconds)
     if as_json:
         print_json(found.model_dump())
         return
-    for line in diagnosis_lines(found):
+    for line in diagnosis_lines(found, session.flags()):
         echo(line)
 
 
-def diagnosis_lines(found: Diagnosis) -> list[str]:
-    """A diagnosis as text."""
+def diagnosis_lines(found: Diagnosis, flags: str = "") -> list[str]:
+    """A diagnosis as text, with the command that shows more; ``flags`` find the cluster again."""
     if found.verdict == "healthy":
         lines = [f"job {found.job}: {found.advice}"]
     elif found.verdict in ("waiting", "paused"):
@@ -68,7 +70,12 @@ def diagnosis_lines(found: Diagnosis) -> list[str]:
         lines = [f"job {found.job} is throttled by {found.task}: {found.rule}"]
     width = max(map(len, found.evidence), default=0)
     lines += [f"  {name.replace('_', ' '):{width}}  {_text(value)}" for name, value in found.evidence.items()]
-    return lines if found.verdict == "healthy" else [*lines, f"what to do: {found.advice}"]
+    if found.verdict != "healthy":
+        lines.append(f"what to do: {found.advice}")
+    if found.own_code:
+        task = shlex.quote(found.task)
+        lines.append(f"which code it is: minishuffle{flags} profile {found.job} --task {task}")
+    return lines
 
 
 def _text(value: Any) -> str:
@@ -99,7 +106,7 @@ def _diagnosis(client: Client, job: str, seconds: float) -> Diagnosis:
     """
     before = Look(require_running(client.job(job)), client.workers())
     deadline = time.monotonic() + seconds + LATE_SECONDS_MAX
-    links = [Link(edge.source, edge.target, edge.partitioner) for edge in client.graph(job).edges]
+    links = links_of(client.graph(job))
     while True:
         time.sleep(LOOK_SECONDS)
         after = require_running(client.job(job))

@@ -25,6 +25,7 @@ from minishuffle.cli.vertexchannels import channel_maps, channel_table, pool_map
 from minishuffle.client import Client
 from minishuffle.console import console, new_table
 from minishuffle.errors import UsageError
+from minishuffle.observe.diagnosis import Backlog, Link, falling_behind, links_of
 from minishuffle.observe.loads import Level, seconds_of, vertex_loads
 from minishuffle.wire.inquiries import AskWorkers
 from minishuffle.wire.requests import JobInfo
@@ -55,6 +56,8 @@ class _Span:
 
     before: list[JobInfo]
     after: list[JobInfo]
+    behind: list[Backlog | None]
+    """By job: the task that falls behind."""
     vertex: int | None
     workers: list[dict[str, Any]]
     silent: list[int]
@@ -71,7 +74,9 @@ def top(context: click.Context, job: str | None, vertex: str | None, once: bool,
     """Show what the vertices of JOB, or of all running jobs, do now; Ctrl-C ends it.
 
     A vertex is as back-pressured as the most back-pressured of its subtasks: OK up to a tenth of its time,
-    HIGH from a half on. The one that is busy behind others that are HIGH throttles the job.
+    HIGH from a half on. The one that is busy behind others that are HIGH throttles the job. While none is
+    back-pressured, one that is busy all the time and takes fewer records than are sent to it is BEHIND: the
+    rest waits in buffers, and 'minishuffle diagnose' says why.
 
     With --vertex, channels are written PRODUCER:CONSUMER, each as OPERATOR.INDEX. The credit of an input is
     what it has announced and the producer has not used; that of an output is what it holds. Channels within
@@ -85,8 +90,8 @@ def top(context: click.Context, job: str | None, vertex: str | None, once: bool,
         spans = _spans(client, job, vertex)
         if as_json:
             span = next(spans)
-            pairs = zip(span.before, span.after, strict=True)
-            print_json({"jobs": [_job_map(was, now) | _vertex_map(span) for was, now in pairs]})
+            looked_at = zip(span.before, span.after, span.behind, strict=True)
+            print_json({"jobs": [_job_map(*each) | _vertex_map(span) for each in looked_at]})
         elif once:
             console().print(_shown(next(spans)))
         else:
@@ -113,14 +118,17 @@ def _spans(client: Client, job: str | None, vertex: str | None) -> Iterator[_Spa
         UsageError: as :func:`looks`, or the job has no such vertex.
     """
     chosen: int | None = None
+    links: dict[str, list[Link]] = {}
     for before, after in looks(client, job):
+        links = {each.job: links.get(each.job) or links_of(client.graph(each.job)) for each in after}
         workers: list[dict[str, Any]] = []
         silent: list[int] = []
         if vertex is not None:
             chosen = vertex_number(before[0], vertex)
             answered = client.ask_workers(AskWorkers(job=before[0].job))
             workers, silent = [json.loads(each) for each in answered.answers.values()], answered.silent
-        yield _Span(before, after, chosen, workers, silent)
+        behind = [falling_behind(was, now, links[now.job]) for was, now in zip(before, after, strict=True)]
+        yield _Span(before, after, behind, chosen, workers, silent)
 
 
 def looks(client: WatchedCluster, job: str | None) -> Iterator[tuple[list[JobInfo], list[JobInfo]]]:
@@ -172,7 +180,7 @@ def _later(client: WatchedCluster, before: list[JobInfo]) -> list[JobInfo]:
         time.sleep(LOOK_SECONDS)
 
 
-def _job_map(before: JobInfo, after: JobInfo) -> dict[str, object]:
+def _job_map(before: JobInfo, after: JobInfo, behind: Backlog | None) -> dict[str, object]:
     vertices = [asdict(load) for load in vertex_loads(before, after)]
     waits = [wait.text for wait in after.deploy_waits]
     return {
@@ -180,6 +188,7 @@ def _job_map(before: JobInfo, after: JobInfo) -> dict[str, object]:
         "name": after.name,
         "state": after.state,
         "vertices": vertices,
+        "falls_behind": None if behind is None else {"task": behind.task.name, "why": behind.text},
         "waits": waits,
     }
 
@@ -194,7 +203,12 @@ def _vertex_map(span: _Span) -> dict[str, object]:
 
 def _shown(span: _Span) -> Group:
     """The loads, what waits to be deployed, and pools and channels of the chosen vertex."""
-    shown: list[Table | str] = [_table(span.before, span.after)]
+    shown: list[Table | str] = [_table(span)]
+    shown += [
+        f"{job.job} ({job.name}): {behind.task.name} falls behind: {behind.text}"
+        for job, behind in zip(span.after, span.behind, strict=True)
+        if behind is not None
+    ]
     shown += [f"{job.job} ({job.name}): {wait.text}" for job in span.after for wait in job.deploy_waits]
     if span.vertex is not None:
         name = next(task.name for task in span.after[0].tasks if task.operator == span.vertex)
@@ -204,20 +218,22 @@ def _shown(span: _Span) -> Group:
     return Group(*shown)
 
 
-def _table(before: list[JobInfo], after: list[JobInfo]) -> Table:
+def _table(span: _Span) -> Table:
     numbers = ("back-pressured", "busy", "records in", "records out")
     table = new_table(["job", "vertex", "level", *numbers, "busiest"], numbers)
-    for was, now in zip(before, after, strict=True):
-        for load in vertex_loads(was, now):
+    for was, now, behind in zip(span.before, span.after, span.behind, strict=True):
+        operators = sorted({task.operator for task in now.tasks})
+        for operator, load in zip(operators, vertex_loads(was, now), strict=True):
+            is_behind = behind is not None and behind.task.info.operator == operator
             table.add_row(
                 f"{now.job} ({now.name})",
                 load.name,
-                load.level,
+                "BEHIND" if is_behind else load.level,
                 f"{load.backpressured:.0%}",
                 f"{load.busy:.0%}",
                 rate_text(load.records_in),
                 rate_text(load.records_out),
                 f"{load.name}[{load.busiest}]",
-                style=_STYLES[load.level],
+                style=_STYLES["HIGH" if is_behind else load.level],
             )
     return table

@@ -9,7 +9,8 @@ Then the rules are tried in their order (:data:`RULES`): each is a condition, th
 what to do.
 
 Small rows wait in buffers for a minute before anybody is throttled. Until then the bottleneck is a task that
-is busy all the time and whose vertex takes fewer records than are sent to it: it *falls behind*.
+is busy all the time and whose vertex takes fewer records than are sent to it: it *falls behind*
+(:func:`falling_behind`).
 
 If tasks wait for a slot, that is it (``waiting``): all others wait for them. So it is if nothing else of the
 job runs than what waits to be deployed. A job that is paused is just that.
@@ -21,8 +22,9 @@ output full and input empty is the network or its credit; one subtask full among
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Final, Literal, NamedTuple
 
@@ -31,15 +33,18 @@ from pydantic import BaseModel, ConfigDict
 from minishuffle.errors import UsageError
 from minishuffle.observe.loads import LOW_FROM, seconds_of
 from minishuffle.wire.messages import PeerReport
-from minishuffle.wire.requests import JOB_LIVE, JobInfo, TaskInfo, WorkerInfo
+from minishuffle.wire.requests import JOB_LIVE, GraphInfo, JobInfo, TaskInfo, WorkerInfo
 
 __all__ = [
     "LATE_SECONDS_MAX",
     "RULES",
+    "Backlog",
     "Diagnosis",
     "Link",
     "Look",
     "diagnose_job",
+    "falling_behind",
+    "links_of",
     "require_running",
     "seconds_between",
 ]
@@ -76,6 +81,13 @@ TCP_ADVICE: Final = (
     ". Without a buffer it stops the connection that it shares: with flow_control=credit others go on"
 )
 SHORT_OF_CPU: Final = "a worker short of CPU"
+WANTED_TIMES_MAX: Final = 100.0
+"""Times what it takes that the producers of a task would send, if they did not wait, at most."""
+ALSO_SHORT_OF_CPU: Final = (
+    ". Its thread also waits for a processor, but a whole one would not do for what is sent to it"
+)
+CHAINED: Final = " -> "
+"""Stands between the operators of a chain in its name."""
 MORE_PROCESSORS: Final = (
     "its thread is ready to run and has no processor: give the machine or the container more processors, "
     "move other work away, or run fewer workers there"
@@ -88,6 +100,11 @@ class Link(NamedTuple):
     source: int
     target: int
     partitioner: str
+
+
+def links_of(graph: GraphInfo) -> list[Link]:
+    """The edges of a job."""
+    return [Link(edge.source, edge.target, edge.partitioner) for edge in graph.edges]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +128,11 @@ class Diagnosis(BaseModel):
     rule: str
     evidence: dict[str, Any]
     advice: str
+
+    @property
+    def own_code(self) -> bool:
+        """The task's own code is what is slow: a profile of the task shows where."""
+        return any(each.own_code for each in RULES if each.name == self.rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +200,8 @@ class Scene:
     """Tasks of that worker, of this job, that are busy for a good part of their time, itself included."""
     keyed: bool
     """Its input is dealt out by key."""
+    wanted: float
+    """Times what it takes that its producers would send, or do if it falls behind."""
     hot_keys: list[tuple[str, float]] = field(default_factory=list)
     """Keys that come to it, with their share of the rows that its producers write."""
 
@@ -198,6 +222,25 @@ class Scene:
     def alone(self) -> bool:
         """The other subtasks have time left."""
         return bool(self.beside) and median(each.busy for each in self.beside) <= 0.7 * self.task.busy
+
+    @property
+    def waits_for_processor(self) -> bool:
+        """Its thread does, for as long as it is busy without computing, or nearly so. Threads that wait for
+        the interpreter's lock wake up for it, and wait for the processor too: then the process as a whole
+        has one."""
+        task = self.task
+        waits = task.cpu_wait >= max(CPU_WAIT_FROM, 0.5 * (task.busy - task.cpu))
+        return waits and self.here.cpu < WORKER_CPU_FROM
+
+    @property
+    def processor_would_do(self) -> bool:
+        """With a processor of its own it would take all that its producers would send."""
+        return self.wanted * max(0.0, self.task.busy - self.task.cpu_wait) <= 1.0
+
+    @property
+    def is_slow_end(self) -> bool:
+        """It writes to no task, and spends most of the time elsewhere than on a processor."""
+        return not self.behind and self.task.cpu < 0.5 * (self.task.busy + self.task.backpressured)
 
     @property
     def peers(self) -> list[int]:
@@ -225,6 +268,8 @@ class Rule:
     holds: Callable[[Scene], bool]
     evidence: Callable[[Scene], dict[str, Any]]
     advice: str
+    own_code: bool = False
+    """The user's function or sink is slow by itself."""
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -239,12 +284,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         SHORT_OF_CPU,
         "task",
-        # Threads that wait for the interpreter's lock wake up for it, and wait for the processor too: then
-        # the process as a whole has one.
-        lambda scene: (
-            scene.here.cpu < WORKER_CPU_FROM
-            and scene.task.cpu_wait >= max(CPU_WAIT_FROM, 0.5 * (scene.task.busy - scene.task.cpu))
-        ),
+        lambda scene: scene.waits_for_processor and scene.processor_would_do,
         lambda scene: {"cpu_wait": scene.task.cpu_wait, "worker_cpu": scene.here.cpu},
         MORE_PROCESSORS,
     ),
@@ -288,16 +328,27 @@ RULES: Final[tuple[Rule, ...]] = (
         },
         "this subtask alone is slow, and holds up all that write to it: look at its worker's machine, and at "
         "what its records have in common; rebalance() lets others take its rows where keys do not matter",
+        own_code=True,
     ),
     Rule(
         "slow sink",
         "task",
-        lambda scene: (
-            not scene.behind and scene.task.cpu < 0.5 * (scene.task.busy + scene.task.backpressured)
-        ),
+        lambda scene: scene.is_slow_end and CHAINED not in scene.task.info.name,
         lambda scene: {"cpu_share_of_busy": _ratio(scene.task.cpu, scene.task.busy)},
         "it waits for what it writes to: write larger batches, write to files instead of collect or print, "
         "or raise its parallelism if the other system takes more at a time",
+        own_code=True,
+    ),
+    Rule(
+        "slow function or sink",
+        "task",
+        # What each operator of a chain takes of the thread's time is not counted.
+        lambda scene: scene.is_slow_end,
+        lambda scene: {"cpu_share_of_busy": _ratio(scene.task.cpu, scene.task.busy)},
+        "one of the operators of this chain waits, a function for another system or the sink for what it "
+        "writes to: call map_async for what waits, write larger batches, or raise the parallelism if the "
+        "other system takes more at a time",
+        own_code=True,
     ),
     Rule(
         "slow function",
@@ -306,6 +357,7 @@ RULES: Final[tuple[Rule, ...]] = (
         lambda scene: {"cpu_share_of_busy": _ratio(scene.task.cpu, scene.task.busy)},
         "make the function cheaper (map_batches on columns; no call to another system for each record), or "
         "raise the parallelism of this operator",
+        own_code=True,
     ),
     Rule(
         "network",
@@ -373,6 +425,11 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
+def _times(wanted: float, there: float) -> float:
+    """How many times what is there is wanted, ``WANTED_TIMES_MAX`` at most."""
+    return min(WANTED_TIMES_MAX, wanted / there) if there > 0.0 else WANTED_TIMES_MAX
+
+
 # --- the search -----------------------------------------------------------------------------------
 
 
@@ -399,16 +456,19 @@ def diagnose_job(before: Look, after: Look, links: Iterable[Link]) -> Diagnosis:
     throttled = [each for each in spans if each.backpressured >= LOW_FROM]
     if not throttled and after.job.links_broken:
         return _disconnected(after.job, "running without a worker")
-    behind = None if throttled else _falling_behind(spans, edges)
+    behind = _falling_behind(spans, edges)
     if not throttled and behind is None:
         return _healthy(after.job, spans)
     where: Literal["task", "exchange"] = "task"
     if behind is not None:
         scene = _scene(behind.task, spans, behind.producers, workers, edges)
+        scene = replace(scene, wanted=_times(behind.sent, behind.taken))
     else:
         scene, where = _bottleneck(spans, throttled, workers, edges)
     rule = next(each for each in RULES if each.where == where and each.holds(scene))
     evidence, advice = {**_common_evidence(scene), **rule.evidence(scene)}, rule.advice
+    if rule.own_code and scene.waits_for_processor:
+        advice += ALSO_SHORT_OF_CPU
     if behind is not None:
         evidence["falls_behind"] = behind.text
     if after.job.flow_control == "tcp":
@@ -455,30 +515,59 @@ class Backlog(NamedTuple):
     producers: list[Span]
     taken: float
     sent: float
+    at_most: bool
+    """Others that the same producers write to are at their limit, too: part of ``sent`` may be theirs."""
 
     @property
     def text(self) -> str:
-        return f"{self.taken:,.0f} of {self.sent:,.0f} records/s, the rest waits in buffers"
+        most = "up to " if self.at_most else ""
+        return f"{self.taken:,.0f} of {most}{self.sent:,.0f} records/s, the rest waits in buffers"
+
+
+def falling_behind(before: JobInfo, after: JobInfo, links: Iterable[Link]) -> Backlog | None:
+    """The task that falls behind what is sent to it between two looks, while nobody waits for it yet."""
+    return _falling_behind(_spans(before, after), list(links))
 
 
 def _falling_behind(spans: list[Span], edges: list[Link]) -> Backlog | None:
-    """The busiest task whose vertex takes fewer records than are sent to it, if there is any.
+    """The busiest task of the vertex that takes the least share of the records that are sent to it, if one
+    takes too few and no task waits for its output.
 
-    What a vertex sends is counted for all of its edges together: only those with one edge are looked at.
+    Records out of a vertex are counted for all of its edges together. So vertices with producers in common
+    are looked at together. A vertex that is not at its limit keeps up: its records in were sent to it.
     """
+    if any(each.backpressured >= LOW_FROM for each in spans):
+        return None
+    taken, sent = defaultdict[int, float](float), defaultdict[int, float](float)
+    for each in spans:
+        taken[each.info.operator] += each.records_in
+        sent[each.info.operator] += each.records_out
+    at_limit = {each.info.operator for each in spans if each.busy >= AT_LIMIT_FROM}
     found = []
-    for target in {edge.target for edge in edges}:
-        sources = {edge.source for edge in edges if edge.target == target}
-        if sum(edge.source in sources for edge in edges) > len(sources):
-            continue
-        tasks = [each for each in spans if each.info.operator == target]
-        producers = [each for each in spans if each.info.operator in sources]
-        busiest = max(tasks, key=lambda each: each.busy, default=None)
-        taken = sum(each.records_in for each in tasks)
-        sent = sum(each.records_out for each in producers)
-        if busiest and busiest.busy >= AT_LIMIT_FROM and taken < BEHIND_TAKEN_MAX * sent:
-            found.append(Backlog(busiest, producers, taken, sent))
-    return max(found, key=lambda each: each.sent - each.taken, default=None)
+    for target in at_limit.intersection(edge.target for edge in edges):
+        sources, targets = _with_producers_in_common(target, edges)
+        lacking = sum(sent[each] for each in sources) - sum(taken[each] for each in targets)
+        if lacking > (1.0 - BEHIND_TAKEN_MAX) * sum(sent[each] for each in sources):
+            writers = {edge.source for edge in edges if edge.target == target}
+            found.append(
+                Backlog(
+                    max((each for each in spans if each.info.operator == target), key=lambda each: each.busy),
+                    [each for each in spans if each.info.operator in writers],
+                    taken[target],
+                    taken[target] + lacking,
+                    len(at_limit & targets) > 1,
+                )
+            )
+    return min(found, key=lambda each: each.taken / each.sent, default=None)
+
+
+def _with_producers_in_common(target: int, edges: list[Link]) -> tuple[set[int], set[int]]:
+    """The producers of a vertex, those of their other consumers, and so on; and the consumers of them all."""
+    sources, targets = set[int](), {target}
+    while more := {edge.source for edge in edges if edge.target in targets} - sources:
+        sources |= more
+        targets |= {edge.target for edge in edges if edge.source in sources}
+    return sources, targets
 
 
 def _waits_for_exchange(span: Span) -> bool:
@@ -504,6 +593,8 @@ def _scene(
     operator, worker = task.info.operator, task.info.worker
     inputs = [(number, edge) for number, edge in enumerate(edges) if edge.target == operator]
     outputs = {edge.target for edge in edges if edge.source == operator}
+    sources = {edge.source for _, edge in inputs}
+    held = max((each.backpressured for each in throttled if each.info.operator in sources), default=0.0)
     return Scene(
         task,
         [each for each in spans if each.info.operator == operator and each is not task],
@@ -512,6 +603,7 @@ def _scene(
         workers.get(worker, WorkerSpan(worker, 0.0, 0.0, 0.0, {}, {}, 0)),
         [each for each in spans if each.info.worker == worker and each.busy >= IDLE_BUSY_MAX],
         any(edge.partitioner == "hash" for _, edge in inputs),
+        _times(1.0, 1.0 - held),
         _hot_keys(task, spans, [number for number, _ in inputs]),
     )
 
@@ -538,6 +630,7 @@ def _common_evidence(scene: Scene) -> dict[str, Any]:
         "idle": task.idle,
         "backpressured": task.backpressured,
         "cpu": task.cpu,
+        "cpu_wait": task.cpu_wait,
         "records_per_second": task.records,
         "most_backpressured": held.name,
         "its_backpressure": held.backpressured,

@@ -28,9 +28,9 @@ from minishuffle.ids import Address
 from minishuffle.observe.diagnosis import (
     LATE_SECONDS_MAX,
     Diagnosis,
-    Link,
     Look,
     diagnose_job,
+    links_of,
     require_running,
     seconds_between,
 )
@@ -303,7 +303,7 @@ class RestInterface:
     async def _diagnosis(self, job: str, query: Between) -> Diagnosis:
         """Look twice, once every subtask that runs has reported so much time, or the job has ended."""
         graph = await self._graph(job, None)
-        links = [Link(edge.source, edge.target, edge.partitioner) for edge in graph.edges]
+        links = links_of(graph)
         before = await self._look_at(job)
         require_running(before.job)
         clock = asyncio.get_running_loop().time

@@ -68,8 +68,9 @@ def test_a_task_that_falls_behind_is_named_with_its_rates() -> None:
         evidence={"falls_behind": "450 of 2,000 records/s, the rest waits in buffers"},
         advice="make it cheaper",
     )
-    assert diagnosis_lines(found) == [
+    assert diagnosis_lines(found, " --cluster ops") == [
         "job j7: a[0] falls behind: 450 of 2,000 records/s, the rest waits in buffers (slow function)",
         "  falls behind  450 of 2,000 records/s, the rest waits in buffers",
         "what to do: make it cheaper",
+        "which code it is: minishuffle --cluster ops profile j7 --task 'a[0]'",
     ]

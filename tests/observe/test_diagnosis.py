@@ -71,6 +71,7 @@ class Case:
     round_trip: float = 0.0001
     smoothed: float = 0.0001
     in_flight: int = 0
+    names: tuple[str, ...] = NAMES
 
     def change(self, operator: int, index: int | None = None, **fields: Any) -> Case:
         for (number, subtask), each in self.tasks.items():
@@ -83,7 +84,7 @@ class Case:
         tasks = [
             TaskInfo(
                 operator=each.operator,
-                name=NAMES[each.operator],
+                name=self.names[each.operator],
                 index=each.index,
                 attempt=1,
                 state="running",
@@ -188,7 +189,10 @@ def skewed() -> Case:
 
 SICK: dict[str, tuple[Case, str]] = {
     "garbage collection": (held_by_the_middle(), "count[0]"),
-    "a worker short of CPU": (held_by_the_middle().change(MIDDLE, cpu=0.5, cpu_wait=0.45), "count[0]"),
+    "a worker short of CPU": (
+        held_by_the_middle().change(SOURCE, backpressured=0.4).change(MIDDLE, cpu=0.5, cpu_wait=0.45),
+        "count[0]",
+    ),
     "interpreter lock": (
         held_by_the_middle()
         .change(MIDDLE, cpu=0.3, cpu_wait=0.6)
@@ -207,12 +211,19 @@ SICK: dict[str, tuple[Case, str]] = {
         .change(SINK, busy=0.99, cpu=0.02, flow={"queued": 1.0}),
         "to_files[0]",
     ),
+    "slow function or sink": (
+        held_by_the_middle()
+        .change(MIDDLE, busy=0.2, backpressured=0.75)
+        .change(SINK, busy=0.99, cpu=0.02, flow={"queued": 1.0}),
+        "map -> to_files[0]",
+    ),
     "slow function": (held_by_the_middle(), "count[0]"),
     "network": (held_by_the_exchange().change(SOURCE, flow={"output": 1.0, "unsent": 0.7}), "lines[0]"),
     "credit round trip too long": (held_by_the_exchange(), "lines[0]"),
     "too few buffers": (held_by_the_exchange(), "lines[0]"),
     "unknown": (held_by_the_exchange().change(SOURCE, flow={}), "lines[0]"),
 }
+SICK["slow function or sink"][0].names = (*NAMES[:SINK], "map -> to_files")
 SICK["garbage collection"][0].gc = {1: 0.4, 2: 0.0}
 SICK["interpreter lock"][0].cpu = {1: 0.97, 2: 0.97}
 SICK["credit round trip too long"][0].round_trip = 0.05
@@ -244,6 +255,7 @@ def test_each_cause_is_named_with_its_task_and_its_numbers(rule: str) -> None:
         "skewed key": ("hot_keys", [{"key": "'the'", "share": 0.6}]),
         "one slow channel": ("times_slower_per_record", 5.0),
         "slow sink": ("cpu_share_of_busy", pytest.approx(0.0202, abs=1e-4)),
+        "slow function or sink": ("cpu_share_of_busy", pytest.approx(0.0202, abs=1e-4)),
         "slow function": ("cpu_share_of_busy", 1.0),
         "network": ("unsent", 0.7),
         "credit round trip too long": ("round_trip_seconds", 0.05),
@@ -252,6 +264,8 @@ def test_each_cause_is_named_with_its_task_and_its_numbers(rule: str) -> None:
     }
     name, value = own[rule]
     assert found.evidence[name] == value
+    slow = ("one slow channel", "slow sink", "slow function or sink", "slow function")
+    assert found.own_code is (rule in slow)
     assert found.evidence["bytes_per_record"] == 100.0
     assert found.evidence["buffer_fill"] == pytest.approx(100 * 100 / 32_768, rel=0.01)
 
@@ -294,9 +308,36 @@ def test_a_task_that_is_busy_all_the_time_falls_behind_before_anybody_waits_for_
     assert found.evidence["falls_behind"] == "450 of 2,000 records/s, the rest waits in buffers"
     for keeps_up in ({"busy": 0.98}, {"busy": 0.9, "records_in": 225.0}):
         assert Case().change(MIDDLE, **keeps_up).diagnosis().verdict == "healthy"
-    case = Case().change(MIDDLE, busy=0.98, records_in=500.0)
+
+
+@pytest.mark.parametrize(
+    ("sink", "sink_is_busy", "text"),
+    [
+        (1_500.0, False, ""),
+        (1_000.0, False, "1,000 of 2,000 records/s, the rest waits in buffers"),
+        (1_000.0, True, "1,000 of up to 2,000 records/s, the rest waits in buffers"),
+    ],
+)
+def test_of_vertices_with_producers_in_common_those_with_time_left_take_what_is_sent_to_them(
+    sink: float, sink_is_busy: bool, text: str
+) -> None:
+    case = Case().change(MIDDLE, busy=0.98, cpu=0.01, records_in=500.0)
+    case.change(SINK, busy=0.97 if sink_is_busy else 0.3, records_in=sink)
     twice = (*CHAIN, Link(SOURCE, SINK, "rebalance"))
-    assert diagnose_job(case.look(5.0), case.look(8.0), twice).verdict == "healthy", "it may get its half"
+    found = diagnose_job(case.look(5.0), case.look(8.0), twice)
+    assert found.evidence.get("falls_behind", "") == text
+    assert found.task == ("count[0]" if text else "")
+
+
+@pytest.mark.parametrize(("cpu_wait", "rule"), [(0.45, "slow function"), (0.9, "a worker short of CPU")])
+def test_a_processor_is_missed_only_if_a_whole_one_would_do(cpu_wait: float, rule: str) -> None:
+    """For what is sent to the task, whether its producers wait or not yet."""
+    busy = {"busy": 0.98, "cpu": 0.96 - cpu_wait, "cpu_wait": cpu_wait}
+    waited_for = held_by_the_middle().change(MIDDLE, **busy)
+    for case in (waited_for, Case().change(MIDDLE, **busy, records_in=225.0)):
+        found = case.diagnosis()
+        assert (found.rule, found.evidence["cpu_wait"]) == (rule, cpu_wait)
+        assert ("a whole one would not do" in found.advice) is (rule == "slow function")
 
 
 def test_workers_without_a_connection_explain_whatever_else_there_is_to_see() -> None:
