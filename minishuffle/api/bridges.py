@@ -3,13 +3,14 @@ what users of pandas and Spark write first, with what it is here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
-from minishuffle.errors import UsageError
+from minishuffle.errors import UsageError, did_you_mean
+from minishuffle.plan.arguments import ONE_GROUP
 
-__all__ = ["Bridged", "answering", "refuse_mixture"]
+__all__ = ["JOINED_ON", "LOOKED_UP_ON", "Bridged", "answering", "refuse_mixture"]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -23,23 +24,59 @@ _OF_KEYS: Final = frozenset(
     | {"session_window", "top_n", "window"}
 )
 _OF_SINKS: Final = frozenset({"collect", "print", "to", "to_count", "to_files"})
+_OF_EXCHANGES: Final = frozenset({"broadcast", "forward", "partition", "rebalance", "rescale"})
 _OF_ALL: Final = (
-    _OF_SINKS
-    | {"broadcast", "drop", "explain", "explode", "filter", "flat_map", "forward", "key_by", "map"}
-    | {"map_async", "map_batches", "partition", "rebalance", "rename", "rescale", "select", "to_rows"}
-    | {"show", "with_columns"}
+    _OF_EXCHANGES
+    | {"drop", "explain", "explode", "filter", "flat_map", "map", "map_async", "map_batches", "rename"}
+    | {"select", "show", "to_rows", "with_columns"}
 )
-"""What streams and tables have and keyed ones do not: what takes the values of keys."""
+"""What streams and tables have and keyed ones do not: what takes the values of keys, or what comes before."""
 _BEFORE_KEYS: Final = frozenset({"broadcast_join", "event_time", "exchange", "to_table", "union"})
 """What they lack too, and is for the records that are to be keyed."""
 _OF_OPERATORS: Final = frozenset({"name", "parallel", "slot_group"})
 """What they lack too, and is about one operator."""
-_OTHERWISE: Final = {"agg": "aggregate", "group_by": "key_by", "groupby": "key_by", "head": "show"}
-"""Methods by the names that they have in pandas, Polars or Spark."""
+_OTHERWISE: Final = (
+    dict.fromkeys(("groupBy", "group_by", "groupby"), "key_by")
+    | dict.fromkeys(("assign", "withColumn", "with_column"), "with_columns")
+    | dict.fromkeys(("query", "where"), "filter")
+    | dict.fromkeys(("first", "head", "limit", "take"), "show")
+    | dict.fromkeys(("dropDuplicates", "drop_duplicates", "unique"), "distinct")
+    | dict.fromkeys(("to_csv", "to_parquet", "write_csv", "write_parquet"), "to_files")
+    | {"agg": "aggregate", "merge": "join", "withColumnRenamed": "rename"}
+    | dict.fromkeys(("concat", "unionAll"), "union")
+)
+"""Methods by the names that they have in pandas, Polars, SQL or Spark."""
+_JOINED: Final = (
+    "key_by('id').join(other.key_by('its_id')), or if the other is small broadcast_join(small, "
+    "on={'id': 'its_id'})"
+)
+_WRITTEN: Final = {
+    "Table.filter": "filter(col('amount') > 5)",
+    "Table.join": _JOINED,
+    "Table.show": "show(n) for a look at the first rows, or cluster.run(table).slice(0, n)",
+    "Table.to_files": (
+        "to_files(path), which writes Parquet, or for CSV pyarrow.csv.write_csv(cluster.run(table), path)"
+    ),
+    "Table.with_columns": "with_columns(total=col('amount') * 2)",
+    "Stream.filter": "filter(fn) with a function of the row",
+    "Stream.join": _JOINED,
+    "Stream.show": "show(n) for a look at the first rows, or cluster.run(stream)[:n]",
+    "Stream.to_files": "to_files(path), which writes Parquet",
+    "Stream.with_columns": "map(fn) with a function of the row, or to_table(schema) and then with_columns()",
+    "KeyedTable.join": "join(other.key_by('its_id'))",
+    "KeyedStream.join": "join(other.key_by('its_id'))",
+}
+"""How these are called, where there is more to say than their names."""
+_AGGREGATES: Final = frozenset({"last", "max", "mean", "min", "std", "sum"})
+_SORTS: Final = frozenset({"orderBy", "order_by", "sort", "sort_by", "sort_values"})
 _RAN: Final = {
-    "to_pandas": "cluster.run(table).to_pandas()",
-    "to_polars": "polars.from_arrow(cluster.run(table))",
-    "to_pylist": "cluster.run(table).to_pylist()",
+    "to_arrow": "",
+    "to_dicts": ".to_pylist()",
+    "to_list": ".to_pylist()",
+    "to_pandas": ".to_pandas()",
+    "toPandas": ".to_pandas()",
+    "to_polars": " and polars.from_arrow() of that",
+    "to_pylist": ".to_pylist()",
 }
 """What only the result of a run has."""
 _SOURCES: Final = {
@@ -48,6 +85,15 @@ _SOURCES: Final = {
     "read_csv": "from_files(path, format='csv')",
     "read_parquet": "from_files(path)",
 }
+
+
+JOINED_ON: Final = dict.fromkeys(
+    ("on", "left_on", "right_on"),
+    "call key_by(...) with these columns on both sides, which may have other names on each",
+)
+"""What keyed joins answer those who say the columns in them."""
+LOOKED_UP_ON: Final = dict.fromkeys(("left_on", "right_on"), "write on={'id': 'its_id'}")
+"""The same of ``broadcast_join``."""
 
 
 def answering(**ways: str) -> Callable[[Method], Method]:
@@ -74,13 +120,17 @@ class _Sources(type):
         def __getattr__(cls, name: str) -> NoReturn:
             way = f": write Table.{_SOURCES[name]}" if name in _SOURCES else ""
             text = f"type object {cls.__name__!r} has no attribute {name!r}{way}"
-            raise AttributeError(text, name=name, obj=cls)
+            raise AttributeError(text, obj=cls)
 
 
 class Bridged(metaclass=_Sources):
     """Answers a method that its subclass lacks with the way to it: to the other form, or about ``key_by``."""
 
     __slots__ = ()
+
+    def _column_names(self) -> Sequence[str]:
+        """Those of a table; nothing else has any."""
+        return ()
 
     if not TYPE_CHECKING:
 
@@ -91,18 +141,24 @@ class Bridged(metaclass=_Sources):
                 AttributeError: there is no such method here, or none at all.
             """
             kind = type(self).__name__
+            first = "first" if kind in ("Stream", "Table") else "first, before key_by()"
             if "Table" in kind and name in _OF_ROWS:
                 raise UsageError(
                     f"{name}() takes functions of rows, and this is a {kind}: call to_rows() on the Table "
-                    "first, or use expressions, with_columns() and filter(), or map_batches()"
+                    f"{first}, or use expressions, with_columns() and filter(), or map_batches()"
                 )
-            if "Stream" in kind and name in _OF_COLUMNS:
+            if "Stream" in kind and name in _OF_COLUMNS - {"to_rows"}:
                 raise UsageError(
                     f"{name}() works on columns, and this is a {kind} of rows: call to_table(schema) on the "
-                    "Stream first"
+                    f"Stream {first}"
                 )
-            text = f"{kind!r} object has no attribute {name!r}{_way(kind, name)}"
-            raise AttributeError(text, name=name, obj=self)
+            way = (
+                ""
+                if name.startswith("_")
+                else _way(kind, name) or _near(name, type(self), self._column_names())
+            )
+            # With a name= Python would add the nearest one itself, of what is private too.
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}{way}", obj=self)
 
         def __getitem__(self, item: object) -> NoReturn:
             raise TypeError(
@@ -112,18 +168,75 @@ class Bridged(metaclass=_Sources):
             )
 
 
+def _near(name: str, kind: type, columns: Sequence[str]) -> str:
+    """A column that is taken for an attribute, or what is near the name; nothing if nothing is."""
+    if name in columns:
+        return f": it is a column: write col({name!r}) in expressions, select({name!r}) for that column alone"
+    methods = [each for each in dir(kind) if not each.startswith("_")]
+    near = did_you_mean(name, [*columns, *methods])
+    way = (
+        "write col('...') for a column in expressions" if any(repr(each) in near for each in columns) else ""
+    )
+    return f": {near}{way}".rstrip() if near else ""
+
+
 def _way(kind: str, name: str) -> str:
     """Where a method is called that a class of that name lacks, behind a colon; nothing if it is none."""
+    is_rows = "Stream" in kind
     if name in _RAN:
-        return f": nothing has run yet: write {_RAN[name]}"
-    if name == "agg" and "Stream" in kind:
-        return ": call to_table(schema) on the Stream first, then key_by() and aggregate()"
-    if name in _OTHERWISE:
-        return _way(kind, _OTHERWISE[name]) or f": write {_OTHERWISE[name]}()"
+        return f": nothing has run yet: write {_run_and(name, is_rows=is_rows)}"
+    if name in _SORTS:
+        return ": rows come in no order: write " + (
+            "sorted(cluster.run(stream), key=...)"
+            if is_rows
+            else "cluster.run(table).sort_by('column'), or key_by(...).top_n(n, by='column') for the "
+            "greatest of each key"
+        )
+    if name in _AGGREGATES or (name == "first" and kind not in ("Stream", "Table")):
+        return f": write {_aggregated(kind, name)}"
+    here = _OTHERWISE.get(name, name)
+    if written := _WRITTEN.get(f"{kind}.{here}"):
+        return f": write {written}"
+    if is_rows and here in _OF_COLUMNS - {"to_rows"}:
+        then = f"key_by() and {here}()" if here in _OF_KEYS else f"{here}()"
+        return f": call to_table(schema) on the Stream first, then {then}"
+    return _way_by_keys(kind, here) or (f": write {here}()" if name in _OTHERWISE else "")
+
+
+def _run_and(name: str, *, is_rows: bool) -> str:
+    """How the result of a run is had in that form."""
+    if not is_rows:
+        return f"cluster.run(table){_RAN[name]}"
+    if _RAN[name] == ".to_pylist()":
+        return "cluster.run(stream), which gives a list of rows"
+    return f"to_table(schema) first, and then cluster.run(table){_RAN[name]}"
+
+
+def _aggregated(kind: str, name: str) -> str:
+    """How the rows of each key, or of all, are brought down to one value."""
+    keyed = "key_by(...)." if kind in ("Stream", "Table") else ""
+    if "Stream" in kind:
+        return f"{keyed}reduce(fn), or {keyed}fold(int, lambda total, row: total + row['amount'])"
+    way = f"{keyed}aggregate(total=('amount', {name!r}))"
+    return f"{way}; {ONE_GROUP}" if keyed else way
+
+
+def _way_by_keys(kind: str, name: str) -> str:
+    """The same of methods that are there before ``key_by`` or behind it alone."""
     if kind in ("Stream", "Table"):
+        if name in ("to_rows", "to_table"):
+            return f": a {kind} has {'rows' if kind == 'Stream' else 'columns'} already: leave it out"
         return f": call key_by(...) first, then {name}()" if name in _OF_KEYS else ""
+    if "Windowed" in kind and name in _OF_KEYS - {"aggregate", "count", "fold", "reduce"}:
+        return f": say what to compute for each window, such as count(), then key_by(...) and {name}()"
+    computed = f"say what to compute for each key, such as count(), and then {name}()"
+    if name in _OF_SINKS or name == "key_by":
+        return f": {computed}"
+    if name in _OF_EXCHANGES:
+        return f": {computed}; to spread records write {name}() in place of key_by()"
     if name in _OF_ALL:
-        return f": say what to compute for each key, such as count(), and then {name}()"
+        spread = "; to spread the work write rebalance() in place of key_by()" if name in _OF_ROWS else ""
+        return f": call {name}() before key_by(), or {computed}{spread}"
     if name in _BEFORE_KEYS:
         return f": call {name}() before key_by()"
     if name in _OF_OPERATORS:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVarTuple, cast, ove
 
 from typing_extensions import TypeVar
 
-from minishuffle.api.bridges import Bridged, answering, refuse_mixture
+from minishuffle.api.bridges import JOINED_ON, LOOKED_UP_ON, Bridged, answering, refuse_mixture
 from minishuffle.api.drafts import Draft, draft_in
 from minishuffle.api.stream_base import SideOutputs, StreamBase
 from minishuffle.api.stream_sinks import StreamSinks
@@ -445,6 +445,7 @@ class Stream(StreamSinks, SideOutputs["Stream[Any]"], Bridged, Generic[T]):
         """
         return self._timed(time, out_of_order, idle_after, watermarks, on_error)
 
+    @answering(**LOOKED_UP_ON)
     def broadcast_join(
         self, small: Stream[Any], on: On, how: Literal["inner", "left"] = "inner"
     ) -> Stream[dict[str, Any]]:
@@ -719,7 +720,7 @@ class KeyedStream(
         after: timedelta | None = None,
     ) -> Stream[T]: ...
 
-    @answering(on="call key_by(...) with these columns on both sides")
+    @answering(**JOINED_ON)
     def join(
         self,
         other: KeyedStream[Any, Any],
@@ -730,7 +731,8 @@ class KeyedStream(
         before: timedelta | None = None,
         after: timedelta | None = None,
     ) -> Stream[Any]:
-        """Pairs of records of one key whose event times are at most ``within`` apart, by default equal.
+        """Pairs of records of one key whose event times are at most ``within`` apart, by default equal. The
+        keys may stand in columns of other names: ``a.key_by("id").join(b.key_by("its_id"))``.
 
         What comes are (key, left row, right row) tuples. ``"left"``, ``"right"`` and ``"full"`` also give
         records of that side, or of both, without a partner, with None; ``"semi"`` and ``"anti"`` give the
@@ -810,6 +812,9 @@ class Table(TableSources, StreamSinks, SideOutputs["Table"], Bridged):
     def columns(self) -> list[str]:
         """The names of the columns. Raises as :attr:`schema`."""
         return list(self.schema.names)
+
+    def _column_names(self) -> Sequence[str]:
+        return self.plan.gives.columns or ()
 
     def to_rows(self) -> Stream[dict[str, Any]]:
         """The same records as dicts, for Python functions. Event time stays."""
@@ -1004,6 +1009,7 @@ class Table(TableSources, StreamSinks, SideOutputs["Table"], Bridged):
         """
         return KeyedTable(self.plan, column_keys(self._given("key_by"), columns))
 
+    @answering(**LOOKED_UP_ON)
     def broadcast_join(
         self,
         small: Table,
@@ -1107,6 +1113,9 @@ class KeyedTable(Windowable["WindowedTable", "WindowedTable"], Bridged):
     def __repr__(self) -> str:
         return f"<KeyedTable by {', '.join(self.keys)} of {Table(self.unkeyed)!r}>"
 
+    def _column_names(self) -> Sequence[str]:
+        return self.unkeyed.gives.columns or ()
+
     def count(self, emit: Emission | None = None) -> Table:
         """The number of rows of each key, in the column ``count``."""
         emission = emission_of(emit, bounded=self.unkeyed.bounded)
@@ -1155,7 +1164,7 @@ class KeyedTable(Windowable["WindowedTable", "WindowedTable"], Bridged):
     def _windowed(self, windowing: Windowing) -> WindowedTable:
         return WindowedTable(self, windowing)
 
-    @answering(on="call key_by(...) with these columns on both sides")
+    @answering(**JOINED_ON)
     def join(
         self,
         other: KeyedTable,
@@ -1169,7 +1178,8 @@ class KeyedTable(Windowable["WindowedTable", "WindowedTable"], Bridged):
     ) -> Table:
         """Pairs of rows of one key whose event times are at most ``within`` apart, by default equal.
 
-        The columns are the keys (by this one's names), this table's others and the other's, with ``suffix``
+        The keys may have other names there: ``a.key_by("id").join(b.key_by("its_id"))``. The columns are the
+        keys (by this one's names), this table's others and the other's, with ``suffix``
         after a name that this one has. ``"left"``, ``"right"`` and ``"full"`` also give rows of that side, or
         of both, without a partner, with nulls; ``"semi"`` and ``"anti"`` give the rows of this table that
         have a partner, or have none. A key that is null has none. The event time is the greater one of both
@@ -1195,7 +1205,7 @@ class KeyedTable(Windowable["WindowedTable", "WindowedTable"], Bridged):
         sides, keys = (self.unkeyed.gives, other.unkeyed.gives), (self.keys, other.keys)
         return self._joined(other, JoinColumnsStep(*sides, keys, how, interval, suffix))
 
-    @answering(on="call key_by(...) with these columns on both sides")
+    @answering(**JOINED_ON)
     def asof_join(
         self,
         other: KeyedTable,

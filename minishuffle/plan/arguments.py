@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "ONE_GROUP",
     "check_callable",
     "checked_concurrency",
     "check_columns",
@@ -33,10 +34,11 @@ __all__ = [
 ]
 
 
-_ONE_GROUP = (
+ONE_GROUP = (
     "for one group of all rows write with_columns(all=pc.scalar(0)).key_by('all') of a table, "
     "key_by(lambda row: 0) of a stream"
 )
+"""Where somebody wants a value of all rows."""
 
 
 def check_callable(fn: Any, method: str, *, awaited: bool = False) -> None:
@@ -159,9 +161,9 @@ def check_late(late: Any) -> None:
         raise UsageError(f"late is {late!r}: write 'drop', 'side' or 'fail'")
 
 
-def check_columns(names: Sequence[str], known: Sequence[str] | None, method: str) -> None:
-    """Raises UnknownName for a name that is not among the ``known`` columns (None: not known yet), UsageError
-    for one that several have."""
+def check_columns(names: Sequence[str], known: Sequence[str] | None, method: str, way: str = "") -> None:
+    """Raises UnknownName for a name that is not among the ``known`` columns (None: not known yet), with
+    ``way`` at the end of the text; UsageError for one that several have."""
     for name in names:
         if known is not None and known.count(name) > 1:
             raise UsageError(
@@ -169,7 +171,7 @@ def check_columns(names: Sequence[str], known: Sequence[str] | None, method: str
             )
         if known is not None and name not in known:
             hint = did_you_mean(name, known)
-            text = f"{method}: there is no column {name!r}; {hint}there are {', '.join(known)}"
+            text = f"{method}: there is no column {name!r}; {hint}there are {', '.join(known)}{way}"
             raise explained(UnknownName(text))
 
 
@@ -215,7 +217,7 @@ def key_columns(given: tuple[Any, ...], method: str = "key_by") -> tuple[str, ..
     if not names or not all(isinstance(name, str) for name in names):
         shown = ", ".join(repr(name) for name in names)
         or_function = " or one function of a row" if method == "key_by" else ""
-        way = "" if names or method != "key_by" else f": {_ONE_GROUP}"
+        way = "" if names or method != "key_by" else f": {ONE_GROUP}"
         raise UsageError(f"{method} takes column names{or_function}, not ({shown:.80}){way}")
     if len(set(names)) < len(names):
         raise UsageError(f"{method} names a column twice: {', '.join(names)}")

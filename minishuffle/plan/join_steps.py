@@ -424,8 +424,9 @@ def column_pairs(on: On, how: Any, big: Known, small: Known) -> dict[str, str]:
     if how not in ("inner", "left"):
         raise UsageError(f"how is {how!r}: write 'inner' or 'left'")
     pairs = _pairs(on)
-    check_columns(list(pairs), big.columns, "broadcast_join")
-    check_columns(list(pairs.values()), small.columns, "broadcast_join, small side")
+    way = "" if isinstance(on, Mapping) else ": where the sides name it differently write on={'id': 'its_id'}"
+    check_columns(list(pairs), big.columns, "broadcast_join", way)
+    check_columns(list(pairs.values()), small.columns, "broadcast_join, small side", way)
     return pairs
 
 

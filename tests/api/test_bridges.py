@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -9,7 +11,7 @@ import pytest
 
 from minishuffle.api.bridges import refuse_mixture
 from minishuffle.api.stream import Stream, Table
-from minishuffle.errors import UsageError
+from minishuffle.errors import UnknownName, UsageError
 
 
 def orders() -> Table:
@@ -33,6 +35,7 @@ def test_two_forms_are_not_mixed() -> None:
 
 
 FORMS: dict[str, Any] = {
+    "WindowedTable": lambda: orders().event_time("n").key_by("user").window(timedelta(hours=1)),
     "Table": orders,
     "KeyedTable": lambda: orders().key_by("n"),
     "Stream": lambda: orders().to_rows(),
@@ -56,7 +59,9 @@ def test_a_step_that_needs_keys_or_comes_before_them_says_so() -> None:
             getattr(ends, name)
     rows = orders().to_rows().key_by("n")
     for keyed, name in ((orders().key_by("n"), "select"), (rows, "map"), (rows, "explain")):
-        with pytest.raises(AttributeError, match=rf"'{name}': say what to compute .*, and then {name}\(\)"):
+        with pytest.raises(
+            AttributeError, match=rf"call {name}\(\) before key_by\(\), or say .*, and then {name}\(\)"
+        ):
             getattr(keyed, name)
     for keyed in (orders().key_by("n"), orders().to_rows().key_by("n")):
         for name in ("exchange", "event_time", "union"):
@@ -82,9 +87,84 @@ def test_a_step_that_needs_keys_or_comes_before_them_says_so() -> None:
             "agg",
             "call to_table(schema) on the Stream first, then key_by() and aggregate()",
         ),
-        ("Stream", "head", "write show()"),
-        ("KeyedTable", "show", "say what to compute for each key, such as count(), and then show()"),
+        (
+            "Stream",
+            "head",
+            "write show(n) for a look at the first rows, or cluster.run(stream)[:n]",
+        ),
+        (
+            "KeyedTable",
+            "head",
+            "call show() before key_by(), or say what to compute for each key, such as count(), and then "
+            "show()",
+        ),
         ("Table", "to_pandas", "nothing has run yet: write cluster.run(table).to_pandas()"),
+        ("Stream", "to_list", "nothing has run yet: write cluster.run(stream), which gives a list of rows"),
+        (
+            "Stream",
+            "to_polars",
+            "nothing has run yet: write to_table(schema) first, and then cluster.run(table) and "
+            "polars.from_arrow() of that",
+        ),
+        ("KeyedTable", "sum", "write aggregate(total=('amount', 'sum'))"),
+        ("WindowedTable", "first", "write aggregate(total=('amount', 'first'))"),
+        ("WindowedTable", "agg", "write aggregate()"),
+        (
+            "WindowedTable",
+            "join",
+            "say what to compute for each window, such as count(), then key_by(...) and join()",
+        ),
+        (
+            "Table",
+            "max",
+            "write key_by(...).aggregate(total=('amount', 'max')); for one group of all rows write "
+            "with_columns(all=pc.scalar(0)).key_by('all') of a table, key_by(lambda row: 0) of a stream",
+        ),
+        ("KeyedStream", "sum", "write reduce(fn), or fold(int, lambda total, row: total + row['amount'])"),
+        ("Stream", "sort", "rows come in no order: write sorted(cluster.run(stream), key=...)"),
+        (
+            "Table",
+            "sort_values",
+            "rows come in no order: write cluster.run(table).sort_by('column'), or key_by(...).top_n(n, "
+            "by='column') for the greatest of each key",
+        ),
+        (
+            "Table",
+            "to_csv",
+            "write to_files(path), which writes Parquet, or for CSV "
+            "pyarrow.csv.write_csv(cluster.run(table), path)",
+        ),
+        ("Table", "withColumn", "write with_columns(total=col('amount') * 2)"),
+        ("KeyedStream", "assign", "call to_table(schema) on the Stream first, then with_columns()"),
+        ("Stream", "where", "write filter(fn) with a function of the row"),
+        (
+            "Table",
+            "merge",
+            "write key_by('id').join(other.key_by('its_id')), or if the other is small broadcast_join(small, "
+            "on={'id': 'its_id'})",
+        ),
+        ("KeyedTable", "merge", "write join(other.key_by('its_id'))"),
+        (
+            "KeyedStream",
+            "map",
+            "call map() before key_by(), or say what to compute for each key, such as count(), and then "
+            "map(); to spread the work write rebalance() in place of key_by()",
+        ),
+        ("KeyedTable", "collect", "say what to compute for each key, such as count(), and then collect()"),
+        (
+            "KeyedTable",
+            "rebalance",
+            "say what to compute for each key, such as count(), and then rebalance(); to spread records "
+            "write rebalance() in place of key_by()",
+        ),
+        ("Stream", "to_rows", "a Stream has rows already: leave it out"),
+        (
+            "KeyedTable",
+            "user",
+            "it is a column: write col('user') in expressions, select('user') for that column alone",
+        ),
+        ("Table", "usre", "did you mean 'user'? write col('...') for a column in expressions"),
+        ("Table", "filtr", "did you mean 'filter'?"),
     ],
 )
 def test_names_of_pandas_are_answered_with_those_here(form: str, name: str, way: str) -> None:
@@ -100,6 +180,14 @@ def test_arguments_columns_and_sources_of_pandas_are_answered_too() -> None:
         table["n"]
     with pytest.raises(TypeError, match=r"^join\(\) has no argument 'on': call key_by\(...\) with these"):
         keyed.join(keyed, on="user")
+    with pytest.raises(
+        TypeError, match=r"broadcast_join\(\) has no argument 'left_on': write on={'id': 'its_id'}"
+    ):
+        table.broadcast_join(table, left_on="user", right_on="id")
+    with pytest.raises(
+        UnknownName, match=r"no column 'id'; .*: where the sides name it differently write on={"
+    ):
+        table.broadcast_join(table, on="id")
     with pytest.raises(TypeError, match=r"^window\(\) has no argument 'timezone': write tz='Europe/Zurich'"):
         keyed.window("month", timezone="Europe/Zurich")
     with pytest.raises(TypeError, match="unexpected keyword argument 'zone'"):
@@ -111,11 +199,15 @@ def test_arguments_columns_and_sources_of_pandas_are_answered_too() -> None:
 
 
 def test_what_is_no_method_at_all_is_an_error_of_its_name() -> None:
+    """Nor does Python add the nearest name of what is private."""
+    with pytest.raises(AttributeError) as raised:
+        orders().held  # type: ignore[attr-defined]  # noqa: B018
+    (line,) = traceback.format_exception_only(raised.value)
+    assert line == "AttributeError: 'Table' object has no attribute 'held'\n"
     keyed = orders().key_by("n")
     with pytest.raises(AttributeError) as raised:
         keyed.nothing  # type: ignore[attr-defined]  # noqa: B018
     assert str(raised.value) == "'KeyedTable' object has no attribute 'nothing'"
-    assert (raised.value.name, raised.value.obj) == ("nothing", keyed)
     assert not hasattr(orders(), "__deepcopy__")
 
 
