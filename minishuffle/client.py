@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from minishuffle.plan.graph import JobSettings
 
 __all__ = [
+    "LOSSES",
     "Client",
     "JobHandle",
     "JobResult",
@@ -437,7 +438,7 @@ def workers_at_work(status: ClusterStatus) -> int:
     return max(1, sum(not worker.standby and not worker.draining for worker in there))
 
 
-_LOST: Final = {
+LOSSES: Final = {
     "failed_batch": "in batches that failed",
     "queue_discarded": "on their way to a task that ended",
     "upstream_unavailable": "whose consumer had gone",
@@ -447,7 +448,7 @@ _LOST: Final = {
     "sink_unfinished": "that a sink had not finished",
     "result_lost": "of a result that was kept",
 }
-"""The reasons of ``rows_dropped`` in words."""
+"""The reasons of ``rows_dropped`` in words that follow a number of rows."""
 
 
 def _restarts(info: JobInfo) -> str:
@@ -461,11 +462,11 @@ _IN_PROGRAM: Final = "see job.events(). Its results are given out with allow_los
 def loss_text(info: JobInfo, events: Iterable[JobEvent], advice: str = _IN_PROGRAM) -> str:
     """What a job that ended with loss has lost as far as that is known, its first failure and ``advice``,
     with the user's own traceback if the user's code raised."""
-    counts = [f"{count:,} {_LOST.get(reason, reason)}" for reason, count in info.rows_dropped.items()]
+    counts = [f"{count:,} {LOSSES.get(reason, reason)}" for reason, count in info.rows_dropped.items()]
     if info.rows_in_flight:
         counts.append(f"up to {info.rows_in_flight:,} in flight through what died")
     if info.state_rows_lost:
-        counts.append(f"{info.state_rows_lost:,} of the state of tasks")
+        counts.append(f"{info.state_rows_lost:,} entries of state (keys)")
     lost = ", ".join(counts) or "what a task may have held when it ended"
     text = (
         f"job {info.job} ({info.name}) finished, but rows were lost in {_restarts(info)}, "

@@ -115,7 +115,7 @@ def _task_lines(task: Fields) -> Iterator[str]:
     yield (
         f"  {task['job']} {task['task']} ({task['operator']}.{task['index']}#{task['attempt']}): "
         f"{task['state']}{cancelled}, {thread}{waits}; {task['records_in']:,} records in, "
-        f"{task['records_out']:,} out, {task['state_rows']:,} rows of state"
+        f"{task['records_out']:,} out, {task['state_rows']:,} entries of state (keys)"
     )
     queued = _present(
         (task["outbox_bytes"], "bytes for the coordinator"),

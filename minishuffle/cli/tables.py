@@ -7,7 +7,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from minishuffle.cli.terminal import echo, with_number
-from minishuffle.client import cause_text, failure_lines
+from minishuffle.client import LOSSES, cause_text, failure_lines
 from minishuffle.console import console, new_table, print_rows
 from minishuffle.counters import LIMITS, TCP_LIMITS, TaskCounters
 from minishuffle.errors import error_from_code
@@ -216,7 +216,7 @@ def show_job(job: JobInfo) -> None:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in job.restarts.items())
         out.print(f"restarts, by how the attempt before ended: {counts}")
     for reason, count in job.rows_dropped.items():
-        out.print(f"rows dropped ({reason}): {count:,}")
+        out.print(f"rows dropped ({reason}): {count:,} {LOSSES.get(reason, '')}".rstrip())
     if job.rows_in_flight:
         out.print(f"rows in flight through what died: up to {job.rows_in_flight:,}")
     if job.rows_again:
@@ -225,7 +225,11 @@ def show_job(job: JobInfo) -> None:
         losers = [task for task in job.tasks if task.state_rows_lost]
         shown = [f"{task.name}[{task.index}] {task.state_rows_lost:,}" for task in losers[:TASKS_SHOWN]]
         shown += ["..."] if len(losers) > TASKS_SHOWN else []
-        out.print(f"rows of state lost with tasks: {job.state_rows_lost:,} ({', '.join(shown)})")
+        out.print(
+            f"entries of state (keys) lost with tasks: {job.state_rows_lost:,} ({', '.join(shown)}), made of "
+            "earlier records that are not counted again",
+            soft_wrap=True,
+        )
     if job.files_listed:
         out.print(f"files completed: {job.files_listed:,} with {job.file_rows:,} rows")
     for number, cause in enumerate(job.causes):

@@ -396,7 +396,9 @@ class Job:
             self._read_to_the_end([*self.ends.finished(task.key), task.key])
             self._note_complete(task, at)
             if asked == "replayed" and not self.stopping:
-                self._restart_at(task, at, at, f"attempt {task.attempt + 1} follows with those beside it")
+                self._restart_at(
+                    task, at, at, f"{task}: attempt {task.attempt + 1} follows with those beside it"
+                )
         elif message.state != "running":
             result_bytes = self._result_bytes + len(message.result)
             if self.state == "canceling" and result_bytes <= limits.RESULT_BYTES_MAX:
@@ -485,7 +487,7 @@ class Job:
             return
         if asked and gave_way and not self.stopping:
             where = self._after_the_move(task) if asked == "drained" else "with those beside it"
-            text = f"attempt {task.attempt + 1} follows {where}"
+            text = f"{task}: attempt {task.attempt + 1} follows {where}"
             self._restart_at(task, at, at, text, reason="drained" if asked == "drained" else "")
             return
         if error is None:
@@ -606,7 +608,7 @@ class Job:
             self.manifest.lost(*task.key, task.attempt)
             task.rows_made = self.positions.rows_made(*task.key) + self.writes.rows_made(*task.key)
             task.rows_leased = self.positions.rows_leased(*task.key) + self.writes.rows_leased(*task.key)
-            self._set(task, "lost", at, f"{task} was lost with worker {worker}: {cause.text}")
+            self._set(task, "lost", at, f"{task} is lost: {cause.text}")
         if end_told_until is not None and self._restarts and not self.stopping:
             slots = {self.slot_of(task.key) for task in lost if self.deaths.of(task.key) is not None}
             held = [task.key for task in lost if self.slot_of(task.key) in slots]
@@ -733,7 +735,7 @@ class Job:
         else:
             for task in lost:
                 _, due = self._held.get(task.key, (0, at))
-                self._restart_at(task, due, at, f"attempt {task.attempt + 1} follows {where}")
+                self._restart_at(task, due, at, f"{task}: attempt {task.attempt + 1} follows {where}")
             self._cancel_beside(lost)
         self._advance(at)
 
@@ -1010,7 +1012,7 @@ class Job:
             pending = [task for task in here if task.state in PENDING]
             again = wanted_again(self.graph, self.ends, self._tasks, pending, kept)
             for task in again:
-                text = f"attempt {task.attempt + 1} follows {self._after_the_move(task)}"
+                text = f"{task}: attempt {task.attempt + 1} follows {self._after_the_move(task)}"
                 self._restart_at(task, at, at, text, reason="drained")
             self._cancel_beside(again)
 
@@ -1036,7 +1038,7 @@ class Job:
     def make_again(self, tasks: list[Subtask], at: float) -> None:
         """What these have stored is made anew elsewhere, since their workers are to leave."""
         for task in tasks:
-            text = f"attempt {task.attempt + 1} follows {self._after_the_move(task)}"
+            text = f"{task}: attempt {task.attempt + 1} follows {self._after_the_move(task)}"
             self._restart_at(task, at, at, text, reason="drained")
         self._cancel_beside(tasks)
         self._advance(at)
@@ -1049,7 +1051,9 @@ class Job:
         while found := [self._tasks[key] for key in finished if self.ends.needed(key, self._tasks, but)]:
             finished = [key for key in finished if self._tasks[key] not in found]
             for task in found:
-                self._restart_at(task, at, at, f"attempt {task.attempt + 1} follows with those that it feeds")
+                self._restart_at(
+                    task, at, at, f"{task}: attempt {task.attempt + 1} follows with those that it feeds"
+                )
         pending = [key for key in keys if self._tasks[key].state == "restarting"]
         due = max((self._times[key] for key in pending), default=at)
         self._times.update(dict.fromkeys(pending, due))
@@ -1071,7 +1075,9 @@ class Job:
             if task.runs:
                 self._to_cancel.append(key)
             elif task.state == "finished":
-                self._restart_at(task, at, at, f"attempt {task.attempt + 1} follows with those beside it")
+                self._restart_at(
+                    task, at, at, f"{task}: attempt {task.attempt + 1} follows with those beside it"
+                )
         ready = [key for key in self.replays.take_ready() if self._tasks[key].state == "restarting"]
         due = max((self._times[key] for key in ready), default=at)
         self.changed.update(key for key in ready if self._times[key] != due)

@@ -55,7 +55,7 @@ class JobTable(dict[str, Job]):
     def suspected(self, by: int, message: PeerSuspicion, at: float) -> list[Job]:
         """A worker suspects another, or does so no more: gives the jobs whose events say so now."""
         kind = "worker suspected" if message.suspected else "worker trusted"
-        what = "gets no answer from" if message.suspected else "is connected again to"
+        what = "gets no answer from" if message.suspected else "gets answers again from"
         text = f"worker {by} {what} worker {message.worker}"
         both = [job for job in self.active() if {by, message.worker} <= job.slots.workers()]
         for job in both:

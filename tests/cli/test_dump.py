@@ -140,7 +140,7 @@ def test_everything_that_waits_has_a_line() -> None:
         "  waits: worker 2 wants edge 0 of j1, producer 1#2 for consumer 0#1, for 9.2 s more",
         "  and 1,200 more requests",
         "  j1 count[0] (1.0#2): running, backpressured for 12.3 s, waits for a segment of output "
-        "j1/edge1.0; 1,000 records in, 10 out, 7 rows of state",
+        "j1/edge1.0; 1,000 records in, 10 out, 7 entries of state (keys)",
         "    50 bytes for the coordinator, 1 buffers to be taken back",
         "    at file.py:0 f",
         "    at file.py:1 f",

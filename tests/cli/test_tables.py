@@ -214,8 +214,8 @@ def test_a_job_shows_its_restarts_and_what_they_cost(capsys: pytest.CaptureFixtu
     tables.show_job(JOB.model_copy(update=update))
     assert (
         "restarts, by how the attempt before ended: 3 failed, 1 lost\n"
-        "rows dropped (failed_batch): 2\n"
-        "rows dropped (queue_discarded): 1,500\n"
+        "rows dropped (failed_batch): 2 in batches that failed\n"
+        "rows dropped (queue_discarded): 1,500 on their way to a task that ended\n"
         "rows in flight through what died: up to 40\n"
         "rows that were emitted twice: up to 7\n"
     ) in capsys.readouterr().out
@@ -241,7 +241,8 @@ def test_a_job_shows_the_state_that_was_lost_with_its_tasks(capsys: pytest.Captu
     tasks = [TASK.model_copy(update={"index": index, "state_rows_lost": index}) for index in range(8)]
     tables.show_job(JOB.model_copy(update={"tasks": tasks, "state_rows_lost": 28}))
     shown = "count[1] 1, count[2] 2, count[3] 3, count[4] 4, count[5] 5, ..."
-    assert f"rows of state lost with tasks: 28 ({shown})\n" in capsys.readouterr().out
+    made = "made of earlier records that are not counted again"
+    assert f"entries of state (keys) lost with tasks: 28 ({shown}), {made}\n" in capsys.readouterr().out
 
 
 def test_no_jobs_names_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:

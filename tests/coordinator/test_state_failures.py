@@ -186,7 +186,7 @@ def test_a_suspicion_is_an_event_of_the_jobs_that_both_workers_run_and_changes_n
     events = cluster.request(GetEvents(job="j1")).events
     assert [(event.kind, event.text, event.worker) for event in events[-2:]] == [
         ("worker suspected", "worker 1 gets no answer from worker 2", 2),
-        ("worker trusted", "worker 1 is connected again to worker 2", 2),
+        ("worker trusted", "worker 1 gets answers again from worker 2", 2),
     ]
     assert cluster.show("j1") == before
     snapshot = cluster.state.snapshot(cluster.now, {})

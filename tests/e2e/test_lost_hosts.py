@@ -92,7 +92,7 @@ def test_links_flap_and_a_host_is_lost_and_comes_back_too_late(
         wait_until(lambda: silent <= events(handle), "the two suspect each other")
         goes_on(handle, wait_until, *others)
         route(hosts, "delete", 1, 3)
-        there = {f"worker {one} is connected again to worker {other}" for one, other in ((1, 3), (3, 1))}
+        there = {f"worker {one} gets answers again from worker {other}" for one, other in ((1, 3), (3, 1))}
         wait_until(lambda: there <= events(handle), "the two trust each other again")
         goes_on(handle, wait_until, 0, 1, 2)
         assert attempts(handle) == before

@@ -82,7 +82,7 @@ def test_a_join_goes_on_while_a_worker_is_stopped_and_no_attempt_changes(wait_un
         goes_on(handle, wait_until, 1)
         goes_on(handle, wait_until, 1)
         cluster.kill_worker(2, signal.SIGCONT)
-        wait_until(lambda: "worker 1 is connected again to worker 2" in said(handle), "its end")
+        wait_until(lambda: "worker 1 gets answers again from worker 2" in said(handle), "its end")
         goes_on(handle, wait_until, 1, 2)
         info = handle.info()
         assert (info.state, {task.attempt for task in info.tasks}) == ("running", {1})
