@@ -87,6 +87,8 @@ UNACKNOWLEDGED_BYTES_MAX: Final = 8 * MIB
 the limit no rows are sent."""
 LOG_MESSAGE_BYTES: Final = 64 * KIB
 """Log lines that go out together."""
+GATHERED_BYTES: Final = 512 * KIB
+"""Collected record batches that go out together, each of at most a quarter of that."""
 FRAMES_PER_TURN_MAX: Final = 2_000
 """A data connection that has sent more than so many frames in one read is read no further in that turn of the
 loop: a read of full buffers has 16, one of nothing but small frames 50,000."""

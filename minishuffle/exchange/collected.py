@@ -1,16 +1,20 @@
 """What a ``collect`` sink sends to the client: rows as msgpack, columns as an Arrow IPC stream of one batch.
 
-The first bytes say which: no list begins with those of a stream."""
+The first bytes say which: no list begins with those of a stream. A stream carries its schema, which takes
+more than a few rows do: small batches are put together, see :func:`gatherable`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from minishuffle import limits
 from minishuffle.errors import RemoteProtocolError
+from minishuffle.exchange.elements import may_change
 from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.schemas import (
     decoded,
+    has_ordered_categories,
     with_columns_of,
     with_innermost,
     with_types,
@@ -23,10 +27,12 @@ if TYPE_CHECKING:
 
     from minishuffle.exchange.batch import Payload
 
-__all__ = ["pack_collected", "table_of", "unpack_collected"]
+__all__ = ["gatherable", "pack_collected", "pack_gathered", "table_of", "unpack_collected"]
 
 _STREAM_BEGINS: Final = b"\xff\xff\xff\xff"
 """The mark before each message of Arrow IPC."""
+_COLUMN_BYTES: Final = 128
+"""What a column takes besides its values, in memory and on its way."""
 
 
 def pack_collected(payload: Payload) -> bytes:
@@ -42,6 +48,39 @@ def pack_collected(payload: Payload) -> bytes:
         writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
     packed: bytes = stream.getvalue().to_pybytes()
     return packed
+
+
+def gatherable(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int] | None:
+    """The batch, if it is small, in memory of its own that nobody writes to, and about how many bytes it
+    takes. None: it is to be sent alone. Categories in an order of their own are too, which may differ from
+    that of other batches."""
+    kinds = batch.schema.types
+    overhead = _COLUMN_BYTES * (1 + len(kinds))
+    size_max = limits.GATHERED_BYTES // 4 - overhead
+    if any(map(has_ordered_categories, kinds)):
+        return None
+    size = batch.get_total_buffer_size()
+    if size > size_max or may_change(batch) or any(_plain(kind) != kind for kind in kinds):
+        if batch.nbytes > size_max:
+            return None
+        batch = unpack_collected(pack_collected(batch))
+        size = batch.get_total_buffer_size()
+    return (batch, size + overhead) if size <= size_max else None
+
+
+def pack_gathered(batches: Sequence[pa.RecordBatch]) -> tuple[bytes, int]:
+    """Batches of one schema, at least one, as bytes, and how many these are: the first ones. It is not all
+    where the entries of their dictionaries are more than their type of indices has numbers for."""
+    import pyarrow as pa
+
+    count = len(batches)
+    while True:
+        try:
+            return pack_collected(pa.concat_batches(batches[:count])), count
+        except pa.ArrowInvalid:
+            if count == 1:
+                raise
+            count //= 2
 
 
 def unpack_collected(data: bytes) -> Payload:
@@ -68,10 +107,13 @@ def table_of(batches: Sequence[pa.RecordBatch]) -> pa.Table:
     import pyarrow as pa
 
     first = batches[0].schema
-    kinds = [
-        kind if all(batch.schema.types[number] == kind for batch in batches) else _plain(kind)
-        for number, kind in enumerate(first.types)
-    ]
+    kinds = first.types
+    for other in batches:
+        if not other.schema.equals(first):
+            kinds = [
+                kind if kind == type_there else _plain(kind)
+                for kind, type_there in zip(kinds, other.schema.types, strict=True)
+            ]
     return pa.Table.from_batches(
         [with_columns_of(batch, kinds) for batch in batches], schema=with_types(first, kinds)
     )

@@ -49,6 +49,7 @@ __all__ = [
     "pack_rows",
     "payload_of",
     "read_header",
+    "may_change",
     "unpinned",
     "unpack_rows",
     "with_header",
@@ -445,13 +446,16 @@ def unpinned(batch: pa.RecordBatch) -> pa.RecordBatch:
 
     batch = _without_dictionaries(batch)
     pins = batch.get_total_buffer_size() > batch.nbytes * PINNED_RATIO_MAX
-    if not pins and not any(_may_change(column) for column in batch.columns):
+    if not pins and not may_change(batch):
         return batch
     return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
 
 
-def _may_change(column: pa.Array) -> bool:
-    return any(buffer is not None and buffer.is_mutable for buffer in column.buffers())
+def may_change(batch: pa.RecordBatch) -> bool:
+    """Whether somebody can write to its memory, that of dictionaries aside."""
+    return any(
+        buffer is not None and buffer.is_mutable for column in batch.columns for buffer in column.buffers()
+    )
 
 
 def _without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:

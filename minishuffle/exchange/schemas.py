@@ -190,6 +190,8 @@ def as_declared(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The batch in the schema of its table, but for dictionaries that an exchange has decoded for good."""
     import pyarrow as pa
 
+    if batch.schema.equals(schema, check_metadata=True):
+        return batch
     columns = [encoded(batch.column(field.name), field.type) for field in schema]
     kinds = [column.type for column in columns]
     return pa.RecordBatch.from_arrays(columns, schema=with_types(schema, kinds))

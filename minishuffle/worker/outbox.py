@@ -3,16 +3,23 @@
 A task waits, as for a segment, while too much of what it said is unsent. The loop sends one message of each
 task in turn, and only while the control link takes it: heartbeats and the ends of tasks never stand behind
 more than one of them.
+
+Small record batches of a table go out together, since each alone would carry its schema: the first at once,
+those of the next ``REST_SECONDS`` behind it. They are put together here and not in the sink, whose thread may
+be held by the user's code for as long as that likes.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from minishuffle import limits
 from minishuffle.errors import clipped
+from minishuffle.exchange.collected import pack_gathered
 from minishuffle.ids import AttemptId
 from minishuffle.wire.messages import (
     Collected,
@@ -27,7 +34,10 @@ from minishuffle.wire.outputs import FileCompleted
 from minishuffle.wire.packed import pack_positions, unpack_positions
 from minishuffle.worker.handoff import TaskPaths
 
-__all__ = ["ACKNOWLEDGE_LOOKS", "NumberedReport", "Outbox", "OutboxSender", "ReportLog"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ACKNOWLEDGE_LOOKS", "REST_SECONDS", "NumberedReport", "Outbox", "OutboxSender", "ReportLog"]
 
 NumberedReport: TypeAlias = (
     Collected
@@ -43,6 +53,17 @@ LINE_BYTES: Final = 64
 """What a line takes besides its characters."""
 ACKNOWLEDGE_LOOKS: Final = 4
 """Looks at what is acknowledged within ``heartbeat_timeout``: so long sources wait."""
+REST_SECONDS: Final = 0.05
+"""How long small record batches of a task wait for others behind those that went out last."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Collected rows: packed, or columns that are yet to be."""
+
+    payload: bytes | pa.RecordBatch
+    rows: int
+    size: int
 
 
 class Outbox:
@@ -56,6 +77,7 @@ class Outbox:
     __slots__ = (
         "_attempt_id",
         "_away",
+        "_hurried",
         "_items",
         "_lines_dropped",
         "_notify",
@@ -65,6 +87,8 @@ class Outbox:
         "_rows_taken",
         "_taken",
         "notified",
+        "rests",
+        "took_columns",
     )
 
     def __init__(
@@ -76,17 +100,23 @@ class Outbox:
     ) -> None:
         self.notified = False
         """Set by whoever gives notice, cleared by the loop before it looks."""
+        self.rests = False
+        """The loop's: what comes waits for more, unless it is :attr:`due`."""
+        self.took_columns = False
+        """Whether the loop took record batches last that were put together."""
         self._attempt_id = attempt_id
         self._paths = paths
         self._notify = notify
-        self._items: deque[str | tuple[bytes, int]] = deque()
-        """Lines, and packed rows with their number."""
+        self._items: deque[str | _Rows] = deque()
+        """Lines and rows."""
         self._away = away
         self._lines_dropped = 0
         """Since the last line that was kept; the task's."""
         self._put = self._taken = 0
         """Bytes; the first is the task's, the second the loop's. So are the next."""
         self._rows_put = self._rows_taken = 0
+        self._hurried = 0
+        """Bytes up to which nothing waits for more; the task's."""
 
     # --- task ------------------------------------------------------------------------------------
 
@@ -108,17 +138,29 @@ class Outbox:
 
     def collect(self, payload: bytes, rows: int) -> None:
         """Wait for room for so many packed rows."""
-        size = len(payload)
-        if not self._has_room(size):
-            self._paths.wait_until(lambda: self._has_room(size))
-        self._rows_put += rows
-        self._append((payload, rows), size)
+        self._put_rows(_Rows(payload, rows, len(payload)))
+
+    def gather(self, columns: pa.RecordBatch, size: int) -> None:
+        """Wait for room for a small record batch, which goes out with others; see ``gatherable``."""
+        self._put_rows(_Rows(columns, len(columns), size))
+
+    def hurry(self) -> None:
+        """Nothing that is there waits for more."""
+        self._hurried = self._put
+        self._give_notice()
 
     def drain(self) -> None:
         """Wait until all of it is sent."""
         self._tell_dropped()
         if self._put > self._taken:
+            self.hurry()
             self._paths.wait_until(lambda: self._put == self._taken)
+
+    def _put_rows(self, rows: _Rows) -> None:
+        if not self._has_room(rows.size):
+            self._paths.wait_until(lambda: self._has_room(rows.size))
+        self._rows_put += rows.rows
+        self._append(rows, rows.size)
 
     def _has_room(self, size: int) -> bool:
         unsent = self._put - self._taken
@@ -131,10 +173,13 @@ class Outbox:
             self._lines_dropped = 0
             self._append(line, len(line) + LINE_BYTES)
 
-    def _append(self, item: str | tuple[bytes, int], size: int) -> None:
+    def _append(self, item: str | _Rows, size: int) -> None:
         self._put += size
         self._items.append(item)
-        if not self.notified:
+        self._give_notice()
+
+    def _give_notice(self) -> None:
+        if self.due and not self.notified:
             self.notified = True
             self._paths.post(self._notify, self)
 
@@ -142,6 +187,13 @@ class Outbox:
 
     def __bool__(self) -> bool:
         return bool(self._items)
+
+    @property
+    def due(self) -> bool:
+        """(Any thread.) Whether there is something that does not wait for more."""
+        if not self._items:
+            return False
+        return not self.rests or self._taken < self._hurried or self.unsent_bytes >= limits.GATHERED_BYTES
 
     @property
     def unsent_bytes(self) -> int:
@@ -155,27 +207,42 @@ class Outbox:
 
     def take(self, term: int) -> Collected | LogLines | None:
         """The next message, or None; the task may go on."""
+        self.took_columns = False
         if not self._items:
             return None
         subtask = self._attempt_id.subtask
-        item = self._items[0]
-        if isinstance(item, str):
+        if isinstance(self._items[0], str):
             lines, size = self._take_lines()
             message: Collected | LogLines = LogLines(term=term, job=subtask.job, lines=lines)
         else:
-            self._items.popleft()
-            payload, rows = item
-            size = len(payload)
-            self._rows_taken += rows
+            found = self._take_rows()
+            self._rows_taken += found.rows
+            size = found.size
             message = Collected(
-                term=term,
-                **self._attempt_id.fields(),
-                payload=payload,
-                rows=rows,
+                term=term, **self._attempt_id.fields(), payload=found.payload, rows=found.rows
             )
         self._taken += size
         self._paths.bell.ring()
         return message
+
+    def _take_rows(self) -> _Rows:
+        """The first, packed; small record batches together."""
+        found, size = list[_Rows](), 0
+        while self._items and size < limits.GATHERED_BYTES:
+            item = self._items[0]
+            if isinstance(item, str) or found and not _go_together(found[0].payload, item.payload):
+                break
+            self._items.popleft()
+            found.append(item)
+            size += item.size
+            if isinstance(item.payload, bytes):
+                return item
+        payload, count = pack_gathered([each.payload for each in found])
+        self._items.extendleft(reversed(found[count:]))
+        self.took_columns = True
+        return _Rows(
+            payload, sum(each.rows for each in found[:count]), sum(each.size for each in found[:count])
+        )
 
     def _take_lines(self) -> tuple[list[str], int]:
         lines: list[str] = []
@@ -188,6 +255,11 @@ class Outbox:
             lines.append(line)
             size += len(line) + LINE_BYTES
         return lines, size
+
+
+def _go_together(first: bytes | pa.RecordBatch, other: bytes | pa.RecordBatch) -> bool:
+    """Whether both are columns, and of one schema."""
+    return not isinstance(first, bytes) and not isinstance(other, bytes) and first.schema.equals(other.schema)
 
 
 class ReportLog:
@@ -330,6 +402,7 @@ class OutboxSender:
         send: a message to the coordinator.
         writable: whether the control link takes more; :meth:`pump` is to be called once it does again.
         soon: has a call made in the next turn of the loop.
+        later: has one made after so many seconds.
     """
 
     def __init__(
@@ -338,11 +411,13 @@ class OutboxSender:
         send: Callable[[Collected | LogLines], None],
         writable: Callable[[], bool],
         soon: Callable[[Callable[[], None]], object],
+        later: Callable[[float, Callable[[], None]], object],
     ) -> None:
         self._term = term
         self._send = send
         self._writable = writable
         self._soon = soon
+        self._later = later
         self._ready: deque[Outbox] = deque()
         self._scheduled = False
 
@@ -365,12 +440,23 @@ class OutboxSender:
             message = outbox.take(self._term())
             if message is not None:
                 self._send(message)
-            if outbox and not outbox.notified:
-                outbox.notified = True
-                self._ready.append(outbox)
+            if outbox.took_columns and not outbox.rests:
+                outbox.rests = True
+                self._later(REST_SECONDS, partial(self._end_rest, outbox))
+            self._look_again(outbox)
         if self._ready and not self._scheduled:
             self._scheduled = True
             self._soon(self._pump_again)
+
+    def _look_again(self, outbox: Outbox) -> None:
+        if outbox.due and not outbox.notified:
+            outbox.notified = True
+            self._ready.append(outbox)
+
+    def _end_rest(self, outbox: Outbox) -> None:
+        outbox.rests = False  # before the look
+        self._look_again(outbox)
+        self.pump()
 
     def _pump_again(self) -> None:
         self._scheduled = False

@@ -284,7 +284,9 @@ class Worker:
             self.settings.ping_interval,
             tls=self.endpoint.tls,
         )
-        self._outgoing = OutboxSender(lambda: state.term, self._send, self._writable, self._loop.call_soon)
+        self._outgoing = OutboxSender(
+            lambda: state.term, self._send, self._writable, self._loop.call_soon, self._loop.call_later
+        )
         self._deployed = Deployment(
             message.worker,
             self.pool,

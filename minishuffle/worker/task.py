@@ -28,7 +28,7 @@ from minishuffle.errors import (
     clipped,
 )
 from minishuffle.exchange.batch import Batch, Payload
-from minishuffle.exchange.collected import pack_collected
+from minishuffle.exchange.collected import gatherable, pack_collected
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.rows import pack_result
@@ -462,6 +462,7 @@ class Task:
         self._count_state(chain)
         for partition in self.partitions.values():
             partition.broadcast_barrier(barrier)
+        self.outbox.hurry()
         pause = self.paths.pause
         pause.stop(barrier)
         self.paths.stand(lambda: pause.ended >= barrier)
@@ -499,6 +500,9 @@ class Task:
         self.counters.last_input_at = time.monotonic()
 
     def _collect(self, batch: Payload) -> None:
+        if not isinstance(batch, list) and (small := gatherable(batch)) is not None:
+            self.outbox.gather(*small)
+            return
         try:
             packed = pack_collected(batch)
         except UnserializableRecord:

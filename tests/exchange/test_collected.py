@@ -6,11 +6,18 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from minishuffle.errors import RemoteProtocolError
-from minishuffle.exchange.collected import pack_collected, table_of, unpack_collected
+from minishuffle.exchange.collected import (
+    gatherable,
+    pack_collected,
+    pack_gathered,
+    table_of,
+    unpack_collected,
+)
 
 MOMENT = datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
 TEXTS = pa.dictionary(pa.int8(), pa.string())
@@ -51,6 +58,53 @@ def test_a_dictionary_is_sent_with_the_entries_that_stand_in_the_batch() -> None
     assert len(packed) < 1_000
     back: Any = unpack_collected(packed)
     assert back.to_pylist() == few.to_pylist() and back.schema == few.schema
+
+
+def test_small_batches_go_together_in_their_types() -> None:
+    batch = pa.record_batch(COLUMNS).drop_columns("ordered")
+    parts = [batch.slice(0, 1), batch.slice(1, 1), batch.slice(0, 0)]
+    small = [gatherable(part) for part in parts]
+    packed, count = pack_gathered([found[0] for found in small if found is not None])
+    back = unpack_collected(packed)
+    assert count == 3 and back.equals(batch) and back.schema == batch.schema  # type: ignore[union-attr]
+
+
+def test_more_categories_than_their_indices_have_numbers_for_go_in_parts() -> None:
+    batches = [pa.record_batch({"c": pa.array([str(number)]).cast(TEXTS)}) for number in range(200)]
+    packed, count = pack_gathered(batches)
+    assert count == 100 and unpack_collected(packed).column("c").type == TEXTS  # type: ignore[union-attr]
+    rest, left = pack_gathered(batches[count:])
+    assert (count + left, len(unpack_collected(rest))) == (200, 100)
+
+
+NUMBERS = np.arange(4)
+WORDS = pa.array([f"word {number}" for number in range(10_000)])
+
+
+@pytest.mark.parametrize(
+    ("column", "rows"),
+    [
+        (ORDERED, None),
+        (pa.array(range(1_000_000)), None),
+        (pa.array(range(1_000_000)).slice(7, 2), 2),
+        (WORDS.dictionary_encode().slice(9_998), 2),
+        (pa.array(NUMBERS), 4),
+        (pa.DictionaryArray.from_arrays(pa.array([3, 3]), pa.array(NUMBERS)), 2),
+    ],
+)
+def test_a_batch_that_waits_for_others_is_small_and_nobody_writes_to_it(
+    column: pa.Array, rows: int | None
+) -> None:
+    batch = pa.record_batch({"n": column})
+    found = gatherable(batch)
+    if found is None:
+        assert rows is None
+        return
+    own, size = found
+    before = batch.to_pylist()
+    NUMBERS[3] += 1
+    assert own.to_pylist() == before and len(own) == rows
+    assert own.get_total_buffer_size() < size < 1_000
 
 
 def test_what_is_a_dictionary_in_some_batches_alone_is_plain_in_all() -> None:

@@ -6,16 +6,18 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from minishuffle import limits
 from minishuffle.errors import TaskCancelled
+from minishuffle.exchange.collected import pack_collected, unpack_collected
 from minishuffle.ids import AttemptId, JobId, OperatorId, SubtaskId
 from minishuffle.wire.messages import Collected, LogLines, SourcePositions, TaskStateChanged
 from minishuffle.wire.outputs import FileCompleted
 from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
 from minishuffle.worker.handoff import TaskPaths
-from minishuffle.worker.outbox import Outbox, OutboxSender, ReportLog
+from minishuffle.worker.outbox import REST_SECONDS, Outbox, OutboxSender, ReportLog
 
 if TYPE_CHECKING:
     from conftest import Turns
@@ -35,7 +37,14 @@ class Link:
     def __init__(self, turns: Turns) -> None:
         self.writable = True
         self.sent: list[Any] = []
-        self.sender = OutboxSender(lambda: 1, self.sent.append, lambda: self.writable, turns.call_soon)
+        self.rests: list[tuple[float, Callable[[], None]]] = []
+        self.sender = OutboxSender(
+            lambda: 1,
+            self.sent.append,
+            lambda: self.writable,
+            turns.call_soon,
+            lambda *rest: self.rests.append(rest),
+        )
 
 
 @pytest.fixture
@@ -169,6 +178,59 @@ def test_the_rows_of_a_failed_attempt_go_out_in_front_of_the_report(
     link.sender.end(outbox, rows=True)
     assert [message.payload for message in link.sent[:2]] == [b"first", b"second"]
     assert link.sent[2].lines == ["last words"]
+
+
+SMALL = [pa.record_batch({"n": [number]}) for number in range(5)]
+
+
+def numbers_in(messages: list[Any]) -> list[list[int]]:
+    return [unpack_collected(message.payload).column("n").to_pylist() for message in messages]  # type: ignore[union-attr]
+
+
+def test_small_record_batches_wait_for_others_behind_the_first(
+    turns: Turns, paths_of: PathsOf, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = outbox_of(paths_of(), link.sender.notify)
+    for batch in SMALL[:4]:
+        outbox.gather(batch, 10)
+        turns.turn()
+    assert numbers_in(link.sent) == [[0]] and outbox.unsent_rows == 3
+    assert [seconds for seconds, _ in link.rests] == [REST_SECONDS]
+    link.rests.pop()[1]()
+    assert numbers_in(link.sent) == [[0], [1, 2, 3]] and link.sent[1].rows == 3
+    assert (outbox.unsent_rows, outbox.unsent_bytes) == (0, 0)
+
+    outbox.gather(SMALL[4], 10)
+    turns.turn()
+    link.rests.pop()[1]()
+    assert numbers_in(link.sent[2:]) == [[4]]
+    link.rests.pop()[1]()
+    assert not link.rests, "nothing is there that waits"
+
+    monkeypatch.setattr(limits, "GATHERED_BYTES", 20)
+    for batch in SMALL:
+        outbox.gather(batch, 10)
+        turns.turn()
+    assert numbers_in(link.sent[3:]) == [[0], [1, 2], [3, 4]], "so many do not wait"
+
+
+def test_what_is_to_go_at_once_does_not_wait(turns: Turns, paths_of: PathsOf, link: Link) -> None:
+    outbox = outbox_of(paths_of(), link.sender.notify)
+    outbox.gather(SMALL[0], 10)
+    turns.turn()
+    other = pa.record_batch({"n": [0.5]})
+    for batch in (SMALL[1], other, SMALL[2]):
+        outbox.gather(batch, 10)
+    outbox.collect(pack_collected(SMALL[3]), 1)
+    outbox.hurry()
+    for _ in range(4):
+        turns.turn()
+    assert numbers_in(link.sent) == [[0], [1], [0.5], [2], [3]]
+    outbox.gather(SMALL[4], 10)
+    turns.turn()
+    link.sender.end(outbox, rows=True)
+    assert numbers_in(link.sent[5:]) == [[4]]
+    outbox.drain()
 
 
 # --- reports that wait for an acknowledgement -----------------------------------------------------------
