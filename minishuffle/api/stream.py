@@ -174,7 +174,8 @@ class Windowable(Generic[Timed, Counted]):
                 moment after that if it is left out when they change, at the first of two. Below 28 days where
                 the size is "month", "quarter" or "year".
             tz: windows are whole days of this time zone, by name or as ``ZoneInfo`` (or months and so on,
-                which are otherwise those of UTC), whatever hours they have.
+                which are otherwise those of UTC), whatever hours they have. Their start and end are shown by
+                its clocks: in columns of type ``timestamp[us, tz=...]``, as datetimes with their offset.
             allowed_lateness: so much longer a window takes records, and keeps its values, which go out then.
                 What they are at its end, and after each later record, is in ``panes`` of what follows.
             early: so often, in event time, what has changed in a window goes to ``panes`` before its end.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from typing import Any, Final, TypeAlias
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -49,14 +50,20 @@ def microseconds(value: Any) -> int:
     raise TypeError(f"{value!r:.80} ({type(value).__name__}) is no time")
 
 
-def datetime_of(time: int) -> datetime:
-    """Microseconds as a datetime in UTC.
+def datetime_of(time: int, zone: str = "UTC") -> datetime:
+    """Microseconds as a datetime, as the clocks of a time zone show it. It has their offset, as if it had
+    crossed an exchange, and not the zone: two of one ZoneInfo are subtracted by what these clocks show.
 
     Raises:
         UsageError: it is before the year 1 or after 9999.
     """
     try:
-        return _EPOCH + timedelta(microseconds=time)
+        moment = _EPOCH + timedelta(microseconds=time)
+        if zone == "UTC":
+            return moment
+        offset = moment.astimezone(ZoneInfo(zone)).utcoffset()
+        assert offset is not None
+        return moment.astimezone(timezone(offset))
     except OverflowError as error:
         raise UsageError(
             f"the time {time} (microseconds since 1970) is outside the years 1 to 9999: check the unit of "

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
@@ -26,10 +27,17 @@ __all__ = ["CalendarWindows", "LastMoment", "SlidingWindows", "WindowAssigner", 
 DAY_MICROSECONDS: Final = 86_400_000_000
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND: Final = timedelta(microseconds=1)
+_OFFSET: Final = re.compile(r"(UTC|GMT)?[+-]\d[\d:]*")
+"""What is meant as a time zone without a name."""
 
 
 class WindowAssigner(Protocol):
     """Windows by their start; times are microseconds since 1970."""
+
+    @property
+    def zone(self) -> str:
+        """The time zone whose clocks show their start and end."""
+        ...
 
     @property
     def per_record(self) -> int:
@@ -62,6 +70,7 @@ class SlidingWindows:
     size: int
     slide: int
     offset: int = 0
+    zone: ClassVar[str] = "UTC"
 
     @property
     def per_record(self) -> int:
@@ -117,10 +126,14 @@ class CalendarWindows:
             self._starts(np.zeros(1, dtype=np.int64))
             ZoneInfo(self.zone)
         except (pa.ArrowException, ZoneInfoNotFoundError, ValueError) as error:
-            raise UsageError(
-                f"window(tz={self.zone!r}): there is no such time zone here: write a name of the IANA "
-                "database, such as 'Europe/Zurich', and install Debian's package tzdata if that is missing"
-            ) from error
+            way = (
+                "write the name of a place, such as 'Europe/Zurich', or 'Etc/GMT-1' for clocks that are "
+                "always one hour ahead of UTC, with the sign turned round"
+                if _OFFSET.fullmatch(self.zone)
+                else "write a name of the IANA database, such as 'Europe/Zurich', and install Debian's "
+                "package tzdata if that is missing"
+            )
+            raise UsageError(f"window(tz={self.zone!r}): there is no such time zone here: {way}") from error
 
     def assigned(self, times: Vector) -> Iterator[tuple[Vector, Mask | None]]:
         """See :meth:`WindowAssigner.assigned`."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise, repeat
 from operator import length_hint
 from typing import Any, Final, TypeAlias
@@ -52,7 +53,7 @@ Starts: TypeAlias = Times
 """Where each record's window begins, microseconds since 1970."""
 
 MOMENT: Final = pa.timestamp("us", "UTC")
-"""The type of the columns window_start and window_end."""
+"""The type of the columns window_start and window_end, unless windows are those of a time zone."""
 PANE_NAMES: Final = ("pane", "final")
 
 _FEW: Final = 64
@@ -371,7 +372,7 @@ class WindowFold(WindowValues):
 
     def fire(self, starts: list[int], emit: Emit) -> None:
         for start in starts:
-            moment, pairs = datetime_of(start), list(self.state.pop(start))
+            moment, pairs = self._moment(start), list(self.state.pop(start))
             if self.panes.tag:
                 shown = self._shown.pop(start, Counter())
                 self._unshown.pop(start, None)
@@ -387,7 +388,7 @@ class WindowFold(WindowValues):
             emit_rows([(key, moment, value) for key, value in pairs], emit)
 
     def show(self, start: int, emit: Emit) -> None:
-        shown, moment = self._shown.setdefault(start, Counter()), datetime_of(start)
+        shown, moment = self._shown.setdefault(start, Counter()), self._moment(start)
         forms = list(self._unshown.pop(start))
         pairs = self.state.pairs(forms, start)
         self._put_aside(
@@ -398,6 +399,9 @@ class WindowFold(WindowValues):
             emit,
         )
         shown.update(forms)
+
+    def _moment(self, start: int) -> datetime:
+        return datetime_of(start, self.assigner.zone)
 
     def _put_aside(self, rows: list[Any], emit: Emit) -> None:
         tag = self.panes.tag
@@ -561,7 +565,8 @@ class WindowAggregation(WindowValues):
     def _result(self, columns: Columns) -> pa.RecordBatch:
         starts, keys, values = columns
         assert starts is not None
-        moments = [pa.array(times).cast(MOMENT) for times in (starts, self.assigner.ends(starts))]
+        kind = pa.timestamp("us", self.assigner.zone)
+        moments = [pa.array(times).cast(kind) for times in (starts, self.assigner.ends(starts))]
         arrays = [*keys, *moments, *values]
         return pa.RecordBatch.from_arrays(arrays[: len(self._names)], names=self._names)
 

@@ -196,10 +196,11 @@ def aggregated_schema(
     keys: tuple[str, ...],
     aggregates: Mapping[str, tuple[str, str]],
     *,
-    windows: bool = False,
+    windows_in: str = "",
     at_end: bool = True,
 ) -> pa.Schema:
-    """Schema of aggregates (name: (column, function)) by key, also by window.
+    """Schema of aggregates (name: (column, function)) by key; also by windows that are shown ``windows_in`` a
+    time zone ("": there are none).
 
     ``at_end``: the keys come from the state, where dictionary-encoded columns are plain.
 
@@ -211,14 +212,14 @@ def aggregated_schema(
     from minishuffle.exchange.schemas import without_dictionary
     from minishuffle.operators.aggregate_states import result_type
     from minishuffle.operators.ordered_categories import refuse_order
-    from minishuffle.operators.windows import MOMENT
 
     fields = []
     for name in keys:
         kind = schema.field(name).type
         fields.append(pa.field(name, without_dictionary(kind) if at_end else kind))
-    if windows:
-        fields += [pa.field("window_start", MOMENT), pa.field("window_end", MOMENT)]
+    if windows_in:
+        moment = pa.timestamp("us", windows_in)
+        fields += [pa.field("window_start", moment), pa.field("window_end", moment)]
     for name, (column, function) in aggregates.items():
         if function in ("min", "max"):
             refuse_order(function, schema.field(column))

@@ -52,6 +52,11 @@ class Windowing:
     """Begins the kind of the operator: "windows" or "sessions"."""
 
     @property
+    def zone(self) -> str:
+        """The time zone in which their start and end are shown."""
+        return "UTC"
+
+    @property
     def shows_panes(self) -> bool:
         """Whether values also go to a side output before they are final."""
         return False
@@ -109,6 +114,10 @@ class TimeWindows(Windowing):
             )
         given.needed_time("window needs the event time of the records")
         return cls(late, shown, assigner, lateness, between)
+
+    @property
+    def zone(self) -> str:
+        return self.assigner.zone
 
     @property
     def shows_panes(self) -> bool:
@@ -340,7 +349,7 @@ class WindowAggregateStep(WindowStep):
 
     @cached_property
     def gives(self) -> Known:
-        schema = aggregated_schema(self.given.arrow, self.keys, self._columns, windows=True)
+        schema = aggregated_schema(self.given.arrow, self.keys, self._columns, windows_in=self.windowing.zone)
         return Known(schema, EventTime(column="window_end", shift=-1))
 
     @property

@@ -33,12 +33,11 @@ def main() -> None:
     sales = Table.from_arrow(pa.table({"at": times, "amount": amounts, "shop": ["z"] * len(SALES)}))
     timed = sales.event_time("at", out_of_order=timedelta(hours=1))
     days = timed.key_by("shop").window(timedelta(days=1), tz=SHOP).aggregate(total=("amount", "sum"))
-    local = col("window_start").cast(pa.timestamp("us", SHOP))  # It is in UTC.
-    dated = days.with_columns(day=local.cast("date32"))
+    start, end = col("window_start"), col("window_end")  # In the shop's time zone.
+    dated = days.with_columns(day=start.dt.date(), length=end - start)
     with LocalCluster(workers=2) as cluster:
         for row in cluster.run(dated).sort_by("window_start").to_pylist():
-            hours = (row["window_end"] - row["window_start"]) // timedelta(hours=1)
-            print(f"{row['day']}, {hours} hours: {row['total']}")
+            print(f"{row['day']}, {row['length'] // timedelta(hours=1)} hours: {row['total']}")
 
 
 if __name__ == "__main__":
