@@ -56,7 +56,7 @@ RECOVERIES = frozenset({"task restarting", "task waiting for a slot"})
     "latency_granularity (single, operator, subtask), debloat_target (seconds), "
     "schedule (eager, first_output, stages), start_when (any, all).",
 )
-@click.option("--name", help="Name of the job; by default that of JOB.")
+@click.option("--name", help="Name of the job; by default JOB without its folder, such as orders.py:spent.")
 @click.option(
     "--parallelism",
     type=click.IntRange(1, PARALLELISM_MAX),
@@ -105,7 +105,7 @@ def submit(
     with session.client() as client:
 
         def start(submission: str) -> JobHandle:
-            label = found.name if name is None else name
+            label = found.label if name is None else name
             return client.submit(
                 stream, name=label, parallelism=parallelism, settings=settings, submission=submission
             )

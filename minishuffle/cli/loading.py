@@ -28,6 +28,7 @@ from minishuffle.errors import ShuffleError, UnknownName, UsageError, told_from_
 from minishuffle.examples import BUILT_IN
 from minishuffle.pipelines import BUILT_IN as PIPELINES
 from minishuffle.pipelines import Pipeline
+from minishuffle.plan.arguments import is_name
 from minishuffle.plan.pickling import send_modules
 
 __all__ = ["Found", "Job", "JobParameter", "Kind", "load_job", "load_pipeline"]
@@ -111,6 +112,17 @@ class Found(Generic[Made]):
     target: Made | Callable[..., Any]
     directory: Path | None = None
     """Where its functions import from: that of its file; None for what is built in."""
+    source: str = ""
+    """Its file, without folders, or its module; empty for what is built in."""
+
+    @property
+    def label(self) -> str:
+        """What a job of it is called unless the user says so: ``orders.py:spent``; the attribute alone if the
+        file has the same name, or the two are too long."""
+        if self.source.removesuffix(".py").rpartition(".")[2] in ("", self.name):
+            return self.name
+        both = f"{self.source}:{self.name}"
+        return both if is_name(both) else self.name
 
     def build(self, settings: Sequence[str] = ()) -> Made:
         """Make it with ``settings`` of the form ``key=value``.
@@ -190,7 +202,8 @@ def _load(spec: str, kind: Kind[Made]) -> Found[Made]:
         module = _load_file(Path(source)) if is_file else _load_module(source)
     if module.__file__ is not None:
         send_modules(local_modules(Path(module.__file__), directory))
-    return replace(_found_in(module, attribute, spec, kind), directory=directory)
+    found = _found_in(module, attribute, spec, kind)
+    return replace(found, directory=directory, source=Path(source).name if is_file else source)
 
 
 def _built_in(name: str, kind: Kind[Made]) -> Found[Made]:

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
@@ -53,6 +54,8 @@ def job_file(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_stream_of_a_file(job_file: Path) -> None:
     job = load_job(f"{job_file}:ready")
+    assert job.label == "json.py:ready"
+    assert replace(job, source="ready.py").label == replace(job, source="x" * 200).label == "ready"
     assert isinstance(job.build(), Stream)
     assert job.parameters == ()
     with pytest.raises(UnknownName, match="job ready takes no parameters"):
@@ -150,7 +153,8 @@ def test_a_module_of_the_working_directory(job_file: Path, monkeypatch: pytest.M
     monkeypatch.chdir(job_file.parent)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (job_file.parent / "own_job_module.py").write_text(JOB)
-    assert isinstance(load_job("own_job_module:ready").build(), Stream)
+    job = load_job("own_job_module:ready")
+    assert isinstance(job.build(), Stream) and job.label == "own_job_module:ready"
     assert "own_job_module" in cloudpickle.list_registry_pickle_by_value()
 
 
@@ -234,7 +238,7 @@ def test_a_file_that_cannot_be_loaded_shows_why(tmp_path: Path, line: str) -> No
 @pytest.mark.parametrize("name", ["ads", "backpressure", "keyby", "wordcount"])
 def test_built_in_jobs_build(name: str) -> None:
     job = load_job(name)
-    assert job.name == name
+    assert job.name == job.label == name
     assert job.doc
     assert isinstance(job.build(), Stream | Table)
 
