@@ -65,6 +65,8 @@ __all__ = [
     "described",
     "did_you_mean",
     "encodable",
+    "end_job_by",
+    "ends_job",
     "error_from_code",
     "explained",
     "text_of",
@@ -76,6 +78,7 @@ Raised = TypeVar("Raised", bound="ShuffleError")
 
 CLIP_NOTE_CHARS: Final = 64
 """Room for saying how much was cut."""
+_ENDS_JOB: Final = "_minishuffle_ends_job"
 
 
 class ShuffleError(Exception):
@@ -133,7 +136,8 @@ class CannotWrite(UsageError):
 
 
 class WrongResult(UsageError):
-    """A function of the user gave what its step has no place for: the job fails at once."""
+    """A function of the user gave what its step has no place for, or nothing for any record: the job fails at
+    once."""
 
     code = 15
     final = True
@@ -255,6 +259,17 @@ def explained(error: Raised) -> Raised:
     """The error, with the command that explains it behind it in a traceback; its text stays."""
     error.add_note(f"(minishuffle explain {error.number})")
     return error
+
+
+def end_job_by(error: BaseException) -> None:
+    """Say of an error that a function of the user raises in every record: no other attempt of the task would
+    end otherwise, so that it ends the job."""
+    setattr(error, _ENDS_JOB, True)
+
+
+def ends_job(error: BaseException) -> bool:
+    """Whether :func:`end_job_by` was called for it."""
+    return getattr(error, _ENDS_JOB, False) is True
 
 
 def text_of(error: BaseException) -> str:

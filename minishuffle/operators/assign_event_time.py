@@ -112,8 +112,9 @@ class AssignEventTime(ForgivingOperator):
 
     def _timed(self, batch: Batch) -> tuple[Batch, Vector]:
         """The records that have a time, and the times."""
+        first = self._greatest == BEGINNING_OF_TIME and self.on_error == "fail"
         try:
-            return batch, event_times(self.time, batch, first=self._greatest == BEGINNING_OF_TIME)
+            return batch, event_times(self.time, batch, first=first)
         except Exception:
             if self.on_error == "fail":
                 raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from typing import Any, Final, TypeAlias
 from zoneinfo import ZoneInfo
@@ -11,7 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minishuffle.errors import MissingColumn, UnknownName, UsageError, WrongColumns, did_you_mean
+from minishuffle.errors import (
+    MissingColumn,
+    UnknownName,
+    UsageError,
+    WrongColumns,
+    WrongResult,
+    did_you_mean,
+    end_job_by,
+)
 from minishuffle.exchange.batch import Batch
 from minishuffle.operators.chained import preview
 from minishuffle.operators.event_time import EventTime
@@ -82,6 +90,7 @@ def event_times(time: EventTime, batch: Batch, *, first: bool = False) -> Vector
         UnknownName: there is no such column.
         MissingColumn: in none of the first records.
         WrongColumns: none of the first records is a dict, or all have texts or floats there.
+        WrongResult: the function gives no time for any of the first records.
     """
     payload = batch.payload
     if time.is_beside:
@@ -95,53 +104,89 @@ def event_times(time: EventTime, batch: Batch, *, first: bool = False) -> Vector
 
 
 def _row_times(time: EventTime, rows: Sequence[Any], first: bool) -> Vector:
-    fn, name = time.fn, time.column
-    times: list[int] = []
-    for row in rows:
-        try:
-            times.append(microseconds(fn(row) if fn is not None else row[name]))
-        except (LookupError, TypeError) as error:
-            if fn is not None and not str(error).endswith("is no time"):
-                error.add_note(f"raised by the function of event_time() for the record {preview(row)}")
-                raise
-            found = _no_time(time, row, error)
-            kind = _fault_of_all(time, rows) if first else None
-            raise (found if kind is None else kind(str(found))) from error
+    if time.fn is not None:
+        times = _times_given(time.fn, rows, first)
+    else:
+        times = _times_in(str(time.column), rows, first)
     if times and not (min(times) >= TIME_MIN and max(times) <= TIME_MAX):
         odd = next(row for row, at in zip(rows, times, strict=True) if not TIME_MIN <= at <= TIME_MAX)
         raise UsageError(f"the event time of {preview(odd)} is outside the years 1 to 9999: {_MEND}")
     return np.array(times, dtype=np.int64)
 
 
-def _fault_of_all(time: EventTime, rows: Sequence[Any]) -> type[UsageError] | None:
-    """What is wrong with the column in all rows alike; None: nothing, or with values of a function."""
-    if time.fn is not None:
-        return None
+def _times_given(fn: Callable[[Any], Any], rows: Sequence[Any], first: bool) -> list[int]:
+    """What a function gives for each row. What it raises for the first of them, and has no time for any other
+    either, ends the job."""
+    times: list[int] = []
+    for row in rows:
+        try:
+            given = fn(row)
+        except Exception as error:
+            error.add_note(f"raised by the function of event_time() for the record {preview(row)}")
+            if first and not times and all(_gives_no_time(fn, other) for other in rows[1:]):
+                end_job_by(error)
+            raise
+        try:
+            times.append(microseconds(given))
+        except TypeError as error:
+            of_all = first and not times and all(_gives_no_time(fn, other) for other in rows[1:])
+            kind = WrongResult if of_all else UsageError
+            raise kind(f"the event time of the record {preview(row)}: {error}: {_MEND}") from error
+    return times
+
+
+def _gives_no_time(fn: Callable[[Any], Any], row: Any) -> bool:
+    """Whether a function raises for the row, or gives what is no time."""
+    try:
+        microseconds(fn(row))
+    except Exception:
+        return True
+    return False
+
+
+def _times_in(name: str, rows: Sequence[Any], first: bool) -> list[int]:
+    """What stands in a column of each row."""
+    times: list[int] = []
+    for row in rows:
+        try:
+            times.append(microseconds(row[name]))
+        except (LookupError, TypeError) as error:
+            found = _no_time(name, row, error)
+            kind = _fault_of_all(name, rows) if first else None
+            raise (found if kind is None else kind(str(found))) from error
+    return times
+
+
+def _fault_of_all(name: str, rows: Sequence[Any]) -> type[UsageError] | None:
+    """What is wrong with the column in all rows alike; None: nothing."""
     dicts = [row for row in rows if isinstance(row, dict)]
     if not dicts:
         return WrongColumns
-    if not any(time.column in row for row in dicts):
+    if not any(name in row for row in dicts):
         return MissingColumn
-    values = [row.get(time.column) for row in dicts]
+    values = [row.get(name) for row in dicts]
     no_time = all(isinstance(value, str | bytes | float | bool) for value in values)
     return WrongColumns if no_time else None
 
 
-def _no_time(time: EventTime, row: Any, error: Exception) -> UsageError:
-    if time.fn is not None:
-        return UsageError(f"the event time of the record {preview(row)}: {error}: {_MEND}")
+def _no_time(name: str, row: Any, error: Exception) -> UsageError:
     if not isinstance(row, dict):
         return UsageError(
-            f"the event time is in the column {time.column!r}, but a record is {preview(row)}: map the "
+            f"the event time is in the column {name!r}, but a record is {preview(row)}: map the "
             "records to dicts first, or give event_time() a function"
         )
-    if time.column not in row:
-        there = f"{did_you_mean(str(time.column), row)}the row has {', '.join(map(str, row))}"
+    if name not in row:
+        there = f"{did_you_mean(name, row)}the row has {', '.join(map(str, row))}"
         return UnknownName(
-            f"no column {time.column!r} for the event time: {there}: name "
+            f"no column {name!r} for the event time: {there}: name "
             "another column in event_time(), or give it a function"
         )
-    return UsageError(f"column {time.column!r} of the record {preview(row)}: {error}: {_MEND}")
+    way = _MEND
+    if isinstance(row[name], str):
+        way = (
+            f"write event_time(lambda row: datetime.fromisoformat(row[{name!r}])) for ISO texts, else {_MEND}"
+        )
+    return UsageError(f"column {name!r} of the record {preview(row)}: {error}: {way}")
 
 
 def _arrow_times(time: EventTime, batch: pa.RecordBatch) -> Vector:

@@ -193,10 +193,14 @@ def check_time_type(schema: pa.Schema, name: str) -> None:
     if not pa.types.is_null(kind := schema.field(name).type):
         if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_integer(kind):
             return
-        raise UsageError(
-            f"event_time: column {name!r} of type {kind} holds no times: cast it to a timestamp, a date, or "
-            "int64 microseconds since 1970"
-        )
+        way = "to a timestamp, a date, or int64 microseconds since 1970"
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+            way = (
+                f"first, as with_columns(at=col({name!r}).cast(pa.timestamp('us', 'UTC'))) for ISO texts "
+                "with Z or an offset, pa.timestamp('us') for those without; pyarrow.compute reads others: "
+                "pc.strptime(col('at').expression, '%d.%m.%Y', 'us')"
+            )
+        raise UsageError(f"event_time: column {name!r} of type {kind} holds no times: cast it {way}")
 
 
 def check_distinct(names: Sequence[str] | None, method: str) -> None:

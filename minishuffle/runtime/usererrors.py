@@ -13,9 +13,11 @@ from minishuffle.errors import (
     ShuffleError,
     TaskCancelled,
     TaskFailed,
+    WrongResult,
     clipped,
     clipped_inside,
     described,
+    ends_job,
     text_of,
 )
 from minishuffle.wire.messages import ErrorInfo
@@ -38,9 +40,8 @@ def describe_failure(error: BaseException, task: str) -> ErrorInfo:
     _leave_runtime_out(summary)
     text = f"{task}: {described(error)}"
     frames = "".join(summary.format())
-    return ErrorInfo(
-        code=TaskFailed.code, text=clipped(text, size), traceback=clipped_inside(frames, size), task=task
-    )
+    code = WrongResult.code if ends_job(error) else TaskFailed.code
+    return ErrorInfo(code=code, text=clipped(text, size), traceback=clipped_inside(frames, size), task=task)
 
 
 def _leave_runtime_out(summary: traceback.TracebackException) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from minishuffle.errors import UsageError
+from minishuffle.errors import UsageError, WrongResult, ends_job
 from minishuffle.exchange.batch import Batch
 from minishuffle.operators.batch_times import TIME_MAX, TIME_MIN, datetime_of, event_times
 from minishuffle.operators.event_time import EventTime
@@ -70,7 +70,7 @@ def test_a_shift_is_added() -> None:
     ("row", "told"),
     [
         ({"t": None}, r"column 't' of the record \{'t': None\}: None \(NoneType\) is no time: give it"),
-        ({"t": "noon"}, r"'noon' \(str\) is no time"),
+        ({"t": "noon"}, r"'noon' \(str\) is no time: write .* datetime.fromisoformat\(row\['t'\]\)\) for"),
         ({"t": True}, "True .bool. is no time"),
         ({"t": 1.5}, "1.5 .float. is no time"),
         ({"s": 1}, "no column 't' for the event time: the row has s: name another column"),
@@ -90,6 +90,26 @@ def test_a_function_without_a_time_names_the_record() -> None:
     with pytest.raises(KeyError) as caught:
         event_times(EventTime(fn=lambda row: {}[row]), Batch(["x"]))
     assert "record 'x'" in caught.value.__notes__[0]
+    assert not ends_job(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fn", "rows", "ends"),
+    [
+        (lambda row: {}[row], ["x", "y"], True),
+        (lambda row: row.at, ["x"], True),
+        (int, ["x", "7"], False),
+        (int, ["7", "x"], False),
+        (lambda row: None, ["x", "y"], True),
+        (lambda row: 7 if row == "y" else None, ["x", "y"], False),
+    ],
+)
+def test_a_function_that_has_a_time_for_none_of_the_first_records_ends_the_job(
+    fn: Any, rows: list[str], ends: bool
+) -> None:
+    with pytest.raises((LookupError, AttributeError, ValueError, UsageError)) as caught:
+        event_times(EventTime(fn=fn), Batch(rows), first=True)
+    assert (ends_job(caught.value) or isinstance(caught.value, WrongResult)) is ends
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,10 @@ def test_times_are_timestamps_dates_and_integers() -> None:
     for kind in [*kinds, pa.null()]:
         check_time_type(pa.schema({"t": kind}), "t")
     for kind in (pa.float64(), pa.string(), pa.time64("us"), pa.bool_()):
-        with pytest.raises(UsageError, match=rf"column 't' of type {re.escape(str(kind))} holds no times"):
+        cast = r" first, as with_columns\(at=col\('t'\)" if kind == pa.string() else " to a timestamp"
+        with pytest.raises(
+            UsageError, match=rf"'t' of type {re.escape(str(kind))} holds no times: cast it{cast}"
+        ):
             check_time_type(pa.schema({"t": kind}), "t")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minishuffle.errors import InvalidGraph
+from minishuffle.errors import InvalidGraph, TaskFailed, WrongResult, end_job_by
 from minishuffle.operators.flat_map import FlatMap
 from minishuffle.plan.graph import JobGraph
 from minishuffle.runtime.usererrors import PACKAGE, describe_failure, without_runtime
@@ -42,7 +42,10 @@ def test_a_folder_whose_name_begins_like_the_packages_is_the_users(tmp_path: Pat
     exec(compile("def mine():\n    raise ValueError('here')\n", filename, "exec"), namespace)
     with pytest.raises(ValueError, match="here") as raised:
         namespace["mine"]()
-    assert filename in describe_failure(raised.value, "t[0]").traceback
+    info = describe_failure(raised.value, "t[0]")
+    assert filename in info.traceback and info.code == TaskFailed.code
+    end_job_by(raised.value)
+    assert describe_failure(raised.value, "t[0]").code == WrongResult.code
 
 
 def test_a_traceback_keeps_the_users_frames_alone_if_there_are_any() -> None:
