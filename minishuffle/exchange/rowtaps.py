@@ -1,15 +1,19 @@
 """A tap: copies, as text, of the first rows that producer subtasks on one worker write for one edge.
 
 A result partition has none unless somebody looks. What is copied is text of a bounded size, so that a tap
-keeps nothing alive of what it has seen: neither rows nor the buffers that columns lie in.
+keeps nothing alive of what it has seen: neither rows nor the buffers that columns lie in. The task's thread
+makes it, so no code of the user's runs for it: a row is shown as the plain types that cross the edge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import date, time, timedelta
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
+from uuid import UUID
+
+import numpy as np
 
 from minishuffle import limits
 from minishuffle.errors import clipped, described
@@ -23,8 +27,13 @@ TappedFields: TypeAlias = dict[str, Any]
 ``consumer``, its subtask, None: all of them; ``time``, event time in microseconds since 1970, or None;
 ``key``, as text, or None; ``columns``, their names, none of rows that are Python objects; ``values``, a text
 for each column, or one for the row."""
-_PLAIN = (date, time, timedelta, Decimal)
+_PLAIN: Final = (date, time, timedelta, Decimal)
 """What ``str`` shows better than ``repr``."""
+_SCALARS: Final = (bool, int, float, datetime, *_PLAIN, UUID)
+_KINDS: Final[tuple[type[Any], ...]] = (*_SCALARS, str, bytes, list, tuple, dict)
+"""The first of these that a value's type is, or inherits from, is the one as which it crosses an exchange."""
+_VALUE_BYTES_MAX: Final = limits.MIB
+"""A longer value of a column is not turned into one of Python."""
 
 
 class RowTap:
@@ -81,7 +90,14 @@ def _texts(payload: Any) -> tuple[list[str], list[str]]:
 
 
 def _column_text(column: Any, chars: int) -> str:
+    """The text of the one value of a column."""
+    import pyarrow as pa
+
     try:
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if column.nbytes > _VALUE_BYTES_MAX:
+            return clipped(f"a {column.type} of {column.nbytes:,} bytes", limits.TAP_VALUE_CHARS)
         (value,) = column.to_pylist()
     except Exception as error:  # of a type that has no values in Python, such as nanoseconds
         return clipped(f"a {column.type} that cannot be shown: {described(error)}", limits.TAP_VALUE_CHARS)
@@ -91,10 +107,41 @@ def _column_text(column: Any, chars: int) -> str:
 
 
 def _shown(value: Any, chars: int) -> str:
-    """Its repr, cut, and without what control messages and terminals do not take."""
-    some = value[: chars + 1] if type(value) in (str, bytes) else value
+    """Its text, cut, and without what control messages and terminals do not take."""
+    text = ""
     try:
-        text = str.__str__(repr(some))  # A subclass of str may lie about itself.
-    except BaseException as error:  # SystemExit included: who looks at rows ends no task
-        text = f"a {type(value).__name__} whose repr raises {type(error).__name__}"
-    return clipped(text if len(text) <= chars else f"{text[:chars]}…", chars + 1)
+        for piece in _pieces(value, chars):
+            text += piece
+            if len(text) > chars:
+                text = f"{text[:chars]}…"
+                break
+    except Exception as error:  # of an int with too many digits, or a dict that another thread changes
+        text = f"a value of {type(value).__name__} that cannot be shown: {described(error)}"
+    return clipped(text, chars + 1)
+
+
+def _pieces(value: Any, chars: int) -> Iterator[str]:
+    """The ``repr`` of a value as the type that crosses the exchange, piece by piece."""
+    kind: Any = next((kind for kind in _KINDS if issubclass(type(value), kind)), None)
+    if kind is list or kind is tuple:
+        yield "[" if kind is list else "("
+        for number, each in enumerate(kind.__iter__(value)):
+            yield ", " if number else ""
+            yield from _pieces(each, chars)
+        yield "]" if kind is list else ",)" if tuple.__len__(value) == 1 else ")"
+    elif kind is dict:
+        yield "{"
+        for number, (key, each) in enumerate(dict.items(value)):
+            yield ", " if number else ""
+            yield from _pieces(key, chars)
+            yield ": "
+            yield from _pieces(each, chars)
+        yield "}"
+    elif kind is str or kind is bytes:
+        yield repr(kind.__getitem__(value, slice(chars + 1)))
+    elif kind is not None:
+        yield kind.__repr__(value)
+    elif issubclass(type(value), np.generic):
+        yield repr(np.generic.item(value))
+    else:
+        yield "None" if value is None else f"a value of {type(value).__name__}"

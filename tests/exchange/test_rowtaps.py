@@ -6,7 +6,9 @@ import gc
 import weakref
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from http import HTTPStatus
+from typing import Any, NamedTuple
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -35,19 +37,14 @@ class Taps:
         return taken
 
 
-class Shy:
+class Other:
     def __repr__(self) -> str:
-        raise RuntimeError("no")
+        raise AssertionError("no code of the user's runs")
 
 
-class Wild:
-    def __repr__(self) -> str:
-        return "\ud800\x1b[2J"
-
-
-class Leaver:
-    def __repr__(self) -> str:
-        raise SystemExit("no more")
+class Pair(NamedTuple):
+    left: Any
+    right: Any
 
 
 class Liar(str):
@@ -110,29 +107,52 @@ def test_rows_that_take_long_hold_the_task_up_once() -> None:
     rows: list[TappedFields] = []
     now = [0.0]
 
-    class Slow:
-        def __repr__(self) -> str:
-            now[0] += limits.TAP_TASK_SECONDS_MAX * 0.75
-            return "slow"
+    def wall() -> float:
+        now[0] += limits.TAP_TASK_SECONDS_MAX * 0.75
+        return now[0]
 
-    seen = RowTap(AttemptId(SubtaskId(JobId("j1"), OperatorId(0), 2), 3), rows, lambda: now[0])
-    seen.put(Batch([Slow()] * 8), 0)
+    seen = RowTap(AttemptId(SubtaskId(JobId("j1"), OperatorId(0), 2), 3), rows, wall)
+    seen.put(Batch(["slow"] * 8), 0)
     seen.put(Batch([1]), 0)
-    assert [row["values"] for row in rows] == [["slow"]] * 2
+    assert [row["values"] for row in rows] == [["'slow'"]] * 2
 
 
-def test_long_rows_are_cut_and_those_that_cannot_be_shown_say_so() -> None:
+def test_rows_are_shown_as_what_crosses_the_edge() -> None:
+    nested: list[Any] = []
+    for _ in range(limits.TAP_VALUE_CHARS):
+        nested = [nested]
+    moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    plain = [None, True, 1.5, b"x", (), (1,), [2, [3]], {"k": ("v", 0)}, moment, Decimal("1.50"), UUID(int=7)]
+    rows = [
+        plain,
+        Pair("a", np.float64(0.5)),
+        np.int64(3),
+        HTTPStatus.OK,
+        Other(),
+        Liar("truth"),
+        "\ud800\x1b[2J",
+    ]
     seen = Taps()
-    seen.put(Batch(["x" * 10_000, b"x" * 10_000, Shy(), Wild(), Leaver(), Liar("truth")]), 0)
-    long, raw, *others = (row["values"][0] for row in seen.take())
+    seen.put(Batch([*rows, 10**5_000, nested, [0] * 10_000_000]), 0)
+    *shown, long, deep, wide = (row["values"][0] for row in seen.take())
+    other = "a value of Other"
+    assert shown == [repr(plain), "('a', 0.5)", "3", "200", other, "'truth'", "'\\ud800\\x1b[2J'"]
+    assert long.startswith("a value of int that cannot be shown: ValueError: Exceeds the limit")
+    assert deep == "[" * limits.TAP_VALUE_CHARS + "…"
+    assert wide == ("[" + "0, " * 500)[: limits.TAP_VALUE_CHARS] + "…"
+
+
+def test_what_is_long_is_cut() -> None:
+    seen = Taps()
+    seen.put(Batch(["x" * 10_000, b"x" * 10_000]), 0)
+    long, raw = (row["values"][0] for row in seen.take())
     assert long == "'" + "x" * (limits.TAP_VALUE_CHARS - 1) + "…"
     assert raw == "b'" + "x" * (limits.TAP_VALUE_CHARS - 2) + "…"
-    assert others == [
-        "a Shy whose repr raises RuntimeError",
-        "?\\x1b[2J",
-        "a Leaver whose repr raises SystemExit",
-        "truth",
-    ]
+    many = pa.RecordBatch.from_pydict(
+        {"n": pa.array([np.arange(1_000_000)]), "d": pa.array(["x"]).dictionary_encode()}
+    )
+    seen.put(Batch(many), 0)
+    assert seen.take()[0]["values"] == ["a list<item: int64> of 8,000,004 bytes", "'x'"]
     wide = pa.RecordBatch.from_pydict({f"c{number}": [number] for number in range(200)})
     seen.put(Batch(wide), 0)
     (row,) = seen.take()
