@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import selectors
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from inspect import isawaitable
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, Final
 
 from minishuffle.errors import WrongResult
 from minishuffle.operators.base import AsyncCall
 
-__all__ = ["AwaitedCalls", "LoopCalls"]
+__all__ = ["CALLS_CODE", "AwaitedCalls", "LoopCalls"]
 
 _log = logging.getLogger("minishuffle.worker")
 
@@ -61,6 +63,16 @@ class LoopCalls:
         self._closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+
+    # --- any thread ----------------------------------------------------------------------------------
+
+    def frame(self, frames: Mapping[int, FrameType]) -> FrameType | None:
+        """Where its thread is, of the innermost frames of all threads; None: it waits, or has ended."""
+        frame = frames.get(self._thread.ident or 0)
+        # Another thread may have got its number since it ended.
+        if frame is None or frame.f_code.co_filename == selectors.__file__ or not self._thread.is_alive():
+            return None
+        return frame
 
     # --- loop ----------------------------------------------------------------------------------------
 
@@ -112,6 +124,10 @@ class LoopCalls:
         await self._cancel()
         await self._loop.shutdown_asyncgens()
         await self._loop.shutdown_default_executor()
+
+
+CALLS_CODE: Final[frozenset[CodeType]] = frozenset({LoopCalls._run.__code__, LoopCalls._call.__code__})
+"""What frames around the user's own on such a thread run."""
 
 
 class AwaitedCalls(LoopCalls):

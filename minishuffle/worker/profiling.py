@@ -1,4 +1,5 @@
-"""Profiles of subtasks: where a task's thread is, looked at so many times a second from a thread beside it.
+"""Profiles of subtasks: where a task's thread is, or one of its asynchronous functions while that waits,
+looked at so many times a second from a thread beside it.
 
 A worker takes one profile at a time. It begins with the first question for it, and ends when its time is up,
 when the task or the worker ends, or when nobody has asked for PROFILE_UNASKED_SECONDS_MAX.
@@ -79,7 +80,10 @@ class Sampler:
         thread, state = self._task.thread, self._task.paths.clock.present()[0]
         if thread is None or thread.ident is None or state is None or not thread.is_alive():
             return False
-        frame = sys._current_frames().get(thread.ident)
+        frames = sys._current_frames()
+        frame = frames.get(thread.ident)
+        if state != "busy" and (running := self._task.async_frame(frames)) is not None:
+            state, frame = "busy", running
         self._stacks.add(frame, state, samples)
         return True
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, Final
 
 import cloudpickle
@@ -46,7 +46,7 @@ from minishuffle.operators.base import (
 )
 from minishuffle.operators.user_metrics import UserMetrics
 from minishuffle.plan.programs import open_program
-from minishuffle.runtime.asynccalls import LoopCalls
+from minishuffle.runtime.asynccalls import CALLS_CODE, LoopCalls
 from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.inputs import Inputs
 from minishuffle.runtime.reader import SourceReader
@@ -136,6 +136,8 @@ class Task:
     _inputs: Inputs | None = field(default=None, init=False)
     _cpu_clock: int | None = field(default=None, init=False)
     """The thread's clock while it runs."""
+    _loops: list[LoopCalls] = field(default_factory=list, init=False)
+    """Those of its asynchronous functions."""
     _drop: Drop | None = field(default=None, init=False)
     """What drops a row that cannot be collected; None: the task fails."""
     _closed_with: bytes = field(default=b"", init=False)
@@ -203,6 +205,11 @@ class Task:
                 if rows:
                     dropped[reason] = dropped.get(reason, 0) + rows
         return dropped
+
+    def async_frame(self, frames: Mapping[int, FrameType]) -> FrameType | None:
+        """(Any thread.) Where one of its asynchronous functions is, of the innermost frames of all threads;
+        None: none of them runs."""
+        return next((frame for calls in self._loops if (frame := calls.frame(frames)) is not None), None)
 
     def read_cpu_seconds(self) -> float:
         """(Any thread.) How long its thread had a processor."""
@@ -336,7 +343,9 @@ class Task:
 
     def _loop_calls(self) -> LoopCalls:
         self.paths.calls.run_on()
-        return LoopCalls(f"{self._thread_name} calls", self.paths.bell.ring_now, compete)
+        calls = LoopCalls(f"{self._thread_name} calls", self.paths.bell.ring_now, compete)
+        self._loops.append(calls)
+        return calls
 
     def _run_source(self, source: Source, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
         in_turn = any(operator.by_split for operator in chain.operators)
@@ -540,6 +549,7 @@ _PARTS: Final = {
     Task._run_source.__code__: SOURCE,
     Task._run_gates.__code__: "inputs",
     Task._execute.__code__: "open and close",
+    **dict.fromkeys(CALLS_CODE, "asynchronous calls"),
 }
 
 

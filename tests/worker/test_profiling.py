@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -41,8 +43,13 @@ def holds(row: Any) -> Any:
     return row
 
 
-async def held_task(site: Site) -> Task:
-    (task,) = site.deploy(Stream.items([1]).map(holds).to_count())
+async def holds_a_loop(row: Any) -> Any:
+    await asyncio.sleep(0)
+    return holds(row)
+
+
+async def held_task(site: Site, stream: Stream[Any] | None = None) -> Task:
+    (task,) = site.deploy((stream or Stream.items([1]).map(holds)).to_count())
     await site.until(Held.reached.is_set)
     return task
 
@@ -83,6 +90,19 @@ async def test_samples_are_taken_at_their_times_and_a_late_one_counts_for_those_
     assert "holds" in [found.frames[position].function for position in found.stacks[0].frames]
     Held.let_go.set()
     await site.finish()
+
+
+async def test_an_asynchronous_function_that_runs_is_seen_while_its_task_waits(site: Site) -> None:
+    task, clock = await held_task(site, Stream.items([1]).map_async(holds_a_loop, concurrency=1)), Clock()
+    await site.until(lambda: task.paths.clock.present()[0] == "backpressured")
+    sampler = Sampler(task, asked(seconds=0.1), clock.read, clock.wait)
+    sampler.run()
+    found = sampler.profile()
+    names = [found.frames[position].function for position in found.stacks[0].frames]
+    assert names[:3] == ["asynchronous calls", "holds_a_loop", "holds"] and found.samples == {"busy": 5}
+    Held.let_go.set()
+    await site.finish()
+    assert task.async_frame(sys._current_frames()) is None
 
 
 async def test_a_profile_that_cannot_be_taken_says_why(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
