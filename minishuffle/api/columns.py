@@ -10,15 +10,17 @@ In a row where a column is null, so is what is computed of it, unless a method s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minishuffle.errors import UsageError
+from minishuffle.errors import UsageError, did_you_mean
 from minishuffle.plan.rowtypes import column_type
 
 __all__ = ["ColumnExpression", "TextExpression", "TimeExpression", "TimeUnit", "col", "plain_expression"]
+
+_OF_MANY_ROWS: Final = frozenset({"count", "first", "last", "max", "mean", "min", "std", "sum"})
 
 TimeUnit: TypeAlias = Literal["second", "minute", "hour", "day", "week", "month", "quarter", "year"]
 
@@ -75,6 +77,13 @@ class ColumnExpression:
             f"{self.expression!s:.200} is true for some rows and false for others: write & | ~ for and, or, "
             "not, with each comparison in parentheses, and .is_in(...) for in"
         )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            way = "" if name.startswith("_") else _way(name)
+            # With a name= Python would add the nearest one itself, behind the way.
+            raise AttributeError(f"a column has no attribute {name!r}{way}", obj=self)
 
     # --- arithmetic ------------------------------------------------------------------------------
 
@@ -225,6 +234,19 @@ class ColumnExpression:
     def dt(self) -> TimeExpression:
         """What there is for times and dates: ``col("at").dt.hour()``."""
         return TimeExpression(self.expression)
+
+
+def _way(name: str) -> str:
+    """What to write where an expression has no such method, behind a colon; nothing if that is not known."""
+    if name in _OF_MANY_ROWS:
+        return f": it has one value for each row: write key_by(...).aggregate(total=('amount', {name!r}))"
+    if name == "alias":
+        return ": write with_columns(name=...)"
+    for part, kind in (("str", TextExpression), ("dt", TimeExpression)):
+        if hasattr(kind, name):
+            return f": write .{part}.{name}()"
+    near = did_you_mean(name, [each for each in dir(ColumnExpression) if not each.startswith("_")])
+    return f": {near.rstrip()}" if near else ""
 
 
 def _compared(other: object) -> pc.Expression:

@@ -35,8 +35,8 @@ __all__ = [
 
 
 ONE_GROUP = (
-    "for one group of all rows write with_columns(all=pc.scalar(0)).key_by('all') of a table, "
-    "key_by(lambda row: 0) of a stream"
+    "for one group of all rows write with_columns(all=pc.scalar(0)).key_by('all') of a table, with pc for "
+    "pyarrow.compute, or key_by(lambda row: 0) of a stream"
 )
 """Where somebody wants a value of all rows."""
 

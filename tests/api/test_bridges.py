@@ -118,7 +118,8 @@ def test_a_step_that_needs_keys_or_comes_before_them_says_so() -> None:
             "Table",
             "max",
             "write key_by(...).aggregate(total=('amount', 'max')); for one group of all rows write "
-            "with_columns(all=pc.scalar(0)).key_by('all') of a table, key_by(lambda row: 0) of a stream",
+            "with_columns(all=pc.scalar(0)).key_by('all') of a table, with pc for pyarrow.compute, or "
+            "key_by(lambda row: 0) of a stream",
         ),
         ("KeyedStream", "sum", "write reduce(fn), or fold(int, lambda total, row: total + row['amount'])"),
         ("Stream", "sort", "rows come in no order: write sorted(cluster.run(stream), key=...)"),

@@ -187,6 +187,22 @@ def test_mistakes_are_answered_where_they_are_written(use: Callable[[], Any], te
         use()
 
 
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("sum", ": it has one value for each row: write key_by(...).aggregate(total=('amount', 'sum'))"),
+        ("alias", ": write with_columns(name=...)"),
+        ("lower", ": write .str.lower()"),
+        ("isnull", ": did you mean 'is_null'?"),
+        ("nothing", ""),
+    ],
+)
+def test_methods_of_others_are_answered_with_those_here(name: str, way: str) -> None:
+    with pytest.raises(AttributeError) as raised:
+        getattr(n, name)
+    assert str(raised.value) == f"a column has no attribute {name!r}{way}"
+
+
 def test_mistakes_of_columns_name_the_step() -> None:
     table = Table.from_arrow(ROWS)
     with pytest.raises(UnknownName, match="filter: there is no column 'wrd'; did you mean 'word'"):
