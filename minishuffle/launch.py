@@ -197,7 +197,8 @@ class CoordinatorLaunch:
     """Processes so far; each has files of its own."""
 
     def start(self, port: int, web_port: int) -> Child:
-        """Start a process; port 0 takes a free one. A second one goes on for the first, which has ended.
+        """Start a process, before the workers; port 0 takes a free one. A second one goes on for the first,
+        which has ended.
 
         Raises:
             UsageError: its output cannot be kept in the state directory.
@@ -205,8 +206,7 @@ class CoordinatorLaunch:
         """
         ports = ["--port", str(port), "--web-port", str(web_port)]
         arguments = [*self.before, "coordinator", "start", *ports, *self.after]
-        if self.started:
-            arguments.append("--take-over")
+        arguments.append("--take-over" if self.started else "--workers-anew")
         self.started += 1
         name = "coordinator" if self.started == 1 else f"coordinator-{self.started}"
         return spawn(name, arguments, self.state_dir, self.front)

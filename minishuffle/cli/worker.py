@@ -227,6 +227,11 @@ def _pin(processor: int) -> None:
     is_flag=True,
     help="Take the place of a coordinator that runs with the same state directory, which ends.",
 )
+@click.option(
+    "--workers-anew",
+    is_flag=True,
+    help="All workers are started anew, too: those of before leave no place on standby to fill.",
+)
 @process_options
 @click.pass_context
 def start_coordinator(
@@ -235,6 +240,7 @@ def start_coordinator(
     port: int,
     web_port: int | None,
     take_over: bool,
+    workers_anew: bool,
     host: str,
     exit_with_parent: bool,
     **values: Any,
@@ -274,6 +280,7 @@ def start_coordinator(
             stop=endings.by_parent,
             leave=endings.by_signal,
             tls=tls,
+            workers_anew=workers_anew,
         )
 
     with sole_coordinator(directory, session.cluster, secret, take_over=take_over):

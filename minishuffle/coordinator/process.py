@@ -138,7 +138,9 @@ class _Silent(asyncio.Protocol):
 class Coordinator:
     """One term of a coordinator; made on the loop that it then runs on."""
 
-    def __init__(self, settings: ClusterSettings, cluster: str, journal: Storage) -> None:
+    def __init__(
+        self, settings: ClusterSettings, cluster: str, journal: Storage, *, workers_anew: bool = False
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[None] = self._loop.create_future()
         """Resolved when the cluster is shut down."""
@@ -153,6 +155,7 @@ class Coordinator:
             term=journal.term,
             wall_offset=self._clock.read(time.time(), now) - now,
             identity=identity,
+            workers_anew=workers_anew,
         )
         self._state = CoordinatorState(settings, facts, journal.records, random.random, now)
         self._journal = journal
@@ -578,18 +581,19 @@ async def run_coordinator(
     stop: asyncio.Event,
     leave: asyncio.Event,
     tls: Credentials | None = None,
+    workers_anew: bool = False,
 ) -> None:
     """Run a coordinator until ``stop`` or ``leave`` is set or a client stops the cluster.
 
     To stop is an order: running jobs are cancelled, workers shut down and links closed, each within its time
-    limit. To ``leave`` is not, and this process is to end: jobs and workers run on, and the next coordinator
-    goes on with them.
+    limit. To ``leave`` is none: this process ends, jobs and workers run on, and the next one goes on with it.
 
     Args:
         state_dir: exists; the journal is kept there.
         web: starts the HTTP server (coordinator, port).
         ready: called with both ports and the term once it listens.
         tls: has all connections of workers and clients use TLS.
+        workers_anew: all workers are started anew, too.
 
     Raises:
         UsageError: a port is taken, the host is not one of this machine's, or the certificate is not for it.
@@ -602,7 +606,7 @@ async def run_coordinator(
     with CoordinatorJournal(state_dir) as journal, contextlib.closing(JournalThread(journal)) as storage:
         try:
             journalrecords.require_format(journal.records)
-            coordinator = Coordinator(settings, cluster, storage)
+            coordinator = Coordinator(settings, cluster, storage, workers_anew=workers_anew)
         except journalrecords.OtherFormat as error:
             raise journal.of_another_release(str(error)) from error
         except ShuffleError as error:

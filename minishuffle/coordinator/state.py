@@ -210,6 +210,8 @@ class CoordinatorState:
     def _recall(self, records: Mapping[RecordKey, bytes], now: float) -> None:
         for worker in journalrecords.recalled_workers(records, now):
             self._workers.recall(worker)
+        if self._facts.workers_anew:
+            self._workers.forget_standby()
         self._awaiting = bool(self._workers.awaited())
         kept = journalrecords.recalled_clients(records)
         for job in journalrecords.recalled_jobs(records, self._random):
@@ -1104,7 +1106,7 @@ class CoordinatorState:
     def _advance_stop(self, now: float) -> None:
         if self._orderly_stop.phase == "up":
             return
-        self._workers.standby_short = 0  # All are started anew next time, those on standby as such.
+        self._workers.forget_standby()  # All are started anew next time, those on standby as such.
         if self._orderly_stop.drained(now, bool(self._jobs.active())):
             for worker in self._workers.alive():
                 self._send(worker, Shutdown(term=self._facts.term, reason="the cluster is shut down"))

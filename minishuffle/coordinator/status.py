@@ -48,6 +48,8 @@ class CoordinatorFacts:
     """At its start: the wall clock minus the clock of ``now``, in seconds."""
     identity: str = ""
     """That of its host, see ``host_identity``."""
+    workers_anew: bool = False
+    """All workers are started anew with it, those on standby as such."""
 
 
 class ClusterView(NamedTuple):

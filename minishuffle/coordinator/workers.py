@@ -287,6 +287,12 @@ class WorkerRegistry:
         self._check(about)
         return about
 
+    def forget_standby(self) -> None:
+        """No place on standby is to be filled again, nor that of one that is there, once it is lost."""
+        self.standby_short = 0
+        for worker in self.there():
+            worker.standby = False
+
     def recall(self, worker: Worker) -> None:
         """It was registered with an earlier coordinator, and is awaited."""
         self._workers[worker.worker] = worker

@@ -158,15 +158,15 @@ class FakeCluster:
         """Workers say at once that a write into a stream has begun."""
         self._numbers = 0
 
-    def _recalled(self) -> CoordinatorState:
-        facts = CoordinatorFacts("test", "0", "3.11", 99, self.term, WALL)
+    def _recalled(self, *, workers_anew: bool = False) -> CoordinatorState:
+        facts = CoordinatorFacts("test", "0", "3.11", 99, self.term, WALL, workers_anew=workers_anew)
         return CoordinatorState(self.settings, facts, self.journal, Random(0).random, self.now)
 
-    def lose_coordinator(self) -> None:
+    def lose_coordinator(self, *, workers_anew: bool = False) -> None:
         """It is killed, and started again from its journal; every link is closed."""
         self.term += 1
         self.unwritten = None
-        self.state = self._recalled()
+        self.state = self._recalled(workers_anew=workers_anew)
         self.workers.clear()
         self.do(self.state.handle_timer(self.now))
 

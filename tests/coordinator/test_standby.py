@@ -231,19 +231,24 @@ def test_the_next_worker_is_on_standby_in_place_of_one_that_was_called_upon(
     assert standby_after(cluster, cluster.add()) == [5], "one that was started as such has taken the place"
 
 
-def test_a_cluster_that_was_stopped_has_no_place_on_standby_to_fill(
-    cluster: FakeCluster, restarting: MakeGraph
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_cluster_that_starts_anew_has_no_place_on_standby_to_fill(
+    cluster: FakeCluster, restarting: MakeGraph, dies: bool
 ) -> None:
+    """It was stopped, or all of its processes have died."""
     first, spare = cluster.add(), cluster.add(standby=True)
     job = cluster.submit(restarting())
     kill(cluster, first)
+    unused = cluster.add(standby=True)
     cluster.request(CancelJob(job=job))
     cluster.report_all(job, "canceled")
-    cluster.request(StopCluster())
-    cluster.lose(spare)
-    assert cluster.stopped
-    cluster.lose_coordinator()
-    cluster.add()
+    if not dies:
+        cluster.request(StopCluster())
+        cluster.lose(spare)
+        cluster.lose(unused)
+        assert cluster.stopped
+    cluster.lose_coordinator(workers_anew=dies)
+    cluster.add(requested_worker=unused.worker)
     cluster.add()
     assert standby_after(cluster, cluster.add(standby=True)) == [5]
 
