@@ -28,7 +28,6 @@ from minishuffle.errors import (
     UnknownName,
     UsageError,
     error_from_code,
-    explained,
 )
 from minishuffle.ids import Address
 from minishuffle.notebook import LIVE_SECONDS, job_html, live_table
@@ -322,13 +321,12 @@ class JobHandle:
     def _check_end(self, info: JobInfo, allow_loss: bool) -> None:
         """Raise what the end of the job was, if it was not to finish."""
         if info.state == "failed":
-            failed = TaskFailed(failure_text(info))
-            failed.number = error_from_code(first_cause(info).code, "").number
-            raise explained(failed)
+            number = error_from_code(first_cause(info).code, "").number
+            raise TaskFailed(failure_text(info), number=number)
         if info.state == "canceled":
             raise TaskCancelled(f"job {info.job} ({info.name}) was cancelled")
         if info.state == "finished_with_loss" and not allow_loss:
-            raise explained(RowsLost(loss_text(info, self.events())))
+            raise RowsLost(loss_text(info, self.events()))
 
     def wait_until_over(self, timeout: float | None = None) -> JobInfo:
         """Like :meth:`wait`, but whatever the end is, only the state of the job is returned. In a notebook a

@@ -26,7 +26,8 @@
     +-- RowsLost                    a job ended, but without some of its rows
 
 Errors cross the wire as code and text, never as a pickle. To users a code is the class's ``number``, such as
-MS-111: ``minishuffle explain`` has cause, example and fix of each, from ``cli/explanations.md``.
+MS-111, which is in the notes of each error and so under its traceback: ``minishuffle explain`` has cause,
+example and fix, from ``cli/explanations.md``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import difflib
 import re
 import traceback
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final
 
 __all__ = [
     "AuthenticationError",
@@ -68,13 +69,13 @@ __all__ = [
     "end_job_by",
     "ends_job",
     "error_from_code",
-    "explained",
     "text_of",
     "told_from_outside",
 ]
 
 
-Raised = TypeVar("Raised", bound="ShuffleError")
+TEXT_SAYS_ALL: Final = ("MS-101", "MS-110")
+"""Numbers of the general classes: what there is to say stands in the texts of their errors."""
 
 CLIP_NOTE_CHARS: Final = 64
 """Room for saying how much was cut."""
@@ -90,6 +91,19 @@ class ShuffleError(Exception):
     """No other attempt of the task would end otherwise: the job fails at once."""
     number: str = "MS-101"
     """What ``minishuffle explain`` takes: MS- and 100 more than ``code``, or than that of what it reports."""
+
+    def __init__(self, *args: object, number: str | None = None) -> None:
+        super().__init__(*args)
+        if number is not None:
+            self.number = number
+        if self.explain:
+            self.add_note(self.explain)
+
+    @property
+    def explain(self) -> str:
+        """The command that explains its class, in parentheses, as commands and tracebacks have it behind the
+        text; empty where the text says all."""
+        return "" if self.number in TEXT_SAYS_ALL else f"(minishuffle explain {self.number})"
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -253,12 +267,6 @@ def error_from_code(code: int, text: str) -> ShuffleError:
         if cls.code == code:
             return cls(text)
     return ShuffleError(text)
-
-
-def explained(error: Raised) -> Raised:
-    """The error, with the command that explains it behind it in a traceback; its text stays."""
-    error.add_note(f"(minishuffle explain {error.number})")
-    return error
 
 
 def end_job_by(error: BaseException) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final, TextIO
 
 import click
 
-from minishuffle.errors import ShuffleError, UsageError, encodable
+from minishuffle.errors import ShuffleError, encodable
 
 __all__ = ["STDOUT", "drop_stdout", "echo", "own_stdout", "with_number"]
 
@@ -23,16 +23,10 @@ def echo(text: str = "", *, err: bool = False) -> None:
     click.echo(encodable(text, getattr(stream, "encoding", None)), err=err)
 
 
-_SAY_ALL: Final = (ShuffleError.number, UsageError.number)
-"""Their texts have all that there is to say."""
-
-
 def with_number(text: str, error: ShuffleError) -> str:
     """The text of an error and, where that has more, the command that explains its class."""
-    if error.number in _SAY_ALL:
-        return text
     gap = "\n" if "\n" in text else " "
-    return f"{text}{gap}(minishuffle explain {error.number})"
+    return f"{text}{gap}{error.explain}" if error.explain else text
 
 
 class _NamedOutput(io.FileIO):

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minishuffle.errors import UnknownName, UsageError, did_you_mean, explained
+from minishuffle.errors import UnknownName, UsageError, did_you_mean
 from minishuffle.exchange.schemas import without_dictionary
 from minishuffle.limits import ASYNC_CALLS_MAX, DURATION_MAX, NAME_BYTES_MAX, PARALLELISM_MAX
 
@@ -171,8 +171,9 @@ def check_columns(names: Sequence[str], known: Sequence[str] | None, method: str
             )
         if known is not None and name not in known:
             hint = did_you_mean(name, known)
-            text = f"{method}: there is no column {name!r}; {hint}there are {', '.join(known)}{way}"
-            raise explained(UnknownName(text))
+            raise UnknownName(
+                f"{method}: there is no column {name!r}; {hint}there are {', '.join(known)}{way}"
+            )
 
 
 def check_key_types(schema: pa.Schema, names: Sequence[str]) -> None:

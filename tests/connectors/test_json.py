@@ -58,7 +58,7 @@ def test_fields_that_are_not_declared_are_left_out_and_those_that_lack_are_null(
 
 def test_files_without_a_field_have_no_columns(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}\n")
-    with pytest.raises(UnknownName, match="^the JSON files hold no field, .*: declare schema=$"):
+    with pytest.raises(UnknownName, match="(?m)^the JSON files hold no field, .*: declare schema=$"):
         source_of(tmp_path / "a.json")
 
 

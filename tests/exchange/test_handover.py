@@ -103,7 +103,7 @@ def test_a_batch_is_not_handed_over_behind_the_end() -> None:
     writer = Writer()
     writer.view(whole=True)
     writer.partition.finish()
-    with pytest.raises(LocalProtocolError, match="^partition j1/edge0.0 is finished$"):
+    with pytest.raises(LocalProtocolError, match="(?m)^partition j1/edge0.0 is finished$"):
         writer.write(numbers(3))
     assert (writer.counters.records_out, writer.budget.used, writer.partition.backlog()) == (0, 0, 0)
 

@@ -242,7 +242,7 @@ def test_what_is_written_behind_the_end_is_refused(way: str, consumer: str) -> N
     if consumer == "has gone":
         bench.first.lose(CancelReason.ENDED)
     before = (bench.counters.records_out, bench.counters.bytes_out, bench.local.in_use, partition.backlog())
-    with pytest.raises(LocalProtocolError, match="^partition j1/edge0.0 is finished$"):
+    with pytest.raises(LocalProtocolError, match="(?m)^partition j1/edge0.0 is finished$"):
         write()
     after = (bench.counters.records_out, bench.counters.bytes_out, bench.local.in_use, partition.backlog())
     assert after == before

@@ -127,7 +127,7 @@ def test_columns_that_no_row_so_far_has_end_the_job(row: Any) -> None:
     operator = ToArrow(RowsSchema(SCHEMA))
     with pytest.raises(WrongColumns) as caught:
         run(operator, [row, row])
-    assert caught.value.final and "by the record" in caught.value.__notes__[0]
+    assert caught.value.final and "by the record" in caught.value.__notes__[1]
     fitting = {"a": 1} if isinstance(row, dict) else (1, "x")
     for batches in ([[fitting, row]], [[fitting], [row]]):
         with pytest.raises(UsageError) as caught:

@@ -52,7 +52,7 @@ def test_nothing_that_comes_has_no_columns() -> None:
 
 
 def test_what_has_no_columns_is_an_error_of_the_step_and_its_place() -> None:
-    with pytest.raises(UsageError, match=r"^to_table at job\.py:7: "):
+    with pytest.raises(UsageError, match=r"(?m)^to_table at job\.py:7: "):
         of_rows([1])
     with pytest.raises(UsageError, match=r"^map_batches at job\.py:7: "):
         of_columns(pa.record_batch({"n": [1]}), pa.record_batch({"n": ["a"]}))
@@ -61,6 +61,6 @@ def test_what_has_no_columns_is_an_error_of_the_step_and_its_place() -> None:
 def test_a_draft_does_not_run() -> None:
     placeholder = UnknownColumns("to_table", "job.py:7", "to_table({})")
     with pytest.raises(
-        InvalidGraph, match=r"^to_table at job\.py:7 has no schema yet: this plan is a draft$"
+        InvalidGraph, match=r"(?m)^to_table at job\.py:7 has no schema yet: this plan is a draft$"
     ):
         placeholder.process(Batch([1]), 0, lambda item: None)

@@ -59,7 +59,7 @@ def test_windows_need_a_size_and_event_time() -> None:
         keyed.window(24 * HOUR, tz="Europe/Zürich")
     by_name, by_zone = (keyed.window("month", tz=zone)._windowing for zone in (ZURICH, ZoneInfo(ZURICH)))
     assert by_name == by_zone
-    with pytest.raises(InvalidGraph, match=r"call event_time\(...\) before key_by$"):
+    with pytest.raises(InvalidGraph, match=r"(?m)call event_time\(...\) before key_by$"):
         rows().key_by("user").window(HOUR)
     assert "of 3600 s" in repr(keyed.window(HOUR))
     assert "of a quarter" in repr(keyed.window("quarter", tz="Asia/Kathmandu", offset=timedelta(days=27)))
