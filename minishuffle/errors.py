@@ -11,7 +11,8 @@
     |   +-- CannotWrite             a sink's directory cannot be made, by no attempt: no restart
     |   +-- WrongResult             a function gave what its step has no place for: no restart
     |   +-- WrongColumns            a batch has columns or types that a step cannot take: no restart
-    |   +-- WrongInput              a file cannot be read, or a record came too late: no restart
+    |   +-- WrongInput              a file cannot be read as it is declared: no restart
+    |   +-- LateRecord              a record came too late, and none is to (``late="fail"``): no restart
     +-- ProtocolError               never raised itself
     |   +-- LocalProtocolError      we misused the machine: a bug here
     |   +-- RemoteProtocolError     the peer sent something that it must not
@@ -42,6 +43,7 @@ __all__ = [
     "AuthenticationError",
     "CannotWrite",
     "InvalidGraph",
+    "LateRecord",
     "LocalProtocolError",
     "MissingColumn",
     "PartitionLost",
@@ -166,10 +168,16 @@ class WrongColumns(UsageError):
 
 
 class WrongInput(UsageError):
-    """A file holds what cannot be read as it is declared, by no attempt, or a record is late and none is to
-    be: the job fails at once."""
+    """A file holds what cannot be read as it is declared, by no attempt: the job fails at once."""
 
     code = 18
+    final = True
+
+
+class LateRecord(UsageError):
+    """A record came behind the watermark, and ``late="fail"`` says that none is to: the job fails at once."""
+
+    code = 19
     final = True
 
 

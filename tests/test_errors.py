@@ -39,6 +39,7 @@ NUMBERS = {
     "MissingColumn": "MS-116",
     "WrongColumns": "MS-117",
     "WrongInput": "MS-118",
+    "LateRecord": "MS-119",
     "ProtocolError": "MS-120",
     "LocalProtocolError": "MS-121",
     "RemoteProtocolError": "MS-122",
@@ -96,6 +97,7 @@ def test_the_callers_mistakes_are_usage_errors() -> None:
         errors.CannotWrite,
         errors.WrongColumns,
         errors.WrongInput,
+        errors.LateRecord,
         errors.WrongResult,
     }
 
@@ -106,6 +108,7 @@ def test_what_no_other_attempt_can_change_is_final() -> None:
         errors.MissingColumn,
         errors.WrongColumns,
         errors.WrongInput,
+        errors.LateRecord,
         errors.WrongResult,
     }
 

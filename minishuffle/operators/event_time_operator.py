@@ -28,7 +28,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
 
-from minishuffle.errors import WrongInput
+from minishuffle.errors import LateRecord
 from minishuffle.exchange.batch import Batch, Mask
 from minishuffle.operators.base import (
     BEGINNING_OF_TIME,
@@ -42,7 +42,7 @@ from minishuffle.operators.base import (
     TaskContext,
     Watermark,
 )
-from minishuffle.operators.batch_times import event_times
+from minishuffle.operators.batch_times import Vector, datetime_of, event_times
 from minishuffle.operators.chained import OnError, RecordOperator, preview
 from minishuffle.operators.event_time import EventTime
 from minishuffle.operators.row_conversion import rows_of
@@ -70,20 +70,22 @@ class Late:
     tag: str = ""
 
     def take(self, batch: Batch, context: TaskContext, emit: Emit) -> None:
-        """Some records (at least one) are late.
-
-        Raises:
-            WrongInput: there are to be none.
-        """
+        """Some records (at least one) are late."""
         context.counters.note_late(len(batch), dropped=self.policy == "drop")
-        if self.policy == "fail":
-            (first,) = rows_of(batch.slice(0, 1))
-            raise WrongInput(
-                f"a record came too late, behind the watermark: {preview(first)}: raise out_of_order= of "
-                "event_time(), or write late='drop' or late='side'"
-            )
         if self.policy == "side":
             emit(Side(self.tag, Batch(batch.payload, None, batch.times)))
+
+
+def _late_record(batch: Batch, time: int, reached: int) -> LateRecord:
+    """What the first record of a batch, of that time, is where the watermark is at ``reached``."""
+    (first,) = rows_of(batch.slice(0, 1))
+    at, until = (datetime_of(each).replace(tzinfo=None) for each in (time, reached + 1))
+    return LateRecord(
+        f"a record came too late: {preview(first)} is of {at} (UTC), and the watermark says that all before "
+        f"{until} have come, {until - at} later: raise out_of_order= of event_time() by that much, give a "
+        "window allowed_lateness=, or write late='drop', which counts such records, or late='side', which "
+        "has them in .late"
+    )
 
 
 DROPPED: Final = Late()
@@ -247,15 +249,22 @@ class EventTimeOperator(RecordOperator):
         timed = self.timed(batch, input)
         late = self.late(timed, self.progress.inputs[input])
         if late is not None and late.any():
-            self._take_late(batch.mask(late), input, emit)
+            assert timed.times is not None
+            self._take_late(batch.mask(late), timed.times[late], input, emit)
             timed = timed.mask(~late)
             if not len(timed):
                 return
         self.take(timed, input, emit)
 
-    def _take_late(self, batch: Batch, input: int, emit: Emit) -> None:
+    def _take_late(self, batch: Batch, times: Vector, input: int, emit: Emit) -> None:
+        """
+        Raises:
+            LateRecord: there are to be none.
+        """
         lateness = self.lateness[input]
         lateness.take(batch, self.context, emit)
+        if lateness.policy == "fail":
+            raise _late_record(batch, int(times[0]), self.progress.inputs[input].reached)
         if lateness.policy == "drop" and self.context.left_out is not None:
             self.context.left_out("late_right" if input else "late", batch)
 

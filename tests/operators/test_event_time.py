@@ -419,7 +419,7 @@ def test_late_records_are_as_they_came_and_have_their_time(format: str) -> None:
     assert run(late.collect(), Cut(1)).rows == ["bob" if format == "rows" else {"user": "bob"}]
     assert late.plan.gives.time == BESIDE
     says = "'bob'" if format == "rows" else "{'user': 'bob'}"
-    with pytest.raises(UsageError, match=f"behind the watermark: {says}: raise out_of_order="):
+    with pytest.raises(UsageError, match=f"too late: {says} is of .* raise out_of_order="):
         run(keyed.window(HOUR, late="fail").count().collect(), Cut(1))
 
 
