@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 import pyarrow as pa
 
 from minishuffle.connectors.pushed import PushedSource
-from minishuffle.errors import UsageError
+from minishuffle.errors import UsageError, did_you_mean
 from minishuffle.exchange.batch import Batch, Payload
 from minishuffle.exchange.collected import table_of
 from minishuffle.exchange.schemas import as_declared, batch_without_rows
@@ -37,8 +37,9 @@ CLOCK_STEP: Final = 1e-6
 def run(stream: StreamBase, inputs: Any = None) -> Any:
     """What a job makes of these rows.
 
-    A source of rows takes a list, a table's a ``pyarrow.Table``, or a list of dicts, in its schema. The clock
-    stands still. A watermark follows each record, so that which of them are late depends on their order.
+    A source of rows takes a list, a table's a ``pyarrow.Table``, a DataFrame of pandas or Polars or a list of
+    dicts, with the columns of its schema and cast to its types where that changes no value. The clock stands
+    still. A watermark follows each record, so that which of them are late depends on their order.
 
     Args:
         stream: a stream or table, or several that end in sinks (``Stream.together``).
@@ -273,7 +274,10 @@ class _Results(dict[str, Any]):
             raise AttributeError(text, name=name, obj=self)
 
     def __missing__(self, key: object) -> NoReturn:
-        raise KeyError(f"{key!r} is none of {', '.join(map(repr, self))}: {self._way()}")
+        side = str(key).rpartition(".")[2]
+        alike = {name.rpartition(".")[2]: name for name in self}
+        near = did_you_mean(alike.get(side, str(key)), self)
+        raise KeyError(f"there is no {key!r}: {near}there are {', '.join(map(repr, self))}: {self._way()}")
 
     def _way(self) -> str:
         dropped = [f"{name} has {len(self[name])}" for name in self._dropped]

@@ -145,7 +145,6 @@ SMALL = {
     "operators/event_time": "where the event time of a record stands",
     "operators/misplaced_nulls": "nulls that a schema rules out",
     "operators/ordered_categories": "categories with an order of their own",
-    "operators/pandas_index": "the index of a pandas frame in the metadata of a schema",
     "operators/row_objects": "rows that are objects with fields",
     "operators/row_order": "rows by the values of columns",
     "operators/time_heap": "what waits for its time",

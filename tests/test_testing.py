@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -185,7 +186,13 @@ def test_late_records_are_there_with_the_name_of_the_step() -> None:
     way = r": rows were dropped: window_count\.late has 1; take result\['collect'\]"
     with pytest.raises(AttributeError, match=f"is a dict and has no attribute 'num_rows'{way}$"):
         late.num_rows  # noqa: B018
-    with pytest.raises(KeyError, match=rf"'user' is none of 'collect', 'window_count\.late'{way}"):
+    keys = rf"there are 'collect', 'window_count\.late'{way}"
+    for key in ("count.late", "late", "windw_count"):
+        with pytest.raises(
+            KeyError, match=f"there is no '{key}': did you mean 'window_count.late'\\? {keys}"
+        ):
+            late[key]
+    with pytest.raises(KeyError, match=f"there is no 'user': {keys}"):
         late["user"]
 
 
@@ -341,7 +348,7 @@ ONE, TWO = rows("one"), rows("one").union(rows("two"))
         (ONE, {"uno": [1]}, r"'one' is missing, 'uno' is no source of it: write {'one': rows}"),
         (ONE, "text", "'one' takes a list of rows, not a str"),
         (ONE, pa.table({"a": [1]}), "'one' takes a list of rows, not a Table"),
-        (clicks(), 5, "'clicks' takes a pyarrow.Table or a list of dicts, not a int"),
+        (clicks(), 5, "'clicks' takes a pyarrow.Table, a DataFrame or a list of dicts, not a int"),
         (clicks(), [{"when": 1}], r"rows for 'clicks': 'when' is no column of its schema \(user: string, at"),
         (clicks(), [{"user": 5}], "rows for 'clicks': column 'user': the value 5 does not fit the type str"),
         (
@@ -350,6 +357,13 @@ ONE, TWO = rows("one"), rows("one").union(rows("two"))
             r"not of its schema \(user: string, at: .*\): user is int64, not string; cast it",
         ),
         (clicks(), pa.table({"at": [1], "on": [1]}), "user is not there; on is not in it; cast it"),
+        (
+            clicks(),
+            pd.DataFrame({"user": ["a"], "at": ["2026-01-01"]}),
+            r"at is (large_)?string, not timestamp\[us, tz=UTC\] \(a text is no time: pandas.to_datetime",
+        ),
+        (clicks(), [{"at": "2026-01-01"}], r"'2026-01-01' does not fit .* \(as declared; a text is no time:"),
+        (clicks(), pd.DataFrame({"user": ["a", 1], "at": [at(1)] * 2}), "'clicks' cannot take a Data"),
         (rows("one").union(rows("one")), [1], "two sources of the job are named 'one': give each its own"),
         (Stream.together(ONE.print(), ONE.print()), [1], "two sinks of the job are named 'print'"),
         (rows().key_by(str), [1], "not a KeyedStream: say what to compute for each key, such as count"),

@@ -105,20 +105,14 @@ class TableSources(StreamBase):
         import pyarrow as pa
 
         from minishuffle.connectors.items import ArrowItemsSource
-        from minishuffle.operators.pandas_index import with_named_range, without_unnamed_index
+        from minishuffle.operators.pandas_index import given_table, with_named_range
 
         if not hasattr(data, "__arrow_c_stream__"):
             raise UsageError(
                 f"Table.from_arrow takes a pyarrow.Table or a DataFrame, not a {type(data).__name__}: "
                 "rows are Stream.items(rows).to_table(schema)"
             )
-        try:
-            table = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else pa.table(data)
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise UsageError(
-                f"Table.from_arrow cannot take a {type(data).__name__} as a table: {error}"
-            ) from error
-        table = with_named_range(without_unnamed_index(table))
+        table = with_named_range(given_table(data, "Table.from_arrow"))
         if not isinstance(data, pa.Table | pa.RecordBatch):
             table = table.replace_schema_metadata(None)
         if table.num_rows and not table.num_columns:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 
 from minishuffle.errors import UnserializableRecord, UsageError
 from minishuffle.exchange.batch import Batch, Payload
 from minishuffle.exchange.rows import pack_rows, unpack_rows
-from minishuffle.exchange.schemas import batch_without_rows
+from minishuffle.exchange.schemas import batch_without_rows, without_dictionary
 from minishuffle.exchange.sizes import Drop, sendable
 from minishuffle.limits import BATCH_ROWS_MAX, LIST_ROWS
 from minishuffle.operators.base import Emit
 from minishuffle.operators.chained import ChainedOperator
 from minishuffle.operators.misplaced_nulls import misplaced_null
-from minishuffle.operators.pandas_index import without_unnamed_index
+from minishuffle.operators.pandas_index import given_table
 from minishuffle.operators.row_conversion import RowsToArrow
 from minishuffle.operators.row_copies import own_rows
+from minishuffle.operators.wider_type import in_schema, wider
 
 __all__ = ["PushedSource", "TakenSink"]
 
@@ -44,7 +45,8 @@ class PushedSource:
         self._ended = False
 
     def push(self, rows: Any) -> None:
-        """Give these next: any rows, or a ``pyarrow.Table`` (a frame too) or dicts in the schema.
+        """Give these next: any rows; with a schema a ``pyarrow.Table``, a DataFrame or dicts, which are cast
+        to it where that changes no value.
 
         Raises:
             UsageError: they are not of the kind that the source gives, or not of its schema; or it has ended.
@@ -76,9 +78,8 @@ class PushedSource:
 
     def _batches(self, given: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         if hasattr(given, "__arrow_c_stream__"):
-            table = pa.Table.from_batches([given]) if isinstance(given, pa.RecordBatch) else pa.table(given)
-            table = self._checked(without_unnamed_index(table), schema)
-        elif rows := self._rows(given, "a pyarrow.Table or a list of dicts"):
+            table = self._checked(given_table(given, repr(self.name)), schema)
+        elif rows := self._rows(given, "a pyarrow.Table, a DataFrame or a list of dicts"):
             for name in (name for row in rows if isinstance(row, dict) for name in row):
                 if name not in schema.names:
                     raise UsageError(
@@ -93,24 +94,37 @@ class PushedSource:
         return iter(table.to_batches(max_chunksize=BATCH_ROWS_MAX))
 
     def _checked(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
-        """The table with its columns in the order of the schema; its types are those, but of nulls alone."""
+        """The table with the columns of the schema, in its order and cast to its types: no value changes."""
         wrong = [f"{name} is not there" for name in schema.names if name not in table.schema.names]
         wrong += [f"{name} is not in it" for name in table.schema.names if name not in schema.names]
         if not wrong:
-            table = table.select(schema.names)
             wrong = [
-                f"{own.name} is {own.type}, not {field.type}"
-                for own, field in zip(table.schema, schema, strict=True)
-                if own.type != field.type and not pa.types.is_null(own.type)
+                f"{field.name} is {own.type}, not {field.type}{_TEXTS if _are_texts_for(own, field) else ''}"
+                for own, field in ((table.schema.field(field.name), field) for field in schema)
+                if wider(own.type, field.type) is None
             ]
-        if not wrong and (place := misplaced_null(table, schema)) is not None:
-            wrong = [f"{place} has nulls"]
+        if not wrong:
+            table = in_schema(table.select(schema.names), schema, f"the table for {self.name!r}")
+            place = misplaced_null(table, schema)
+            wrong = [] if place is None else [f"{place} has nulls"]
         if wrong:
             raise UsageError(
                 f"the table for {self.name!r} is not of its schema ({_shown(schema)}): {'; '.join(wrong)}; "
                 "cast it, or give a list of dicts"
             )
-        return table.cast(schema)
+        return table
+
+
+_TEXTS: Final = " (a text is no time: pandas.to_datetime(column) makes some)"
+
+
+def _are_texts_for(own: pa.Field, wanted: pa.Field) -> bool:
+    """Whether texts stand where times belong."""
+    return pa.types.is_temporal(wanted.type) and without_dictionary(own.type) in (
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+    )
 
 
 def _shown(schema: pa.Schema) -> str:

@@ -1,4 +1,5 @@
-"""The index of a pandas frame, as pyarrow brings it along: metadata of the schema say which columns it is.
+"""Tables as a program gives them, and the index of a pandas frame, as pyarrow brings it along: metadata of
+the schema say which columns it is.
 
 (pandas: "Storing pandas DataFrame objects in Apache Parquet format", the developer's guide.)
 """
@@ -10,13 +11,30 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-__all__ = ["unnamed_index", "with_named_range", "without_unnamed_index"]
+from minishuffle.errors import UsageError
+
+__all__ = ["given_table", "unnamed_index", "with_named_range", "without_unnamed_index"]
 
 Data = TypeVar("Data", pa.Table, pa.RecordBatch)
 
 _KEY: Final = b"pandas"
 _STAND_IN: Final = "__index_level_0__"
 """What pyarrow calls an index without a name, or with that of a column."""
+
+
+def given_table(data: Any, taker: str) -> pa.Table:
+    """A record batch, a table or a frame (what has ``__arrow_c_stream__``) as a table, without an unnamed
+    index.
+
+    Raises:
+        UsageError: Arrow has no types for it; begins with the ``taker``.
+    """
+    try:
+        table = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else pa.table(data)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        why = ": ".join(str(part) for part in reversed(error.args))
+        raise UsageError(f"{taker} cannot take a {type(data).__name__} as a table: {why}") from error
+    return without_unnamed_index(table)
 
 
 def unnamed_index(schema: pa.Schema) -> list[int]:

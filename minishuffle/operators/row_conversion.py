@@ -276,9 +276,11 @@ def _array(field: pa.Field, values: Sequence[Any], *, inferred: bool) -> pa.Arra
         array = _made(field.type, values)
     except MISFITS as error:
         where = "which other rows have; declare one with to_table(schema)" if inferred else "as declared"
+        value = _misfit(field.type, values)
+        if isinstance(value, str) and pa.types.is_temporal(field.type):
+            where += "; a text is no time: datetime.fromisoformat(text) makes one"
         raise UsageError(
-            f"column {field.name!r}: the value {preview(_misfit(field.type, values))} does not fit "
-            f"the type {field.type} ({where})"
+            f"column {field.name!r}: the value {preview(value)} does not fit the type {field.type} ({where})"
         ) from error
     _check_nulls(field, array)
     return array

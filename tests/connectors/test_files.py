@@ -105,7 +105,7 @@ def test_a_compressed_file_whose_name_does_not_say_so_is_named(
 ) -> None:
     path = tmp_path / "a.data"
     path.write_bytes(compress(CSV))
-    says = rf"a\.data is compressed by \w+, which its name does not say: rename it to end with \{end}$"
+    says = rf"(?m)a\.data is compressed by \w+, which its name does not say: rename it to end with \{end}$"
     for make in (TextSource, JsonSource, CsvSource, partial(CsvSource, schema=SCHEMA, header=False)):
         with pytest.raises(WrongInput, match=says):
             values(make(path), "n")

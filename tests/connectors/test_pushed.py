@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -34,12 +35,18 @@ def test_columns_come_in_the_order_of_the_schema() -> None:
     source.push(pa.RecordBatch.from_pydict({"n": [1], "s": [None]}))
     source.push([])
     source.push(pd.DataFrame({"n": [1, 2], "s": ["x", "y"]}).query("n > 1"))  # which has an index
+    for texts in (pa.array(["x"], pa.large_string()), pa.array(["x"], pa.string_view()), ["x"]):
+        source.push(pa.table({"n": [1.0], "s": texts}))
+    source.push(pl.DataFrame({"n": [1], "s": pl.Series(["x"], dtype=pl.Categorical)}))
     source.end()
     batches = list(source.read(0, 0))
-    assert [len(batch) for batch in batches] == [BATCH_ROWS_MAX, 1, 1, 1]
+    assert [len(batch) for batch in batches] == [BATCH_ROWS_MAX, *[1] * 7]
     assert {batch.schema for batch in batches} == {SCHEMA}
+    message = "column 'n' of the table for 'table' has the type double, and a value that does not fit int64"
+    with pytest.raises(UsageError, match=message):
+        PushedSource("table", SCHEMA, bounded=True).push(pa.table({"n": [1.5], "s": ["x"]}))
     for nulls in (pa.table({"n": pa.array([None], pa.int64()), "s": ["x"]}), [{"s": "x"}]):
-        with pytest.raises(UsageError, match="for 'table'.* (n has nulls|column 'n': the value None)"):
+        with pytest.raises(UsageError, match="for 'table'.* (has nulls|column 'n': the value None)"):
             PushedSource("table", SCHEMA, bounded=True).push(nulls)
 
 

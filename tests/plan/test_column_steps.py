@@ -106,7 +106,9 @@ def test_a_function_that_does_not_show_its_columns_has_to_say_them(fn: Any, why:
 )
 def test_a_function_with_a_wrong_column_is_told_those_of_its_batch(fn: Any) -> None:
     """A schema would not help; for a key that is no column it might."""
-    says = r"^map_batches at .* raised KeyError: .*usr.*: did you mean 'user'\? the batch has .*user.*[^:]$"
+    says = (
+        r"(?m)^map_batches at .* raised KeyError: .*usr.*: did you mean 'user'\? the batch has .*user.*[^:]$"
+    )
     with pytest.raises(UnknownName, match=says):
         orders().map_batches(fn)
     with pytest.raises(InvalidGraph, match="raised KeyError: 'x': write schema="):
@@ -115,7 +117,9 @@ def test_a_function_with_a_wrong_column_is_told_those_of_its_batch(fn: Any) -> N
 
 def test_a_function_that_gives_no_batch_has_to_return_one() -> None:
     """A schema would not help."""
-    says = r"^map_batches at .*column_steps.py:\d+: .* gave a dict: return a pyarrow RecordBatch or Table$"
+    says = (
+        r"(?m)^map_batches at .*column_steps.py:\d+: .* gave a dict: return a pyarrow RecordBatch or Table$"
+    )
     with pytest.raises(InvalidGraph, match=says):
         orders().map_batches(lambda batch: batch.to_pydict())
 
