@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from minishuffle.errors import AuthenticationError as AuthenticationError
     from minishuffle.errors import CannotWrite as CannotWrite
     from minishuffle.errors import InvalidGraph as InvalidGraph
+    from minishuffle.errors import LateRecord as LateRecord
     from minishuffle.errors import LocalProtocolError as LocalProtocolError
     from minishuffle.errors import MissingColumn as MissingColumn
     from minishuffle.errors import PartitionLost as PartitionLost
@@ -85,6 +86,7 @@ _MODULE_OF: Final = {
     "AuthenticationError": "minishuffle.errors",
     "CannotWrite": "minishuffle.errors",
     "InvalidGraph": "minishuffle.errors",
+    "LateRecord": "minishuffle.errors",
     "LocalProtocolError": "minishuffle.errors",
     "MissingColumn": "minishuffle.errors",
     "PartitionLost": "minishuffle.errors",
