@@ -51,6 +51,9 @@ _JOINED: Final = (
     "on={'id': 'its_id'})"
 )
 _WRITTEN: Final = {
+    "Table.apply": "map_batches(fn), or to_rows() and then map(fn)",
+    **dict.fromkeys(("Table.dropna", "Table.drop_nulls"), "filter(~col('amount').is_null())"),
+    **dict.fromkeys(("Table.fillna", "Table.fill_null"), "with_columns(amount=col('amount').fill_null(0))"),
     "Table.filter": "filter(col('amount') > 5)",
     "Table.join": _JOINED,
     "Table.show": "show(n) for a look at the first rows, or cluster.run(table).slice(0, n)",
@@ -58,6 +61,7 @@ _WRITTEN: Final = {
         "to_files(path), which writes Parquet, or for CSV pyarrow.csv.write_csv(cluster.run(table), path)"
     ),
     "Table.with_columns": "with_columns(total=col('amount') * 2)",
+    "Stream.apply": "map(fn)",
     "Stream.filter": "filter(fn) with a function of the row",
     "Stream.join": _JOINED,
     "Stream.show": "show(n) for a look at the first rows, or cluster.run(stream)[:n]",
@@ -70,6 +74,8 @@ _WRITTEN: Final = {
 _AGGREGATES: Final = frozenset({"last", "max", "mean", "min", "std", "sum"})
 _SORTS: Final = frozenset({"orderBy", "order_by", "sort", "sort_by", "sort_values"})
 _RAN: Final = {
+    "num_rows": ".num_rows",
+    "shape": ".shape",
     "to_arrow": "",
     "to_dicts": ".to_pylist()",
     "to_list": ".to_pylist()",
@@ -83,6 +89,7 @@ _SOURCES: Final = {
     "from_pandas": "from_arrow(frame)",
     "from_polars": "from_arrow(frame)",
     "read_csv": "from_files(path, format='csv')",
+    "read_json": "from_files(path, format='json')",
     "read_parquet": "from_files(path)",
 }
 

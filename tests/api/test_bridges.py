@@ -164,6 +164,8 @@ def test_a_step_that_needs_keys_or_comes_before_them_says_so() -> None:
             "user",
             "it is a column: write col('user') in expressions, select('user') for that column alone",
         ),
+        ("Table", "drop_nulls", "write filter(~col('amount').is_null())"),
+        ("Stream", "apply", "write map(fn)"),
         ("Table", "usre", "did you mean 'user'? write col('...') for a column in expressions"),
         ("Table", "filtr", "did you mean 'filter'?"),
     ],
