@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -416,3 +417,15 @@ def test_columns_are_computed_as_in_a_cluster() -> None:
     shops = Table.from_arrow(held).key_by("shop").distinct()
     assert shops.schema == pa.schema({"shop": pa.string()})
     assert testing.run(shops).schema.equals(shops.schema, check_metadata=True)
+
+    again = np.zeros(1)
+
+    def counted(batch: pa.RecordBatch) -> pa.RecordBatch:
+        again[0] += batch.num_rows
+        return pa.record_batch([pa.array(again), pa.array([str(batch.schema.types[0])])], ["n", "type"])
+
+    schema = {"n": pa.float64(), "type": pa.string()}
+    counts = Table.from_arrow(held).rebalance().map_batches(counted, schema=schema, batch_rows=1)
+    for table in (counts, counts.rebalance().with_columns(type=pc.field("type"))):
+        again[0] = 0
+        assert testing.run(table).to_pydict() == {"n": [1, 2, 3], "type": ["string"] * 3}

@@ -10,6 +10,8 @@ import pyarrow as pa
 
 from minishuffle.errors import UnserializableRecord, UsageError
 from minishuffle.exchange.batch import Batch, Payload
+from minishuffle.exchange.collected import pack_collected, unpack_collected
+from minishuffle.exchange.elements import may_change
 from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.schemas import batch_without_rows, without_dictionary
 from minishuffle.exchange.sizes import Drop, sendable
@@ -151,6 +153,8 @@ class TakenSink(ChainedOperator):
         rows = batch.payload
         if isinstance(rows, list):
             rows = self._sent(batch) if self._sends else own_rows(batch).payload
+        elif may_change(rows):
+            rows = unpack_collected(pack_collected(rows))
         if len(rows):
             self._kept.append(rows)
 

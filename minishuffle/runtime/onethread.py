@@ -1,7 +1,8 @@
 """A whole job in the calling thread, without a network: each chain has one subtask.
 
 Chains, inputs, readers of sources and operators are those of a worker's tasks. An exchange is a hand-over in
-memory: rows cross it as the bytes that they are in a cluster, columns as they are, and watermarks in between.
+memory: rows cross it as the bytes that they are in a cluster, columns as they arrive there (without
+dictionaries, in memory that no function writes to), and watermarks in between.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Final, TypeAlias
 from minishuffle.connectors.pushed import TakenSink
 from minishuffle.counters import TaskCounters
 from minishuffle.exchange.batch import Batch
-from minishuffle.exchange.elements import WHOLE, Part, read_header
+from minishuffle.exchange.elements import WHOLE, Part, read_header, unpinned
 from minishuffle.exchange.gate import Element
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.watermarks import END_OF_TIME, WatermarkValve
@@ -68,7 +69,8 @@ class _HandOver:
     def hand_over(self, position: int, batch: Batch) -> bool:
         if isinstance(batch.payload, list):
             return False
-        self._queue.append(Element(_CHANNEL, WHOLE, len(batch), Batch(batch.payload, None, batch.times)))
+        columns = unpinned(batch.payload)
+        self._queue.append(Element(_CHANNEL, WHOLE, len(batch), Batch(columns, None, batch.times)))
         return True
 
     def write(self, position: int, rows: int, parts: list[Part]) -> None:

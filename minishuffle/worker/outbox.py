@@ -158,6 +158,7 @@ class Outbox:
 
     def _put_rows(self, rows: _Rows) -> None:
         if not self._has_room(rows.size):
+            self.hurry()
             self._paths.wait_until(lambda: self._has_room(rows.size))
         self._rows_put += rows.rows
         self._append(rows, rows.size)
