@@ -152,6 +152,11 @@ def left_behind(before: Held) -> list[str]:
     return leaked
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "write into the transcripts what the machines do now: see support.transcripts"
+    parser.addoption("--rewrite-transcripts", action="store_true", help=text)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     fatal.register(config)
     extras.register(config)

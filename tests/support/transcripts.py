@@ -1,0 +1,648 @@
+"""Transcripts: what happens to a state machine, as a text file, and the instructions that come out.
+
+A file has comments, inputs, and below each input what comes of it, one instruction a line::
+
+    # The process of worker 1 is killed: the kernel closes its sockets.
+    > link of w1 closes
+      watch_process w1 address=w1/epoch1
+
+An input is an event: a message (its ``type`` in ``wire``, and fields as in :mod:`support.messagewords`; its
+parts stand in lines below that begin with ``>`` and four spaces), a link that closes, time that passes.
+Everything that comes out is there, or ``(nothing)``. ``> after submission`` means all that is in that file.
+Which methods of the machines the events call stands in the drivers here alone.
+
+``pytest --rewrite-transcripts`` writes into the files what comes out. (The model: the data-driven tests of
+etcd's raft, ``rafttest``.)
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, Final
+
+from minishuffle.config import ClusterSettings
+from minishuffle.coordinator.instructions import CloseLink, Instruction, Journal, Reply, SendToWorker
+from minishuffle.coordinator.journalrecords import unpack_record
+from minishuffle.coordinator.state import CoordinatorState
+from minishuffle.coordinator.status import CoordinatorFacts
+from minishuffle.counters import TaskCounters
+from minishuffle.errors import PartitionLost, PeerLost, PeerSuspected, ResourceExhausted
+from minishuffle.exchange.channels import ChannelEvent
+from minishuffle.ids import AttemptId, Changes, PartitionId, RecordKey
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
+from minishuffle.wire import clients, inquiries, outputs, requests  # noqa: F401  (their messages, by type)
+from minishuffle.wire.frames import PartitionRequest
+from minishuffle.wire.messages import (
+    ControlMessage,
+    DeployTasks,
+    ErrorInfo,
+    HostLook,
+    WorkerReport,
+)
+from minishuffle.worker.instructions import Send
+from minishuffle.worker.registry import ChannelKey, Progress
+from minishuffle.worker.state import WorkerState
+from support.messagewords import WALL, Words, split_words
+
+__all__ = ["CoordinatorTranscript", "Transcript", "WorkerTranscript", "check", "inputs_of"]
+
+NOTHING: Final = "(nothing)"
+SILENT: Final = ("after", "settings", "job")
+"""Inputs that set the scene."""
+Method = Callable[..., list[str]]
+
+
+@dataclass
+class Input:
+    text: str
+    parts: list[str] = field(default_factory=list)
+
+
+def inputs_of(text: str) -> list[Input]:
+    """The inputs of a file, in order."""
+    found: list[Input] = []
+    for line in text.splitlines():
+        if line.startswith(">    "):
+            found[-1].parts.append(line.removeprefix(">").strip())
+        elif line.startswith("> "):
+            found.append(Input(line.removeprefix("> ").strip()))
+    return found
+
+
+def event(pattern: str) -> Callable[[Method], Method]:
+    """An input of that form calls this method, with what stands in the groups."""
+
+    def marked(method: Method) -> Method:
+        method.pattern = re.compile(pattern)  # type: ignore[attr-defined]
+        return method
+
+    return marked
+
+
+def word_of(kind: type) -> str:
+    """The name of a class as it stands in transcripts."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+
+
+class Transcript:
+    """Plays the inputs of a file. Subclasses know the machine."""
+
+    def __init__(self, directory: Path) -> None:
+        self.now = 0.0
+        self.words = Words()
+        self.settings = ClusterSettings()
+        self._directory = directory
+        self._parts: list[str] = []
+
+    def play(self, each: Input) -> list[str]:
+        """Have it happen; gives what comes out."""
+        self._parts = each.parts
+        for method in self._methods():
+            match = method.pattern.fullmatch(each.text)  # type: ignore[attr-defined]
+            if match is not None:
+                lines = method(**match.groupdict())
+                return lines or ([] if each.text.split()[0] in SILENT else [NOTHING])
+        raise AssertionError(f"no event is called {each.text!r}")
+
+    def _methods(self) -> Iterator[Method]:
+        for name in dir(type(self)):
+            if hasattr(getattr(type(self), name), "pattern"):
+                yield getattr(self, name)
+
+    @event(r"after (?P<name>\w+)")
+    def _after(self, name: str) -> list[str]:
+        for each in inputs_of((self._directory / f"{name}.txt").read_text()):
+            self.play(each)
+        return []
+
+    @event(r"settings (?P<settings>.+)")
+    def _set(self, settings: str) -> list[str]:
+        values = dict(each.split("=") for each in settings.split())
+        self.settings = ClusterSettings(**{name: float(value) for name, value in values.items()})  # type: ignore[arg-type]
+        return []
+
+    @event(r"(?P<seconds>[\d.]+) s pass(, with heartbeats of (?P<beating>.+))?")
+    def _pass(self, seconds: str, beating: str | None, **_: str) -> list[str]:
+        """Timers fire when they are due, and so do heartbeats."""
+        end, lines = self.now + float(seconds), list[str]()
+        beat = self.now + self.settings.heartbeat_interval if beating else end + 1.0
+        while True:
+            due = self._next_deadline()
+            self.now = min(end, beat, end if due is None else max(due, self.now))
+            came = self._timer() if due is not None and self.now >= due else []
+            if self.now >= beat:
+                beat += self.settings.heartbeat_interval
+                came += self._beat((beating or "").split())
+            lines += [
+                f"{self.words.token(self.now + WALL)} {line}" if line[0] != " " else line for line in came
+            ]
+            if self.now >= end:
+                return lines
+
+    def _next_deadline(self) -> float | None:
+        raise NotImplementedError
+
+    def _timer(self) -> list[str]:
+        raise NotImplementedError
+
+    def _beat(self, beating: list[str]) -> list[str]:
+        raise NotImplementedError
+
+    def message(self, kind: str, tokens: list[str], given: Mapping[str, Any]) -> list[ControlMessage]:
+        """What an input says was sent: one message for each subtask that it names, or one."""
+        made = ControlMessage.by_type[kind]
+        subtasks = self.words.subtasks(tokens) if "index" in made.model_fields else []
+        rest = [token for token in tokens if not any(token == each[0] for each in subtasks)]
+        given = {"term": self.words.term, "job": "j1", "counters": {}, **given}
+        return [
+            self.words.made(made, [*([each[0]] if each else []), *rest], given, self._parts)
+            for each in subtasks or [None]
+        ]
+
+
+# --- the coordinator ------------------------------------------------------------------------------
+
+
+@dataclass
+class Peer:
+    """A worker process or a client: its links, the present one last."""
+
+    name: str
+    links: list[int] = field(default_factory=list)
+    is_open: bool = False
+    worker: int = 0
+    epoch: int = 0
+    reports: int = 0
+    """How many of its reports have numbers: see ``Acknowledge``."""
+    deployed: DeployTasks | None = None
+    """What was sent to it last."""
+
+
+class CoordinatorTranscript(Transcript):
+    """Coordinator of term 1, at first without records; then what its journal has."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.words.term = 1
+        self._journal: dict[RecordKey, bytes] = {}
+        self._problem = ""
+        """Why the journal cannot be written."""
+        self._unwritten: Changes | None = None
+        self._machine: CoordinatorState | None = None
+        self._peers: dict[str, Peer] = {}
+        self._links = self._requests = 0
+        self._asked: dict[tuple[int, int], str] = {}
+        """The types of requests that were not answered."""
+        self._looks: list[int] = []
+        """Tickets of looks for hosts."""
+        self._submitted: list[str] = []
+        """Names of the operators of the last submission."""
+
+    @property
+    def state(self) -> CoordinatorState:
+        if self._machine is None:
+            facts = CoordinatorFacts("blue", "1.2.3", "3.13", 4711, self.words.term, WALL, "host")
+            self._machine = CoordinatorState(self.settings, facts, self._journal, Random(0).random, self.now)
+        return self._machine
+
+    def _next_deadline(self) -> float | None:
+        return self.state.next_deadline()
+
+    def _timer(self) -> list[str]:
+        return self._carry_out(self.state.handle_timer(self.now))
+
+    def _beat(self, beating: list[str]) -> list[str]:
+        return [line for name in beating for line in self._send(name, "heartbeat", "")]
+
+    # --- inputs ----------------------------------------------------------------------------------
+
+    @event(r"(?P<name>w\d) sends (?P<kind>\w+)(?P<words>.*)")
+    def _send(self, name: str, kind: str, words: str) -> list[str]:
+        peer = self._peer(name)
+        number = int(name[1:])
+        given = {
+            "host": f"10.0.0.{number}",
+            "seen": f"10.0.0.{number}",
+            "data_port": 5000 + number,
+            "metrics_port": 6000 + number,
+            "pid": 100 + number,
+            "slots": 2,
+            "python": "3.13",
+            "segments": 2048,
+            "segment_bytes": 32768,
+        }
+        if kind != "register":
+            given = {
+                "epoch": peer.epoch,
+                "worker": peer.worker,
+                "report": WorkerReport(),
+                "tasks": [],
+                "peers": [],
+            }
+        lines = []
+        for message in self.message(kind, split_words(words), given):
+            if getattr(message, "number", None) == 0:
+                peer.reports += 1
+                message = message.model_copy(update={"number": peer.reports})
+            lines += self._carry_out(self.state.worker_message(self._link_of(peer), message, self.now))
+        return lines
+
+    @event(r"(?P<name>client\d?) sends (?P<kind>\w+)(?P<words>.*)")
+    def _request(self, name: str, kind: str, words: str) -> list[str]:
+        link = self._link_of(self._peer(name))
+        tokens = split_words(words)
+        if kind == "submit":
+            self._parts, parts = [], self._parts
+            given = {"graph": self._graph(parts).to_bytes(), "python": "3.13"}
+        else:
+            given = {"tasks": [], "calls": []}
+        (message,) = self.message(kind, tokens, given)
+        self._requests += 1
+        self._asked[link, self._requests] = kind
+        return self._carry_out(self.state.client_request(link, self._requests, message, self.now))
+
+    def _graph(self, lines: list[str]) -> JobGraph:
+        """Of lines such as ``vertex read parallelism=2``, ``edge read count hash``, ``settings …``."""
+        told = [(kind, split_words(rest)) for kind, _, rest in (line.partition(" ") for line in lines)]
+        names = [words[0] for kind, words in told if kind == "vertex"]
+        fed = {words[1] for kind, words in told if kind == "edge"}
+        vertices, edges, settings = [], [], {}
+        for kind, words in told:
+            values = {name: value or True for name, _, value in (word.partition("=") for word in words)}
+            if kind == "settings":
+                settings = values
+            elif kind == "edge":
+                source, target, partitioner, *_ = words
+                values = {name: value for name, value in values.items() if value is not True}
+                ends = {"source": names.index(source), "target": names.index(target)}
+                edges.append(Edge.model_validate(ends | {"partitioner": partitioner} | values))
+            else:
+                name = words[0]
+                del values[name]
+                of = {
+                    "name": name,
+                    "operators": [name],
+                    "is_source": name not in fed,
+                    "program": name.encode(),
+                }
+                vertices.append(Vertex.model_validate(of | {"parallelism": 1} | values))
+        self._submitted = names
+        return JobGraph(vertices=vertices, edges=edges, settings=JobSettings.model_validate(settings))
+
+    @event(r"(the submission is written|the submission cannot be written: (?P<why>.+))")
+    def _journaled(self, why: str | None) -> list[str]:
+        return self._carry_out(self.state.journaled(ResourceExhausted(why) if why else None, self.now))
+
+    @event(r"the journal cannot be written: (?P<why>.+)")
+    def _fail(self, why: str) -> list[str]:
+        """From the next time on."""
+        self._problem = why
+        return ["(from now on)"]
+
+    @event(r"the journal can be written again")
+    def _mend(self) -> list[str]:
+        self._problem = ""
+        unwritten, self._unwritten = self._unwritten or {}, None
+        self._keep(unwritten)
+        return self._carry_out([Journal(unwritten), *self.state.write_ahead.written()])
+
+    @event(
+        r"(link of (?P<name>w\d|client\d?)|link (?P<number>\d+)) closes"
+        r"(?P<cause>, for cause)?(: (?P<why>.+))?"
+    )
+    def _close(self, name: str | None, number: str | None, cause: str | None, why: str | None) -> list[str]:
+        link = int(number) if number else self._peer(name or "").links[-1]
+        for peer in self._peers.values():
+            peer.is_open &= peer.links[-1] != link
+        told = {"why": f"its control link closed ({why})"} if why else {}
+        return self._carry_out(self.state.link_closed(link, self.now, for_cause=bool(cause), **told))
+
+    @event(r"the process of (?P<name>w\d) is (?P<found>found|gone)")
+    def _process(self, name: str, found: str) -> list[str]:
+        link = self._peer(name).links[-1]
+        verb = self.state.process_found if found == "found" else self.state.process_gone
+        return self._carry_out(verb(link, self.now))
+
+    @event(r"the host (?P<answer>answers|does not answer) the coordinator")
+    def _host(self, answer: str) -> list[str]:
+        return self._carry_out(self.state.host_looked(self._looks[-1], answer == "answers", self.now))
+
+    @event(r"the last deploy to (?P<name>w\d) is too long to be sent")
+    def _too_long(self, name: str) -> list[str]:
+        peer = self._peer(name)
+        assert peer.deployed is not None
+        error = ResourceExhausted("the message is too long")
+        return self._carry_out(self.state.undeployable(peer.worker, peer.deployed, error, self.now))
+
+    @event(r"the coordinator is killed and started again")
+    def _restart(self) -> list[str]:
+        """All links close; the next one knows what the journal has."""
+        for peer in self._peers.values():
+            peer.is_open = False
+        self._asked.clear()
+        self.words.term += 1
+        self._machine, self._unwritten = None, None
+        return self._timer()
+
+    @event(r"the coordinator hands over to the next one")
+    def _hand_over(self) -> list[str]:
+        lines = self._carry_out(self.state.hand_over(self.now))
+        return [*lines, *self._restart()]
+
+    @event(r"the coordinator is sent SIGTERM")
+    def _stop(self) -> list[str]:
+        return self._carry_out(self.state.stop(self.now))
+
+    @event(r"the system clock is set (?P<seconds>[\d.]+) s forward")
+    def _anchor(self, seconds: str) -> list[str]:
+        self.state.anchor(WALL + float(seconds))
+        return []
+
+    # --- links -----------------------------------------------------------------------------------
+
+    def _peer(self, name: str) -> Peer:
+        return self._peers.setdefault(name, Peer(name))
+
+    def _link_of(self, peer: Peer) -> int:
+        """Its link; a new one if that is closed."""
+        if not peer.is_open:
+            self._links += 1
+            peer.links.append(self._links)
+            peer.is_open = True
+        return peer.links[-1]
+
+    def _named(self, link: int) -> str:
+        (peer,) = [each for each in self._peers.values() if link in each.links]
+        return peer.name if link == peer.links[-1] else f"{peer.name}(link {link})"
+
+    # --- what comes out --------------------------------------------------------------------------
+
+    def _carry_out(self, instructions: Iterable[Instruction]) -> list[str]:
+        lines, waiting = list[str](), deque(instructions)
+        while waiting:
+            each = waiting.popleft()
+            lines += self._lines(each)
+            if isinstance(each, Journal) and not self._write(each):
+                waiting = deque(self.state.write_ahead.failed(waiting, self._problem))
+        self.state.validate()
+        return lines
+
+    def _write(self, each: Journal) -> bool:
+        """A submission is answered with an event of its own."""
+        if not self._problem:
+            self._keep(each.changes)
+        elif not each.submission:
+            self._unwritten = (self._unwritten or {}) | each.changes
+        return not self._problem
+
+    def _keep(self, changes: Changes) -> None:
+        for key, record in changes.items():
+            if record is None:
+                self._journal.pop(key, None)
+            else:
+                self._journal[key] = record
+
+    def _lines(self, each: Instruction) -> list[str]:
+        lines = self.words.lines
+        match each:
+            case SendToWorker(worker, link, message):
+                name = self._named(link)
+                peer = self._peers[name.partition("(")[0]]
+                if (about := getattr(message, "epoch", 0)) and message.type == "registered":  # type: ignore[attr-defined]
+                    peer.worker, peer.epoch = worker, about
+                if isinstance(message, DeployTasks):
+                    peer.deployed = message
+                return lines(f"{name} <- {message.type}", message)  # type: ignore[attr-defined]
+            case Reply(link, request, message):
+                asked = self._asked.pop((link, request), "register")
+                return lines(f"{self._named(link)} <- {message.type} (to {asked})", message)  # type: ignore[attr-defined]
+            case CloseLink(link):
+                return [f"{line}" for line in self._without_link(each, self._named(link))]
+            case Journal():
+                if each.submission:
+                    (job,) = [name for kind, name in each.changes if kind == "job"]
+                    self.words.vertices[job] = self._submitted
+                failed = " (not written)" if self._problem else ""
+                kind = "journal submission" if each.submission else "journal"
+                return [f"{kind}{failed}: {self._records(each.changes)}"]
+        if isinstance(look := getattr(each, "look", None), HostLook):
+            self._looks.append(look.ticket)
+        if hasattr(each, "link"):
+            return self._without_link(each, self._named(each.link))
+        return lines(word_of(type(each)), each)
+
+    def _without_link(self, each: Any, named: str) -> list[str]:
+        """Links have the names of who is at the other end."""
+        (line,) = self.words.lines(f"{word_of(type(each))} {named}", each)
+        return [re.sub(r" link=\d+", "", line)]
+
+    def _records(self, changes: Changes) -> str:
+        """Kinds and names; of events what they are. What is taken out has a minus."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        for (kind, name), record in sorted(changes.items(), key=_natural):
+            job, _, rest = name.partition("/")
+            if kind in ("task", "counts", "past"):
+                operator, index = map(int, rest.split("/"))
+                shown = f"{self.words.vertices[job][operator]}[{index}]"
+            elif kind == "event" and record is not None:
+                shown = f"{rest} {unpack_record((kind, name), record)['kind']}"
+            else:
+                shown = rest
+            sign = "-" if record is None else ""
+            groups.setdefault((sign + kind, job), []).append(shown)
+        return "; ".join(
+            " ".join(filter(None, [kind, f"{job}/" * bool(names[0]) or job])) + ", ".join(names)
+            for (kind, job), names in groups.items()
+        )
+
+
+def _natural(item: tuple[RecordKey, Any]) -> list[Any]:
+    kind, name = item[0]
+    return [kind, *((int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name))]
+
+
+# --- a worker -------------------------------------------------------------------------------------
+
+
+class WorkerTranscript(Transcript):
+    """Worker 2 in its first registration."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.words.term = 1
+        self._machine: WorkerState | None = None
+        self._progress: dict[AttemptId, Progress] = {}
+
+    @property
+    def state(self) -> WorkerState:
+        if self._machine is None:
+            self._machine = WorkerState(
+                self.settings,
+                2,
+                epoch=2,
+                term=self.words.term,
+                progress=lambda key: self._progress.get(key, (0.0, 0, 0)),
+            )
+        return self._machine
+
+    def _progress_of(self, key: AttemptId) -> Progress:
+        return self._progress.get(key, (0.0, 0, 0))
+
+    def _next_deadline(self) -> float | None:
+        return self.state.next_deadline()
+
+    def _timer(self) -> list[str]:
+        return self._shown(self.state.handle_timer(self.now))
+
+    def _beat(self, beating: list[str]) -> list[str]:
+        raise AssertionError("a worker's heartbeats are made by its shell")
+
+    def _shown(self, instructions: Iterable[Any]) -> list[str]:
+        self.state.validate()
+        self.words.term = self.state.term
+        lines = list[str]()
+        for each in instructions:
+            if isinstance(each, Send):
+                lines += self.words.lines(f"coordinator <- {each.message.type}", each.message)  # type: ignore[attr-defined]
+            else:
+                lines += self.words.lines(word_of(type(each)), each)
+        return lines
+
+    # --- inputs ----------------------------------------------------------------------------------
+
+    @event(r"job (?P<job>\w+) (?P<names>.+)")
+    def _job(self, job: str, names: str) -> list[str]:
+        """The names of its operators."""
+        self.words.vertices[job] = names.split()
+        return []
+
+    @event(r"coordinator sends (?P<kind>\w+)(?P<words>.*)")
+    def _told(self, kind: str, words: str) -> list[str]:
+        lines = []
+        for message in self.message(
+            kind, split_words(words), {"name": "words", "settings": JobSettings().model_dump()}
+        ):
+            if isinstance(message, DeployTasks):
+                settings = JobSettings().model_dump() | message.settings
+                message = message.model_copy(update={"settings": settings})
+            lines += self._shown(self.state.handle(message, self.now))
+        return lines
+
+    @event(r"(?P<task>\S+) (?P<what>runs|finishes|fails|stops|passes its first batch on)(: (?P<why>.+))?")
+    def _task(self, task: str, what: str, why: str | None) -> list[str]:
+        key = self.words.attempt(task)
+        if what == "runs":
+            return self._shown(self.state.task_running(key))
+        if what == "passes its first batch on":
+            self.state.first_record(key, self.now)
+            return []
+        state = {"finishes": "finished", "fails": "failed", "stops": "canceled"}[what]
+        error = ErrorInfo(code=60, text=why) if why else None
+        return self._shown(self.state.task_ended(key, state, error, b"", TaskCounters()))
+
+    @event(r"what (?P<task>\S+) has stored cannot be read: (?P<why>.+)")
+    def _lose(self, task: str, why: str) -> list[str]:
+        return self._shown(self.state.partition_lost(self.words.attempt(task), PartitionLost(why)))
+
+    @event(r"(?P<task>\S+) (?P<what>waits|is in one call|goes on)")
+    def _at(self, task: str, what: str) -> list[str]:
+        """What the shell sees when it looks at a task."""
+        key = self.words.attempt(task)
+        before = self._progress.get(key) or (0.0, 0, 0)
+        self._progress[key] = {"waits": None, "is in one call": before, "goes on": (before[0] + 1.0, 0, 0)}[
+            what
+        ]
+        return []
+
+    @event(r"(?P<count>\d+) threads of abandoned tasks still run")
+    def _stuck(self, count: str) -> list[str]:
+        self.state.stuck = int(count)
+        return []
+
+    CHANNEL: ClassVar = {
+        "is attached": ChannelEvent.ATTACH,
+        "has ended": ChannelEvent.END,
+        "has failed": ChannelEvent.FAIL,
+        "is drained": ChannelEvent.DRAIN,
+    }
+
+    @event(
+        r"channel (?P<name>edge\d+\.\d+->\S+?)(, generation (?P<generation>\d+))? "
+        r"(?P<what>is attached|has ended|has failed|is drained)"
+    )
+    def _channel(self, name: str, generation: str | None, what: str) -> list[str]:
+        edge, producer, task = re.fullmatch(r"edge(\d+)\.(\d+)->(\S+)", name).groups()  # type: ignore[union-attr]
+        key = ChannelKey(self.words.attempt(task), int(edge), int(producer))
+        number = int(generation) if generation else self.state.inputs[key].request.generation
+        return self._shown(self.state.channel_event(key, number, self.CHANNEL[what], self.now))
+
+    @event(r"link to w(?P<worker>\d) is (?P<what>up|down|suspected)(: (?P<why>.+))?")
+    def _link(self, worker: str, what: str, why: str | None) -> list[str]:
+        number = int(worker)
+        if what == "up":
+            return self._shown(self.state.peer_up(number, self.now))
+        error = (PeerSuspected if what == "suspected" else PeerLost)(why or "the link broke")
+        return self._shown(self.state.peer_down(number, error, self.now))
+
+    @event(r"dialing w(?P<worker>\d) fails: (?P<why>.+)")
+    def _undialed(self, worker: str, why: str) -> list[str]:
+        address = self.state.address(int(worker))
+        return self._shown(self.state.dial_failed(address, PeerLost(why), self.now))
+
+    @event(
+        r"w(?P<worker>\d) requests (?P<partition>edge\d+\.\d+#\d+) "
+        r"for (?P<consumer>\d+)#(?P<attempt>\d+)(?P<words>.*)"
+    )
+    def _requested(self, worker: str, partition: str, consumer: str, attempt: str, words: str) -> list[str]:
+        edge, producer, number = map(int, re.findall(r"\d+", partition))
+        fields = {name: int(value) for name, value in (word.split("=") for word in words.split())}
+        request = PartitionRequest(
+            PartitionId("j1", edge, producer),  # type: ignore[arg-type]
+            int(consumer),
+            number,
+            int(attempt),
+            **fields,
+        )
+        return self._shown(self.state.partition_requested(int(worker), request, self.now))
+
+    @event(r"w(?P<worker>\d) takes its request for channel (?P<channel>\d+) back")
+    def _taken_back(self, worker: str, channel: str) -> list[str]:
+        self.state.partition_cancelled(int(worker), int(channel))
+        return []
+
+    @event(r"the process is sent SIGTERM")
+    def _leave(self) -> list[str]:
+        return self._shown(self.state.leave(self.now))
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def played(path: Path, machine: Callable[[Path], Transcript]) -> str:
+    """The file, with what comes out now."""
+    transcript, lines = machine(path.parent), list[str]()
+    inputs = iter(inputs_of(path.read_text()))
+    source = [line for line in path.read_text().splitlines() if not line.startswith("  ")]
+    for number, line in enumerate(source):
+        lines.append(line)
+        is_input = line.startswith(">")
+        if is_input and not (number + 1 < len(source) and source[number + 1].startswith(">    ")):
+            lines += [f"  {each}" for each in transcript.play(next(inputs))]
+    return "\n".join(lines) + "\n"
+
+
+def check(path: Path, machine: Callable[[Path], Transcript], *, rewrites: bool) -> None:
+    """What comes out is what the file says; or the file says so from now on."""
+    before, after = path.read_text(), played(path, machine)
+    if rewrites:
+        path.write_text(after)
+        return
+    names = f"{path.name} as it is", f"{path.name} as it comes out"
+    diff = difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm="")
+    assert before == after, "\n" + "\n".join(diff)
