@@ -42,7 +42,6 @@ from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
     ErrorInfo,
-    HostLook,
     WorkerReport,
 )
 from minishuffle.worker.instructions import Send
@@ -50,10 +49,10 @@ from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.state import WorkerState
 from support.messagewords import WALL, Words, split_words
 
-__all__ = ["CoordinatorTranscript", "Transcript", "WorkerTranscript", "check", "inputs_of"]
+__all__ = ["CoordinatorTranscript", "WorkerTranscript", "check", "taken_and_given", "word_of"]
 
 NOTHING: Final = "(nothing)"
-SILENT: Final = ("after", "settings", "job")
+SILENT: Final = re.compile(r"after .*|settings .*|job .*|the journal cannot be written: .*")
 """Inputs that set the scene."""
 Method = Callable[..., list[str]]
 
@@ -107,7 +106,7 @@ class Transcript:
             match = method.pattern.fullmatch(each.text)  # type: ignore[attr-defined]
             if match is not None:
                 lines = method(**match.groupdict())
-                return lines or ([] if each.text.split()[0] in SILENT else [NOTHING])
+                return lines or ([] if SILENT.fullmatch(each.text) else [NOTHING])
         raise AssertionError(f"no event is called {each.text!r}")
 
     def _methods(self) -> Iterator[Method]:
@@ -159,7 +158,7 @@ class Transcript:
         made = ControlMessage.by_type[kind]
         subtasks = self.words.subtasks(tokens) if "index" in made.model_fields else []
         rest = [token for token in tokens if not any(token == each[0] for each in subtasks)]
-        given = {"term": self.words.term, "job": "j1", "counters": {}, **given}
+        given = {"term": self.words.term, "counters": {}, **given}
         return [
             self.words.made(made, [*([each[0]] if each else []), *rest], given, self._parts)
             for each in subtasks or [None]
@@ -199,8 +198,6 @@ class CoordinatorTranscript(Transcript):
         self._links = self._requests = 0
         self._asked: dict[tuple[int, int], str] = {}
         """The types of requests that were not answered."""
-        self._looks: list[int] = []
-        """Tickets of looks for hosts."""
         self._submitted: list[str] = []
         """Names of the operators of the last submission."""
 
@@ -244,6 +241,7 @@ class CoordinatorTranscript(Transcript):
                 "report": WorkerReport(),
                 "tasks": [],
                 "peers": [],
+                "missing": [],
             }
         lines = []
         for message in self.message(kind, split_words(words), given):
@@ -295,15 +293,15 @@ class CoordinatorTranscript(Transcript):
         self._submitted = names
         return JobGraph(vertices=vertices, edges=edges, settings=JobSettings.model_validate(settings))
 
-    @event(r"(the submission is written|the submission cannot be written: (?P<why>.+))")
-    def _journaled(self, why: str | None) -> list[str]:
-        return self._carry_out(self.state.journaled(ResourceExhausted(why) if why else None, self.now))
+    @event(r"the submission (is|cannot be) written")
+    def _journaled(self) -> list[str]:
+        error = ResourceExhausted(self._problem) if self._problem else None
+        return self._carry_out(self.state.journaled(error, self.now))
 
     @event(r"the journal cannot be written: (?P<why>.+)")
     def _fail(self, why: str) -> list[str]:
-        """From the next time on."""
         self._problem = why
-        return ["(from now on)"]
+        return []
 
     @event(r"the journal can be written again")
     def _mend(self) -> list[str]:
@@ -329,9 +327,9 @@ class CoordinatorTranscript(Transcript):
         verb = self.state.process_found if found == "found" else self.state.process_gone
         return self._carry_out(verb(link, self.now))
 
-    @event(r"the host (?P<answer>answers|does not answer) the coordinator")
-    def _host(self, answer: str) -> list[str]:
-        return self._carry_out(self.state.host_looked(self._looks[-1], answer == "answers", self.now))
+    @event(r"the host of look (?P<ticket>\d+) (?P<answer>answers|does not answer) the coordinator")
+    def _host(self, ticket: str, answer: str) -> list[str]:
+        return self._carry_out(self.state.host_looked(int(ticket), answer == "answers", self.now))
 
     @event(r"the last deploy to (?P<name>w\d) is too long to be sent")
     def _too_long(self, name: str) -> list[str]:
@@ -388,7 +386,7 @@ class CoordinatorTranscript(Transcript):
         while waiting:
             each = waiting.popleft()
             lines += self._lines(each)
-            if isinstance(each, Journal) and not self._write(each):
+            if isinstance(each, Journal) and not self._write(each) and not self.state.write_ahead.problem:
                 waiting = deque(self.state.write_ahead.failed(waiting, self._problem))
         self.state.validate()
         return lines
@@ -431,8 +429,6 @@ class CoordinatorTranscript(Transcript):
                 failed = " (not written)" if self._problem else ""
                 kind = "journal submission" if each.submission else "journal"
                 return [f"{kind}{failed}: {self._records(each.changes)}"]
-        if isinstance(look := getattr(each, "look", None), HostLook):
-            self._looks.append(look.ticket)
         if hasattr(each, "link"):
             return self._without_link(each, self._named(each.link))
         return lines(word_of(type(each)), each)
@@ -646,3 +642,12 @@ def check(path: Path, machine: Callable[[Path], Transcript], *, rewrites: bool) 
     names = f"{path.name} as it is", f"{path.name} as it comes out"
     diff = difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm="")
     assert before == after, "\n" + "\n".join(diff)
+
+
+def taken_and_given(directory: Path) -> tuple[set[str], set[str]]:
+    """The types of messages that the machine takes in these transcripts, and the types of messages that it
+    sends, with the names of its other instructions."""
+    text = "\n".join(path.read_text() for path in directory.glob("*.txt"))
+    taken = re.findall(r"^> \S+ sends (\w+)", text, re.MULTILINE)
+    given = re.findall(r"^  (?:\+\S+ )?(?:\S+ <- )?(\w+)", text, re.MULTILINE)
+    return set(taken), set(given)
