@@ -1,14 +1,39 @@
-"""Two threads that take turns where a test wants it, one bytecode instruction at a time."""
+"""Two threads that take turns where a test wants it, one bytecode instruction at a time.
+
+An instruction that moves what only its own thread sees, between its local variables and its stack, is none of
+those before which the other thread acts: that comes to the same as to act before the next instruction.
+"""
 
 from __future__ import annotations
 
+import dis
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 SECONDS_MAX = 20.0
+OWN = {
+    *("CACHE", "COPY", "COPY_FREE_VARS", "EXTENDED_ARG", "IS_OP", "JUMP_BACKWARD", "JUMP_FORWARD", "KW_NAMES"),
+    *("LOAD_CONST", "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_LOAD_FAST", "LOAD_GLOBAL", "NOP", "PRECALL"),
+    *("PUSH_NULL", "RESUME", "SWAP"),
+}
+"""Instructions that neither read nor write what two threads share; globals stay as they are. What drops a
+reference is none of them, as an object may end with it, and no test of a truth value, which may be a length."""
+
+
+_shared: dict[int, tuple[CodeType, frozenset[int]]] = {}
+"""By the number of the code, which is kept, as that of another one may be the same later; a hash takes long."""
+
+
+def stops(frame: FrameType) -> bool:
+    """Whether another thread may make a difference if it acts before the instruction that comes next."""
+    code = frame.f_code
+    if (found := _shared.get(id(code))) is None:
+        offsets = frozenset(each.offset for each in dis.get_instructions(code) if each.opname not in OWN)
+        found = _shared[id(code)] = code, offsets
+    return frame.f_lasti in found[1]
 
 
 class Stepped:
@@ -47,7 +72,7 @@ class Stepped:
         if "/minishuffle/" not in frame.f_code.co_filename:
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode":
+        if event == "opcode" and stops(frame):
             self._left -= 1
             if not self._left:
                 self._stopped.release()
@@ -120,7 +145,7 @@ def _interrupt(call: Callable[[], object], inside: Callable[[], object], before:
         if "/minishuffle/" not in frame.f_code.co_filename:
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode":
+        if event == "opcode" and stops(frame):
             left -= 1
             if not left:
                 sys.settrace(None)
