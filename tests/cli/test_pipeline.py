@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import Result
 from pyspark.sql import DataFrame, SparkSession
@@ -18,6 +20,7 @@ from minishuffle.errors import ShuffleError
 from minishuffle.pipelines import Pipeline
 from minishuffle.pipelines.run import Outcome
 from minishuffle.pipelines.verdict import compare
+from support.documents import ROOT, SPARK, blocks
 
 pytestmark = pytest.mark.extra
 
@@ -224,3 +227,36 @@ def test_nothing_to_compare_with(run_with: Callable[..., Result]) -> None:
     assert result.exit_code == 0 and "nothing to compare with" in result.output
     told = json.loads(run_with(None, "--json").output)
     assert told["rows"] == 60 and told["equal"] is None and told["rows_spark"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pretending
+def test_the_pipeline_of_the_document_runs_as_printed(
+    run: Run, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, own = (
+        block.code for block in blocks(SPARK, "Your own Parquet files") if block.language == "python"
+    )
+    text = (ROOT / SPARK).read_text(encoding="utf-8")
+    (line,) = re.findall(r"^    minishuffle (pipeline run my\.py.*)$", text, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "started_spark", lambda *_: contextlib.nullcontext(spark))
+    exec(inputs, {})
+    (tmp_path / "my.py").write_text(own)
+    ran = run(*line.split(), "--output", str(tmp_path / "out"))
+    assert ran.exit_code == 0, ran.output
+    result = pq.read_table(tmp_path / "out" / "minishuffle").to_pydict()
+    assert (sum(result["shown"]), sum(result["clicks"])) == (600, 300)
+    assert sum(cents or 0 for cents in result["cents"]) == sum(range(300))
+    assert len(result["ad"]) == 70
+    shown = re.search(r"^    (ad +window_start.*)\n((?:    ad\d.*\n)+)", text, re.MULTILINE)
+    assert shown is not None
+    assert shown[1].split() in [printed.split() for printed in ran.stdout.splitlines()]
+    for row_shown in shown[2].splitlines():  # Rows come in no particular order, and only some are shown.
+        ad, day, hour, *_, number, clicks, cents = row_shown.split()
+        rows = [dict(zip(result, row, strict=True)) for row in zip(*result.values(), strict=True)]
+        (row,) = (
+            r for r in rows if (r["ad"], f"{r['window_start']:%Y-%m-%d %H:%M:%SZ}") == (ad, f"{day} {hour}")
+        )
+        assert (row["shown"], row["clicks"], row["cents"]) == (int(number), int(clicks), int(cents))

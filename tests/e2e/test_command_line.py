@@ -388,20 +388,3 @@ def test_a_demo_that_is_kept_leaves_time_to_look_at_its_page(
     assert process.returncode == 0, errors
     assert "all processes ended, state removed" in out
     assert list((tmp_path / "tmp").iterdir()) == []
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.extra
-def test_the_demo_passes_and_leaves_nothing(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    (tmp_path / "tmp").mkdir()
-    out, _ = shell.run("demo", seconds=200.0)
-    assert "equal to plain Python's count" in out
-    assert "EQUAL: 60,142 rows of minishuffle and of Spark" in out  # A whole year, the only one in the tests.
-    assert "\n362,891 rows in at " in out and ", 0 late; " in out
-    assert "ran again after" in out and " ran on; " in out
-    assert out.count(" ok ") == 6
-    assert "minishuffle cluster up" in out.splitlines()[-3]
-    assert list((tmp_path / "tmp").iterdir()) == []

@@ -19,7 +19,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -28,14 +27,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from minishuffle.examples.wordcount import SHIPPED_TEXT
+from support.documents import ROOT, SPARK, Block, blocks, sections
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 CLI = "minishuffle/cli/README.md"
 DATAFLOW = "minishuffle/api/README.md"
-SPARK = "minishuffle/spark/README.md"
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$\n?((?:\n*    [^\n]*\n)*)", re.MULTILINE | re.DOTALL)
 TEXT = "moby.txt"
 SECONDS_MAX = 60.0
 
@@ -63,32 +60,8 @@ RUN = {
     (DATAFLOW, "From a program"): 1,
     (SPARK, "Your own Parquet files"): 2,
 }
-"""By document and section, the number of Python blocks that a test below runs."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block; ``printed`` is the indented text right below it."""
-
-    language: str
-    code: str
-    printed: str
-
-
-def sections(document: str) -> Iterator[tuple[str, list[Block]]]:
-    """Each section of the second level with its blocks."""
-    for part in (ROOT / document).read_text(encoding="utf-8").split("\n## ")[1:]:
-        found = []
-        for language, code, below in BLOCK.findall(part):
-            printed = "".join(re.findall(r"^    (.*\n)", below, re.MULTILINE))
-            found.append(Block(language, code, printed))
-        yield part.partition("\n")[0], found
-
-
-def blocks(document: str, title: str, language: str = "python") -> list[Block]:
-    found = [block for block in dict(sections(document))[title] if block.language == language]
-    assert found, f"{document} has no {language} block in {title!r}"
-    return found
+"""By document and section, the number of Python blocks that a test runs: below, those of Spark in
+``cli/test_pipeline.py``."""
 
 
 def test_every_python_block_of_every_document_is_run() -> None:
@@ -143,40 +116,6 @@ def test_the_examples_of_a_section_print_what_is_printed_there(
         runpy.run_path(str(program), run_name="__main__")
         assert capfd.readouterr() == (example.printed, "")
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.extra
-def test_the_spark_pipeline_runs_as_printed(tmp_path: Path) -> None:
-    inputs, own = blocks(SPARK, "Your own Parquet files")
-    text = (ROOT / SPARK).read_text(encoding="utf-8")
-    (command,) = re.findall(r"^    minishuffle (pipeline run my\.py.*)$", text, re.MULTILINE)
-    assert run_program(inputs.code, tmp_path) == ""
-    (tmp_path / "my.py").write_text(own.code)
-    ran = subprocess.run(
-        [sys.executable, "-m", "minishuffle.cli", *command.split(), "--output", str(tmp_path / "out")],
-        cwd=tmp_path,
-        env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    result = pq.read_table(tmp_path / "out" / "minishuffle").to_pydict()
-    assert (sum(result["shown"]), sum(result["clicks"])) == (600, 300)
-    assert sum(cents or 0 for cents in result["cents"]) == sum(range(300))
-    assert len(result["ad"]) == 70
-    shown = re.search(r"^    (ad +window_start.*)\n((?:    ad\d.*\n)+)", text, re.MULTILINE)
-    assert shown is not None
-    assert shown[1].split() in [line.split() for line in ran.stdout.splitlines()]
-    for line in shown[2].splitlines():  # Rows come in no particular order, and only some are shown.
-        ad, day, hour, *_, number, clicks, cents = line.split()
-        rows = [dict(zip(result, row, strict=True)) for row in zip(*result.values(), strict=True)]
-        (row,) = (
-            r for r in rows if (r["ad"], f"{r['window_start']:%Y-%m-%d %H:%M:%SZ}") == (ad, f"{day} {hour}")
-        )
-        assert (row["shown"], row["clicks"], row["cents"]) == (int(number), int(clicks), int(cents))
 
 
 # --- sessions --------------------------------------------------------------------------------------

@@ -15,16 +15,25 @@ from typing import Any
 
 SECONDS_MAX = 20.0
 OWN = {
-    *("CACHE", "COPY", "COPY_FREE_VARS", "EXTENDED_ARG", "IS_OP", "JUMP_BACKWARD", "JUMP_FORWARD", "KW_NAMES"),
+    *(
+        "CACHE",
+        "COPY",
+        "COPY_FREE_VARS",
+        "EXTENDED_ARG",
+        "IS_OP",
+        "JUMP_BACKWARD",
+        "JUMP_FORWARD",
+        "KW_NAMES",
+    ),
     *("LOAD_CONST", "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_LOAD_FAST", "LOAD_GLOBAL", "NOP", "PRECALL"),
     *("PUSH_NULL", "RESUME", "SWAP"),
 }
 """Instructions that neither read nor write what two threads share; globals stay as they are. What drops a
-reference is none of them, as an object may end with it, and no test of a truth value, which may be a length."""
+reference is none of them, as an object may end with it, nor is a test of a truth value, perhaps a length."""
 
 
 _shared: dict[int, tuple[CodeType, frozenset[int]]] = {}
-"""By the number of the code, which is kept, as that of another one may be the same later; a hash takes long."""
+"""By the number of the code, which is kept, as another one may get its number; to hash one takes long."""
 
 
 def stops(frame: FrameType) -> bool:

@@ -11,7 +11,13 @@ from xdist.scheduler import LoadFileScheduling
 
 __all__ = ["SideBySide", "shares_spark"]
 
-SHARED = ("tests/spark/", "tests/pipelines/", "tests/bench/test_spark.py", "tests/cli/test_pipeline.py")
+SHARED = (
+    "tests/spark/",
+    "tests/pipelines/",
+    "tests/bench/test_spark.py",
+    "tests/cli/test_demo.py",
+    "tests/cli/test_pipeline.py",
+)
 """Where tests take the session that is there (see ``support.spark``)."""
 OWN = ("tests/spark/test_cluster.py", "tests/spark/test_session.py", "tests/pipelines/test_interrupt.py")
 """Files among them that start sessions, or whose processes do."""
