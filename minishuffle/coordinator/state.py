@@ -314,7 +314,7 @@ class CoordinatorState:
 
     def everything(self, now: float) -> Changes:
         """All records, for a journal that has lost them."""
-        self._recorder = journalrecords.Recorder({})
+        self._recorder, self._recorded_offset = journalrecords.Recorder({}), math.inf
         for job in self._jobs.values():
             job.changed.update(job.keys())
         self._changed.update({each.worker: each for each in self._workers})
