@@ -23,6 +23,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
+from itertools import repeat
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -132,7 +133,9 @@ class Words:
                 if nested or not any(token.startswith("(") for token in tokens):
                     words += [f"{name}={','.join(tokens)}"] if tokens else []
                 else:
-                    below += [f"{name} {token.removeprefix('(').removesuffix(')')}" for token in tokens]
+                    kinds = [getattr(part, "type", "") if name == "message" else "" for part in parts]
+                    texts = [token.removeprefix("(").removesuffix(")") for token in tokens]
+                    below += [" ".join(filter(None, each)) for each in zip(repeat(name), kinds, texts)]
             elif isinstance(each, bool):
                 words.append(name if each else f"{name}=no")
             else:
@@ -260,8 +263,10 @@ class Words:
                 values.setdefault(name, []).append(part)
             else:
                 values[name] = part
-        known = kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else given
-        return kind(**{name: each for name, each in given.items() if name in known} | values)
+        for name, info in kind.model_fields.items():
+            if name not in values and (name in given or info.is_required()):
+                values[name] = given[name] if name in given else (_kind(kind, name)[0] or dict)()
+        return kind(**values)
 
     def _part(self, kind: type[Any], name: str, words: list[str], job: str) -> Any:
         inner = _kind(kind, name)[1]
@@ -269,7 +274,7 @@ class Words:
             return self._address(words[0])
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             return self._values(inner, words, job)
-        return self.made(inner, words, {"job": job, "term": self.term, "counters": {}})
+        return self.made(inner, words, {"job": job, "term": self.term})
 
     def _values(self, kind: Any, tokens: Iterable[str], job: str) -> dict[str, Any]:
         known = getattr(kind, "model_fields", {})

@@ -42,14 +42,20 @@ from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
     ErrorInfo,
-    WorkerReport,
 )
-from minishuffle.worker.instructions import Send
+from minishuffle.worker.instructions import Send, StartTask, attempt_id
 from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.state import WorkerState
 from support.messagewords import WALL, Words, split_words
 
-__all__ = ["CoordinatorTranscript", "WorkerTranscript", "check", "taken_and_given", "word_of"]
+__all__ = [
+    "CoordinatorTranscript",
+    "WorkerTranscript",
+    "check",
+    "sent_to_workers",
+    "taken_and_given",
+    "word_of",
+]
 
 NOTHING: Final = "(nothing)"
 SILENT: Final = re.compile(r"after .*|settings .*|job .*|the journal cannot be written: .*")
@@ -158,7 +164,7 @@ class Transcript:
         made = ControlMessage.by_type[kind]
         subtasks = self.words.subtasks(tokens) if "index" in made.model_fields else []
         rest = [token for token in tokens if not any(token == each[0] for each in subtasks)]
-        given = {"term": self.words.term, "counters": {}, **given}
+        given = {"term": self.words.term, **given}
         return [
             self.words.made(made, [*([each[0]] if each else []), *rest], given, self._parts)
             for each in subtasks or [None]
@@ -235,14 +241,7 @@ class CoordinatorTranscript(Transcript):
             "segment_bytes": 32768,
         }
         if kind != "register":
-            given = {
-                "epoch": peer.epoch,
-                "worker": peer.worker,
-                "report": WorkerReport(),
-                "tasks": [],
-                "peers": [],
-                "missing": [],
-            }
+            given = {"epoch": peer.epoch, "worker": peer.worker} if kind == "heartbeat" else {}
         lines = []
         for message in self.message(kind, split_words(words), given):
             if getattr(message, "number", None) == 0:
@@ -259,7 +258,7 @@ class CoordinatorTranscript(Transcript):
             self._parts, parts = [], self._parts
             given = {"graph": self._graph(parts).to_bytes(), "python": "3.13"}
         else:
-            given = {"tasks": [], "calls": []}
+            given = {}
         (message,) = self.message(kind, tokens, given)
         self._requests += 1
         self._asked[link, self._requests] = kind
@@ -303,12 +302,11 @@ class CoordinatorTranscript(Transcript):
         self._problem = why
         return []
 
-    @event(r"the journal can be written again")
-    def _mend(self) -> list[str]:
-        self._problem = ""
-        unwritten, self._unwritten = self._unwritten or {}, None
-        self._keep(unwritten)
-        return self._carry_out([Journal(unwritten), *self.state.write_ahead.written()])
+    @event(r"the journal can be written again(?P<lost>, and has nothing)?")
+    def _write_again(self, lost: str | None) -> list[str]:
+        changes = self.state.everything(self.now) if lost else self._unwritten or {}
+        self._problem, self._unwritten = "", None
+        return self._carry_out([Journal(changes), *self.state.write_ahead.written()])
 
     @event(
         r"(link of (?P<name>w\d|client\d?)|link (?P<number>\d+)) closes"
@@ -353,11 +351,11 @@ class CoordinatorTranscript(Transcript):
         lines = self._carry_out(self.state.hand_over(self.now))
         return [*lines, *self._restart()]
 
-    @event(r"the coordinator is sent SIGTERM")
+    @event(r"the coordinator is interrupted")
     def _stop(self) -> list[str]:
         return self._carry_out(self.state.stop(self.now))
 
-    @event(r"the system clock is set (?P<seconds>[\d.]+) s forward")
+    @event(r"the wall clock is (?P<seconds>[\d.]+) s ahead")
     def _anchor(self, seconds: str) -> list[str]:
         self.state.anchor(WALL + float(seconds))
         return []
@@ -506,6 +504,10 @@ class WorkerTranscript(Transcript):
         for each in instructions:
             if isinstance(each, Send):
                 lines += self.words.lines(f"coordinator <- {each.message.type}", each.message)  # type: ignore[attr-defined]
+            elif isinstance(each, StartTask):  # The rest is what was deployed.
+                attempt = attempt_id(each.message.job, each.spec)
+                programs = ",".join(each.decode() for each in each.message.programs.values())
+                lines.append(f"start_task {self.words.token(attempt)} programs={programs}")
             else:
                 lines += self.words.lines(word_of(type(each)), each)
         return lines
@@ -521,9 +523,7 @@ class WorkerTranscript(Transcript):
     @event(r"coordinator sends (?P<kind>\w+)(?P<words>.*)")
     def _told(self, kind: str, words: str) -> list[str]:
         lines = []
-        for message in self.message(
-            kind, split_words(words), {"name": "words", "settings": JobSettings().model_dump()}
-        ):
+        for message in self.message(kind, split_words(words), {"name": "words"}):
             if isinstance(message, DeployTasks):
                 settings = JobSettings().model_dump() | message.settings
                 message = message.model_copy(update={"settings": settings})
@@ -546,19 +546,12 @@ class WorkerTranscript(Transcript):
     def _lose(self, task: str, why: str) -> list[str]:
         return self._shown(self.state.partition_lost(self.words.attempt(task), PartitionLost(why)))
 
-    @event(r"(?P<task>\S+) (?P<what>waits|is in one call|goes on)")
+    @event(r"(?P<task>\S+) (?P<what>waits|goes on)")
     def _at(self, task: str, what: str) -> list[str]:
-        """What the shell sees when it looks at a task."""
+        """What the shell sees when it looks at a task that is not in one and the same call."""
         key = self.words.attempt(task)
-        before = self._progress.get(key) or (0.0, 0, 0)
-        self._progress[key] = {"waits": None, "is in one call": before, "goes on": (before[0] + 1.0, 0, 0)}[
-            what
-        ]
-        return []
-
-    @event(r"(?P<count>\d+) threads of abandoned tasks still run")
-    def _stuck(self, count: str) -> list[str]:
-        self.state.stuck = int(count)
+        seconds, *_ = self._progress.get(key) or (0.0,)
+        self._progress[key] = None if what == "waits" else (seconds + 1.0, 0, 0)
         return []
 
     CHANNEL: ClassVar = {
@@ -644,10 +637,19 @@ def check(path: Path, machine: Callable[[Path], Transcript], *, rewrites: bool) 
     assert before == after, "\n" + "\n".join(diff)
 
 
+def _text_of(directory: Path) -> str:
+    return "\n".join(path.read_text() for path in directory.glob("*.txt"))
+
+
+def sent_to_workers(directory: Path) -> set[str]:
+    """The types of messages that a coordinator sends to workers in these transcripts."""
+    return set(re.findall(r"^  (?:\+\S+ )?w\d(?:\(link \d+\))? <- (\w+)", _text_of(directory), re.MULTILINE))
+
+
 def taken_and_given(directory: Path) -> tuple[set[str], set[str]]:
     """The types of messages that the machine takes in these transcripts, and the types of messages that it
     sends, with the names of its other instructions."""
-    text = "\n".join(path.read_text() for path in directory.glob("*.txt"))
+    text = _text_of(directory)
     taken = re.findall(r"^> \S+ sends (\w+)", text, re.MULTILINE)
     given = re.findall(r"^  (?:\+\S+ )?(?:\S+ <- )?(\w+)", text, re.MULTILINE)
     return set(taken), set(given)
