@@ -129,8 +129,8 @@ END_TOLD_SECONDS: Final = 2.0
 knows."""
 COORDINATOR_RESTARTS_MAX: Final = 5
 """How often in a row a launcher starts a coordinator again that is lost soon after its start."""
-COORDINATOR_YOUNG_SECONDS: Final = 5.0
-"""How soon that is."""
+YOUNG_SECONDS: Final = 5.0
+"""A process that is lost sooner after its start may be lost each time."""
 SOURCE_LEASE_ROWS_MAX: Final = 1 << 40
 RATE_MAX: Final = 1e12
 """Records per second of a generator: whoever means none leaves the rate out."""

@@ -20,18 +20,21 @@ from dataclasses import dataclass
 from typing import Final
 
 from minishuffle import limits
+from minishuffle.backoff import Backoff
 from minishuffle.wire.requests import JOB_LIVE, ClusterStatus, WorkerInfo
 
-__all__ = ["CoordinatorRestarts", "Replacements", "SignalSequence"]
+__all__ = ["CoordinatorRestarts", "Orders", "Replacements", "SignalSequence"]
 
 RECOVERY_SECONDS_MAX: Final = 10.0
 """A task that restarts for longer, since it fails again and again, holds no start up."""
 SETTLE_SECONDS: Final = 0.5
 """From when all tasks run again to when they have made their links and emit."""
-YOUNG_SECONDS: Final = 5.0
-"""A process that is lost sooner after its start may be lost each time."""
-BACKOFF_SECONDS: Final = 0.5
-BACKOFF_SECONDS_MAX: Final = 8.0
+BACKOFF: Final = Backoff(0.5, 8.0, at_once=1)
+"""Between a loss and the next start, by losses in a row of young processes."""
+ORDER_BACKOFF: Final = Backoff(1.0, 8.0)
+"""The same of workers that others start, by those in a row that never registered."""
+ORDER_FAILURES_MAX: Final = 5
+"""So many of these: they cannot be run there."""
 REGISTRATION_SECONDS_MAX: Final = 60.0
 """From the start of a process. One that finds no coordinator gives up sooner, by itself."""
 TERM_SECONDS: Final = 1.0
@@ -43,7 +46,7 @@ _RECOVERING: Final = frozenset({"lost", "restarting", "created"})
 
 @dataclass(slots=True)
 class _Process:
-    """The last process with one worker id."""
+    """The last process of a coordinator, or with one worker id."""
 
     started_at: float = float("-inf")
     young_losses: int = 0
@@ -51,6 +54,18 @@ class _Process:
     lost_at: float | None = None
     registered: bool = True
     """The coordinator knows it, as it does those that a cluster begins with."""
+
+    def lose(self, now: float) -> None:
+        """It has ended, and not in order."""
+        young = now < self.started_at + limits.YOUNG_SECONDS
+        self.young_losses = self.young_losses + 1 if young else 0
+        self.lost_at = now
+
+    @property
+    def due_at(self) -> float:
+        """When the next one may start at the earliest; of one that is lost."""
+        assert self.lost_at is not None
+        return self.lost_at + BACKOFF.seconds(self.young_losses)
 
 
 class Replacements:
@@ -69,10 +84,7 @@ class Replacements:
 
     def lost(self, worker: int, now: float) -> None:
         """The process with that id has ended, and not in order."""
-        process = self._processes[worker]
-        young = now < process.started_at + YOUNG_SECONDS
-        process.young_losses = process.young_losses + 1 if young else 0
-        process.lost_at = now
+        self._processes[worker].lose(now)
 
     def hung(self, workers: Iterable[WorkerInfo], pids: Mapping[int, int], now: float) -> list[int]:
         """The ids of processes that hang: they run, but the coordinator has declared them lost, or has not
@@ -105,7 +117,7 @@ class Replacements:
             self._recovering_at = now
         found = []
         for worker, process in self._processes.items():
-            if process.lost_at is None or worker in alive or now < process.lost_at + _delay(process):
+            if process.lost_at is None or worker in alive or now < process.due_at:
                 continue
             settled_at = max(process.lost_at, self._recovering_at) + SETTLE_SECONDS
             if states and not urgent and now < min(settled_at, process.lost_at + RECOVERY_SECONDS_MAX):
@@ -115,11 +127,52 @@ class Replacements:
         return found
 
 
-def _delay(process: _Process) -> float:
-    """Seconds between a loss and the next start: none for the first that is soon after a start."""
-    if process.young_losses <= 1:
-        return 0.0
-    return min(BACKOFF_SECONDS * 2.0 ** min(process.young_losses - 2, 10), BACKOFF_SECONDS_MAX)
+class Orders:
+    """Workers that others start, as Spark does on its executors: ``wanted`` of them are on order or at work.
+    Each order has a number that is never used again, and that is its worker's id.
+
+    Invariant: ``len(open) ≤ wanted``.
+    """
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
+        self.open: set[int] = set()
+        """Those that have not ended, and whose workers are not lost."""
+        self.first_failure = ""
+        self._numbers = 0
+        self._failures = 0
+        """In a row."""
+        self._not_before = 0.0
+
+    def due(self, now: float) -> list[int]:
+        """Numbers of the orders to place now."""
+        if now < self._not_before or self.failed:
+            return []
+        placed = []
+        while len(self.open) < self.wanted:
+            self._numbers += 1
+            self.open.add(self._numbers)
+            placed.append(self._numbers)
+        return placed
+
+    def lost(self, order: int) -> None:
+        """Its worker is lost: another order takes the place of this one, which may not have ended."""
+        self.open.discard(order)
+
+    def ended(self, order: int, reason: str, was_registered: bool, now: float) -> None:
+        """An order has ended; ``reason`` is empty for an orderly end."""
+        self.open.discard(order)
+        if was_registered:
+            self._failures = 0
+            return
+        self._failures += 1
+        self.first_failure = self.first_failure or reason
+        self._not_before = now + ORDER_BACKOFF.seconds(self._failures)
+
+    @property
+    def failed(self) -> bool:
+        """Nothing is ordered any more."""
+        return self._failures >= ORDER_FAILURES_MAX
 
 
 class SignalSequence:
@@ -152,18 +205,14 @@ class CoordinatorRestarts:
     """When the one coordinator of a launcher starts again."""
 
     def __init__(self, started: float) -> None:
-        self._started = started
-        self._young_losses = 0
-        """In a row."""
+        self._process = _Process(started)
 
     def started(self, now: float) -> None:
         """A process of it."""
-        self._started = now
+        self._process.started_at = now
 
     def due(self, ended: float) -> float | None:
         """Its process ended then: when to start the next one; None if that happens too often."""
-        young = ended < self._started + limits.COORDINATOR_YOUNG_SECONDS
-        self._young_losses = self._young_losses + 1 if young else 0
-        if self._young_losses > limits.COORDINATOR_RESTARTS_MAX:
-            return None
-        return ended + (BACKOFF_SECONDS * 2.0 ** (self._young_losses - 2) if self._young_losses > 1 else 0.0)
+        self._process.lose(ended)
+        often = self._process.young_losses > limits.COORDINATOR_RESTARTS_MAX
+        return None if often else self._process.due_at

@@ -308,6 +308,6 @@ class Supervisor:
 def _lost_too_often(last: Child, code: int) -> PeerLost:
     return PeerLost(
         f"the coordinator was lost {limits.COORDINATOR_RESTARTS_MAX + 1} times in a row within "
-        f"{limits.COORDINATOR_YOUNG_SECONDS:g} s of its start, and is not started again; the last time it "
+        f"{limits.YOUNG_SECONDS:g} s of its start, and is not started again; the last time it "
         f"{how_it_ended(code)}: look at {last.log}\n{last.tail()}".rstrip()
     )

@@ -21,7 +21,7 @@ def names(text: str) -> frozenset[str]:
 
 
 LAYERS = (
-    names("errors limits clock config console ids counters releases"),
+    names("errors limits backoff clock config console ids counters releases"),
     names("wire"),
     names("protocol"),
     names("transport"),

@@ -118,6 +118,7 @@ SMALL_LINES_MAX = 75
 SMALL = {
     "__main__": "``python -m minishuffle``",
     "api/drafts": "what stands behind a step of unknown columns while ``minishuffle schema`` loads a plan",
+    "backoff": "how long to wait between two tries",
     "cli/__main__": "``python -m minishuffle.cli``, which starts processes of clusters",
     "cli/entry": "what every start of the command line begins with, before its imports",
     "cli/firstprocess": "an init for a process that is number 1 of its container",

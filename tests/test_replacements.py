@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
 from minishuffle.replacements import (
+    ORDER_BACKOFF,
+    ORDER_FAILURES_MAX,
     RECOVERY_SECONDS_MAX,
     REGISTRATION_SECONDS_MAX,
     SETTLE_SECONDS,
     CoordinatorRestarts,
+    Orders,
     Replacements,
     SignalSequence,
 )
@@ -210,6 +213,91 @@ def test_a_coordinator_that_is_lost_soon_each_time_starts_less_and_less_soon_and
 def test_a_coordinator_that_ran_for_a_while_starts_again_at_once_any_number_of_times() -> None:
     restarts, now = CoordinatorRestarts(100.0), 100.0
     for _ in range(3 * limits.COORDINATOR_RESTARTS_MAX):
-        now += limits.COORDINATOR_YOUNG_SECONDS
+        now += limits.YOUNG_SECONDS
         assert restarts.due(now) == now
         restarts.started(now)
+
+
+# --- workers that others start ---------------------------------------------------------------------
+
+
+def test_all_are_ordered_at_once_and_no_more() -> None:
+    orders = Orders(3)
+    assert orders.due(0.0) == [1, 2, 3]
+    assert orders.due(0.0) == []
+
+
+def test_a_worker_that_ran_is_replaced_at_once_under_a_new_number() -> None:
+    orders = Orders(2)
+    orders.due(0.0)
+    orders.ended(1, "its executor is lost", True, 10.0)
+    assert orders.due(10.0) == [3]
+    assert orders.open == {2, 3}
+    assert not orders.first_failure
+
+
+def test_another_order_takes_the_place_of_one_whose_worker_is_lost_before_that_has_ended() -> None:
+    orders = Orders(2)
+    orders.due(0.0)
+    orders.lost(1)
+    assert orders.due(10.0) == [3]
+    orders.ended(1, "it hung", True, 11.0)
+    assert orders.due(11.0) == []
+    assert orders.open == {2, 3}
+
+
+@pytest.mark.parametrize("failures, seconds", [(1, 1.0), (2, 2.0), (3, 4.0), (4, 8.0)])
+def test_after_a_failure_the_next_order_waits_longer_each_time(failures: int, seconds: float) -> None:
+    orders = Orders(1)
+    now = 0.0
+    for _ in range(failures):
+        (order,) = orders.due(now)
+        orders.ended(order, "no Python", False, now)
+        before, now = now, now + ORDER_BACKOFF.longest
+    assert orders.due(before + seconds - 0.001) == []
+    assert orders.due(before + seconds) == [failures + 1]
+
+
+def test_failures_in_a_row_end_it_with_the_first_reason() -> None:
+    orders = Orders(1)
+    for number in range(ORDER_FAILURES_MAX):
+        assert not orders.failed
+        (order,) = orders.due(number * 100.0)
+        orders.ended(order, f"reason {number}", False, number * 100.0)
+    assert orders.failed
+    assert orders.first_failure == "reason 0"
+    assert orders.due(1e9) == []
+
+
+def test_a_worker_that_registered_ends_the_row() -> None:
+    orders = Orders(1)
+    now = 0.0
+    for number in range(3 * ORDER_FAILURES_MAX):
+        (order,) = orders.due(now)
+        orders.ended(order, "x", number % ORDER_FAILURES_MAX == 0, now)
+        now += 100.0
+    assert not orders.failed
+
+
+@given(
+    wanted=st.integers(1, 5),
+    steps=st.lists(st.tuples(st.floats(0.0, 10.0), st.integers(0, 4), st.booleans())),
+)
+def test_orders_never_exceed_what_is_wanted_and_no_number_comes_twice(
+    wanted: int, steps: list[tuple[float, int, bool]]
+) -> None:
+    orders = Orders(wanted)
+    placed: list[int] = []
+    now = 0.0
+    for seconds, which, was_registered in steps:
+        now += seconds
+        placed += orders.due(now)
+        assert len(orders.open) <= wanted
+        assert orders.open <= set(placed)
+        there = sorted(orders.open)
+        if which < len(there):
+            orders.ended(there[which], "it ended", was_registered, now)
+    assert placed == sorted(set(placed))
+    due = orders.due(now + ORDER_BACKOFF.longest)
+    assert bool(due) <= (not orders.failed)
+    assert orders.failed or len(orders.open) == wanted

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from minishuffle import limits, replacements
+from minishuffle.backoff import Backoff
 from minishuffle.client import Client
 from minishuffle.config import CoordinatorPlace, forget_coordinator, write_coordinator
 from minishuffle.errors import PeerLost, UsageError
@@ -117,7 +118,7 @@ def test_a_coordinator_that_was_killed_is_started_again_at_its_ports(
 def test_one_that_is_lost_again_and_again_is_not_started_for_ever(
     supervised: Callable[[str], Fixture], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replacements, "BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(replacements, "BACKOFF", Backoff(0.0, 0.0))
     fixture = supervised(DIES)
     fixture.launch.program = "import sys; print('no more room', file=sys.stderr, flush=True); " + DIES
     fixture.supervisor.start()
@@ -158,7 +159,7 @@ def test_a_start_that_fails_is_tried_again_and_not_for_ever(
     supervised: Callable[[str], Fixture], monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """A disk may have room a moment later; workers run on for as long as that is tried."""
-    monkeypatch.setattr(replacements, "BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(replacements, "BACKOFF", Backoff(0.0, 0.0))
     fixture = supervised(WAITS)
     fixture.kill()
     start, failed = fixture.launch.start, list[int]()

@@ -126,7 +126,7 @@ def lose_coordinator(
     """
     before = failures.wait_until_whole()
     age = time.time() - psutil.Process(cluster.status().pid).create_time()
-    time.sleep(max(0.0, limits.COORDINATOR_YOUNG_SECONDS - age))  # Else the next one starts later.
+    time.sleep(max(0.0, limits.YOUNG_SECONDS - age))  # Else the next one starts later.
     at, wall = time.monotonic_ns(), time.time()
     cluster.kill_coordinator()
     shown = handle.info()

@@ -13,16 +13,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from minishuffle import limits
+from minishuffle.backoff import Backoff
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.errors import ResourceExhausted
 from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import ErrorInfo
 
 __all__ = [
-    "DELAY_SECONDS_MAX",
-    "DELAY_SECONDS_MIN",
-    "JITTER",
     "QUIET_SECONDS",
+    "RESTART_BACKOFF",
     "Failures",
     "Regions",
     "pipelined_regions",
@@ -30,10 +29,7 @@ __all__ = [
 
 # --- delays and limits ----------------------------------------------------------------------------
 
-DELAY_SECONDS_MIN: Final = 0.1
-DELAY_SECONDS_MAX: Final = 10.0
-JITTER: Final = 0.1
-"""A delay is off by this part of it at most, either way."""
+RESTART_BACKOFF: Final = Backoff(0.1, 10.0, jitter=0.1)
 QUIET_SECONDS: Final = 60.0
 """After so long without a failure the next restart is at once again."""
 
@@ -50,7 +46,8 @@ class Failures:
         self._failures_max = failures_max
         self._random = random
         self._recent: deque[tuple[float, ErrorInfo]] = deque()
-        self._delay = 0.0
+        self._in_row = 0
+        """Failures before the last one, with less than ``QUIET_SECONDS`` between each two."""
         self._last = 0.0
 
     @property
@@ -65,27 +62,24 @@ class Failures:
 
     def add(self, cause: ErrorInfo, now: float) -> float | None:
         """The subtask failed: gives the seconds until it restarts, or None if that was once too often."""
-        if now >= self._last + QUIET_SECONDS:
-            self._delay = 0.0
-        else:
-            self._delay = min(DELAY_SECONDS_MAX, max(DELAY_SECONDS_MIN, 2 * self._delay))
+        self._in_row = 0 if now >= self._last + QUIET_SECONDS else self._in_row + 1
         self._last = now
         self._recent.append((now, cause))
         while self._recent[0][0] <= now - limits.RESTART_FAILURE_WINDOW_SECONDS:
             self._recent.popleft()
         if self.count >= self._failures_max:
             return None
-        return self._delay * (1 + JITTER * (2 * self._random() - 1))
+        return RESTART_BACKOFF.seconds(self._in_row, self._random())
 
     def record(self) -> dict[str, Any]:
         """For the journal."""
         recent = [[at, cause.model_dump()] for at, cause in self._recent]
-        return {"recent": recent, "delay": self._delay, "last": self._last}
+        return {"recent": recent, "in_row": self._in_row, "last": self._last}
 
     def recall(self, record: Mapping[str, Any]) -> None:
         """Become what the record says."""
         self._recent = deque((at, ErrorInfo(**cause)) for at, cause in record["recent"])
-        self._delay, self._last = record["delay"], record["last"]
+        self._in_row, self._last = record["in_row"], record["last"]
 
     def limit_reached(self, task: str) -> ErrorInfo:
         """Why the job ends; ``task`` is the name of the subtask."""

@@ -14,7 +14,7 @@ from minishuffle import limits
 from minishuffle.coordinator.books import Books, Losses, TaskKey, rows_received
 from minishuffle.coordinator.deaths import STRATEGIES, Deaths
 from minishuffle.coordinator.ends import Done, Ends, EndsOfOne, done_with, is_stale, wanted_again
-from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures, Regions
+from minishuffle.coordinator.failover import RESTART_BACKOFF, Failures, Regions
 from minishuffle.coordinator.firstoutput import FirstOutputs
 from minishuffle.coordinator.history import History
 from minishuffle.coordinator.joblinks import Exclusion, JobLinks
@@ -864,7 +864,7 @@ class Job:
             self.fail(failures.limit_reached(str(task)), at)
             return
         if task.state == "canceled":
-            delay = max(delay, DELAY_SECONDS_MIN)  # Its worker may be about to say that it shuts down.
+            delay = max(delay, RESTART_BACKOFF.first)  # Its worker may be about to say that it shuts down.
         when = f"in {delay:.1f} s" if delay else "at once"
         count = f"failure {failures.count} of {settings.restart_failures_max}"
         text = f"attempt {task.attempt + 1} follows {when} ({count}): {error.text}"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
+from minishuffle.backoff import Backoff
 from minishuffle.errors import (
     AuthenticationError,
     PeerLost,
@@ -56,9 +57,8 @@ SUPERSEDED_SECONDS_MAX = 600.0
 SUPERSEDED_LOOK_SECONDS = 1.0
 RECONNECTS_MAX = 60
 """Connections in a row by which nothing came in."""
-RECONNECT_SECONDS = 0.05
-"""Before another one is tried; doubles up to RECONNECT_SECONDS_MAX."""
-RECONNECT_SECONDS_MAX = 1.0
+RECONNECT_BACKOFF = Backoff(0.05, 1.0)
+"""Before another one is tried."""
 
 
 class _Kept(NamedTuple):
@@ -204,9 +204,10 @@ class StreamWriter:
             PeerLost: rows are wanted that are not kept, or no connection lasts.
             ShuffleError: the coordinator refuses the attempt.
         """
-        pause = RECONNECT_SECONDS
+        tries = 0
         while self._reconnects_left:
             self._reconnects_left -= 1
+            tries += 1
             try:
                 self._ask_again()
                 if self._opened.complete:
@@ -220,8 +221,7 @@ class StreamWriter:
                 return
             except (PeerLost, AuthenticationError, TaskCancelled) as again:
                 error = error if isinstance(again, TaskCancelled) else again
-                time.sleep(pause)
-                pause = min(2 * pause, RECONNECT_SECONDS_MAX)
+                time.sleep(RECONNECT_BACKOFF.seconds(tries))
         raise error
 
     def _ask_again(self) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
 from minishuffle.launch import LocalProcesses, settings_flags
 from minishuffle.local import LocalCluster
+from minishuffle.replacements import Orders
 from minishuffle.spark.session import spark_error
 from minishuffle.transport.credentials import Credentials
 
@@ -29,67 +30,8 @@ if TYPE_CHECKING:
     from minishuffle.client import JobHandle
     from minishuffle.plan.graph import JobSettings
 
-__all__ = ["SparkCluster", "Supply", "WorkerSupplier"]
+__all__ = ["SparkCluster", "WorkerSupplier"]
 
-
-# --- supply ---------------------------------------------------------------------------------------
-#
-# How many workers to ask Spark for, and when to give up. Pure: time comes in, numbers go out.
-
-
-FAILURES_MAX: Final = 5
-"""So many workers in a row that never registered: the executors cannot run them."""
-BACKOFF_SECONDS: Final = 0.5
-BACKOFF_SECONDS_MAX: Final = 8.0
-
-
-class Supply:
-    """Keeps ``wanted`` workers on order or at work; each order has a number that is never used again.
-
-    Invariant: ``len(orders) ≤ wanted``.
-    """
-
-    def __init__(self, wanted: int) -> None:
-        self.wanted = wanted
-        self.orders: set[int] = set()
-        """Orders that Spark has and that have not ended."""
-        self.first_failure = ""
-        self._numbers = 0
-        self._failures = 0
-        self._not_before = 0.0
-
-    def due(self, now: float) -> list[int]:
-        """Numbers of the orders to place now."""
-        if now < self._not_before or self.failed:
-            return []
-        placed = []
-        while len(self.orders) < self.wanted:
-            self._numbers += 1
-            self.orders.add(self._numbers)
-            placed.append(self._numbers)
-        return placed
-
-    def lost(self, order: int) -> None:
-        """Its worker is lost: another order takes the place of this one, which may not have ended."""
-        self.orders.discard(order)
-
-    def ended(self, order: int, reason: str, was_registered: bool, now: float) -> None:
-        """An order's job has ended; ``reason`` is empty for an orderly end."""
-        self.orders.discard(order)
-        if was_registered:
-            self._failures = 0
-            return
-        self._failures += 1
-        self.first_failure = self.first_failure or reason
-        self._not_before = now + min(BACKOFF_SECONDS * 2**self._failures, BACKOFF_SECONDS_MAX)
-
-    @property
-    def failed(self) -> bool:
-        """Nothing is ordered any more."""
-        return self._failures >= FAILURES_MAX
-
-
-# --- cluster --------------------------------------------------------------------------------------
 
 POLL_SECONDS: Final = 0.5
 CANCEL_SECONDS: Final = 30.0
@@ -140,7 +82,7 @@ class WorkerSupplier:
         self._secret = secret
         self._flags = tuple(flags)
         self._tls = tls
-        self._supply = Supply(workers)
+        self._orders = Orders(workers)
         self._lock = threading.Lock()
         self._ended: list[tuple[int, str]] = []
         self._jobs: dict[int, threading.Thread] = {}
@@ -162,16 +104,16 @@ class WorkerSupplier:
         """
         self._thread.start()
         deadline = time.monotonic() + timeout
-        while len(self._alive) < self._supply.wanted:
+        while len(self._alive) < self._orders.wanted:
             self.check()
             if (code := self._processes.coordinator.process.poll()) is not None:
                 tail = self._processes.coordinator.tail()
                 raise PeerLost(f"the coordinator ended with code {code}\n{tail}")
             if time.monotonic() > deadline:
                 raise ResourceExhausted(
-                    f"{len(self._alive)} of {self._supply.wanted} workers came up within {timeout:g} s: give "
-                    f"Spark {self._supply.wanted} free cores, or ask for fewer workers"
-                    + (f" ({self._supply.first_failure})" if self._supply.first_failure else "")
+                    f"{len(self._alive)} of {self._orders.wanted} workers came up within {timeout:g} s: give "
+                    f"Spark {self._orders.wanted} free cores, or ask for fewer workers"
+                    + (f" ({self._orders.first_failure})" if self._orders.first_failure else "")
                 )
             self._stopping.wait(POLL_SECONDS / 5)
 
@@ -181,7 +123,7 @@ class WorkerSupplier:
         Raises:
             ShuffleError: they are not; with the first reason.
         """
-        reason = self._supply.first_failure if self._supply.failed else self._broken
+        reason = self._orders.first_failure if self._orders.failed else self._broken
         if reason:
             raise ShuffleError(f"the executors run no more workers: {reason}")
 
@@ -235,14 +177,14 @@ class WorkerSupplier:
         for order, reason in ended:
             self._jobs.pop(order).join()
             self._lost.pop(order, None)
-            self._supply.ended(order, reason, order in self._seen, now)
-        for order in [order for order in self._supply.orders if states.get(order) == "lost"]:
-            self._supply.lost(order)
+            self._orders.ended(order, reason, order in self._seen, now)
+        for order in [order for order in self._orders.open if states.get(order) == "lost"]:
+            self._orders.lost(order)
             self._lost[order] = now
         for order, at in self._lost.items():
             if now >= at + END_SECONDS:  # Its executor may hang, too: Spark is not waited for.
                 self._context.cancelJobGroup(self._group(order))
-        for order in self._supply.due(now):
+        for order in self._orders.due(now):
             self._order(order)
 
     def _order(self, order: int) -> None:

@@ -15,21 +15,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from minishuffle.backoff import Backoff
 from minishuffle.errors import PeerLost, ShuffleError
 from minishuffle.wire.handshake import HandshakeRefused
 from minishuffle.wire.messages import WorkerAddress
 
-__all__ = ["Dialing", "backoff_seconds"]
+__all__ = ["LINK_BACKOFF", "Dialing"]
 
-BACKOFF_SECONDS: Final = 0.1
-BACKOFF_SECONDS_MAX: Final = 2.0
+LINK_BACKOFF: Final = Backoff(0.1, 2.0)
+"""Between two tries to reach a peer, or to read a channel of it."""
 PEER_SECONDS_MAX: Final = 10.0
 """How long a connection to a peer is tried for before the channels that need it fail."""
-
-
-def backoff_seconds(tries: int) -> float:
-    """How long to wait after that many tries in vain: 0.1 s after the first, then twice as long each time."""
-    return min(BACKOFF_SECONDS * 2.0 ** min(tries - 1, 10), BACKOFF_SECONDS_MAX)
 
 
 @dataclass(slots=True)
@@ -166,7 +162,7 @@ class Dialing:
             self._trying[worker] = peer
             peer.give_up_at = now + PEER_SECONDS_MAX
             peer.tries, peer.failure = 0, ""
-            peer.try_at = None if peer.dialing else now + backoff_seconds(1)
+            peer.try_at = None if peer.dialing else now + LINK_BACKOFF.seconds(1)
 
     def suspect(self, worker: int, suspected: bool) -> bool:
         """A link ends because the peer answers no Ping, or there is one again; False if that is not new."""
@@ -191,7 +187,7 @@ class Dialing:
     def _try(self, worker: int, peer: _Peer, now: float) -> None:
         peer.tries += 1
         peer.dialing = self._worker < worker
-        peer.try_at = None if peer.dialing else now + backoff_seconds(peer.tries)
+        peer.try_at = None if peer.dialing else now + LINK_BACKOFF.seconds(peer.tries)
 
     def dial_failed(self, dialed: WorkerAddress, error: ShuffleError, now: float) -> bool:
         """True: there is no use in trying on. A dial of an epoch that is past says nothing.
@@ -209,7 +205,7 @@ class Dialing:
         passing = error.retriable or (isinstance(error, HandshakeRefused) and error.reason == "peer")
         if passing and peer.give_up_at is not None and now < peer.give_up_at:
             peer.tries = max(1, peer.tries)
-            peer.try_at = now + backoff_seconds(peer.tries)
+            peer.try_at = now + LINK_BACKOFF.seconds(peer.tries)
             peer.failure = f": {error}"
             return False
         self._stop(dialed.worker)

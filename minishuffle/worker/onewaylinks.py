@@ -18,7 +18,7 @@ from minishuffle.protocol.oneway import OneWayReceiver, OneWaySender
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.frames import OneWay, PartitionRequest
 from minishuffle.wire.handshake import Identity
-from minishuffle.worker.dialing import PEER_SECONDS_MAX, backoff_seconds
+from minishuffle.worker.dialing import LINK_BACKOFF, PEER_SECONDS_MAX
 
 __all__ = ["OneWayLinks"]
 
@@ -278,7 +278,8 @@ class OneWayLinks:
         except ShuffleError as error:
             if not self._wanted(end):
                 return
-            again_at, name = self._now() + backoff_seconds(tries), f"dial worker {peer.worker} for {purpose}"
+            again_at = self._now() + LINK_BACKOFF.seconds(tries)
+            name = f"dial worker {peer.worker} for {purpose}"
             _log.warning("%s: %s", name, error)
             if again_at >= give_up_at:
                 self._drop(end)

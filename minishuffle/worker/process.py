@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 from minishuffle import limits
+from minishuffle.backoff import Backoff
 from minishuffle.clock import set_by
 from minishuffle.config import ClusterSettings, CoordinatorPlace
 from minishuffle.counters import (
@@ -68,7 +69,6 @@ from minishuffle.wire.outputs import FileCompleted
 from minishuffle.wire.requests import Failure
 from minishuffle.worker.clients import ExternalClients, ResultReaders
 from minishuffle.worker.crashrecord import CrashRecord
-from minishuffle.worker.dialing import backoff_seconds
 from minishuffle.worker.flow import FLOW_SECONDS
 from minishuffle.worker.handoff import LoopInbox
 from minishuffle.worker.inspection import Inspection
@@ -130,7 +130,7 @@ MOVES_SECONDS: Final = 0.02
 """Between two looks at tasks that are to move."""
 LEAVE_SECONDS_MAX: Final = 0.4
 """For task threads to end of a process that was sent SIGTERM, once it is time to end."""
-RETURN_SECONDS_MAX: Final = 0.5
+RETURN_BACKOFF: Final = Backoff(0.1, 0.5)
 """Between two tries to reach a coordinator that was lost."""
 _log = logging.getLogger("minishuffle.worker")
 
@@ -367,7 +367,7 @@ class Worker:
                 self._end(f"the coordinator does not take this worker back: {error}")
             except ShuffleError as error:
                 if self._loop.time() < deadline:
-                    await asyncio.sleep(min(backoff_seconds(tries), RETURN_SECONDS_MAX))
+                    await asyncio.sleep(RETURN_BACKOFF.seconds(tries))
                     continue
                 self._end(f"the coordinator is gone, and none was found within {seconds:g} s: {error}")
             return

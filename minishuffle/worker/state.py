@@ -55,7 +55,7 @@ from minishuffle.wire.messages import (
     WorkerLost,
     WritePosition,
 )
-from minishuffle.worker.dialing import Dialing, backoff_seconds
+from minishuffle.worker.dialing import LINK_BACKOFF, Dialing
 from minishuffle.worker.endreports import EndReports
 from minishuffle.worker.instructions import (
     AbandonTask,
@@ -484,7 +484,7 @@ class WorkerState:
         if lost or not entry.repairs:
             return
         entry.failures += 1
-        entry.retry_at = now + backoff_seconds(entry.failures)
+        entry.retry_at = now + LINK_BACKOFF.seconds(entry.failures)
         self._repairs.plan(channel, entry.request.generation, entry.retry_at)
 
     def _repair(self, now: float) -> list[Instruction]:

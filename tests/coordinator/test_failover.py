@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from minishuffle import limits
 from minishuffle.coordinator.failover import (
-    DELAY_SECONDS_MAX,
-    DELAY_SECONDS_MIN,
-    JITTER,
     QUIET_SECONDS,
+    RESTART_BACKOFF,
     Failures,
     Regions,
 )
@@ -55,7 +53,7 @@ def test_a_minute_without_a_failure_begins_anew() -> None:
 def test_so_many_failures_within_the_window_are_too_many() -> None:
     failures = steady(3)
     assert failures.add(cause("first"), 100.0) == 0
-    assert failures.add(cause("second"), 101.0) == DELAY_SECONDS_MIN
+    assert failures.add(cause("second"), 101.0) == RESTART_BACKOFF.first
     assert failures.add(cause("third"), 102.0) is None
     assert (failures.first.text, failures.count) == ("first", 3)
     limit = failures.limit_reached("count[1]")
@@ -101,7 +99,7 @@ def test_delays_are_bounded_and_the_limit_holds_whenever_failures_come(
         assert (delay is None) == (len(recent) >= failures_max)
         if delay is None:
             return
-        assert 0 <= delay <= DELAY_SECONDS_MAX * (1 + JITTER)
+        assert 0 <= delay <= RESTART_BACKOFF.longest * (1 + RESTART_BACKOFF.jitter)
 
 
 # --- regions --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.coordinator import books
-from minishuffle.coordinator.failover import DELAY_SECONDS_MAX, JITTER, QUIET_SECONDS
+from minishuffle.coordinator.failover import QUIET_SECONDS, RESTART_BACKOFF
 from minishuffle.coordinator.jobs import Job
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ResourceExhausted, TaskFailed
@@ -47,8 +47,8 @@ def test_tasks_that_always_raise_end_their_job_in_bounded_time_with_their_own_tr
     cluster: FakeCluster, pair: Any, make_graph: MakeGraph, strategy: str
 ) -> None:
     cluster.submit(make_graph(restart_strategy=strategy, restart_failures_max=FAILURES_MAX))
-    delays = [0.0, *(min(DELAY_SECONDS_MAX, 0.1 * 2**n) for n in range(FAILURES_MAX - 2))]
-    until = cluster.now + sum(delays) * (1 + JITTER) + 1.0
+    delays = [RESTART_BACKOFF.seconds(failures) for failures in range(FAILURES_MAX - 1)]
+    until = cluster.now + sum(delays) * (1 + RESTART_BACKOFF.jitter) + 1.0
     while cluster.show("j1").state in ("created", "running") and cluster.now < until:
         for worker in pair:
             always_raise(cluster, worker)

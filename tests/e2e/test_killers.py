@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from minishuffle import JobSettings, LocalCluster, Stream, replacements
+from minishuffle.backoff import Backoff
 from minishuffle.client import JobHandle
 from minishuffle.errors import TaskFailed
 from minishuffle.limits import RESTART_FAILURES_MAX_DEFAULT
@@ -97,7 +98,7 @@ def test_a_function_that_ends_its_process_fails_its_job_and_no_other(
     way: str, failures_max: int, seconds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not SOAK:
-        monkeypatch.setattr(replacements, "BACKOFF_SECONDS", 0.0)
+        monkeypatch.setattr(replacements, "BACKOFF", Backoff(0.0, 0.0))
     if way == "memory":
         monkeypatch.setattr("minishuffle.launch.Popen", subprocess.Popen)
     rows = seconds * ROWS_PER_SECOND

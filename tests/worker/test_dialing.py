@@ -6,7 +6,7 @@ import pytest
 
 from minishuffle.errors import PeerLost
 from minishuffle.wire.messages import WorkerAddress
-from minishuffle.worker.dialing import Dialing, backoff_seconds
+from minishuffle.worker.dialing import LINK_BACKOFF, Dialing
 
 REFUSED = PeerLost("refused")
 GOOD_AFTER = 1.0
@@ -25,7 +25,7 @@ def dialing(worker: int, peer: int) -> Dialing:
 
 def test_the_waits_between_tries_double_up_to_two_seconds() -> None:
     """Case 119, InputChannelTest."""
-    waits = [backoff_seconds(tries) for tries in (1, 2, 3, 4, 5, 6, 1_000)]
+    waits = [LINK_BACKOFF.seconds(tries) for tries in (1, 2, 3, 4, 5, 6, 1_000)]
     assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0])
 
 
