@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -62,14 +63,16 @@ class LimitedSource:
     def read(self, split: Any, offset: int) -> Iterator[Any]:
         limit, is_bounded = self.limit, getattr(self._source, "bounded", True)
         if limit.left:
-            for batch in self._source.read(split, offset):
-                if not limit.left:
-                    break
-                yield from self._pieces(batch)
-                if limit.is_cut or not (limit.left or is_bounded):
-                    break
-            else:
-                return
+            batches: Any = iter(self._source.read(split, offset))
+            with closing(batches) if hasattr(batches, "close") else nullcontext():
+                for batch in batches:
+                    if not limit.left:
+                        break
+                    yield from self._pieces(batch)
+                    if limit.is_cut or not (limit.left or is_bounded):
+                        break
+                else:
+                    return
         limit.cut()
 
     def _pieces(self, batch: Any) -> Iterator[Payload | Portion]:

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from minishuffle.connectors.pushed import TakenSink
 from minishuffle.counters import TaskCounters
+from minishuffle.errors import described
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import WHOLE, Part, read_header, unpinned
 from minishuffle.exchange.gate import Element
@@ -149,9 +150,17 @@ class _Task:
 
     def close(self, error: BaseException | None) -> None:
         self.ended = True
-        if self._reader is not None:
-            self._reader.close()
-        self.chain.close(error)
+        raised: Exception | None = None
+        try:
+            if self._reader is not None:
+                self._reader.close()
+        except Exception as broken:
+            raised = broken
+            if error is not None:
+                error.add_note(f"and closing its source raised {described(broken)}")
+        self.chain.close(error if error is not None else raised)
+        if error is None and raised is not None:
+            raise raised
 
     def step(self, now: float) -> bool:
         """Read one thing and pass it on; False: there was nothing."""

@@ -62,3 +62,26 @@ def test_it_is_like_the_source_in_all_else() -> None:
     limit = Limit(3)
     assert [*LimitedSource(Batches([left_out]), limit).read("a", 0)] == [left_out]
     assert (limit.left, limit.read) == (0, 5)
+
+
+def test_what_a_source_reads_with_is_closed() -> None:
+    class Reading:
+        closed = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            return self
+
+        def __next__(self) -> list[int]:
+            return [1, 2]
+
+        def close(self) -> None:
+            self.closed += 1
+
+    reading = Reading()
+    source = Batches([])
+    source.read = lambda split, offset: reading  # type: ignore[method-assign]
+    assert len(list(LimitedSource(source, Limit(3)).read("a", 0))) == 3
+    begun = LimitedSource(source, Limit(3)).read("a", 0)
+    next(begun)
+    begun.close()  # type: ignore[attr-defined]
+    assert reading.closed == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -34,6 +36,19 @@ class Opened:
         self.seen.append(f"{what} {self.name}")
         if what == self.raises:
             raise OSError(f"{self.name} does not {what}")
+
+
+class Stuck:
+    """What a source reads with that cannot be closed."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> list[Any]:
+        return [0]
+
+    def close(self) -> None:
+        raise OSError("it cannot be closed")
 
 
 def started(stream: Stream[Any]) -> tuple[DetachedPlan[PushedSource], OneThread]:
@@ -93,3 +108,13 @@ def test_what_was_opened_is_closed_whatever_happens() -> None:
     ]
     run.close()
     assert len(seen) == 4
+    for given in (None, error):
+        seen.clear()
+        plan = detached(Stream.items([0]).map(Opened("a", seen)))
+        plan.sources[0].read = lambda split, offset: Stuck()  # type: ignore[method-assign]
+        run = OneThread(plan.programs, plan.edges, job="j", now=lambda: 0.0, wall=lambda: 0.0)
+        run.step()
+        with nullcontext() if given is not None else pytest.raises(OSError, match="cannot be closed"):
+            run.close(given)
+        assert seen == ["open a", "close a"]
+    assert error.__notes__[-1] == "and closing its source raised OSError: it cannot be closed"
