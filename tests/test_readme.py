@@ -211,6 +211,17 @@ def test_the_settings_and_their_defaults_are_those_of_the_code() -> None:
         assert re.search(rf"`{name}`\s+\({re.escape(str(field.default))}[ );]", text), name
 
 
+# --- one recovery ---------------------------------------------------------------------------------
+
+
+def test_the_recovery_is_quoted_from_its_transcripts() -> None:
+    text = section("minishuffle/README.md", "One recovery, step by step")
+    quoted = re.findall(r"^```text\n(.*?\n)```$", text, re.MULTILINE | re.DOTALL)
+    files = [f"tests/{part}/transcripts/recovery.txt" for part in ("coordinator", "worker")]
+    assert len(quoted) == len(files)
+    assert all(quote in text_of(file) for quote, file in zip(quoted, files, strict=True))
+
+
 # --- the credit exchange ---------------------------------------------------------------------------
 
 
