@@ -120,7 +120,7 @@ def _spans(client: Client, job: str | None, vertex: str | None) -> Iterator[_Spa
     chosen: int | None = None
     links: dict[str, list[Link]] = {}
     for before, after in looks(client, job):
-        links = {each.job: links.get(each.job) or links_of(client.graph(each.job)) for each in after}
+        links |= {each.job: links_of(client.graph(each.job)) for each in after if each.job not in links}
         workers: list[dict[str, Any]] = []
         silent: list[int] = []
         if vertex is not None:
