@@ -198,7 +198,7 @@ def check_that_failures_are_shown(shell: Shell, jobs: Path) -> None:
     _, failed = shell.run("submit", f"{jobs}:broken", "--wait", *limit, code=1)
     first, second = failed.splitlines()[1:3]
     assert "attempt 2 follows at once (failure 1 of 2): " in first and "ValueError: cannot take" in first
-    assert second.startswith("minishuffle: job j2 (broken) failed: ")
+    assert second.startswith("minishuffle: job j2 (own.py:broken) failed: ")
     assert "ValueError: cannot take" in failed
     assert "own.py" in failed
     assert "minishuffle/worker" not in failed
@@ -246,7 +246,7 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
     cancelled = shell.json("jobs", "cancel", submitted["job"])
     assert cancelled["state"] == "canceled"
     states = {job["name"]: job["state"] for job in shell.json("jobs", "list")["jobs"]}
-    ended = {"fine": "finished", "broken": "failed", "endless": "canceled"}
+    ended = {"own.py:fine": "finished", "own.py:broken": "failed", "endless": "canceled"}
     assert states == ended | {"SIGINT": "canceled", "SIGTERM": "canceled"}
     counted = shell.json("submit", "keyby", "--set", "records=1000", "--set", "rate=100000", "--wait")
     assert sum(sink["value"] for sink in counted["results"]) >= 1000
