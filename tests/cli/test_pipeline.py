@@ -243,7 +243,8 @@ def test_the_pipeline_of_the_document_runs_as_printed(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "started_spark", lambda *_: contextlib.nullcontext(spark))
     exec(inputs, {})
-    (tmp_path / "my.py").write_text(own)
+    # The session may have begun in another directory than this one.
+    (tmp_path / "my.py").write_text(own.replace('parquet("', f'parquet("{tmp_path}/'))
     ran = run(*line.split(), "--output", str(tmp_path / "out"))
     assert ran.exit_code == 0, ran.output
     result = pq.read_table(tmp_path / "out" / "minishuffle").to_pydict()
