@@ -135,7 +135,8 @@ SOURCE_LEASE_ROWS_MAX: Final = 1 << 40
 RATE_MAX: Final = 1e12
 """Records per second of a generator: whoever means none leaves the rate out."""
 LEASE_SECONDS: Final = 0.25
-"""How long the rows of a source's lease last at its present rate, unless its job says otherwise."""
+"""Between two reports of a source, unless its job gives the length of leases. A lease lasts a quarter longer
+at its present rate."""
 JOB_BUFFERS_MAX: Final = CREDIT_MAX // 2
 """Exclusive buffers of a channel, and floating buffers of a gate, that a job may ask for: a channel may
 have both as credit."""

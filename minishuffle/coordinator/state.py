@@ -92,6 +92,7 @@ from minishuffle.wire.messages import (
     Register,
     ReleaseJob,
     Shutdown,
+    SourcePositions,
     TaskStands,
     WorkerAddress,
     WorkerLost,
@@ -130,6 +131,8 @@ class _Unexplained(NamedTuple):
 
 OFFSET_SECONDS: Final = 1.0
 """The journal hears of the wall clock when it has followed the system clock by more."""
+TOGETHER_SECONDS_MAX: Final = 0.1
+"""How long reports of positions wait at most for others that are journaled with them."""
 
 
 class CoordinatorState:
@@ -195,6 +198,8 @@ class CoordinatorState:
         """Jobs to look after before the verb at hand returns, for which ``_jobs.held`` may be out of date."""
         self._changed: dict[int, Worker] = {}
         """Workers that the journal is behind with."""
+        self._settle_by: float | None = None
+        """When at the latest what follows from reports of positions is done; None if there are none."""
         self._links = Links(facts.term, max(settings.link_timeout, settings.heartbeat_timeout))
         self._history = History()
         """What happens that is of no job."""
@@ -228,7 +233,8 @@ class CoordinatorState:
     # --- the verbs -------------------------------------------------------------------------------
 
     def worker_message(self, link: int, message: ControlMessage, now: float) -> list[Instruction]:
-        """A message over the link of a worker process."""
+        """A message over the link of a worker process. What follows from positions that need not be
+        acknowledged at once follows with the next verb, by :meth:`next_deadline` at the latest."""
         worker = self._workers.by_link(link)
         if isinstance(message, Register):
             self._register(link, message, worker, now)
@@ -242,6 +248,10 @@ class CoordinatorState:
         else:
             worker.heard_at = now
             self._from_worker(worker, message, now)
+            if isinstance(message, SourcePositions) and message.within:
+                due = now + min(message.within, TOGETHER_SECONDS_MAX)
+                self._settle_by = due if self._settle_by is None else min(self._settle_by, due)
+                return []
         return self._settle(now)
 
     def client_request(
@@ -389,6 +399,7 @@ class CoordinatorState:
             self._questions.next_deadline(),
             self._links.next_deadline(),
             self._orderly_stop.next_deadline(),
+            self._settle_by,
             *(each.due for each in self._unexplained.values()),
             self._next_drain(),
             *(self._clock(time) for job in self._timed() if (time := job.next_time()) is not None),
@@ -656,8 +667,18 @@ class CoordinatorState:
         if message.number:
             worker.applied = max(message.number, worker.applied)
             refused = is_refused(self._jobs.get(message.job), message)
-            self._send(worker, Acknowledge(term=self._facts.term, number=message.number, refused=refused))
+            self._acknowledge(
+                worker, Acknowledge(term=self._facts.term, number=message.number, refused=refused)
+            )
             self._changed[worker.worker] = worker
+
+    def _acknowledge(self, worker: Worker, message: Acknowledge) -> None:
+        """One that is not refused stands for all before it that are not."""
+        match self._out[-1:]:
+            case [SendToWorker(number, _, Acknowledge(refused=False))] if number == worker.worker:
+                if not message.refused:
+                    self._out.pop()
+        self._send(worker, message)
 
     def _about_job(self, worker: Worker, message: JobReport, at: float) -> None:
         job = self._jobs.get(message.job)
@@ -996,6 +1017,7 @@ class CoordinatorState:
 
     def _settle(self, now: float) -> list[Instruction]:
         """Do what follows from what just happened, and give all instructions out."""
+        self._settle_by = None
         self._jobs.held.note(*self._touched.values())
         if self._awaiting and not self._workers.awaited():
             self._all_are_back(now)
@@ -1138,7 +1160,7 @@ class CoordinatorState:
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
-        assert not self._out and not self._touched and not self._changed
+        assert self._settle_by is not None or not (self._out or self._touched or self._changed)
         self._workers.validate()
         self._results.validate()
         self.write_ahead.validate()

@@ -62,7 +62,7 @@ class JobSettings(BaseModel):
     job is endless, else ``wait``."""
     source_lease: int | None = Field(None, ge=0, le=limits.SOURCE_LEASE_ROWS_MAX)
     """Rows of each split that a source may emit beyond the position that it has reported: so many may be lost
-    when its worker is, and none are repeated. None: what it emits in LEASE_SECONDS, at least a batch; of
+    when its worker is, and none are repeated. None: what it emits in 0.31 s, at least a batch; of
     what other programs write, at first up to four times what has come. 0: it restarts at the position, and
     the rows behind it that it had emitted are repeated."""
     latency_interval: float = Field(0.0, ge=0, le=3600)

@@ -424,6 +424,8 @@ class SourcePositions(ControlMessage):
     index: int
     attempt: int
     positions: PositionTable = b""
+    within: float = Field(0.0, ge=0.0)
+    """Seconds within which it is to be acknowledged, so that others can be with it; 0: at once."""
     writes: list[WritePosition] = Field(default_factory=list)
 
 

@@ -4,9 +4,11 @@ A *lease* is a number of rows behind a position that was reported. Whoever takes
 that died goes on behind its leases, so that no row is emitted twice, and at most a lease of each split is
 lost. (With ``source_lease`` 0 it goes on at the positions: no row is lost, and at most a lease repeated.)
 
-The next lease is asked for when half of one is used, so that its acknowledgement is there before the rest
-is used too. One report is under way at a time. A source with a rate has many splits whose leases are used one
-after the other: they are asked for together.
+The next lease is asked for before one is used up, so that its acknowledgement is there in time: when the
+clock comes to a multiple of LEASE_SECONDS, as all sources of a machine do, so that the coordinator journals
+together what they report; or once little of it is left. A source whose rate is not known yet, or whose leases
+have a fixed length, asks when half of one is used. One report is under way at a time. A source with a rate
+has many splits whose leases are used one after the other: they are asked for together.
 """
 
 from __future__ import annotations
@@ -28,6 +30,13 @@ AHEAD: Final = 16
 rate is known all have one: together they are as many rows as are emitted in LEASE_SECONDS."""
 TOGETHER_SECONDS: Final = LEASE_SECONDS / 10
 """Between reports that nobody waits for."""
+SPARE: Final = 4
+"""A lease is longer than what is emitted between two reports by one part of so many."""
+LITTLE: Final = 8
+"""One part of so many of a lease is little, as is what the next two batches use up: the next is asked for."""
+ACKNOWLEDGED_SHARE: Final = 3
+"""The acknowledgement is to be there within one part of so many of the time for which a lease lasts yet."""
+ACKNOWLEDGED_SECONDS_MAX: Final = 0.1
 SHRINK: Final = 4
 """A lease of so many times what is needed now is taken back."""
 GUESS_SHRINK: Final = 2
@@ -47,12 +56,14 @@ class _Window:
     """In the window before, scaled to LEASE_SECONDS."""
     is_guessed: bool = False
     """There was none before: what the rest of it brings is guessed."""
+    is_known: bool = False
+    """There was one before that is known whole."""
 
     def add(self, rows: int, now: float) -> None:
         passed = now - self.since
         if passed >= LEASE_SECONDS:
             self.before = math.ceil(self.count * LEASE_SECONDS / passed)
-            self.since, self.count, self.is_guessed = now, 0, False
+            self.since, self.count, self.is_guessed, self.is_known = now, 0, False, True
         self.count += rows
 
     def rows(self, now: float, need: int = 0) -> int:
@@ -112,6 +123,8 @@ class LeaseLedger:
     ) -> None:
         self.acknowledged = 0
         """Reports that the coordinator has applied; whoever hears of it counts here."""
+        self.within = 0.0
+        """Seconds within which the last report is to be acknowledged; 0: at once."""
         self._positions = positions
         self._rows = rows
         self._first = rows or (FIRST_ROWS if rate is None else max(1, math.ceil(rate * LEASE_SECONDS)))
@@ -130,7 +143,7 @@ class LeaseLedger:
         self._more_ahead = False
         """There are splits that had no lease yet when the last were asked for."""
         self._is_due = True
-        self._look_at = now + LEASE_SECONDS
+        self._look_at = _next_look(now)
         """When leases are next compared with what is needed."""
         self._together = TOGETHER_SECONDS if rows is None and rate is not None else 0.0
         self._not_before = now
@@ -158,7 +171,7 @@ class LeaseLedger:
             window.add(rows, now)
         each.emitted += rows
         each.batch = rows
-        if 2 * (each.reported - each.emitted) <= each.lease:
+        if self._is_short(each):
             self._is_due = True
 
     def end(self, split: int) -> None:
@@ -189,17 +202,19 @@ class LeaseLedger:
         is_due = self._is_due and now >= self._not_before
         if need is None and not is_due and now < self._look_at:
             return b""
-        self._is_due, self._look_at, self._not_before = False, now + LEASE_SECONDS, now + self._together
+        self._is_due, self._look_at, self._not_before = False, _next_look(now), now + self._together
         wanted = self._look_ahead(upcoming, now)
         needed = dict([need] if need else [])
         for split in needed:
             self._splits.get(split) or self._open(split, now)
         entries = []
+        self.within = 0.0 if needed else ACKNOWLEDGED_SECONDS_MAX
         for each in list(self._splits.values()):
             least = needed.get(each.number, 0)
             rows = max(least, wanted.get(each.number, 0) or self._wanted(each, now, least))
             if self._is_to_change(each, least, rows):
                 entries.append(self._renew(each, rows))
+                self.within = min(self.within, self._lasts(each, now) / ACKNOWLEDGED_SHARE)
         self._reports += bool(entries)
         return pack_positions(entries)
 
@@ -238,7 +253,27 @@ class LeaseLedger:
     def _wanted(self, each: _Split, now: float, need: int) -> int:
         if self._rows is not None:
             return max(self._rows, each.batch)
-        return max(each.window.rows(now, need), each.batch) if each.begun or need else self._first
+        if not each.begun and not need:
+            return self._first
+        rows = each.window.rows(now, need)
+        return max(rows + (rows - 1) // SPARE if each.window.is_known else rows, each.batch)
+
+    def _is_short(self, each: _Split) -> bool:
+        """Whether the next lease is to be asked for now."""
+        left = each.reported - each.emitted
+        if self._rows is not None or not each.window.is_known:
+            return 2 * left <= each.lease
+        return LITTLE * left <= each.lease or left < 2 * each.batch
+
+    @staticmethod
+    def _lasts(each: _Split, now: float) -> float:
+        """How many seconds what may be emitted now lasts; 0 if that is not known. One that has ended needs
+        nothing more."""
+        if each.done:
+            return ACKNOWLEDGED_SECONDS_MAX * ACKNOWLEDGED_SHARE
+        if not each.window.is_known:
+            return 0.0
+        return (each.granted - each.emitted) * LEASE_SECONDS / max(1, each.window.rows(now))
 
     @staticmethod
     def _is_to_change(each: _Split, need: int, wanted: int) -> bool:
@@ -267,3 +302,8 @@ class LeaseLedger:
         Any thread may ask, also while the ledger's own goes on: that of an abandoned task does."""
         splits = list(self._splits.values())  # in one step
         return pack_positions(SplitPosition(each.number, each.emitted, 0, each.done) for each in splits)
+
+
+def _next_look(now: float) -> float:
+    """All sources of a machine look at the same times, since they have one clock."""
+    return (now // LEASE_SECONDS + 1) * LEASE_SECONDS

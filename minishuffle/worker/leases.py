@@ -18,8 +18,9 @@ class SourceLeases:
     """The leases of one attempt of a source.
 
     Args:
-        report: called on the loop with a table that the coordinator is to have; None: no attempt will ever
-            take the place of this one, so nothing is reported and everything may be emitted.
+        report: called on the loop with a table that the coordinator is to have, and the seconds within which
+            it is to acknowledge that; None: no attempt will ever take the place of this one, so nothing is
+            reported and everything may be emitted.
         rows: of each lease, see ``JobSettings.source_lease``.
         resumed: a table of positions that an earlier attempt has reported.
         age: seconds since it has.
@@ -28,7 +29,7 @@ class SourceLeases:
     def __init__(
         self,
         paths: TaskPaths,
-        report: Callable[[bytes], None] | None,
+        report: Callable[[bytes, float], None] | None,
         *,
         rows: int | None,
         resumed: bytes = b"",
@@ -98,8 +99,8 @@ class SourceLeases:
         return b"" if self._ledger is None else self._ledger.exact()
 
     def _send(self, table: bytes) -> None:
-        if table and self._report is not None:
-            self._paths.post(self._report, table)
+        if table and self._report is not None and self._ledger is not None:
+            self._paths.post(self._report, table, self._ledger.within)
 
     # --- loop ------------------------------------------------------------------------------------
 

@@ -728,13 +728,16 @@ class Worker:
     def _on_channel_event(self, key: ChannelKey, generation: int, event: ChannelEvent) -> None:
         self._carry_out(self._state.channel_event(key, generation, event, self._loop.time()))
 
-    def _on_moved(self, attempt: AttemptId, positions: bytes, writes: list[WritePosition]) -> None:
+    def _on_moved(
+        self, attempt: AttemptId, positions: bytes, within: float, writes: list[WritePosition]
+    ) -> None:
         """A source reports how far it is."""
         self._send(
             SourcePositions(
                 term=self._state.term,
                 **attempt.fields(),
                 positions=positions,
+                within=within,
                 writes=writes,
             )
         )

@@ -77,9 +77,12 @@ __all__ = ["Attempt", "Deployment"]
 
 
 class SourceMoved(Protocol):
-    """Takes a report of an attempt: a table of positions, or how far it is in what external clients write."""
+    """Takes a report of an attempt: a table of positions, or how far it is in what external clients write;
+    and the seconds within which it is to be acknowledged."""
 
-    def __call__(self, attempt: AttemptId, positions: bytes, writes: list[WritePosition]) -> None: ...
+    def __call__(
+        self, attempt: AttemptId, positions: bytes, within: float, writes: list[WritePosition]
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +351,7 @@ class Attempt:
             make_gate,
             post=self.paths.post,
             leases=leases,
-            moved=partial(services.moved, self.id, b""),
+            moved=partial(services.moved, self.id, b"", 0.0),
             resumed=self.spec.writes,
         )
 

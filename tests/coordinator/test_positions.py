@@ -107,3 +107,24 @@ def test_positions_are_acknowledged_like_every_report(
         cluster.send(pair[0], moved(10 * number, number=number, attempt=1 + number // 3))
     assert [message.number for message in pair[0].got(Acknowledge)] == [1, 2, 2, 3]
     assert cluster.state.ignored == 2
+
+
+def test_positions_that_need_no_acknowledgement_at_once_are_journaled_together(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: Callable[..., JobGraph]
+) -> None:
+    """One that is needed at once, or anything else that happens, takes the others along."""
+    cluster.submit(make_graph())
+    decisions, journal = cluster.decisions, dict(cluster.journal)
+    for index in (0, 1):
+        cluster.send(pair[index], moved(10, number=1, index=index, within=0.05 + index))
+    assert cluster.journal == journal and not pair[0].got(Acknowledge)
+    cluster.advance(0.049, heartbeats=False)
+    assert cluster.decisions == decisions + 2, "nothing was due"
+    cluster.advance(0.001, heartbeats=False)
+    cluster.check_journal()
+    assert cluster.journal != journal
+    assert [message.number for worker in pair for message in worker.got(Acknowledge)] == [1, 1]
+    for number, within in ((2, 0.05), (3, 0.0)):
+        cluster.send(pair[0], moved(10 * number, number=number, within=within))
+    cluster.check_journal()
+    assert [message.number for message in pair[0].got(Acknowledge)] == [1, 3], "one stands for both"

@@ -83,7 +83,9 @@ class Site:
             self.outcomes[key] = outcome
             self.deployment.attempts[key].close()
 
-    def _on_moved(self, attempt: AttemptId, positions: bytes, writes: list[WritePosition]) -> None:
+    def _on_moved(
+        self, attempt: AttemptId, positions: bytes, within: float, writes: list[WritePosition]
+    ) -> None:
         if positions:
             self.positions.setdefault(attempt, []).append(positions)
         if self.acknowledges:
