@@ -131,7 +131,9 @@ class JobResult:
     left_out: Counter[str] = field(default_factory=Counter)
     """How many records are in no result, by what became of them: ``late`` (dropped), ``skipped`` and
     ``dead_letters`` (of ``on_error``), ``never_made`` (by a source with a rate while it did not run),
-    ``dropped`` (when a task or worker failed). 0 for what there is none of."""
+    ``dropped`` (when a task or worker failed). 0 for what there is none of. What tasks held of earlier
+    records when they were lost is counted in entries of state (keys), not in records: ``state_rows_lost`` of
+    each of ``tasks``."""
 
     def __repr__(self) -> str:
         """Numbers, no rows."""
