@@ -11,8 +11,6 @@ from minishuffle.coordinator.questions import ANSWER_SECONDS_MAX
 from minishuffle.errors import ResourceExhausted, UnknownName
 from minishuffle.wire.inquiries import (
     AskWorkers,
-    ProfiledTask,
-    TracedChannel,
     WorkerAnswered,
     WorkerAsked,
     WorkersAnswered,
@@ -31,42 +29,6 @@ def asked(worker: FakeWorker) -> WorkerAsked:
 def answer(cluster: FakeCluster, worker: FakeWorker, text: bytes, **fields: Any) -> None:
     values = {"term": cluster.term, "ticket": asked(worker).ticket, **fields}
     cluster.send(worker, WorkerAnswered(answer=text, **values))
-
-
-def test_all_workers_are_asked_and_the_client_has_all_answers_at_once(cluster: FakeCluster) -> None:
-    one, two = cluster.add(), cluster.add()
-    trace = TracedChannel(producer_operator=0, producer=1, operator=1, index=0)
-    profile = ProfiledTask(profile="p", operator=1, index=0)
-    request = cluster.ask(AskWorkers(job="j1", trace=trace, profile=profile))
-    for each in (one, two):
-        assert (asked(each).job, asked(each).trace, asked(each).profile) == ("j1", trace, profile)
-    answer(cluster, two, b"2")
-    assert cluster.reply(request) is None
-    answer(cluster, two, b"twice")
-    answer(cluster, one, b"1", ticket=asked(one).ticket + 99)
-    assert cluster.reply(request) is None
-    answer(cluster, one, b"1")
-    assert cluster.reply(request) == WorkersAnswered(answers={1: b"1", 2: b"2"})
-
-
-def test_one_that_does_not_answer_in_time_is_named(cluster: FakeCluster) -> None:
-    one, two = cluster.add(), cluster.add()
-    request = cluster.ask(AskWorkers())
-    answer(cluster, one, b"1")
-    cluster.advance(ANSWER_SECONDS_MAX - 0.01)
-    assert cluster.reply(request) is None
-    cluster.advance(0.02)
-    assert cluster.reply(request) == WorkersAnswered(answers={1: b"1"}, silent=[2])
-    answer(cluster, two, b"late")
-    assert ANSWER_SECONDS_MAX < 1.0, "who asks hears within a second"
-
-
-def test_one_that_is_lost_meanwhile_is_waited_for_no_longer(cluster: FakeCluster) -> None:
-    one, two = cluster.add(), cluster.add()
-    request = cluster.ask(AskWorkers())
-    answer(cluster, one, b"1")
-    cluster.lose(two)
-    assert cluster.reply(request) == WorkersAnswered(answers={1: b"1"})
 
 
 def test_named_workers_alone_are_asked(cluster: FakeCluster) -> None:

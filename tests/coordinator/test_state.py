@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.coordinator.instructions import Journal
 from minishuffle.coordinator.journalrecords import Recorder
 from minishuffle.coordinator.shutdown import CLOSING_SECONDS, DRAIN_SECONDS
 from minishuffle.coordinator.workers import RegistryNumbers
@@ -18,7 +17,6 @@ from minishuffle.wire.messages import (
     Acknowledge,
     CancelTasks,
     DeployTasks,
-    ReleaseJob,
     Shutdown,
     TaskReleased,
     TaskReport,
@@ -27,57 +25,19 @@ from minishuffle.wire.packed import PeerRows, pack_traffic
 from minishuffle.wire.requests import (
     Accepted,
     CancelJob,
-    GetEvents,
     GetRows,
-    GetStatus,
     ListJobs,
-    StopCluster,
     SubmitJob,
-    WaitJob,
 )
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
 
-CLIENT = 1_000
 MakeGraph = Callable[..., JobGraph]
 READ0, READ1, COUNT0, COUNT1 = ("j1", 0, 0), ("j1", 0, 1), ("j1", 1, 0), ("j1", 1, 1)
 
 
-def kinds(cluster: FakeCluster, job: str = "j1") -> list[str]:
-    return [event.kind for event in cluster.request(GetEvents(job=job)).events]
-
-
 # --- from submission to end -------------------------------------------------------------------------
-
-
-def test_a_job_runs_to_its_end(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
-    assert cluster.submit(make_graph()) == "j1"
-    assert cluster.jobs_journaled() == ["j1"]
-    for worker, index in zip(pair, (0, 1), strict=True):
-        (deploy,) = worker.got(DeployTasks)
-        assert [(task.operator, task.index) for task in deploy.tasks] == [(0, index), (1, index)]
-    assert (cluster.show("j1").state, cluster.free_slots()) == ("created", [1, 1])
-    cluster.report_all("j1", "running")
-    assert cluster.show("j1").state == "running"
-    for worker, key in ((pair[0], READ0), (pair[1], READ1), (pair[0], COUNT0)):
-        cluster.report(worker, key, "finished")
-    assert cluster.show("j1").state == "running"
-    counters = TaskCounters(records_in=9)
-    cluster.report(pair[1], COUNT1, "finished", result=b"\x05", counters=counters)
-    info = cluster.show("j1")
-    assert (info.state, info.causes, {task.state for task in info.tasks}) == ("finished", [], {"finished"})
-    assert [(task.result, task.counters.records_in) for task in info.tasks][-1] == (b"\x05", 9)
-    assert (info.submitted_at, info.ended_at) == (1_000_100.0, 1_000_100.0)
-    assert [worker.got(ReleaseJob)[0].job for worker in pair] == ["j1", "j1"]
-    assert cluster.free_slots() == [2, 2]
-    assert kinds(cluster) == [
-        "created",
-        *["task running"] * 4,
-        "running",
-        *["task finished"] * 4,
-        "finished",
-    ]
 
 
 def test_a_task_may_finish_before_others_run(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
@@ -109,18 +69,6 @@ def test_a_submission_that_cannot_be_journaled_is_refused_and_nothing_else_chang
     cluster.journal_error = None
     assert cluster.submit(make_graph(1, 1)) == "j2"
     assert cluster.jobs_journaled() == ["j1", "j2"]
-
-
-def test_a_job_that_fits_no_more_once_it_is_journaled_is_refused(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
-) -> None:
-    request = SubmitJob(name="words", python="3.11", graph=make_graph(4, 4).to_bytes())
-    *_, journal = cluster.state.client_request(CLIENT, 1, request, cluster.now)
-    assert isinstance(journal, Journal) and journal.submission
-    cluster.lose(pair[0])
-    cluster.do(cluster.state.journaled(None, cluster.now))
-    assert "job needs 4 slots" in cluster.replies[CLIENT, 1].text  # type: ignore[attr-defined]
-    assert cluster.request(ListJobs()).jobs == []
 
 
 def test_job_numbers_go_on_from_the_journal(make_cluster: Any, make_graph: MakeGraph) -> None:
@@ -377,28 +325,6 @@ def test_an_abandoned_task_is_over_and_its_slot_written_off(
 
 
 # --- shutting down -----------------------------------------------------------------------------------
-
-
-def test_a_stop_cancels_jobs_then_sends_workers_home(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
-) -> None:
-    cluster.submit(make_graph())
-    wait = cluster.ask(WaitJob(job="j1", wait_seconds=30.0))
-    assert cluster.request(StopCluster()) == Accepted()
-    assert [len(worker.got(CancelTasks)) for worker in pair] == [1, 1]
-    code, text = cluster.refusal(submit(make_graph().to_bytes()))
-    assert (code, "being shut down" in text) == (UsageError.code, True)
-    late = cluster.add()
-    assert "being shut down" in cluster.replies[late.link, 0].text
-    assert not any(worker.got(Shutdown) for worker in pair)
-    cluster.report_all("j1", "canceled")
-    assert cluster.reply(wait).state == "canceled"
-    assert [len(worker.got(Shutdown)) for worker in pair] == [1, 1]
-    cluster.lose(pair[0])
-    assert not cluster.stopped
-    cluster.lose(pair[1])
-    assert cluster.stopped
-    assert [worker.state for worker in cluster.request(GetStatus()).workers] == ["gone", "gone"]
 
 
 def test_a_stop_is_bounded_when_nobody_answers(

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from minishuffle.errors import PeerLost, ResourceExhausted, TaskCancelled, TaskFailed
+from minishuffle.errors import PeerLost, TaskCancelled, TaskFailed
 from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import (
     CancelTasks,
-    ClockSet,
-    DeployTasks,
     HostLook,
     HostLooked,
     PeerSuspicion,
@@ -151,20 +149,6 @@ def test_a_task_that_was_cancelled_unasked_fails_the_job(
     assert causes(info) == ["read[0]: the task was canceled although nobody asked for it"]
 
 
-def test_a_deployment_that_cannot_be_sent_fails_the_job(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
-) -> None:
-    cluster.submit(make_graph())
-    (deploy,) = pair[0].got(DeployTasks)
-    cluster.do(cluster.state.undeployable(1, deploy, ResourceExhausted("too large"), cluster.now))
-    assert cluster.show("j1").state == "failing"
-    cluster.report(pair[1], READ1, "canceled")
-    cluster.report(pair[1], COUNT1, "canceled")
-    info = cluster.show("j1")
-    assert (info.state, causes(info)) == ("failed", ["deployment on worker 1: too large"])
-    assert cluster.free_slots() == [2, 2]
-
-
 def test_a_suspicion_is_an_event_of_the_jobs_that_both_workers_run_and_changes_nothing_else(
     cluster: FakeCluster, pair: Any, make_graph: MakeGraph
 ) -> None:
@@ -227,21 +211,3 @@ def test_a_silent_host_is_lost_with_all_its_workers_before_any_of_them(
     assert "its host did not answer: nothing was heard of it for 0.6" in cause
     (verdict,) = first.got(WorkerLost)
     assert "its host did not answer" in verdict.reason, "it may be there, and is to stop"
-
-
-def test_a_system_clock_that_was_set_is_an_event_of_the_jobs_there(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
-) -> None:
-    third = cluster.add(slots=2)
-    cluster.submit(make_graph())
-    cluster.report_all("j1", "running")
-    before = len(cluster.request(GetEvents(job="j1")).events)
-    for worker, forward in ((pair[0], False), (third, True), (pair[1], True)):
-        cluster.send(worker, ClockSet(term=7, seconds=30.0, forward=forward))
-    cluster.send(pair[0], ClockSet(term=6, seconds=30.0, forward=True))
-    events = cluster.request(GetEvents(job="j1")).events[before:]
-    follows = "rates and time-outs go on, wall times follow by 1 % a second"
-    assert [(event.kind, event.text, event.worker) for event in events] == [
-        ("clock set", f"the system clock of worker 1 was set back by 30.0 s: {follows}", 1),
-        ("clock set", f"the system clock of worker 2 was set forward by 30.0 s: {follows}", 2),
-    ]

@@ -10,7 +10,7 @@ import pytest
 from minishuffle import limits
 from minishuffle.errors import ResourceExhausted, UnknownName
 from minishuffle.plan.graph import JobGraph, JobSettings
-from minishuffle.wire.messages import ControlMessage, PeerReport, Shutdown, WorkerReport
+from minishuffle.wire.messages import ControlMessage, PeerReport, WorkerReport
 from minishuffle.wire.requests import (
     CancelJob,
     GetEvents,
@@ -31,20 +31,6 @@ READ0, COUNT0, COUNT1 = ("j1", 0, 0), ("j1", 1, 0), ("j1", 1, 1)
 
 
 # --- rows, logs, results -----------------------------------------------------------------------------
-
-
-def test_collected_rows_are_kept_for_clients(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
-    cluster.submit(make_graph())
-    cluster.collect(pair[0], COUNT0, b"one")
-    cluster.collect(pair[1], COUNT1, b"two")
-    reply = cluster.request(GetRows(job="j1"))
-    assert (reply.batches, reply.next, reply.terminal) == ([b"one", b"two"], 2, False)
-    cluster.report_all("j1", "finished")
-    reply = cluster.request(GetRows(job="j1", after=1))
-    assert (reply.batches, reply.next, reply.terminal) == ([b"two"], 2, True)
-    assert cluster.show("j1").collected_batches == 2
-    cluster.collect(pair[0], COUNT0, b"late")
-    assert cluster.state.ignored == 1
 
 
 def test_too_many_collected_rows_fail_the_job(
@@ -74,15 +60,6 @@ def test_too_large_results_of_sinks_fail_the_job(
     assert [len(task.result) for task in info.tasks] == [0, 0, 8, 0]
 
 
-def test_log_lines_are_kept_for_clients(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
-    cluster.submit(make_graph())
-    cluster.log(pair[0], "j1", "hello", "world")
-    cluster.log(pair[0], "j9", "nobody's")
-    reply = cluster.request(GetLogs(job="j1", after=1))
-    assert (reply.lines, reply.next, reply.terminal) == (["world"], 2, False)
-    assert cluster.state.ignored == 1
-
-
 # --- requests ----------------------------------------------------------------------------------------
 
 
@@ -106,11 +83,6 @@ def test_an_unknown_job_is_named_with_those_that_are_known(
     for _ in range(2):
         cluster.submit(make_graph())
     assert "there is no job 'j9'; the latest are j1, j2" in cluster.refusal(message)[1]
-
-
-def test_a_client_that_sends_what_only_workers_may_is_cut_off(cluster: FakeCluster) -> None:
-    cluster.ask(Shutdown(term=7, reason=""))
-    assert cluster.closed == {1_000: "a client sent shutdown"}
 
 
 def test_lists_leave_out_what_sinks_returned(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
@@ -162,17 +134,6 @@ def test_lists_may_be_without_what_is_long(cluster: FakeCluster, pair: Any, make
     assert whole.report.stuck and whole.peers
     assert brief == whole.model_copy(update={"report": WorkerReport(), "peers": []})
     assert len(cluster.request(GetStatus()).jobs) == 1
-
-
-def test_the_graph_is_shown_without_its_programs(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
-) -> None:
-    cluster.submit(make_graph())
-    shown = cluster.request(ShowGraph(job="j1"))
-    assert [(vertex.name, vertex.parallelism) for vertex in shown.vertices] == [("read", 2), ("count", 2)]
-    assert [(edge.source, edge.target, edge.kind) for edge in shown.edges] == [(0, 1, "pipelined_bounded")]
-    assert "program" not in shown.model_dump_json()
-    assert cluster.request(ShowGraph(job="j9")).code == UnknownName.code
 
 
 def test_settings_are_shown_with_what_follows_where_none_was_given(

@@ -13,15 +13,12 @@ from minishuffle.errors import ResourceExhausted, TaskFailed
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import (
-    Acknowledge,
     CancelTasks,
-    DeployTasks,
     HeldAttempt,
     Registered,
     ReleaseJob,
     SourcePositions,
     TaskReport,
-    TasksRestarted,
     WorkerLost,
 )
 from minishuffle.wire.packed import PeerRows, SplitPosition, pack_positions, pack_traffic
@@ -155,40 +152,6 @@ def test_a_wait_that_ends_while_workers_are_awaited_is_judged_after_a_try(
     else:
         cluster.advance(2.0)
     assert {(task.worker, task.state) for task in cluster.show(job).tasks} == {(two.worker, "created")}
-
-
-def test_a_task_that_failed_meanwhile_restarts_once_all_workers_are_back(
-    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
-) -> None:
-    cluster.submit(make_graph(**RESTARTS))
-    cluster.report_all("j1", "running")
-    cluster.lose_coordinator()
-    cluster.come_back(pair[0])
-    key = next(iter(pair[0].tasks))
-    cluster.fail(pair[0], key, 1, "it raised")
-    deployed = len(pair[0].got(DeployTasks))
-    cluster.advance(0.25)
-    assert len(pair[0].got(DeployTasks)) == deployed, "its consumers may be on the worker that is awaited"
-    cluster.come_back(pair[1])
-    assert pair[0].tasks[key].attempt == 2
-    assert pair[1].got(TasksRestarted)
-
-
-def test_reports_are_applied_once_over_a_restart(
-    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
-) -> None:
-    cluster.submit(make_graph())
-    worker = pair[0]
-    key = next(iter(worker.tasks))
-    cluster.report(worker, key, "running", number=1)
-    cluster.lose_coordinator()
-    cluster.come_back(worker)
-    assert worker.got(Registered)[-1].applied == 1
-    ignored = cluster.state.ignored
-    cluster.report(worker, key, "running", number=1)
-    cluster.report(worker, key, "finished", number=2)
-    assert cluster.state.ignored == ignored + 1
-    assert worker.got(Acknowledge)[-1].number == 2
 
 
 def test_a_lost_worker_that_comes_back_is_refused(

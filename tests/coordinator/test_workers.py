@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.wire.messages import AskDial, Dial, LogLines, PeerReport, Registered, Shutdown, WorkerLost
-from minishuffle.wire.requests import Failure, GetStatus, SubmitJob, WorkerInfo
+from minishuffle.wire.messages import PeerReport, Registered, Shutdown, WorkerLost
+from minishuffle.wire.requests import Failure, GetStatus, WorkerInfo
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -62,13 +62,6 @@ def test_a_worker_that_does_not_fit_is_refused(
     assert text in refusal(cluster, cluster.add(**fields))
     assert list(listed(cluster)) == [1]
     assert cluster.add().worker == 2
-
-
-def test_a_link_registers_once(cluster: FakeCluster) -> None:
-    worker = cluster.add()
-    cluster.send(worker, worker.about)
-    assert "is registered as worker 1 already" in cluster.closed[worker.link]
-    assert len(worker.got(Registered)) == 1
 
 
 def test_a_closed_link_means_a_lost_worker_at_once_and_the_others_are_told(cluster: FakeCluster) -> None:
@@ -153,14 +146,6 @@ def test_lost_workers_stay_listed_for_ten_minutes(cluster: FakeCluster) -> None:
     assert cluster.add().worker == 4
 
 
-def test_a_worker_of_a_higher_term_is_cut_off(cluster: FakeCluster) -> None:
-    worker = cluster.add()
-    cluster.heartbeat(worker, term=TERM + 1)
-    assert cluster.closed == {
-        worker.link: "worker 1 obeys a coordinator of term 8, and this one is of term 7"
-    }
-
-
 def test_messages_of_an_earlier_term_or_epoch_or_of_another_worker_are_ignored(cluster: FakeCluster) -> None:
     cluster.add()
     worker = cluster.add()
@@ -179,32 +164,6 @@ def test_a_later_epoch_is_no_reason_to_ignore_a_heartbeat(cluster: FakeCluster) 
     report = PeerReport(worker=2, connections=1, local="a:1", remote="b:2")
     cluster.heartbeat(worker, peers=[report], epoch=worker.epoch + 1)
     assert (listed(cluster)[1].peers, cluster.state.ignored) == ([report], 0)
-
-
-def test_messages_before_registration_are_ignored(cluster: FakeCluster) -> None:
-    cluster.do(cluster.state.worker_message(55, LogLines(term=TERM, job="j1", lines=["x"]), cluster.now))
-    assert (cluster.state.ignored, cluster.closed) == (1, {})
-
-
-def test_a_worker_that_sends_what_only_others_may_is_cut_off(cluster: FakeCluster) -> None:
-    worker = cluster.add()
-    cluster.send(worker, WorkerLost(term=TERM, worker=1, epoch=1))
-    why = "it sent worker_lost, which no worker may"
-    assert cluster.closed == {worker.link: f"worker 1 is lost: {why}"}
-    assert [verdict.reason for verdict in worker.got(WorkerLost)] == [why]
-    cluster.send(worker, SubmitJob(name="x", python="3.11", graph=b""))
-    assert cluster.state.ignored == 1
-
-
-def test_a_wish_to_be_dialed_is_passed_on(cluster: FakeCluster) -> None:
-    low, high = cluster.add(), cluster.add()
-    cluster.send(high, AskDial(term=TERM, worker=2, target=1))
-    (dial,) = low.got(Dial)
-    assert (dial.peer.worker, dial.peer.epoch, dial.peer.host) == (2, 2, "10.0.0.1")
-    assert dial.peer.data_port == high.about.data_port
-    cluster.lose(low)
-    cluster.send(high, AskDial(term=TERM, worker=2, target=1))
-    assert len(low.got(Dial)) == 1 and not high.got(Dial)
 
 
 def test_only_the_last_ones_of_those_that_ended_are_listed(

@@ -43,33 +43,6 @@ def lost_causes(cluster: FakeCluster) -> list[str]:
     return [cause.text for cause in cluster.show("j1").causes]
 
 
-def test_a_worker_that_comes_back_at_once_goes_on_and_nothing_restarts(
-    cluster: FakeCluster, pair: Pair, make_graph: MakeGraph
-) -> None:
-    start(cluster, make_graph(restart_strategy="individual"))
-    before = cluster.show("j1")
-    cluster.break_link(pair[1])
-    assert states(cluster) == ["alive", "awaited"]
-    assert [address.data_port for address in cluster.watched.values()] == [pair[1].about.data_port]
-    cluster.come_back(pair[1])
-    assert states(cluster) == ["alive", "alive"]
-    assert (cluster.show("j1"), pair[0].got(WorkerLost)) == (before, [])
-    cluster.advance(60.0)
-    assert (cluster.show("j1").state, attempts(cluster)) == ("running", {1})
-
-
-def test_a_process_that_is_gone_is_lost_at_once(
-    cluster: FakeCluster, pair: Pair, make_graph: MakeGraph
-) -> None:
-    start(cluster, make_graph())
-    cluster.break_link(pair[1])
-    (link,) = cluster.watched
-    cluster.do(cluster.state.process_gone(link, cluster.now))
-    assert states(cluster) == ["alive", "lost"]
-    assert [lost.worker for lost in pair[0].got(WorkerLost)] == [2]
-    assert "was lost: its control link closed (reset)" in lost_causes(cluster)[0]
-
-
 def test_a_process_of_which_nothing_is_known_is_awaited_for_a_moment(
     cluster: FakeCluster, pair: Pair, make_graph: MakeGraph
 ) -> None:
@@ -122,15 +95,6 @@ def test_only_the_same_process_comes_back(
     assert states(cluster) == ["alive", "alive"] and attempts(cluster) == {1}
     (refused,) = [each for each in cluster.replies.values() if isinstance(each, Failure)]
     assert "worker 2 is process" in refused.text and "register without an epoch" in refused.text
-
-
-def test_a_link_that_was_closed_for_cause_is_a_verdict(cluster: FakeCluster, pair: Pair) -> None:
-    """A worker that sends garbage would come back and send it again."""
-    cluster.do(cluster.state.link_closed(pair[1].link, cluster.now, "garbage", for_cause=True))
-    assert states(cluster) == ["alive", "lost"]
-    assert cluster.watched == {}
-    cluster.come_back(pair[1])
-    assert isinstance(cluster.replies[pair[1].link, 0], Failure)
 
 
 def test_a_new_process_takes_the_id_of_one_whose_link_closed(cluster: FakeCluster, pair: Pair) -> None:
@@ -222,10 +186,3 @@ def test_a_standby_worker_is_prepared_anew(cluster: FakeCluster, pair: Pair, mak
     cluster.heartbeat(standby, loaded=1)
     cluster.lose(pair[1])
     assert {key[1:] for key in standby.tasks} == {(0, 1), (1, 1)}
-
-
-def test_links_that_close_while_the_cluster_stops_are_no_losses(cluster: FakeCluster, pair: Pair) -> None:
-    cluster.do(cluster.state.stop(cluster.now))
-    cluster.do(cluster.state.link_closed(pair[1].link, cluster.now))
-    assert states(cluster) == ["alive", "gone"]
-    assert cluster.watched == {}

@@ -156,7 +156,8 @@ class Words:
         elif hasattr(value, "index"):
             attempt = "task_attempt" if hasattr(value, "task_attempt") else "attempt"
             prefix = f"{value.job}/" if hasattr(value, "job") else ""
-            yield f"{prefix}{named}[{value.index}]#{getattr(value, attempt)}"
+            number = f"#{getattr(value, attempt)}" if hasattr(value, attempt) else ""
+            yield f"{prefix}{named}[{value.index}]{number}"
             taken = {"job", "operator", "index", attempt}
         else:
             yield f"operator={named}"
@@ -308,7 +309,7 @@ class Words:
             ]
             return parts if outer is list else parts[0]
         text = text.strip('"')
-        if name == "operator":
+        if name == "operator" and not text.isdigit():
             return self.vertices[job].index(text)
         if name in PACKED:
             return PACKED[name](text)

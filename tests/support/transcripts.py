@@ -8,7 +8,8 @@ A file has comments, inputs, and below each input what comes of it, one instruct
 
 An input is an event: a message (its ``type`` in ``wire``, and fields as in :mod:`support.messagewords`; its
 parts stand in lines below that begin with ``>`` and four spaces), a link that closes, time that passes.
-Everything that comes out is there, or ``(nothing)``. ``> after submission`` means all that is in that file.
+Everything that comes out is there, or ``(nothing)``; ``(ignored)``: the coordinator counts it as ignored.
+``> after submission`` means all that is in that file.
 Which methods of the machines the events call stands in the drivers here alone.
 
 ``pytest --rewrite-transcripts`` writes into the files what comes out. (The model: the data-driven tests of
@@ -206,6 +207,14 @@ class CoordinatorTranscript(Transcript):
         """The types of requests that were not answered."""
         self._submitted: list[str] = []
         """Names of the operators of the last submission."""
+
+    def play(self, each: Input) -> list[str]:
+        """Says so as well if the machine has counted a message as one that it ignores."""
+        machine, ignored = self._machine, self.state.ignored if self._machine else 0
+        lines = super().play(each)
+        if self._machine is not machine or machine is None or self.state.ignored == ignored:
+            return lines
+        return ["(ignored)", *(line for line in lines if line != NOTHING)]
 
     @property
     def state(self) -> CoordinatorState:

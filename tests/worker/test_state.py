@@ -4,70 +4,38 @@ from __future__ import annotations
 
 import pytest
 
-from minishuffle.errors import PartitionLost, PartitionNotFound, PeerLost, ShuffleError
+from minishuffle.errors import PartitionNotFound, PeerLost, ShuffleError
 from minishuffle.wire.handshake import REASONS, HandshakeRefused
 from minishuffle.wire.messages import (
-    AskDial,
     CancelTasks,
     Dial,
-    DivideTasks,
-    Leaving,
-    PauseTasks,
     PlacedAttempt,
     PrepareJob,
     ReleaseJob,
-    Shutdown,
     TaskAttempt,
     TasksRestarted,
     TaskStateChanged,
-    WorkerLost,
 )
 from minishuffle.worker.instructions import (
     AbandonTask,
     Attach,
     CancelTask,
-    CloseLinks,
     ConnectLocal,
     DialPeer,
     Exit,
     FailChannel,
     Fence,
-    ForgetJob,
     Instruction,
-    LoadPrograms,
-    MoveTasks,
     Refuse,
     Release,
     RequestPartition,
     Send,
-    SetPause,
     StartTask,
 )
 from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.state import LEAVE_GRACE_SECONDS
 from support.attempts import attempt as attempt_of
 from support.workerstates import SOURCE, Machine, address, deploy, request, second, serving, sink, states
-
-
-def test_deploy_starts_tasks_before_it_connects_them() -> None:
-    instructions = Machine().tell(deploy(SOURCE, sink()))
-    kinds = [type(instruction) for instruction in instructions]
-    assert kinds == [StartTask, StartTask, ConnectLocal, DialPeer]
-    local = instructions[2]
-    assert local == ConnectLocal(ChannelKey(attempt_of(1), 0, 0), attempt_of(0), 1)
-    assert instructions[3] == DialPeer(address(3))
-
-
-def test_the_worker_with_the_higher_id_asks_to_be_dialed() -> None:
-    instructions = Machine(worker=5).tell(deploy(sink()))
-    asked = [i.message for i in instructions if isinstance(i, Send)]
-    assert asked == [AskDial(term=1, worker=5, target=2), AskDial(term=1, worker=5, target=3)]
-
-
-def test_a_deploy_said_twice_is_done_once() -> None:
-    machine = Machine()
-    machine.tell(deploy(SOURCE))
-    assert machine.tell(deploy(SOURCE)) == []
 
 
 def test_terms_are_compared_by_order() -> None:
@@ -109,16 +77,6 @@ def test_a_producer_that_is_deployed_later_is_asked_when_it_is_there(worker: int
     entry = machine.state.inputs[ChannelKey(attempt_of(1), 0, 1)]
     assert (entry.worker, entry.request.producer_attempt) == (worker, 1)
     assert [type(each) for each in requested] == ([RequestPartition] if worker == 3 else [])
-
-
-def test_tasks_are_to_stop_or_to_move_and_a_lower_term_says_nothing() -> None:
-    machine = Machine()
-    pause = PauseTasks(term=1, job="j1", barrier=3, paused=True)
-    assert machine.tell(pause) == [SetPause("j1", 3, True)]
-    subtasks = [TaskAttempt(operator=1, index=each, attempt=2) for each in (0, 2)]
-    moves = [MoveTasks("j1", 4, frozenset({(1, 0), (1, 2)}))]
-    assert machine.tell(DivideTasks(term=1, job="j1", barrier=4, moving=subtasks)) == moves
-    assert machine.tell(pause.model_copy(update={"term": 0})) == []
 
 
 def test_dial_on_demand_happens_once() -> None:
@@ -211,22 +169,6 @@ def test_a_peer_is_not_dialed_while_a_dial_is_under_way() -> None:
 
 def prepare(programs: dict[int, bytes], job: str = "j1") -> PrepareJob:
     return PrepareJob(term=1, job=job, programs=programs, workers=[address(1), address(3)])
-
-
-def test_a_standby_worker_loads_programs_and_makes_links_ahead_of_need() -> None:
-    machine = Machine()
-    assert machine.tell(prepare({0: b"source", 1: b"sink"})) == [
-        Send(AskDial(term=1, worker=2, target=1)),
-        DialPeer(address(3)),
-        LoadPrograms("j1", [b"source", b"sink"]),
-    ]
-    machine.up(3)
-    machine.up(1)
-    short = deploy(sink()).model_copy(update={"programs": {}})
-    instructions = machine.tell(short)
-    assert [type(each) for each in instructions] == [StartTask, RequestPartition], "no dial"
-    assert isinstance(instructions[0], StartTask)
-    assert instructions[0].message.programs == {0: b"source", 1: b"sink"}
 
 
 def test_programs_are_kept_until_the_job_has_ended() -> None:
@@ -383,52 +325,6 @@ def test_what_an_attempt_that_has_ended_waited_for_is_forgotten() -> None:
 # --- tasks ----------------------------------------------------------------------------------------------
 
 
-def test_a_task_runs_and_ends_and_says_so_once() -> None:
-    machine = Machine()
-    machine.tell(deploy(SOURCE))
-    assert states(machine.state.task_running(attempt_of(0))) == ["running"]
-    assert states(machine.ended()) == ["finished"]
-    assert machine.ended(state="failed") == []
-    assert machine.state.task_running(attempt_of(0)) == []
-    assert machine.ended(attempt=9) == []
-
-
-def test_that_what_a_task_stored_is_lost_is_said_once_it_has_finished() -> None:
-    machine, error = Machine(), PartitionLost("block 3 cannot be read")
-    assert machine.state.partition_lost(attempt_of(0), error) == []
-    machine.tell(deploy(SOURCE))
-    assert machine.state.partition_lost(attempt_of(0), error) == []
-    ended, lost = machine.ended()
-    assert states([ended, lost]) == ["finished", "failed"]
-    assert isinstance(lost, Send) and isinstance(lost.message, TaskStateChanged)
-    assert lost.message.error is not None and lost.message.error.code == PartitionLost.code
-    assert states(machine.state.partition_lost(attempt_of(0), error)) == ["failed"]
-
-
-def test_cancel_is_obeyed_or_the_task_is_abandoned() -> None:
-    machine = Machine()
-    machine.tell(deploy(SOURCE, sink()), now=0.0)
-    machine.up(3)
-    cancels = machine.tell(CancelTasks(term=1, job="j1"), now=1.0)
-    assert cancels == [CancelTask(attempt_of(0)), CancelTask(attempt_of(1))]
-    assert machine.tell(CancelTasks(term=1, job="j1"), now=2.0) == []
-    machine.ended(operator=0, state="canceled")
-    assert machine.state.next_deadline() == 11.0
-    instructions = machine.tick(11.0)
-    assert instructions[0] == AbandonTask(attempt_of(1))
-    assert states(instructions) == ["abandoned"]
-    assert machine.ended(operator=1) == [], "an abandoned attempt has nothing more to say"
-
-
-def test_too_many_abandoned_tasks_end_the_worker() -> None:
-    machine = Machine()
-    machine.tell(deploy(SOURCE, sink()), now=0.0)
-    machine.up(3)
-    machine.tell(CancelTasks(term=1, job="j1"), now=0.0)
-    exits = [i for i in machine.tick(10.0) if isinstance(i, Exit)]
-    assert exits == [Exit("2 tasks were abandoned, at most 1 may be")]
-
-
 def test_abandoned_tasks_that_have_ended_after_all_do_not_end_the_worker() -> None:
     machine = Machine()
     for at, attempt in ((0.0, 1), (20.0, 2), (40.0, 3)):
@@ -437,17 +333,6 @@ def test_abandoned_tasks_that_have_ended_after_all_do_not_end_the_worker() -> No
         assert not [i for i in machine.tick(at + 10.0) if isinstance(i, Exit)]
         machine.state.stuck = 0
     assert machine.state.abandoned == 3
-
-
-def test_release_forgets_the_job() -> None:
-    machine = Machine()
-    machine.tell(deploy(SOURCE, sink()))
-    assert machine.tell(ReleaseJob(term=1, job="j1")) == [
-        Release([attempt_of(0), attempt_of(1)]),
-        ForgetJob("j1"),
-    ]
-    assert machine.up(3) == []
-    assert machine.asked(3, request(), 0.0) == []
 
 
 # --- two attempts of a subtask ------------------------------------------------------------------------
@@ -490,31 +375,6 @@ def test_each_attempt_serves_its_own_partition() -> None:
         asked = request(attempt=number, channel=channel)
         expected = Attach(3, asked, attempt_of(0, number=number))
         assert machine.asked(3, asked, 0.0) == [expected]
-
-
-def test_a_worker_that_is_declared_lost_stops_and_says_why() -> None:
-    machine = Machine()
-    me, epoch = machine.state.worker, machine.state.epoch
-    assert machine.tell(WorkerLost(term=1, worker=me, epoch=epoch, reason="it was silent for 10 s")) == [
-        Exit("the coordinator declared this worker lost: it was silent for 10 s; start it again")
-    ]
-    earlier = WorkerLost(term=1, worker=me, epoch=epoch - 1, reason="long ago")
-    assert not any(isinstance(instruction, Exit) for instruction in machine.tell(earlier))
-
-
-def test_verdicts_and_shutdown() -> None:
-    machine = Machine()
-    assert machine.tell(WorkerLost(term=1, worker=3, epoch=1)) == [CloseLinks(3, 1)]
-    assert machine.tell(Shutdown(term=1, reason="bye")) == [Exit("")]
-
-
-def test_a_worker_that_is_sent_sigterm_says_so_and_ends_when_it_is_told_to() -> None:
-    machine = Machine()
-    machine.tell(deploy(SOURCE))
-    assert not machine.state.leaving
-    assert machine.state.leave(0.0) == [Send(Leaving(term=1, seconds=8.0))]
-    assert machine.state.leaving
-    assert machine.tell(Shutdown(term=1, reason="")) == [Exit("")]
 
 
 def test_a_worker_that_is_sent_sigterm_ends_by_itself_if_nobody_tells_it_to() -> None:

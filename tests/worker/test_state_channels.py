@@ -7,8 +7,6 @@ import pytest
 from minishuffle.errors import PeerLost, PeerSuspected, Superseded
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.wire.messages import (
-    ConsumerEnds,
-    ConsumersEnded,
     PeerSuspicion,
     PlacedAttempt,
     Probe,
@@ -22,9 +20,7 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.worker.instructions import (
     AbandonTask,
-    Attach,
     CloseLinks,
-    CloseSubpartitions,
     ConnectLocal,
     DialPeer,
     FailChannel,
@@ -275,29 +271,11 @@ def test_a_channel_that_is_down_has_no_timer() -> None:
     assert requests(machine.up(3, 1000.0)) == [(3, 2, 2)]
 
 
-def test_a_producer_hears_which_consumers_want_none_of_its_rows() -> None:
-    machine = serving(SOURCE)
-    ends = ConsumerEnds(operator=0, index=0, attempt=1, edge=0, consumers=[0, 1])
-    told = machine.tell(ConsumersEnded(term=1, job="j1", ends=[ends]))
-    assert told == [CloseSubpartitions(attempt_of(0), 0, [0, 1])]
-
-
 def test_a_channel_that_has_ended_is_not_attached_again() -> None:
     machine = reading()
     machine.happens(REMOTE, ChannelEvent.END)
     assert machine.tell(restarted((0, 1, 2, 1)), 1.0) == []
     assert machine.up(1, 1.0) == []
-
-
-def test_a_restarted_consumer_fences_the_attempt_that_reads_here_and_is_served_itself() -> None:
-    machine = serving(SOURCE)
-    machine.asked(3, request())
-    early = request(channel=8, consumer_attempt=2)
-    assert machine.asked(3, early, now=1.0) == []
-    consumer = attempt_of(1, 1, number=2)
-    told = machine.tell(restarted((1, 1, 2, 3)), 1.0)
-    assert told == [Fence(attempt_of(0), 0, consumer), Attach(3, early, attempt_of(0))]
-    assert machine.tell(restarted((1, 1, 2, 3)), 1.0) == []
 
 
 @pytest.mark.parametrize("here", [True, False])
