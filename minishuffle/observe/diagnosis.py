@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from statistics import median
 from typing import Any, Final, Literal, NamedTuple
 
@@ -81,8 +82,6 @@ TCP_ADVICE: Final = (
     ". Without a buffer it stops the connection that it shares: with flow_control=credit others go on"
 )
 SHORT_OF_CPU: Final = "a worker short of CPU"
-WANTED_TIMES_MAX: Final = 100.0
-"""Times what it takes that the producers of a task would send, if they did not wait, at most."""
 ALSO_SHORT_OF_CPU: Final = (
     ". Its thread also waits for a processor, but a whole one would not do for what is sent to it"
 )
@@ -200,10 +199,10 @@ class Scene:
     """Tasks of that worker, of this job, that are busy for a good part of their time, itself included."""
     keyed: bool
     """Its input is dealt out by key."""
-    wanted: float
-    """Times what it takes that its producers would send, or do if it falls behind."""
     hot_keys: list[tuple[str, float]] = field(default_factory=list)
     """Keys that come to it, with their share of the rows that its producers write."""
+    sent_times: float | None = None
+    """Times what it takes that is sent to it; None: its producers wait, and may have any number of rows."""
 
     @property
     def share(self) -> float:
@@ -234,8 +233,10 @@ class Scene:
 
     @property
     def processor_would_do(self) -> bool:
-        """With a processor of its own it would take all that its producers would send."""
-        return self.wanted * max(0.0, self.task.busy - self.task.cpu_wait) <= 1.0
+        """With a processor of its own it would take all that is sent to it, or twice as much as it does."""
+        if self.sent_times is None:
+            return self.task.cpu_wait >= self.task.cpu
+        return self.sent_times * max(0.0, self.task.busy - self.task.cpu_wait) <= 1.0
 
     @property
     def is_slow_end(self) -> bool:
@@ -425,11 +426,6 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _times(wanted: float, there: float) -> float:
-    """How many times what is there is wanted, ``WANTED_TIMES_MAX`` at most."""
-    return min(WANTED_TIMES_MAX, wanted / there) if there > 0.0 else WANTED_TIMES_MAX
-
-
 # --- the search -----------------------------------------------------------------------------------
 
 
@@ -462,12 +458,12 @@ def diagnose_job(before: Look, after: Look, links: Iterable[Link]) -> Diagnosis:
     where: Literal["task", "exchange"] = "task"
     if behind is not None:
         scene = _scene(behind.task, spans, behind.producers, workers, edges)
-        scene = replace(scene, wanted=_times(behind.sent, behind.taken))
+        scene = replace(scene, sent_times=behind.sent / behind.taken if behind.taken else inf)
     else:
         scene, where = _bottleneck(spans, throttled, workers, edges)
     rule = next(each for each in RULES if each.where == where and each.holds(scene))
     evidence, advice = {**_common_evidence(scene), **rule.evidence(scene)}, rule.advice
-    if rule.own_code and scene.waits_for_processor:
+    if rule.own_code and scene.sent_times is not None and scene.waits_for_processor:
         advice += ALSO_SHORT_OF_CPU
     if behind is not None:
         evidence["falls_behind"] = behind.text
@@ -593,8 +589,6 @@ def _scene(
     operator, worker = task.info.operator, task.info.worker
     inputs = [(number, edge) for number, edge in enumerate(edges) if edge.target == operator]
     outputs = {edge.target for edge in edges if edge.source == operator}
-    sources = {edge.source for _, edge in inputs}
-    held = max((each.backpressured for each in throttled if each.info.operator in sources), default=0.0)
     return Scene(
         task,
         [each for each in spans if each.info.operator == operator and each is not task],
@@ -603,7 +597,6 @@ def _scene(
         workers.get(worker, WorkerSpan(worker, 0.0, 0.0, 0.0, {}, {}, 0)),
         [each for each in spans if each.info.worker == worker and each.busy >= IDLE_BUSY_MAX],
         any(edge.partitioner == "hash" for _, edge in inputs),
-        _times(1.0, 1.0 - held),
         _hot_keys(task, spans, [number for number, _ in inputs]),
     )
 
