@@ -9,7 +9,8 @@ the term if it is the present one. Some things have a form of their own:
 ``read[0..1]``         a range of subtasks: operator, first, count
 ``w3/epoch1``          the address of a worker; with host and port if they are not its usual ones
 ``+2.5s``              a wall time, since the beginning of the transcript
-``<12 bytes>``         a binary value; a program that is its operator's name is that name
+``<20 bytes>``         a binary value that is no short word; ``programs=read``: the program of read is
+                       ``b"read"``
 =====================  =========================================================================
 
 A part that has fields of its own stands on a line of its own below, with the name of the field that it is in,
@@ -51,6 +52,8 @@ WALL: Final = 1_000_000.0
 SUBTASK: Final = re.compile(r"(?:(\w+)/)?([a-z_]+)\[(\d+)\](?:#(\d+))?")
 RANGE: Final = re.compile(r"([a-z_]+)\[(\d+)\.\.(-?\d+)\]")
 ADDRESS: Final = re.compile(r"w(\d+)/epoch(\d+)(?:/(.+):(\d+))?")
+WORD_BYTES_MAX: Final = 12
+"""Binary values that are longer are not shown."""
 SETTINGS: Final = JobSettings().model_dump()
 
 
@@ -212,7 +215,8 @@ class Words:
             )
         if name == "traffic":
             return ",".join(":".join(map(str, each)) for each in unpack_traffic(value))
-        return f"<{len(value)} bytes>"
+        is_word = len(value) <= WORD_BYTES_MAX and re.fullmatch(rb"[ -~]+", value)
+        return _text(value.decode()) if is_word else f"<{len(value)} bytes>"
 
     def _mapping(self, name: str, value: Mapping[Any, Any], job: str) -> str:
         entries = []

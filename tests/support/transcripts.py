@@ -9,8 +9,8 @@ A file has comments, inputs, and below each input what comes of it, one instruct
 An input is an event: a message (its ``type`` in ``wire``, and fields as in :mod:`support.messagewords`; its
 parts stand in lines below that begin with ``>`` and four spaces), a link that closes, time that passes.
 Everything that comes out is there, or ``(nothing)``; ``(ignored)``: the coordinator counts it as ignored.
-``> after submission`` means all that is in that file.
-Which methods of the machines the events call stands in the drivers here alone.
+``> after submission`` means all that is in that file. Which methods of the machines the events call stands in
+the drivers here alone.
 
 ``pytest --rewrite-transcripts`` writes into the files what comes out. (The model: the data-driven tests of
 etcd's raft, ``rafttest``.)
@@ -28,7 +28,7 @@ from random import Random
 from typing import Any, ClassVar, Final
 
 from minishuffle.config import ClusterSettings
-from minishuffle.coordinator.instructions import CloseLink, Instruction, Journal, Reply, SendToWorker
+from minishuffle.coordinator.instructions import Instruction, Journal, Reply, SendToWorker
 from minishuffle.coordinator.journalrecords import unpack_record
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
@@ -43,6 +43,7 @@ from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
     ErrorInfo,
+    Registered,
 )
 from minishuffle.worker.instructions import Send, StartTask, attempt_id
 from minishuffle.worker.registry import ChannelKey, Progress
@@ -317,16 +318,14 @@ class CoordinatorTranscript(Transcript):
         self._problem, self._unwritten = "", None
         return self._carry_out([Journal(changes), *self.state.write_ahead.written()])
 
-    @event(
-        r"(link of (?P<name>w\d|client\d?)|link (?P<number>\d+)) closes"
-        r"(?P<cause>, for cause)?(: (?P<why>.+))?"
-    )
-    def _close(self, name: str | None, number: str | None, cause: str | None, why: str | None) -> list[str]:
-        link = int(number) if number else self._peer(name or "").links[-1]
-        for peer in self._peers.values():
-            peer.is_open &= peer.links[-1] != link
+    @event(r"link of (?P<name>w\d|client\d?) closes(?P<cause>, for cause)?(: (?P<why>.+))?")
+    def _close(self, name: str, cause: str | None, why: str | None) -> list[str]:
+        peer = self._peer(name)
+        peer.is_open = False
         told = {"why": f"its control link closed ({why})"} if why else {}
-        return self._carry_out(self.state.link_closed(link, self.now, for_cause=bool(cause), **told))
+        return self._carry_out(
+            self.state.link_closed(peer.links[-1], self.now, for_cause=bool(cause), **told)
+        )
 
     @event(r"the process of (?P<name>w\d) is (?P<found>found|gone)")
     def _process(self, name: str, found: str) -> list[str]:
@@ -419,16 +418,14 @@ class CoordinatorTranscript(Transcript):
             case SendToWorker(worker, link, message):
                 name = self._named(link)
                 peer = self._peers[name.partition("(")[0]]
-                if (about := getattr(message, "epoch", 0)) and message.type == "registered":  # type: ignore[attr-defined]
-                    peer.worker, peer.epoch = worker, about
+                if isinstance(message, Registered):
+                    peer.worker, peer.epoch = worker, message.epoch
                 if isinstance(message, DeployTasks):
                     peer.deployed = message
                 return lines(f"{name} <- {message.type}", message)  # type: ignore[attr-defined]
             case Reply(link, request, message):
-                asked = self._asked.pop((link, request), "register")
+                asked = self._asked.pop((link, request)) if request else "register"
                 return lines(f"{self._named(link)} <- {message.type} (to {asked})", message)  # type: ignore[attr-defined]
-            case CloseLink(link):
-                return [f"{line}" for line in self._without_link(each, self._named(link))]
             case Journal():
                 if each.submission:
                     (job,) = [name for kind, name in each.changes if kind == "job"]
@@ -436,14 +433,10 @@ class CoordinatorTranscript(Transcript):
                 failed = " (not written)" if self._problem else ""
                 kind = "journal submission" if each.submission else "journal"
                 return [f"{kind}{failed}: {self._records(each.changes)}"]
-        if hasattr(each, "link"):
-            return self._without_link(each, self._named(each.link))
-        return lines(word_of(type(each)), each)
-
-    def _without_link(self, each: Any, named: str) -> list[str]:
-        """Links have the names of who is at the other end."""
-        (line,) = self.words.lines(f"{word_of(type(each))} {named}", each)
-        return [re.sub(r" link=\d+", "", line)]
+        if not hasattr(each, "link"):
+            return lines(word_of(type(each)), each)
+        named = f"{word_of(type(each))} {self._named(each.link)}"
+        return [line.replace(f" link={each.link}", "", 1) for line in lines(named, each)]
 
     def _records(self, changes: Changes) -> str:
         """Kinds and names; of events what they are. What is taken out has a minus."""
