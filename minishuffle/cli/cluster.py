@@ -18,7 +18,7 @@ import psutil
 
 from minishuffle.authority import Authority, here, throw_away_files
 from minishuffle.cli import doctor, tables
-from minishuffle.cli.ownprocesses import LAUNCHER, alive, own_processes
+from minishuffle.cli.ownprocesses import LAUNCHER, alive, is_stopped, own_processes
 from minishuffle.cli.session import (
     DEFAULT_HOST,
     DEFAULT_PORT,
@@ -388,6 +388,10 @@ def _record_again(session: Session, processes: LocalProcesses, host: str, *, war
 def _stop(client: Client, processes: LocalProcesses) -> None:
     grace = STOP_SECONDS
     processes.kill_hung()
+    if is_stopped(processes.coordinator.pid):  # It would answer nobody, and never end by itself.
+        processes.coordinator.send_signal(signal.SIGKILL)
+        stop_children(processes.children, ENDING_SECONDS)
+        return
     try:
         client.stop_cluster()  # Also of one that somebody else has started in place of the first.
     except ShuffleError as error:
@@ -466,7 +470,10 @@ def down(context: click.Context) -> None:
     record, address = session.record(), session.address()
     asked, found = _order(session, record)
     if (there := found or record) is not None:
-        answers_no_more = not asked and found is None and "coordinator" in alive(there)
+        coordinator = alive(there).get("coordinator")
+        answers_no_more = (
+            not asked and found is None and coordinator is not None and not is_stopped(coordinator)
+        )
         _end_recorded(session, there, STOP_SECONDS if asked else ENDING_SECONDS if answers_no_more else 0.0)
         if (last := session.record()) is not None and not alive(last):  # Else it is a new cluster's.
             session.record_path().unlink(missing_ok=True)
@@ -494,6 +501,10 @@ def _order(session: Session, record: dict[str, Any] | None) -> tuple[bool, dict[
     if missing and ((found := own_processes(directory)) is not None or record is not None):
         _say_found(missing, found)
         return False, found
+    coordinator = alive(record).get("coordinator") if record is not None else None
+    if coordinator is not None and is_stopped(coordinator):
+        echo(f"the coordinator (pid {coordinator}) is stopped and cannot end the cluster", err=True)
+        return False, None
     try:
         with session.client() as client:
             client.stop_cluster()

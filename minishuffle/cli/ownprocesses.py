@@ -16,7 +16,7 @@ import psutil
 from minishuffle.config import ENVIRONMENT_PREFIX, default_state_dir
 from minishuffle.errors import UsageError
 
-__all__ = ["LAUNCHER", "alive", "is_minishuffle", "own_processes", "role"]
+__all__ = ["LAUNCHER", "alive", "is_minishuffle", "is_stopped", "own_processes", "role"]
 
 LAUNCHER = "'cluster up'"
 """The command that has started the others, and looks after them unless it has detached them."""
@@ -40,6 +40,14 @@ def is_minishuffle(pid: int, started: float | None = None) -> bool:
         if process.status() == psutil.STATUS_ZOMBIE or not names & _PROGRAMS:
             return False
         return started is None or abs(process.create_time() - started) < START_TIME_TOLERANCE_SECONDS
+    except psutil.NoSuchProcess:
+        return False
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether process ``pid`` is there and does nothing, after SIGSTOP, say."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     except psutil.NoSuchProcess:
         return False
 

@@ -325,6 +325,7 @@ def test_down_ends_a_cluster_whose_coordinator_is_stopped(shell: Shell) -> None:
     os.kill(record["processes"]["coordinator"]["pid"], signal.SIGSTOP)
     out, errors = shell.run("cluster", "down", seconds=75.0)
     assert out.startswith("cluster 'default' is down\n")
+    assert f"pid {record['processes']['coordinator']['pid']}) is stopped and cannot end the cluster" in errors
     assert f"ending 'cluster up' (pid {process.pid}), which looks after the others" in errors
     _, said = process.communicate(timeout=1.0)  # Nothing of it runs any more.
     assert process.returncode == 143
