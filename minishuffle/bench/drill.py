@@ -16,24 +16,18 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Final, Protocol
 
-from minishuffle.bench.failures import (
-    POLL_SECONDS,
-    RECOVERY_SECONDS_MAX,
-    FailureKind,
-    FailureRound,
-    FailureSeries,
-)
+from minishuffle.bench.failures import POLL_SECONDS, FailureKind, FailureRound, wait_for
 from minishuffle.bench.hosts import HostCluster
-from minishuffle.bench.numbered import PARALLELISM, Gap, NumberedOutput, numbered_job
+from minishuffle.bench.numbered import PARALLELISM, WORKERS, Gap, NumberedOutput, NumberedRun
 from minishuffle.bench.stalls import Span, Stalls
-from minishuffle.client import JobHandle
-from minishuffle.errors import ShuffleError
+from minishuffle.errors import ShuffleError, UsageError
 from minishuffle.local import LocalCluster
 from minishuffle.wire.requests import JobInfo
 
@@ -42,7 +36,6 @@ __all__ = ["GAP_ALLOWANCE_MS", "QUIET_SECONDS", "Tally", "Findings", "books_prob
 GAP_ALLOWANCE_MS: Final = 250.0
 RATE: Final = 2_000.0
 """Records per second."""
-WORKERS: Final = 4
 STANDBY: Final = 1
 HEARTBEAT_TIMEOUT: Final = 1.5
 """Where workers or hosts are silent until they are declared lost."""
@@ -119,6 +112,17 @@ class Findings:
         self.recovered += not problems
         found = "; ".join(problems) or f"recovered, others were silent for {self.gaps[-1]:.0f} ms"
         self.progress(f"failure {len(self.rounds)} ({each.kind}): {found}")
+
+    @contextmanager
+    def early_end(self) -> Iterator[None]:
+        """A failure that cannot be caused, or that the job does not recover from, is the last one, and fails
+        the drill."""
+        try:
+            yield
+        except UsageError:
+            raise
+        except ShuffleError as error:
+            self.failed.append(f"failure {len(self.rounds) + 1}: {error}")
 
     def _problems(self, each: FailureRound, output: OutputTimes, end: int) -> list[str]:
         problems = []
@@ -204,18 +208,16 @@ def final_problems(kinds: Iterable[FailureKind], books: Tally) -> list[str]:
 
 
 class Drill:
-    """Failures of a numbered job, each checked before the next one comes.
+    """What has to hold after each failure of a numbered job.
 
     Args:
-        directory: of the job, see :func:`numbered_job`.
+        every: seconds, at least, between two failures.
         stalls: of the machine, which are nobody's silence.
     """
 
     def __init__(
         self,
-        failures: FailureSeries,
-        handle: JobHandle,
-        directory: str,
+        run: NumberedRun,
         every: float,
         *,
         stalls: Stalls,
@@ -226,8 +228,7 @@ class Drill:
         self._quiet_since = 0
         """Monotonic nanoseconds at which what had failed before was back."""
         self.findings = Findings(progress=progress, books=self._books)
-        self._failures, self._handle = failures, handle
-        self._directory = Path(directory)
+        self._run = run
         self._every = every
 
     def begin(self) -> None:
@@ -236,20 +237,17 @@ class Drill:
         Raises:
             ShuffleError: that took too long.
         """
-        self._failures.wait_for_output()
-        self._failures.wait_until_whole()
+        self._run.wait_for_output()
+        self._run.failures.wait_until_whole()
         self._quiet_since = time.monotonic_ns()
         time.sleep(QUIET_SECONDS)
 
-    def fail(self, kind: FailureKind) -> None:
-        """One failure and what has to hold after it.
+    def look(self, each: FailureRound) -> None:
+        """What has to hold after a failure.
 
         Raises:
             ShuffleError: the job has not recovered.
         """
-        self._failures.wait_until_whole()
-        time.sleep(self._every)
-        each = self._failures.fail(kind, self._every)
         end = max(each.whole_at, each.at + int(self._every * 1e9))
         self._output_behind(time.monotonic_ns())  # what failed is back, and nothing more is dropped
         back = time.monotonic_ns()
@@ -264,24 +262,21 @@ class Drill:
         Raises:
             ShuffleError: that took too long.
         """
-        deadline = time.monotonic() + RECOVERY_SECONDS_MAX
-        while time.monotonic() < deadline:
-            output = self.output()
-            count = output.due_by(at)
-            if output.has_passed(count):
-                return output, count
-            time.sleep(POLL_SECONDS)
-        raise ShuffleError(f"not every keyed subtask has had output within {RECOVERY_SECONDS_MAX:g} s")
 
-    def output(self) -> NumberedOutput:
-        """What has been logged so far."""
-        begin = int((self._directory / "begin").read_text())
+        def look() -> tuple[NumberedOutput, int] | None:
+            output = self._output()
+            count = output.due_by(at)
+            return (output, count) if output.has_passed(count) else None
+
+        return wait_for(look, lambda limit: f"not every keyed subtask has had output within {limit}")
+
+    def _output(self) -> NumberedOutput:
         self.findings.stalls = self._stalls.spans()
-        return NumberedOutput(str(self._directory / "log"), begin, RATE, self.findings.stalls)
+        return self._run.output(self.findings.stalls)
 
     def _balance(self, each: FailureRound, output: NumberedOutput, count: int) -> list[str]:
         """Compare what is missing of the first ``count`` records with what the runtime counts."""
-        info = self._failures.wait_for_reports(time.monotonic_ns())
+        info = self._run.wait_for_reports(time.monotonic_ns())
         before, deadline = self._books, time.monotonic() + BOOKS_SECONDS_MAX
         while True:
             after = _books(output, count, info, before.in_sockets)
@@ -291,7 +286,7 @@ class Drill:
                 self._books = self.findings.books = after
                 return problems
             time.sleep(POLL_SECONDS)
-            info = self._handle.info()
+            info = self._run.handle.info()
 
     def end(self) -> None:
         """Have the job end, and check the books of the whole run.
@@ -299,12 +294,8 @@ class Drill:
         Raises:
             ShuffleError: it ended in another way than it should.
         """
-        (self._directory / "stop").touch()
-        info = self._handle.wait_until_over(RECOVERY_SECONDS_MAX)
-        if info.state not in ("finished", "finished_with_loss"):
-            raise ShuffleError(f"the job ended as {info.state}")
-        made = sum(task.counters.records_out for task in info.tasks if task.name == "Numbered")
-        self.findings.books = _books(self.output(), made, info, 0)
+        info, made = self._run.end()
+        self.findings.books = _books(self._output(), made, info, 0)
         kinds = [each.kind for each in self.findings.rounds]
         problems = final_problems(kinds, self.findings.books)
         self.findings.failed += [f"at the end: {problem}" for problem in problems]
@@ -344,23 +335,18 @@ def run_drill(
     with (
         tempfile.TemporaryDirectory(prefix="minishuffle-drill-") as directory,
         Stalls(Path(directory, "stalls")) as stalls,
+        make(workers=WORKERS, slots=PARALLELISM // WORKERS, standby=STANDBY, **settings) as cluster,
     ):
-        slots = PARALLELISM // WORKERS
-        with make(workers=WORKERS, slots=slots, standby=STANDBY, **settings) as cluster:
-            handle = cluster.submit(numbered_job(RATE, directory), name="drill", parallelism=PARALLELISM)
-            choose = Random(seed).randrange
-            failures = FailureSeries(cluster, handle, directory, standby=STANDBY, choose=choose)
-            drill = Drill(failures, handle, directory, every, stalls=stalls, progress=progress)
-            findings = drill.findings
-            try:
-                drill.begin()
-                for kind in kinds:
-                    drill.fail(kind)
-            except ShuffleError as error:
-                findings.failed.append(f"failure {len(findings.rounds) + 1}: {error}")
-                return report(kinds, every, seed, findings)
+        choose = Random(seed).randrange
+        run = NumberedRun(cluster, "drill", RATE, directory, standby=STANDBY, choose=choose)
+        drill = Drill(run, every, stalls=stalls, progress=progress)
+        with drill.findings.early_end():
+            drill.begin()
+            for kind in kinds:
+                drill.look(run.failures.fail(kind, every))
+        if len(drill.findings.rounds) == len(kinds):
             drill.end()
-    return report(kinds, every, seed, findings)
+    return report(kinds, every, seed, drill.findings)
 
 
 def report(kinds: Sequence[FailureKind], every: float, seed: int, findings: Findings) -> dict[str, Any]:

@@ -10,31 +10,47 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
+import psutil
 
+from minishuffle import limits
 from minishuffle.api.stream import Stream
+from minishuffle.bench.failures import (
+    RECOVERY_SECONDS_MAX,
+    FailureKind,
+    FailureRound,
+    FailureSeries,
+    wait_for,
+)
+from minishuffle.bench.hosts import HostCluster
 from minishuffle.bench.stalls import Span, awake
 from minishuffle.errors import ShuffleError, UsageError
 from minishuffle.exchange.batch import Payload
 from minishuffle.exchange.keys import destination, hash_rows
 from minishuffle.ids import Address
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.local import LocalCluster
 from minishuffle.operators.base import TaskContext
+from minishuffle.wire.requests import JobInfo, TaskInfo
 
 __all__ = [
     "Gap",
+    "HEADLESS_PHASES",
     "KEYED",
     "Log",
     "Numbered",
     "NumberedOutput",
+    "NumberedRun",
     "PARALLELISM",
+    "WORKERS",
     "connections_to",
     "cut_connections",
     "longest_gaps",
@@ -55,6 +71,11 @@ ENTRY: Final = np.dtype([("number", "<i8"), ("time", "<i8")])
 """One record in the log's file: its number, and when it came, in monotonic nanoseconds."""
 PIDFD_GETFD: Final = 438
 """A system call of Linux from 5.6 on, on every processor."""
+WORKERS: Final = 4
+"""How many the cluster has that it runs on."""
+HEADLESS_PHASES: Final = ("started again", "job shown", "workers back")
+"""With a coordinator: from its loss to the start of the next process, and from there to its first answer
+about the job, which is right, and to the return of the last worker."""
 
 
 # --- the job --------------------------------------------------------------------------------------
@@ -216,6 +237,180 @@ def _descriptors(process: int | None) -> Iterator[Callable[[int], int]]:
 
 class InjectedFailure(Exception):
     """Raised by a keyed subtask that was chosen to fail."""
+
+
+# --- while it runs --------------------------------------------------------------------------------
+
+
+class NumberedRun:
+    """A numbered job on a cluster of its own; its :class:`~minishuffle.bench.failures.FailureCauses` number
+    keyed subtasks. That of source and collector is never the victim.
+
+    Args:
+        name: of the job.
+        rate: of its records, per second.
+        directory: of its files.
+        choose: one of so many victims, by number.
+    """
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        name: str,
+        rate: float,
+        directory: str,
+        *,
+        standby: int,
+        choose: Callable[[int], int],
+    ) -> None:
+        self.handle = cluster.submit(numbered_job(rate, directory), name=name, parallelism=PARALLELISM)
+        self.failures = FailureSeries(
+            cluster.client, self.handle.id, self, workers=lambda: len(cluster.workers), standby=standby
+        )
+        self._cluster, self._directory = cluster, Path(directory)
+        self._rate, self._choose = rate, choose
+
+    def wait_for_reports(self, since: int) -> JobInfo:
+        """Until every worker has said what it counts, later than that monotonic nanosecond.
+
+        Raises:
+            ShuffleError: that took too long.
+        """
+
+        def look() -> bool:
+            workers = [each for each in self._cluster.status().workers if each.state == "alive"]
+            seconds = (time.monotonic_ns() - since) / 1e9
+            return all(each.heartbeat_age_seconds < seconds for each in workers)
+
+        wait_for(look, lambda limit: f"not every worker has reported within {limit}")
+        return self.handle.info()
+
+    def wait_for_output(self) -> None:
+        """Until every keyed subtask has passed records on.
+
+        Raises:
+            ShuffleError: that took too long.
+        """
+
+        def look() -> bool:
+            return all(task.counters.records_out for task in self.handle.info().tasks if task.name == KEYED)
+
+        wait_for(look, lambda limit: f"the job has had no output within {limit}")
+
+    def output(self, stalls: Sequence[Span] = ()) -> NumberedOutput:
+        """What has been logged so far."""
+        begin = int((self._directory / "begin").read_text())
+        return NumberedOutput(str(self._directory / "log"), begin, self._rate, stalls)
+
+    def rss_bytes(self) -> int:
+        """Resident bytes of all workers."""
+        return sum(psutil.Process(pid).memory_info().rss for pid in self._cluster.workers.values())
+
+    def end(self) -> tuple[JobInfo, int]:
+        """Have the job end; gives how many records its source made, too.
+
+        Raises:
+            ShuffleError: it ended in another way than it should.
+        """
+        (self._directory / "stop").touch()
+        info = self.handle.wait_until_over(RECOVERY_SECONDS_MAX)
+        if info.state not in ("finished", "finished_with_loss"):
+            raise ShuffleError(f"the job ended as {info.state}")
+        return info, sum(task.counters.records_out for task in info.tasks if task.name == "Numbered")
+
+    # --- failures --------------------------------------------------------------------------------
+
+    def strike(self, kind: FailureKind, before: JobInfo) -> FailureRound:
+        """Cause a failure in the job that looks like this.
+
+        Raises:
+            ShuffleError: a subtask does not do what it is asked for, or the next coordinator shows something
+                else than the lost one.
+        """
+        if kind == "coordinator":
+            return self._lose_coordinator(before)
+        keyed = {task.index: task for task in before.tasks if task.name == KEYED}
+        worker = 0
+        if kind == "task":
+            victims = frozenset([self._choose(PARALLELISM)])
+            at = self._ask_task("fail", "failed", min(victims))
+        else:
+            home = next(task.worker for task in before.tasks if task.name != KEYED)
+            workers = sorted({task.worker for task in keyed.values()} - {home})
+            worker = workers[self._choose(len(workers))]
+            victims = frozenset(index for index, task in keyed.items() if task.worker == worker)
+            at = self._cut(keyed, home, worker) if kind == "link" else self._fail_worker(kind, worker)
+        found = FailureRound(kind, at, victims, worker=worker)
+        if kind != "link":
+            keyed_places = (n for n, task in enumerate(before.tasks) if task.name == KEYED)
+            found.replaced = frozenset(n for n in keyed_places if before.tasks[n].index in victims)
+        return found
+
+    def _fail_worker(self, kind: FailureKind, victim: int) -> int:
+        """Gives when: before the signal, or after the cut, which takes some milliseconds to be made."""
+        if kind == "host":
+            assert isinstance(self._cluster, HostCluster)
+            self._cluster.hosts.cut(victim)
+            return time.monotonic_ns()
+        at = time.monotonic_ns()
+        self._cluster.kill_worker(victim, signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
+        return at
+
+    def heal(self, each: FailureRound) -> None:
+        """A worker that was stopped goes on; in place of one whose host is back another process starts."""
+        if each.kind == "stop":
+            self._cluster.kill_worker(each.worker, signal.SIGCONT)
+        elif each.kind == "host":
+            assert isinstance(self._cluster, HostCluster)
+            self._cluster.kill_worker(each.worker)
+            self._cluster.hosts.restore(each.worker)
+
+    def _cut(self, keyed: Mapping[int, TaskInfo], one: int, other: int) -> int:
+        """Break the connection of two workers; gives when. The one with the lower id has dialed the other."""
+        dialer, listener = sorted((one, other))
+        cutter = min(index for index, task in keyed.items() if task.worker == dialer)
+        workers = self._cluster.status().workers
+        address = next(Address(each.host, each.data_port) for each in workers if each.worker == listener)
+        return self._ask_task("cut", "done", cutter, str(address))
+
+    def _ask_task(self, what: str, answer: str, index: int, text: str = "") -> int:
+        """Have a keyed subtask do something, see :func:`numbered_job`; gives when it did."""
+        written = self._directory / f"asked-{index}"
+        written.write_text(text)
+        written.rename(self._directory / f"{what}-{index}")
+        done = self._directory / f"{answer}-{index}"
+        problem = f"keyed subtask {index} has not answered to {what!r} in time"
+        wait_for(done.exists, lambda limit: problem, pause=0.001)
+        wall = done.stat().st_ctime_ns
+        done.unlink()
+        return time.monotonic_ns() - (time.time_ns() - wall)
+
+    def _lose_coordinator(self, before: JobInfo) -> FailureRound:
+        """Kill the coordinator, and wait until the next one shows the same and has all workers back."""
+        age = time.time() - psutil.Process(self._cluster.status().pid).create_time()
+        time.sleep(max(0.0, limits.YOUNG_SECONDS - age))  # Else the next one starts later.
+        at, wall = time.monotonic_ns(), time.time()
+        self._cluster.kill_coordinator()
+        shown = self.handle.info()
+        shown_at = time.time()
+        started = psutil.Process(self._cluster.status().pid).create_time()
+        if _attempts(shown) != _attempts(before):
+            raise ShuffleError(
+                f"the next coordinator shows {_attempts(shown)} instead of {_attempts(before)}"
+            )
+        pids = set(self._cluster.workers.values())
+        wait_for(
+            lambda: {each.pid for each in self._cluster.status().workers if each.state == "alive"} == pids,
+            lambda limit: f"not all workers are back within {limit}",
+        )
+        times = (started - wall, shown_at - started, time.time() - started)
+        phases = {name: 1000 * passed for name, passed in zip(HEADLESS_PHASES, times, strict=True)}
+        return FailureRound("coordinator", at, frozenset(), phases=phases)
+
+
+def _attempts(info: JobInfo) -> dict[str, tuple[int, int, str]]:
+    """By subtask: attempt, worker and state."""
+    return {f"{task.name}[{task.index}]": (task.attempt, task.worker, task.state) for task in info.tasks}
 
 
 # --- what it shows --------------------------------------------------------------------------------

@@ -11,28 +11,23 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-import psutil
 
-from minishuffle import limits
-from minishuffle.bench.failures import POLL_SECONDS, RECOVERY_SECONDS_MAX, FailureRound, FailureSeries
+from minishuffle.bench.failures import FailureRound
 from minishuffle.bench.hosts import HostCluster
-from minishuffle.bench.numbered import PARALLELISM, NumberedOutput, numbered_job
-from minishuffle.client import JobHandle
+from minishuffle.bench.numbered import HEADLESS_PHASES, PARALLELISM, WORKERS, NumberedOutput, NumberedRun
 from minishuffle.coordinator.failover import QUIET_SECONDS
 from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
 from minishuffle.wire.requests import JobInfo
 
-__all__ = ["HEADLESS_PHASES", "Failure", "lose_coordinator", "measure_recovery", "seconds_until_quiet"]
+__all__ = ["Failure", "measure_recovery", "seconds_until_quiet"]
 
 Failure = Literal["process", "task", "stop", "host", "coordinator"]
 """Kinds whose outage is measured."""
 
-WORKERS: Final = 4
 WARM_UP_SECONDS: Final = 2.0
 WINDOW_SECONDS: Final = 2.0
 """Around each failure, and as long a time without one in front of it."""
@@ -47,9 +42,6 @@ PHASES: Final = (
     "first batch",
     "first record",
 )
-HEADLESS_PHASES: Final = ("started again", "job shown", "workers back")
-"""With a coordinator: from its loss to the start of the next process, and from there to its first answer
-about the job, which is right, and to the return of the last worker."""
 
 
 def measure_recovery(*, failure: Failure, standby: int, kills: int, rate: float) -> dict[str, Any]:
@@ -63,36 +55,31 @@ def measure_recovery(*, failure: Failure, standby: int, kills: int, rate: float)
         UsageError: hosts, which are network namespaces, cannot be made here.
         ShuffleError: the job did not recover, or did not end as it should.
     """
-    with tempfile.TemporaryDirectory(prefix="minishuffle-bench-") as directory:
-        slots = PARALLELISM // WORKERS + (0 if standby else 1)
-        kind = HostCluster if failure == "host" else LocalCluster
-        with kind(workers=WORKERS, slots=slots, standby=standby) as cluster:
-            handle = cluster.submit(
-                numbered_job(rate, directory), name="bench-recovery", parallelism=PARALLELISM
-            )
-            turn = itertools.count()
-            failures = FailureSeries(
-                cluster, handle, directory, standby=standby, choose=lambda count: next(turn) % count
-            )
-            failures.wait_until_whole()
-            time.sleep(WARM_UP_SECONDS)
-            rounds: list[FailureRound] = []
-            for _ in range(kills):
-                time.sleep(WINDOW_SECONDS)
-                if failure == "task":
-                    time.sleep(seconds_until_quiet(rounds, time.monotonic_ns()))
-                if failure == "coordinator":
-                    rounds.append(lose_coordinator(cluster, handle, failures, WINDOW_SECONDS))
-                else:
-                    rounds.append(failures.fail(failure, WINDOW_SECONDS))
-            rss = _rss(cluster)
-            Path(directory, "stop").touch()
-            info = handle.wait_until_over(RECOVERY_SECONDS_MAX)
-        if info.state not in ("finished", "finished_with_loss"):
-            raise ShuffleError(f"the job ended as {info.state}")
-        begin = int(Path(directory, "begin").read_text())
-        output = NumberedOutput(f"{directory}/log", begin, rate)
-    made = sum(task.counters.records_out for task in info.tasks if task.name == "Numbered")
+    turn = itertools.count()
+    slots = PARALLELISM // WORKERS + (0 if standby else 1)
+    make = HostCluster if failure == "host" else LocalCluster
+    with (
+        tempfile.TemporaryDirectory(prefix="minishuffle-bench-") as directory,
+        make(workers=WORKERS, slots=slots, standby=standby) as cluster,
+    ):
+        run = NumberedRun(
+            cluster,
+            "bench-recovery",
+            rate,
+            directory,
+            standby=standby,
+            choose=lambda count: next(turn) % count,
+        )
+        run.failures.wait_until_whole()
+        time.sleep(WARM_UP_SECONDS)
+        rounds: list[FailureRound] = []
+        for _ in range(kills):
+            if failure == "task":
+                time.sleep(seconds_until_quiet(rounds, time.monotonic_ns()))
+            rounds.append(run.failures.fail(failure, WINDOW_SECONDS))
+        rss = run.rss_bytes()
+        info, made = run.end()
+        output = run.output()
     return {
         "failure": failure,
         "standby": standby,
@@ -111,52 +98,6 @@ def seconds_until_quiet(rounds: Sequence[FailureRound], now: int) -> float:
     if len(rounds) < PARALLELISM:
         return 0.0
     return max(0.0, QUIET_SECONDS - (now - rounds[-PARALLELISM].at) / 1e9)
-
-
-# --- the loss of the coordinator --------------------------------------------------------------------
-
-
-def lose_coordinator(
-    cluster: LocalCluster, handle: JobHandle, failures: FailureSeries, window: float
-) -> FailureRound:
-    """Kill the coordinator, and wait until the next one has all workers back, and ``window`` seconds.
-
-    Raises:
-        ShuffleError: the next one shows something else, or workers do not come back.
-    """
-    before = failures.wait_until_whole()
-    age = time.time() - psutil.Process(cluster.status().pid).create_time()
-    time.sleep(max(0.0, limits.YOUNG_SECONDS - age))  # Else the next one starts later.
-    at, wall = time.monotonic_ns(), time.time()
-    cluster.kill_coordinator()
-    shown = handle.info()
-    shown_at = time.time()
-    started = psutil.Process(cluster.status().pid).create_time()
-    if _attempts(shown) != _attempts(before):
-        raise ShuffleError(f"the next coordinator shows {_attempts(shown)} instead of {_attempts(before)}")
-    _wait_for_workers(cluster)
-    back_at = time.time()
-    after = failures.wait_until_whole()
-    whole_at = time.monotonic_ns()
-    time.sleep(max(0.0, window - (whole_at - at) / 1e9))
-    restarted = sum(after.restarts.values()) - sum(before.restarts.values())
-    times = (started - wall, shown_at - started, back_at - started)
-    phases = {name: 1000 * passed for name, passed in zip(HEADLESS_PHASES, times, strict=True)}
-    return FailureRound("coordinator", at, frozenset(), whole_at, restarted, phases=phases)
-
-
-def _attempts(info: JobInfo) -> dict[str, tuple[int, int, str]]:
-    """By subtask: attempt, worker and state."""
-    return {f"{task.name}[{task.index}]": (task.attempt, task.worker, task.state) for task in info.tasks}
-
-
-def _wait_for_workers(cluster: LocalCluster) -> None:
-    deadline = time.monotonic() + RECOVERY_SECONDS_MAX
-    pids = set(cluster.workers.values())
-    while {each.pid for each in cluster.status().workers if each.state == "alive"} != pids:
-        if time.monotonic() > deadline:
-            raise ShuffleError(f"not all workers are back within {RECOVERY_SECONDS_MAX:g} s")
-        time.sleep(POLL_SECONDS)
 
 
 # --- what is reported -------------------------------------------------------------------------------
@@ -205,8 +146,3 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 def _books(info: JobInfo) -> Mapping[str, int]:
     return {"dropped": sum(info.rows_dropped.values()), "in_flight": info.rows_in_flight}
-
-
-def _rss(cluster: LocalCluster) -> int:
-    """Resident bytes of all workers."""
-    return sum(psutil.Process(pid).memory_info().rss for pid in cluster.workers.values())

@@ -23,13 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from minishuffle.bench.drill import QUIET_SECONDS, Findings, report
-from minishuffle.bench.failures import (
-    POLL_SECONDS,
-    RECOVERY_SECONDS_MAX,
-    FailureKind,
-    FailureRound,
-    wait_until_whole,
-)
+from minishuffle.bench.failures import FailureKind, FailureRound, FailureSeries, wait_for
 from minishuffle.bench.numbered import Gap, cut_connections, longest_gaps
 from minishuffle.client import Client
 from minishuffle.errors import ShuffleError, UnknownName, UsageError
@@ -150,7 +144,8 @@ class _Around:
 
 
 class RunningJob:
-    """Failures of a job that runs already.
+    """The :class:`~minishuffle.bench.failures.FailureCauses` of a job that runs already; subtasks go by their
+    places in it.
 
     Args:
         send: sends a signal to the process of a worker of this machine; raises UsageError.
@@ -167,75 +162,57 @@ class RunningJob:
     ) -> None:
         self._client, self._job, self._watch = client, job, watch
         self._send, self._choose = send, choose
-        self._standby = sum(each.standby and each.state == "alive" for each in client.status().workers)
-        self.last: JobInfo | None = None
-        """After the last failure."""
+        self._struck: WorkerInfo | None = None
+        """The last one."""
 
-    def wait_until_whole(self) -> JobInfo:
-        """See :func:`wait_until_whole`; watches workers that have come."""
-        info = wait_until_whole(lambda: self._client.job(self._job), self._client.status, self._standby)
-        self._watch.follow(self._client.status().workers)
-        return info
-
-    def fail(self, kind: FailureKind, window: float) -> tuple[FailureRound, int]:
-        """Cause one failure, and wait until the job is whole again and ``window`` seconds have passed; gives
-        the worker that was struck too.
+    def strike(self, kind: FailureKind, before: JobInfo) -> FailureRound:
+        """Cause a failure in the job that looks like this.
 
         Raises:
             UsageError: there is no worker that can be struck.
-            ShuffleError: the job has not recovered.
+            ShuffleError: two workers have no connection that could be cut.
         """
-        before = self.wait_until_whole()
-        workers = {each.worker: each for each in self._client.status().workers if each.state == "alive"}
+        workers = {each.worker: each for each in self.followed() if each.state == "alive"}
         possible = victims_of(before.tasks)
         if not possible:
             raise UsageError(
                 f"each worker of job {self._job} has the only subtask of an operator: whichever fails, "
                 "nobody has output. Give the job a greater parallelism, or the cluster more workers"
             )
-        victim = workers[possible[self._choose(len(possible))]]
-        struck = frozenset(n for n, task in enumerate(before.tasks) if task.worker == victim.worker)
+        victim = self._struck = workers[possible[self._choose(len(possible))]]
         if kind == "link":
             others = sorted({task.worker for task in before.tasks} - {victim.worker})
             at = self._cut(victim, workers[others[self._choose(len(others))]])
-            struck = frozenset()
-        else:
-            at = time.monotonic_ns()
-            self._send(victim, SIGSTOP if kind == "stop" else SIGKILL)
-            try:
-                self._wait_for_attempts(before.tasks, struck)
-            finally:
-                if kind == "stop":
-                    with suppress(UnknownName):  # Who started it has ended it.
-                        self._send(victim, SIGCONT)
-        after = self.wait_until_whole()
-        whole_at = time.monotonic_ns()
-        time.sleep(max(0.0, window - (whole_at - at) / 1e9))
-        pairs = enumerate(zip((self.last or before).tasks, after.tasks, strict=True))
-        restarted = sum(new.attempt - old.attempt for n, (old, new) in pairs if n not in struck)
-        self.last = after
-        return FailureRound(kind, at, struck, whole_at, restarted), victim.worker
+            return FailureRound(kind, at, frozenset(), worker=victim.worker)
+        struck = frozenset(n for n, task in enumerate(before.tasks) if task.worker == victim.worker)
+        at = time.monotonic_ns()
+        self._send(victim, SIGSTOP if kind == "stop" else SIGKILL)
+        return FailureRound(kind, at, struck, replaced=struck, worker=victim.worker)
+
+    def heal(self, each: FailureRound) -> None:
+        """A worker that was stopped goes on; those that have come are watched."""
+        if each.kind == "stop" and self._struck is not None:
+            with suppress(UnknownName):  # Who started it has ended it.
+                self._send(self._struck, SIGCONT)
+        self.followed()
+
+    def followed(self) -> list[WorkerInfo]:
+        """All workers, which are watched from then on."""
+        workers = self._client.status().workers
+        self._watch.follow(workers)
+        return workers
 
     def _cut(self, one: WorkerInfo, other: WorkerInfo) -> int:
         """Break the connection of two workers; gives when. The one with the lower id has dialed the other."""
         dialer, listener = sorted((one, other), key=lambda each: each.worker)
         self._send(dialer, SIGCONT)  # of this machine, and ours: or it is refused
-        at, deadline = time.monotonic_ns(), time.monotonic() + RECOVERY_SECONDS_MAX
-        while not cut_connections(Address(listener.host, listener.data_port), dialer.pid):
-            if time.monotonic() > deadline:
-                raise ShuffleError(f"workers {dialer.worker} and {listener.worker} have no connection")
-            time.sleep(POLL_SECONDS)
-            at = time.monotonic_ns()
-        return at
 
-    def _wait_for_attempts(self, before: Sequence[TaskInfo], struck: frozenset[int]) -> None:
-        deadline = time.monotonic() + RECOVERY_SECONDS_MAX
-        while time.monotonic() < deadline:
-            tasks = self._client.job(self._job).tasks
-            if all(tasks[number].attempt > before[number].attempt for number in struck):
-                return
-            time.sleep(POLL_SECONDS)
-        raise ShuffleError("the victims were not deployed again in time")
+        def cut() -> int:
+            at = time.monotonic_ns()
+            return at if cut_connections(Address(listener.host, listener.data_port), dialer.pid) else 0
+
+        problem = f"workers {dialer.worker} and {listener.worker} have no connection"
+        return wait_for(cut, lambda limit: problem)
 
 
 def victims_of(tasks: Sequence[TaskInfo]) -> list[int]:
@@ -300,7 +277,9 @@ def drill_running(
     findings = Findings(progress=progress)
     with _watching(client, job) as watch:
         running = RunningJob(client, job, watch, send, Random(seed).randrange)
-        before = running.wait_until_whole()
+        standby = sum(each.standby and each.state == "alive" for each in running.followed())
+        failures = FailureSeries(client, job, running, standby=standby)
+        before = failures.wait_until_whole()
         time.sleep(2 * WATCH_SECONDS)
         begin = time.monotonic_ns()
         time.sleep(max(QUIET_SECONDS, every))
@@ -309,20 +288,14 @@ def drill_running(
         if not moving:
             raise ShuffleError(f"job {job} has passed no records on within {max(QUIET_SECONDS, every):g} s")
         findings.stay_quiet(_Around(watch, moving, 0), begin, end)
-        try:
+        with findings.early_end():
             for kind in kinds:
-                running.wait_until_whole()
-                time.sleep(every)
-                each, lost = running.fail(kind, every)
-                around, window = _Around(watch, moving, lost), int(every * 1e9)
+                each = failures.fail(kind, every)
+                around, window = _Around(watch, moving, each.worker), int(every * 1e9)
                 findings.stay_quiet(around, each.at - window, each.at)
                 after = client.job(job)
                 wrong = totals_problems(kind, before, after)
                 findings.look(each, around, max(each.whole_at, each.at + window), wrong)
                 before = after
-        except UsageError:
-            raise
-        except ShuffleError as error:
-            findings.failed.append(f"failure {len(findings.rounds) + 1}: {error}")
     counted = {"dropped": sum(before.rows_dropped.values()), "in_flight": before.rows_in_flight}
     return {**report(kinds, every, seed, findings), **counted, "subtasks_watched": len(moving)}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from minishuffle.bench import drill, failures
+from minishuffle.bench import drill, failures, numbered
 from minishuffle.bench.drill import (
     Drill,
     Findings,
@@ -26,7 +26,7 @@ from minishuffle.bench.drill import (
     run_drill,
 )
 from minishuffle.bench.failures import FailureKind, FailureRound
-from minishuffle.bench.numbered import ENTRY, KEYS, PARALLELISM, Gap, keyed_subtasks
+from minishuffle.bench.numbered import ENTRY, KEYS, PARALLELISM, Gap, NumberedOutput, keyed_subtasks
 from minishuffle.cli.main import cli
 from minishuffle.config import ClusterSettings
 from minishuffle.errors import ShuffleError
@@ -213,20 +213,20 @@ def drill_of(path: Path, monkeypatch: pytest.MonkeyPatch, *, lost: int, dropped:
     """One failure of a task, on a log that was made up: ``lost`` records are not in it."""
     monkeypatch.setattr(drill, "BOOKS_SECONDS_MAX", 0.01)
     begin = time.monotonic_ns() - SECOND
-    (path / "begin").write_text(str(begin))
     numbers = np.arange(lost, 40_000)
     log = np.empty(len(numbers), ENTRY)
     log["number"], log["time"] = numbers, begin + numbers * 1_000_000
     log.tofile(path / "log")
     each = FailureRound("task", begin + SECOND, frozenset([3]), begin + SECOND, 0)
     info = SimpleNamespace(rows_dropped={"queue_discarded": dropped}, rows_in_flight=0)
-    failures: Any = SimpleNamespace(
-        wait_until_whole=lambda: info, wait_for_reports=lambda at: info, fail=lambda kind, window: each
+    run: Any = SimpleNamespace(
+        wait_for_reports=lambda at: info,
+        handle=SimpleNamespace(info=lambda: info),
+        output=lambda stalls: NumberedOutput(str(path / "log"), begin, drill.RATE),
     )
-    handle: Any = SimpleNamespace(info=lambda: info)
     stalls: Any = SimpleNamespace(spans=lambda: [])
-    made = Drill(failures, handle, str(path), 0.0, stalls=stalls)
-    made.fail("task")
+    made = Drill(run, 0.0, stalls=stalls)
+    made.look(each)
     return made.findings
 
 
@@ -256,7 +256,7 @@ def test_a_job_takes_failures_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(drill, "RATE", 500.0)
     # How soon all is well and how long others are silent is for the command, on a machine of its own.
     monkeypatch.setattr(failures, "RECOVERY_SECONDS_MAX", SLOW_SECONDS_MAX)
-    monkeypatch.setattr(drill, "RECOVERY_SECONDS_MAX", SLOW_SECONDS_MAX)
+    monkeypatch.setattr(numbered, "RECOVERY_SECONDS_MAX", SLOW_SECONDS_MAX)
     monkeypatch.setattr(drill, "BOOKS_SECONDS_MAX", SLOW_SECONDS_MAX)
     monkeypatch.setattr(drill, "GAP_ALLOWANCE_MS", 1000 * SLOW_SECONDS_MAX)
     found = run_drill(KINDS * TIMES, every=0.2, seed=1)

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from minishuffle.bench import failures, recovery
+from minishuffle.bench import failures, numbered, recovery
 from minishuffle.bench.failures import FailureRound
 from minishuffle.bench.numbered import PARALLELISM
 from minishuffle.cli.main import cli
@@ -21,7 +21,7 @@ def _look_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """Around each failure, where who measures looks for two; at a quarter of the usual rate."""
     monkeypatch.setattr(recovery, "WARM_UP_SECONDS", 0.5)
     monkeypatch.setattr(recovery, "WINDOW_SECONDS", 1.0)
-    for module in (failures, recovery):
+    for module in (failures, numbered):
         monkeypatch.setattr(module, "RECOVERY_SECONDS_MAX", SLOW_SECONDS_MAX)
 
 
@@ -53,7 +53,7 @@ def test_the_loss_of_the_coordinator_costs_no_row_and_no_attempt() -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert (found["outage_ms"], found["output"]) == (None, None)
-    assert list(found["phases_ms"]) == list(recovery.HEADLESS_PHASES)
+    assert list(found["phases_ms"]) == list(numbered.HEADLESS_PHASES)
     assert 0 < found["phases_ms"]["job shown"]["max"] <= found["phases_ms"]["workers back"]["max"]
     books = ("others_restarted", "dropped", "in_flight", "missing", "duplicated")
     assert [found[name] for name in books] == [0] * len(books)
