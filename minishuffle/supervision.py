@@ -24,6 +24,8 @@ LOOK_SECONDS_LOST = 0.02
 """The same while a lost one has no replacement."""
 VERDICT_SECONDS = 0.2
 """Between two questions to the coordinator which workers it has declared lost."""
+VERDICT_SECONDS_QUIET = 1.0
+"""The same while it has heard of all of them within that time, so that none is silent."""
 STOP_SECONDS = 5.0
 """For workers to stop when their coordinator is not started again."""
 _log = logging.getLogger("minishuffle.local")
@@ -250,12 +252,19 @@ class Supervisor:
     def _find_hung(self, now: float) -> None:
         self._ask_at = now + VERDICT_SECONDS
         status = self._client.request(GetStatus(jobs=False, reports=False), ClusterStatus)
+        heard = {
+            each.pid
+            for each in status.workers
+            if each.state == "alive" and each.heartbeat_age_seconds < VERDICT_SECONDS_QUIET
+        }
         children = {
             worker: child
             for worker, child in self._processes.workers.items()
             if child.process.poll() is None and self._ended.get(worker) is not child
         }
         pids = {worker: child.own_pid for worker, child in children.items()}
+        if heard.issuperset(pids.values()):
+            self._ask_at = now + VERDICT_SECONDS_QUIET
         for worker in self._replacements.hung(status.workers, pids, now):
             child = self._ended[worker] = children[worker]
             _log.warning(

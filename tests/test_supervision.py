@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from minishuffle.errors import PeerLost, UsageError
 from minishuffle.ids import Address
 from minishuffle.launch import Child, LocalProcesses, WorkerLaunch, stop_children
 from minishuffle.postmortem import Observation
-from minishuffle.supervision import Supervisor, how_it_ended
+from minishuffle.supervision import VERDICT_SECONDS, VERDICT_SECONDS_QUIET, Supervisor, how_it_ended
 from minishuffle.wire.requests import Accepted, ClusterStatus, GetStatus, WorkerEnded
 from support.waiting import until
 
@@ -275,6 +276,7 @@ class Verdicts:
         self.address = HOME
         self.pid = pid
         self.state = "alive"
+        self.age = 0.0
 
     def request(self, message: Any, expected: Any) -> ClusterStatus:
         assert message == GetStatus(jobs=False, reports=False)
@@ -282,7 +284,7 @@ class Verdicts:
 
     def status(self) -> ClusterStatus:
         about = {"worker": 1, "epoch": 1, "host": "h", "data_port": 1, "metrics_port": 1, "report": {}}
-        counts = {"slots": 1, "slots_free": 0, "heartbeat_age_seconds": 9.0, "peers": []}
+        counts = {"slots": 1, "slots_free": 0, "heartbeat_age_seconds": self.age, "peers": []}
         worker = {**about, **counts, "state": self.state, "pid": self.pid}
         whole = {"cluster": "c", "version": "0", "term": 1, "pid": 1, "web_port": 0, "jobs": []}
         return ClusterStatus.model_validate({**whole, "workers": [worker]})
@@ -332,11 +334,14 @@ def test_a_worker_that_hangs_is_replaced_at_once_and_ended(
 ) -> None:
     fixture = hanging(program)
     supervisor, old = fixture.supervisor, fixture.worker
+    before = time.monotonic()
     assert supervisor.check() == {}
+    assert supervisor._ask_at >= before + VERDICT_SECONDS_QUIET, "the coordinator has heard of all"
     old.send_signal(signal.SIGSTOP)
-    supervisor._ask_at = 0.0
-    assert supervisor.check() == {}, "the coordinator has declared nobody lost"
     verdicts: Any = supervisor._client
+    verdicts.age, supervisor._ask_at = 2.0, 0.0
+    assert supervisor.check() == {}, "the coordinator has declared nobody lost"
+    assert supervisor._ask_at <= time.monotonic() + VERDICT_SECONDS
     verdicts.state, supervisor._ask_at = "lost", 0.0
     (new,) = supervisor.check().values()
     assert new is fixture.processes.workers[1] and new.process.poll() is None
