@@ -163,7 +163,8 @@ class JobResult:
         return [row for rows in self.collected.values() for row in rows]
 
     def table(self, name: str = ONE_SINK) -> pa.Table:
-        """What the ``collect`` sink of that name has sent, of a table; in the types that the table has.
+        """What the ``collect`` sink of that name has sent, of a table; in the types that the table has. Where
+        there is one alone, it needs no ``name``.
 
         Categories (an Arrow dictionary) that an exchange has decoded, and that have an order of their own,
         are plain.
@@ -174,6 +175,8 @@ class JobResult:
         """
         from minishuffle.exchange.collected import table_of
 
+        if name == ONE_SINK and len(self.batches) == 1:
+            (name,) = self.batches
         if name not in self.batches:
             names = ", ".join(map(repr, self.batches)) or "none"
             raise UnknownName(f"job {self.job} ({self.name}) has no collect sink {name!r}: it has {names}")

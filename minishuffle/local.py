@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
-import logging
 import os
 import shutil
 import signal as signals
@@ -88,8 +87,6 @@ def remove_abandoned_state() -> None:
 
 
 # --- local_cluster --------------------------------------------------------------------------------
-
-_log = logging.getLogger("minishuffle.client")
 
 NOT_RUNNING = "this LocalCluster is not running: use it in a 'with' statement, or call its start()"
 STOP_GRACE_SECONDS = 15.0
@@ -337,10 +334,10 @@ class LocalCluster:
         """Run a job to its end and give what its ``collect`` sinks have sent, in no particular order: of a
         Table a ``pyarrow.Table``, of a Stream a list of rows.
 
-        One that ends in no sink ends in ``collect()`` here. One that has other sinks alone gives no rows, and
-        a warning says so: ``submit(...).wait()`` gives its :class:`JobResult`. Of several sinks
-        (:meth:`Stream.together`) all rows are in the one list, those of tables as dicts, or in the one table,
-        if all of them are tables and have the same columns.
+        One that ends in no sink ends in ``collect()`` here. One that has other sinks alone gives no rows:
+        ``submit(...).wait()`` gives what these did. Of several sinks (:meth:`Stream.together`) all rows are
+        in the one list, those of tables as dicts, or in the one table, if all of them are tables and have the
+        same columns.
 
         A warning is logged of late records that were dropped, see :meth:`JobHandle.wait`. The job is
         cancelled when ``timeout`` seconds pass or the wait is interrupted.
@@ -360,13 +357,6 @@ class LocalCluster:
         handle = self.submit(stream, parallelism=parallelism, settings=settings)
         try:
             result = handle.wait(timeout, allow_loss=allow_loss)
-            if not result.batches:
-                _log.warning(
-                    "job %s has no collect sink, so that run() gives no rows (files written: %d): "
-                    "cluster.submit(...).wait() gives what its sinks did",
-                    f"{result.job} ({result.name})",
-                    result.files,
-                )
             return _one_table(result) if isinstance(stream, Table) else result.rows
         except BaseException as error:
             # Any other Exception means that the job has ended or its cluster is gone. After Ctrl-C, or what a

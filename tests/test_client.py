@@ -175,6 +175,7 @@ def test_rows_of_a_stream_are_no_table(name: str) -> None:
 
 
 def test_a_sink_that_is_not_there_is_named_with_those_that_are() -> None:
+    assert ended(late=[BATCH]).table().num_rows == 2
     with pytest.raises(UnknownName, match="no collect sink 'collect': it has 'late', 'rest'"):
         ended(late=[BATCH], rest=[BATCH]).table()
 

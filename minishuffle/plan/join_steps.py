@@ -424,10 +424,22 @@ def column_pairs(on: On, how: Any, big: Known, small: Known) -> dict[str, str]:
     if how not in ("inner", "left"):
         raise UsageError(f"how is {how!r}: write 'inner' or 'left'")
     pairs = _pairs(on)
-    way = "" if isinstance(on, Mapping) else ": where the sides name it differently write on={'id': 'its_id'}"
-    check_columns(list(pairs), big.columns, "broadcast_join", way)
-    check_columns(list(pairs.values()), small.columns, "broadcast_join, small side", way)
+    for here, there in pairs.items():
+        way = _named_apart(here, there, big.columns or (), small.columns or ())
+        check_columns([here], big.columns, "broadcast_join", way)
+        check_columns([there], small.columns, "broadcast_join, small side", way)
     return pairs
+
+
+def _named_apart(here: str, there: str, big: Sequence[str], small: Sequence[str]) -> str:
+    """What to write if one of the two is no column of its side."""
+    if here in small and there in big:
+        return f": the column of this side comes first: write on={{{there!r}: {here!r}}}"
+    if here in big:
+        return f": where the small side names it differently write on={{{here!r}: COLUMN}}, with its COLUMN"
+    if there in small:
+        return f": where this side names it differently write on={{COLUMN: {there!r}}}, with its COLUMN"
+    return ""
 
 
 def _pairs(on: On) -> dict[str, str]:

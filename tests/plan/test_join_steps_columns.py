@@ -186,7 +186,9 @@ def test_what_a_look_up_cannot_do_is_said() -> None:
     small = Table.from_arrow(pa.table({"code": ["tea"]}))
     for wrong, error, says in (
         (lambda: shown().broadcast_join(small, "ad"), UnknownName, "small side: there is no column 'ad'"),
-        (lambda: shown().broadcast_join(small, {"add": "code"}), UnknownName, "no column 'add'"),
+        (lambda: shown().broadcast_join(small, "ad"), UnknownName, r"write on=\{'ad': COLUMN\}"),
+        (lambda: shown().broadcast_join(small, {"add": "code"}), UnknownName, r"write on=\{COLUMN: 'code'\}"),
+        (lambda: shown().broadcast_join(small, {"code": "ad"}), UnknownName, r"write on=\{'ad': 'code'\}"),
         (lambda: shown().broadcast_join(small, 3), UsageError, "takes on='column'"),  # type: ignore[arg-type]
         (lambda: shown().broadcast_join(Table.generate(), {"n": "number"}), InvalidGraph, "bound its source"),
         (lambda: shown().broadcast_join(small.rebalance(), {"ad": "code"}), InvalidGraph, "every subtask"),
