@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from minishuffle import replacements
 from minishuffle.client import JobHandle
 from minishuffle.errors import ResourceExhausted, ShuffleError, UsageError
 from minishuffle.examples.ads import ads
 from minishuffle.examples.wordcount import wordcount
-from minishuffle.spark import cluster
 from minishuffle.spark import cluster as clusters
 from minishuffle.spark.cluster import SPECULATION_DURATION, SparkCluster
 from minishuffle.spark.session import spark_session, stop_spark
@@ -139,7 +139,7 @@ def test_a_spark_with_too_few_cores_is_told_of(
 def test_why_executors_run_no_worker_is_told(
     spark: SparkSession, wait_until: Until, own: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "FAILURES_MAX", 1)
+    monkeypatch.setattr(replacements, "ORDER_FAILURES_MAX", 1)
     monkeypatch.setattr(clusters, "settings_flags", lambda _: ["--no-such-flag"])
     with pytest.raises(
         ShuffleError, match=r"^the executors run no more workers: worker 1 ended .*no-such-flag"
