@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
-import socket
 import subprocess
-import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,15 +12,15 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from minishuffle.observe.prometheus import prometheus_command
+from support.prometheus import query, running_prometheus
+
 pytestmark = [pytest.mark.extra, pytest.mark.slow, pytest.mark.timeout(180)]
 
-HOST = "127.0.0.1"
 WORKERS = 2
 SERIES_MAX = 200
 SERIES_PER_SUBTASK_MAX = 50
 LABELS_OF_THE_SCRAPER = {"job", "instance", "attempt", "port"}
-
-Ask = Callable[[str], Any]
 
 
 @pytest.fixture
@@ -55,63 +51,32 @@ def expositions(shell: Any) -> dict[str, str]:
     return {target: exposition(target) for group in groups for target in group["targets"]}
 
 
-@pytest.fixture
-def ask(
-    cluster: tuple[Any, str], prometheus_binaries: Path, tmp_path: Path
-) -> Iterator[Callable[[str], Any]]:
-    """The API of a Prometheus run by the very command that was printed, but for its own free port."""
-    _, out = cluster
-    printed = next(line for line in out.splitlines() if line.strip().startswith("prometheus "))
-    with socket.create_server((HOST, 0)) as probe:
-        address = f"{HOST}:{probe.getsockname()[1]}"
-    arguments = [word.replace("127.0.0.1:9090", address) for word in shlex.split(printed)[1:]]
-    assert f"--web.listen-address={address}" in arguments
-    log = tmp_path / "prometheus.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [prometheus_binaries / "prometheus", *arguments], stdout=output, stderr=output
-        )
-
-    def get(path: str) -> Any:
-        """``data`` of an API call; empty while the server starts."""
-        assert process.poll() is None, log.read_text(errors="replace")
-        try:
-            with urllib.request.urlopen(f"http://{address}/api/v1/{path}", timeout=5) as response:
-                return json.load(response)["data"]
-        except (urllib.error.URLError, ConnectionError):
-            return {}
-
-    try:
-        yield get
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def test_every_target_is_up_and_records_have_a_rate(
-    ask: Ask, cluster: tuple[Any, str], wait_until: Callable[..., Any]
-) -> None:
-    shell, _ = cluster
-
-    def targets_up() -> set[str]:
-        targets = ask("targets?state=active").get("activeTargets", [])
-        up = {target["scrapeUrl"] for target in targets if target["health"] == "up"}
-        return up if len(up) == len(targets) == WORKERS + 1 else set()
-
-    def rate() -> float:
-        query = urllib.parse.quote("sum(rate(minishuffle_task_records_total[10s]))")
-        result = ask(f"query?query={query}").get("result", [])
-        return float(result[0]["value"][1]) if result else 0.0
-
-    up = wait_until(targets_up, "that every target is up", 60)
-    assert up == {f"http://{address}/metrics" for address in expositions(shell)}
-    assert wait_until(rate, "a rate above 0", 60) > 0
-
-
-def test_expositions_pass_promtool_and_stay_small(
+def test_prometheus_scrapes_every_process_and_expositions_stay_small(
     cluster: tuple[Any, str], prometheus_binaries: Path, wait_until: Callable[..., Any]
 ) -> None:
-    shell, _ = cluster
+    """Run by the very command that was printed, but for its own free port and more frequent scrapes."""
+    shell, out = cluster
+    config = shell.state / "prometheus.yml"
+    assert prometheus_command(config) in [line.strip() for line in out.splitlines()]
+    with running_prometheus(prometheus_binaries, config) as ask:
+        check_expositions(shell, prometheus_binaries, wait_until)
+
+        def targets_up() -> set[str]:
+            targets = ask("targets?state=active").get("activeTargets", [])
+            up = {target["scrapeUrl"] for target in targets if target["health"] == "up"}
+            return up if len(up) == len(targets) == WORKERS + 1 else set()
+
+        def rate() -> float:
+            result = query(ask, "sum(rate(minishuffle_task_records_total[10s]))")
+            return float(result[0]["value"][1]) if result else 0.0
+
+        up = wait_until(targets_up, "that every target is up", 60)
+        assert up == {f"http://{address}/metrics" for address in expositions(shell)}
+        assert wait_until(rate, "a rate above 0", 60) > 0
+
+
+def check_expositions(shell: Any, prometheus_binaries: Path, wait_until: Callable[..., Any]) -> None:
+    """They pass promtool and have few series."""
     wait_until(lambda: "toy job" in "".join(expositions(shell).values()), "tasks in the metrics")
     found = expositions(shell)
     assert len(found) == WORKERS + 1
