@@ -63,6 +63,52 @@ def sockets(data_port: int) -> set[tuple[str, str]]:
     return {(fields[2], fields[3]) for line in listed.stdout.splitlines() if (fields := line.split())}
 
 
+def test_records_are_received_in_another_process_than_they_were_made_in() -> None:
+    def made(number: int) -> tuple[int, int]:
+        return number % 50, os.getpid()
+
+    with LocalCluster(workers=2, slots=1) as cluster:
+        tagged = Stream.items(list(range(2000))).map(made)
+        folded = tagged.key_by(lambda row: row[0]).fold(set, lambda seen, row: seen | {row[1]})
+        rows = cluster.run(
+            folded.map(lambda row: (row[0], sorted(row[1]), os.getpid())).collect(), timeout=60
+        )
+        pids = set(cluster.workers.values())
+    assert sorted(key for key, _, _ in rows) == list(range(50))
+    assert {pid for _, _, pid in rows} == pids
+    assert {(maker, taker) for _, makers, taker in rows for maker in makers} == {
+        (maker, taker) for maker in pids for taker in pids
+    }
+
+
+@pytest.mark.parametrize("lets", [True, False])
+def test_the_loop_takes_the_processor_from_no_task_and_tasks_may(lets: bool) -> None:
+    with LocalCluster(workers=1, slots=1, loop_lets_tasks_finish=lets) as cluster:
+        policies = cluster.run(Stream.items([0]).map(lambda _: os.sched_getscheduler(0)).collect())
+        (pid,) = cluster.workers.values()
+        assert os.sched_getscheduler(pid) == (os.SCHED_BATCH if lets else os.SCHED_OTHER)
+    assert policies == [os.SCHED_OTHER]
+
+
+def test_a_worker_whose_output_finds_no_room_works_all_the_same(wait_until: Callable[..., Any]) -> None:
+    """So may one that takes the place of another on a disk that is full."""
+    with LocalCluster(workers=1, slots=1) as cluster, open("/dev/full", "wb") as full:
+        flags = ["--cluster", "local", "--state-dir", str(cluster.state_dir)]
+        flags += ["--coordinator", str(cluster.client.address)]
+        command = [sys.executable, "-m", "minishuffle.cli", *flags, "worker", "start", "--slots", "1"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": full, "stderr": subprocess.PIPE}
+        with subprocess.Popen([*command, "--exit-with-parent"], **pipes) as worker:  # type: ignore[call-overload]
+            wait_until(lambda: len(cluster.status().workers) == 2, "the second worker")
+            numbers = Stream.items(range(100)).key_by(lambda number: number % 7).count()
+            assert sum(count for _, count in cluster.run(numbers.collect(), parallelism=2)) == 100
+            _, said = worker.communicate(timeout=60)
+        assert worker.returncode == 0
+        assert b"cannot write where this worker listens (No space left on device)" in said
+
+
+# --- processes that import for themselves, which they do to the end of the file --------------------------
+
+
 def test_every_process_is_another_one(busy: Any) -> None:
     shown = status(busy)
     pids = [shown["pid"], *(worker["pid"] for worker in shown["workers"])]
@@ -110,24 +156,6 @@ def test_the_ends_of_the_connection_belong_to_the_two_workers(busy: Any) -> None
     assert (owners[peer["local"]], owners[peer["remote"]]) == (first["pid"], second["pid"])
 
 
-def test_records_are_received_in_another_process_than_they_were_made_in() -> None:
-    def made(number: int) -> tuple[int, int]:
-        return number % 50, os.getpid()
-
-    with LocalCluster(workers=2, slots=1) as cluster:
-        tagged = Stream.items(list(range(2000))).map(made)
-        folded = tagged.key_by(lambda row: row[0]).fold(set, lambda seen, row: seen | {row[1]})
-        rows = cluster.run(
-            folded.map(lambda row: (row[0], sorted(row[1]), os.getpid())).collect(), timeout=60
-        )
-        pids = set(cluster.workers.values())
-    assert sorted(key for key, _, _ in rows) == list(range(50))
-    assert {pid for _, _, pid in rows} == pids
-    assert {(maker, taker) for _, makers, taker in rows for maker in makers} == {
-        (maker, taker) for maker in pids for taker in pids
-    }
-
-
 @pytest.mark.parametrize("pinned", [True, False])
 def test_a_pinned_worker_and_all_its_threads_stay_on_one_processor(
     pinned: bool, monkeypatch: pytest.MonkeyPatch
@@ -142,31 +170,6 @@ def test_a_pinned_worker_and_all_its_threads_stay_on_one_processor(
         found = [os.sched_getaffinity(thread.id) for thread in psutil.Process(pid).threads()]
     assert found
     assert found == [{last} if pinned else usable] * len(found)
-
-
-@pytest.mark.parametrize("lets", [True, False])
-def test_the_loop_takes_the_processor_from_no_task_and_tasks_may(lets: bool) -> None:
-    with LocalCluster(workers=1, slots=1, loop_lets_tasks_finish=lets) as cluster:
-        policies = cluster.run(Stream.items([0]).map(lambda _: os.sched_getscheduler(0)).collect())
-        (pid,) = cluster.workers.values()
-        assert os.sched_getscheduler(pid) == (os.SCHED_BATCH if lets else os.SCHED_OTHER)
-    assert policies == [os.SCHED_OTHER]
-
-
-def test_a_worker_whose_output_finds_no_room_works_all_the_same(wait_until: Callable[..., Any]) -> None:
-    """So may one that takes the place of another on a disk that is full."""
-    with LocalCluster(workers=1, slots=1) as cluster, open("/dev/full", "wb") as full:
-        flags = ["--cluster", "local", "--state-dir", str(cluster.state_dir)]
-        flags += ["--coordinator", str(cluster.client.address)]
-        command = [sys.executable, "-m", "minishuffle.cli", *flags, "worker", "start", "--slots", "1"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": full, "stderr": subprocess.PIPE}
-        with subprocess.Popen([*command, "--exit-with-parent"], **pipes) as worker:  # type: ignore[call-overload]
-            wait_until(lambda: len(cluster.status().workers) == 2, "the second worker")
-            numbers = Stream.items(range(100)).key_by(lambda number: number % 7).count()
-            assert sum(count for _, count in cluster.run(numbers.collect(), parallelism=2)) == 100
-            _, said = worker.communicate(timeout=60)
-        assert worker.returncode == 0
-        assert b"cannot write where this worker listens (No space left on device)" in said
 
 
 def test_a_process_without_a_standard_output_says_where_it_listens_in_its_log(
