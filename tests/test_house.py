@@ -133,7 +133,6 @@ SMALL = {
     "coordinator/holdings": "slots and segments in use, by worker",
     "coordinator/jobreports": "which report of a worker goes where in a job",
     "coordinator/moving": "subtasks that leave their slots in order",
-    "coordinator/postponed": "requests that wait for workers",
     "coordinator/shutdown": "the orderly stop of a cluster",
     "examples/keyby": "the example of an endless job",
     "examples/wordcount": "the example of word count",

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from minishuffle import limits
 from minishuffle.coordinator.instructions import Reply
 from minishuffle.coordinator.jobs import Job
-from minishuffle.errors import ResourceExhausted
+from minishuffle.coordinator.pending import Pending, PendingRequests
 from minishuffle.wire.messages import ControlMessage
 from minishuffle.wire.requests import GetEvents, GetLogs, GetRows, WaitJob, WaitPause
 
-__all__ = ["LongPolls", "PollRequest", "require_room"]
+__all__ = ["LongPolls", "Poll"]
 
 PollRequest: TypeAlias = GetEvents | GetLogs | GetRows | WaitJob | WaitPause
 
@@ -22,65 +20,36 @@ POLLS_MAX: Final = 1_024
 """Requests that wait at once; any further is answered right away with what there is."""
 
 
-@dataclass(slots=True)
-class _Poll:
-    link: int
-    request: int
+@dataclass(slots=True, eq=False)
+class Poll(Pending):
+    """It waits until there is something new about a job, or its time is up."""
+
     message: PollRequest
-    deadline: float
+    job: Job
 
 
 class LongPolls:
-    """The requests that wait, by job. Invariant: at most POLLS_MAX, and LINK_REQUESTS_MAX of each link."""
+    """At most POLLS_MAX of them wait, and LINK_REQUESTS_MAX of each link."""
 
-    def __init__(self) -> None:
-        self._waiting: dict[str, list[_Poll]] = {}
+    def __init__(self, pending: PendingRequests) -> None:
+        self._pending = pending
 
     def ask(self, link: int, request: int, message: PollRequest, job: Job, now: float) -> list[Reply]:
         """Answer at once, or wait for at most ``wait_seconds`` of the message."""
-        poll = _Poll(link, request, message, now + min(message.wait_seconds, WAIT_SECONDS_MAX))
-        polls = [poll for polls in self._waiting.values() for poll in polls]
-        full = len(polls) >= POLLS_MAX or (
-            sum(poll.link == link for poll in polls) >= limits.LINK_REQUESTS_MAX
-        )
-        if full or _ready(message, job) or now >= poll.deadline:
+        deadline = now + min(message.wait_seconds, WAIT_SECONDS_MAX)
+        has_room = self._pending.has_room(Poll, link, POLLS_MAX)
+        if not has_room or _ready(message, job) or now >= deadline:
             return [Reply(link, request, _reply(message, job))]
-        self._waiting.setdefault(message.job, []).append(poll)
+        self._pending.add(Poll(link, request, message, job, deadline=deadline))
         return []
 
     def changed(self, job: Job, now: float) -> list[Reply]:
         """Something happened to the job, or time has passed."""
-        waiting = self._waiting.pop(job.id, [])
-        replies: list[Reply] = []
-        remaining: list[_Poll] = []
-        for poll in waiting:
-            if _ready(poll.message, job) or now >= poll.deadline:
-                replies.append(Reply(poll.link, poll.request, _reply(poll.message, job)))
-            else:
-                remaining.append(poll)
-        if remaining:
-            self._waiting[job.id] = remaining
-        return replies
-
-    def due(self, now: float) -> list[str]:
-        """Jobs with a request that has waited long enough."""
-        return [job for job, polls in self._waiting.items() if any(now >= poll.deadline for poll in polls)]
-
-    def forget(self, link: int) -> None:
-        """The link is closed: nobody waits there."""
-        for job, polls in list(self._waiting.items()):
-            remaining = [poll for poll in polls if poll.link != link]
-            if remaining:
-                self._waiting[job] = remaining
-            else:
-                del self._waiting[job]
-
-    def next_deadline(self) -> float | None:
-        return min((poll.deadline for polls in self._waiting.values() for poll in polls), default=None)
-
-    def jobs(self) -> set[str]:
-        """Jobs that somebody waits for."""
-        return set(self._waiting)
+        return [
+            self._pending.answer(poll, _reply(poll.message, job))
+            for poll in self._pending.of(Poll)
+            if poll.job is job and (_ready(poll.message, job) or now >= poll.deadline)
+        ]
 
 
 def _ready(message: PollRequest, job: Job) -> bool:
@@ -110,12 +79,3 @@ def _reply(message: PollRequest, job: Job) -> ControlMessage:
             return job.info(job.ended_at, results=True)
         case WaitPause():
             return job.info(results=False, tasks=False)
-
-
-def require_room(link: int, links: Iterable[int]) -> None:
-    """Raises ResourceExhausted: too many requests of the link wait; ``links`` has one entry for each that
-    waits for a worker."""
-    if sum(each == link for each in links) >= limits.LINK_REQUESTS_MAX:
-        raise ResourceExhausted(
-            f"{limits.LINK_REQUESTS_MAX} requests of this client wait for answers of workers: wait for them"
-        )

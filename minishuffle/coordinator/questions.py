@@ -7,12 +7,12 @@ held up is named as silent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from minishuffle.coordinator.instructions import Reply
-from minishuffle.coordinator.polls import require_room
+from minishuffle.coordinator.pending import Pending, PendingRequests
 from minishuffle.coordinator.workers import Worker
 from minishuffle.errors import UnknownName
 from minishuffle.wire.inquiries import AskWorkers, WorkerAnswered, WorkerAsked, WorkersAnswered
@@ -24,36 +24,26 @@ ANSWER_SECONDS_MAX: Final = 0.7
 """How long a client waits for workers, so that it has what there is within a second."""
 
 
-@dataclass(slots=True)
-class _Question:
-    link: int
-    request: int
-    deadline: float
+@dataclass(slots=True, eq=False)
+class _Question(Pending):
     open_answers: set[int]
     """Workers that have yet to answer."""
     answers: dict[int, bytes] = field(default_factory=dict)
 
-    def reply(self) -> Reply:
-        silent = sorted(self.open_answers)
-        return Reply(self.link, self.request, WorkersAnswered(answers=self.answers, silent=silent))
-
 
 class Questions:
-    """Invariant: at most ``LINK_REQUESTS_MAX`` questions of a link are open.
+    """At most ``LINK_REQUESTS_MAX`` questions of a link are open.
 
     Args:
         send: a message to a worker that is alive; False if it is not.
-        tickets: numbers that are never used again.
     """
 
     def __init__(
-        self, term: int, send: Callable[[int, ControlMessage], bool], tickets: Iterator[int]
+        self, term: int, send: Callable[[int, ControlMessage], bool], pending: PendingRequests
     ) -> None:
         self._term = term
         self._send = send
-        self._tickets = tickets
-        self._open: dict[int, _Question] = {}
-        """By ticket, the oldest first."""
+        self._pending = pending
 
     def ask(
         self, link: int, request: int, message: AskWorkers, alive: Iterable[Worker], now: float
@@ -64,14 +54,16 @@ class Questions:
             UnknownName: a worker that it names is not alive.
             ResourceExhausted: too many questions of that link are open.
         """
-        require_room(link, (each.link for each in self._open.values()))
+        self._pending.require_room(_Question, link)
         there = {worker.worker for worker in alive}
         workers = set(message.workers) or there
         if gone := workers - there:
             known = ", ".join(map(str, sorted(there))) or "none"
             raise UnknownName(f"worker {min(gone)} is not alive; those that are: {known}")
-        ticket = next(self._tickets)
-        question = _Question(link, request, now + ANSWER_SECONDS_MAX, workers)
+        ticket = next(self._pending.tickets)
+        deadline = now + ANSWER_SECONDS_MAX
+        question = self._pending.add(_Question(link, request, workers, deadline=deadline))
+        self._pending.expect(ticket, question, question)
         for worker in sorted(workers):
             self._send(
                 worker,
@@ -84,14 +76,11 @@ class Questions:
                     profile=message.profile,
                 ),
             )
-        if question.open_answers:
-            self._open[ticket] = question
-            return []
-        return [question.reply()]
+        return self._completed()
 
     def answered(self, worker: int, message: WorkerAnswered) -> list[Reply]:
         """One that comes too late, or twice, changes nothing."""
-        question = self._open.get(message.ticket)
+        question = self._pending.question(message.ticket, _Question)
         if question is None or worker not in question.open_answers:
             return []
         question.open_answers.remove(worker)
@@ -100,23 +89,17 @@ class Questions:
 
     def worker_ended(self, worker: int) -> list[Reply]:
         """It will not answer any more."""
-        for question in self._open.values():
+        for question in self._pending.of(_Question):
             question.open_answers.discard(worker)
         return self._completed()
 
     def _completed(self) -> list[Reply]:
-        return self._take([ticket for ticket, each in self._open.items() if not each.open_answers])
-
-    def _take(self, tickets: list[int]) -> list[Reply]:
-        return [self._open.pop(ticket).reply() for ticket in tickets]
-
-    def forget(self, link: int) -> None:
-        """The link is closed: nobody waits there."""
-        self._open = {ticket: each for ticket, each in self._open.items() if each.link != link}
+        return [self._answer(each) for each in self._pending.of(_Question) if not each.open_answers]
 
     def due(self, now: float) -> list[Reply]:
         """Answers of questions whose time is up."""
-        return self._take([ticket for ticket, each in self._open.items() if now >= each.deadline])
+        return [self._answer(each) for each in self._pending.due(_Question, now)]
 
-    def next_deadline(self) -> float | None:
-        return min((each.deadline for each in self._open.values()), default=None)
+    def _answer(self, question: _Question) -> Reply:
+        silent = sorted(question.open_answers)
+        return self._pending.answer(question, WorkersAnswered(answers=question.answers, silent=silent))

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from minishuffle import limits
-from minishuffle.coordinator.instructions import Instruction, Reply, refusal
+from minishuffle.coordinator.instructions import Instruction, Reply
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.jobtable import JobTable
-from minishuffle.coordinator.polls import require_room
+from minishuffle.coordinator.pending import Pending, PendingRequests
 from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError, error_from_code
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.plan.graph import JobGraph
@@ -125,12 +125,10 @@ def _ended_at(results: Mapping[str, _Result]) -> float:
     return next(iter(results.values())).job.ended_at
 
 
-@dataclass(frozen=True, slots=True)
-class _PendingRead:
-    """A request that waits for a worker."""
+@dataclass(slots=True, eq=False)
+class _PendingRead(Pending):
+    """It waits for a worker."""
 
-    link: int
-    request: int
     job: str
     worker: WorkerAddress
     end: int
@@ -145,21 +143,19 @@ class Results:
     Args:
         send: a message to a worker that is alive; False if it is not.
         address: of a worker that is alive, or None.
-        tickets: numbers that are never used again.
     """
 
     term: int
     jobs: JobTable
     send: Callable[[int, ControlMessage], bool]
     address: Callable[[int], WorkerAddress | None]
-    tickets: Iterator[int]
+    pending: PendingRequests
     _results: dict[str, dict[str, _Result]] = field(default_factory=dict)
     """By job and sink."""
     _over: list[str] = field(default_factory=list)
     """Jobs that have ended and have results."""
     _unwanted: set[str] = field(default_factory=set)
     """Jobs whose results are given up when they end."""
-    _pending: dict[int, _PendingRead] = field(default_factory=dict)
     _changed: set[str] = field(default_factory=set)
     """Jobs of which there may be something new for the journal."""
 
@@ -347,7 +343,7 @@ class Results:
 
     def _open(self, link: int, request: int, result: _Result, message: OpenResult) -> list[Instruction]:
         """Send the reader to the part in which its first row is."""
-        require_room(link, (pending.link for pending in self._pending.values()))
+        self.pending.require_room(_PendingRead, link)
         self._check_subtask(result, message.subtask)
         ranges = result.ranges(message.subtask)
         part, last = next(((part, end) for part, end in ranges if message.begin < end), ranges[-1])
@@ -369,7 +365,7 @@ class Results:
                 lost=why,
             )
             return [Reply(link, request, lost)]
-        ticket = next(self.tickets)
+        ticket = next(self.pending.tickets)
         serve = ServeResult(
             term=self.term,
             job=result.job.id,
@@ -380,7 +376,8 @@ class Results:
             begin=message.begin,
             end=end,
         )
-        self._pending[ticket] = _PendingRead(link, request, result.job.id, part.at, end, serve)
+        read = self.pending.add(_PendingRead(link, request, result.job.id, part.at, end, serve))
+        self.pending.expect(ticket, read, read)
         self.send(part.at.worker, serve)
         return []
 
@@ -426,15 +423,12 @@ class Results:
 
     def answered(self, message: ResultExpected) -> list[Instruction]:
         """What a worker answers to a ticket that nobody waits for any more is ignored."""
-        pending = self._pending.pop(message.ticket, None)
+        pending = self.pending.question(message.ticket, _PendingRead)
         if pending is None:
             return []
         if message.error is not None:
-            return [
-                refusal(
-                    pending.link, pending.request, error_from_code(message.error.code, message.error.text)
-                )
-            ]
+            error = error_from_code(message.error.code, message.error.text)
+            return [self.pending.refuse(pending, error)]
         opened = ResultOpened(
             term=self.term,
             ticket=message.ticket,
@@ -443,14 +437,14 @@ class Results:
             segment_bytes=message.segment_bytes,
             end=pending.end,
         )
-        return [Reply(pending.link, pending.request, opened)]
+        return [self.pending.answer(pending, opened)]
 
     def worker_back(self, worker: int) -> None:
         """It has a new control link: what was sent over the last one, or answered, may not have arrived."""
         for name, found in self._results.items():
             if any(result.dropped and worker in result.job.slots.workers() for result in found.values()):
                 self.send(worker, DropResult(term=self.term, job=name))
-        for pending in self._pending.values():
+        for pending in self.pending.of(_PendingRead):
             if pending.worker.worker == worker:
                 self.send(worker, pending.serve)
 
@@ -461,9 +455,9 @@ class Results:
             for result in found.values():
                 if not result.job.terminal:
                     self._lose(result, worker, epoch, at)
-        gone = [ticket for ticket, pending in self._pending.items() if pending.worker.worker == worker]
         error = PeerLost(f"worker {worker}, which kept the rows, is gone: run the job again")
-        return [refusal(pending.link, pending.request, error) for pending in map(self._pending.pop, gone)]
+        gone = [each for each in self.pending.of(_PendingRead) if each.worker.worker == worker]
+        return [self.pending.refuse(each, error) for each in gone]
 
     def _lose(self, result: _Result, worker: int, epoch: int, at: float) -> None:
         for subtask, commits in enumerate(result.commits):
@@ -486,11 +480,6 @@ class Results:
                 for part, end in result.ranges(subtask):
                     is_there = part.at is not None and part.at.worker == worker and self._is_there(part.at)
                     yield is_there and max(read, part.begin) < end
-
-    def forget(self, link: int) -> None:
-        """A client is gone."""
-        for ticket in [ticket for ticket, pending in self._pending.items() if pending.link == link]:
-            del self._pending[ticket]
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""

@@ -8,9 +8,9 @@ carries the instructions out, in order, and calls :meth:`CoordinatorState.handle
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from minishuffle import limits
@@ -38,8 +38,8 @@ from minishuffle.coordinator.jobreports import JobReport, RepeatedReport, heard,
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.jobtable import JobTable
 from minishuffle.coordinator.links import ANSWER_SECONDS, Links, PairKey, pair_of
-from minishuffle.coordinator.polls import LongPolls
-from minishuffle.coordinator.postponed import PostponedRequests
+from minishuffle.coordinator.pending import Pending, PendingRequests
+from minishuffle.coordinator.polls import LongPolls, Poll
 from minishuffle.coordinator.questions import Questions
 from minishuffle.coordinator.results import GIVEN_UP, ResultRequest, Results
 from minishuffle.coordinator.scheduling import admit, checked_graph
@@ -129,6 +129,13 @@ class _Unexplained(NamedTuple):
     """Those that died with it, by job."""
 
 
+@dataclass(slots=True, eq=False)
+class _Postponed(Pending):
+    """It needs workers, and waits until none is awaited."""
+
+    message: ControlMessage
+
+
 OFFSET_SECONDS: Final = 1.0
 """The journal hears of the wall clock when it has followed the system clock by more."""
 TOGETHER_SECONDS_MAX: Final = 0.1
@@ -188,11 +195,11 @@ class CoordinatorState:
             self._isolation,
             settings.drain_timeout,
         )
-        self._polls = LongPolls()
-        tickets = itertools.count(1)
-        self._streams = Streams(facts.term, self._send_to, self._address, tickets)
-        self._results = Results(facts.term, self._jobs, self._send_to, self._address, tickets)
-        self._questions = Questions(facts.term, self._send_to, tickets)
+        self._pending = PendingRequests()
+        self._polls = LongPolls(self._pending)
+        self._streams = Streams(facts.term, self._send_to, self._address, self._pending)
+        self._results = Results(facts.term, self._jobs, self._send_to, self._address, self._pending)
+        self._questions = Questions(facts.term, self._send_to, self._pending)
         self._out: list[Instruction] = []
         self._touched: dict[str, Job] = {}
         """Jobs to look after before the verb at hand returns, for which ``_jobs.held`` may be out of date."""
@@ -206,7 +213,6 @@ class CoordinatorState:
         self._unexplained: dict[int, _Unexplained] = {}
         """By epoch. The next coordinator does without: launchers repeat how a process ended, with what was
         inside user code."""
-        self._postponed = PostponedRequests()
         self._orderly_stop = OrderlyStop(settings.task_cancel_timeout)
         submitted, self._workers.numbers = journalrecords.recalled_counts(records)
         self._submissions = Submissions(submitted)
@@ -272,11 +278,7 @@ class CoordinatorState:
         The process of a worker may be there: then it comes back at once, and nothing restarts. Until that is
         known it is awaited, unless the link was closed here ``for_cause``.
         """
-        self._polls.forget(link)
-        self._streams.forget(link)
-        self._results.forget(link)
-        self._questions.forget(link)
-        self._postponed.forget(link)
+        self._pending.forget(link)
         worker = self._workers.by_link(link)
         if worker is None:
             pass
@@ -377,8 +379,7 @@ class CoordinatorState:
                 del self._unexplained[epoch]
                 self._judge_unexplained(each, now)
         self._out += self._questions.due(now)
-        for name in self._polls.due(now):
-            self._touch(self._jobs[name])
+        self._touch(*(poll.job for poll in self._pending.due(Poll, now)))
         for job in self._timed():
             if job.id in self._touched:
                 continue  # It may get a slot just now: that is tried first.
@@ -395,8 +396,7 @@ class CoordinatorState:
         times = [
             self._workers.next_deadline(),
             self._hosts.next_deadline(),
-            self._polls.next_deadline(),
-            self._questions.next_deadline(),
+            self._pending.next_deadline(),
             self._links.next_deadline(),
             self._orderly_stop.next_deadline(),
             self._settle_by,
@@ -877,7 +877,7 @@ class CoordinatorState:
 
     def _request(self, link: int, request: int, message: ControlMessage, now: float) -> None:
         waits = self._workers.awaits(()) or (self._awaiting and not isinstance(message, SubmitJob))
-        if waits and self._postponed.postpone(link, request, message):
+        if waits and self._postpone(link, request, message):
             return
         match message:
             case (
@@ -903,7 +903,7 @@ class CoordinatorState:
                 try:
                     self._submit(link, request, message, self._wall(now))
                 except ResourceExhausted:
-                    if not (self._awaiting and self._postponed.postpone(link, request, message)):
+                    if not (self._awaiting and self._postpone(link, request, message)):
                         raise
                 return
             case CancelJob(job=name, give_up_results=unwanted):
@@ -933,6 +933,18 @@ class CoordinatorState:
                 self._out.append(CloseLink(link, why, "malformed"))
                 return
         self._out.append(Reply(link, request, reply))
+
+    def _postpone(self, link: int, request: int, message: ControlMessage) -> bool:
+        """Keep a request until no worker is awaited; False if it asks nothing of workers.
+
+        Raises:
+            ResourceExhausted: too many of that link wait.
+        """
+        if not isinstance(message, SubmitJob | StreamRequest | ResultRequest):
+            return False
+        self._pending.require_room(_Postponed, link)
+        self._pending.add(_Postponed(link, request, message))
+        return True
 
     def _cancel(self, job: Job, now: float, unwanted: bool = False) -> Accepted:
         given_up = (unwanted or self.write_ahead.problem) and self._results.give_up(job)
@@ -1084,11 +1096,13 @@ class CoordinatorState:
         """Every worker has come back, or is lost: what was due meanwhile follows."""
         self._awaiting = False
         self._touch(*self._jobs.active())
-        for link, request, message in self._postponed.take():
+        postponed = self._pending.of(_Postponed)
+        self._pending.remove(*postponed)
+        for each in postponed:
             try:
-                self._request(link, request, message, now)
+                self._request(each.link, each.request, each.message, now)
             except ShuffleError as error:
-                self._out.append(refusal(link, request, error))
+                self._out.append(refusal(each.link, each.request, error))
 
     def _restart(self, job: Job, at: float, called: set[int]) -> None:
         """Deploy what is due. ``called`` are standby workers that have been called upon for the same loss."""
@@ -1178,7 +1192,7 @@ class CoordinatorState:
             assert job.released == job.terminal
             assert not job.stopping or job.stop_sent
         self._jobs.validate()
-        assert self._polls.jobs() <= {job.id for job in self._jobs.active()}
+        assert not any(poll.job.terminal for poll in self._pending.of(Poll))
 
 
 def _around(key: PairKey, workers: Iterable[int]) -> set[PairKey]:

@@ -18,14 +18,14 @@ for, nor asks for, for WRITE_IDLE_SECONDS is idle: event time waits for it nowhe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from minishuffle import limits
-from minishuffle.coordinator.instructions import Instruction, Reply, refusal
+from minishuffle.coordinator.instructions import Instruction, Reply
 from minishuffle.coordinator.jobs import Job
-from minishuffle.coordinator.polls import require_room
+from minishuffle.coordinator.pending import Pending, PendingRequests
 from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError, error_from_code
 from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.clients import (
@@ -56,12 +56,6 @@ OVER_KEPT: Final = 100
 StreamRequest = DescribeStream | OpenUpstream | CommitWrite | AbortWrite | EndStream
 
 
-class _Opening(NamedTuple):
-    link: int
-    request: int
-    message: OpenUpstream
-
-
 @dataclass(slots=True)
 class _Write:
     """A write that has begun; the last ones that have ended are known, too."""
@@ -70,7 +64,6 @@ class _Write:
     """How many it has; 0: not known."""
     open_answers: int
     """Subtasks that have yet to say that their event time waits for it."""
-    waiting: list[_Opening] = field(default_factory=list)
     ended: bool = False
     heard_at: float | None = None
     """When a program was connected for it last, or the job was paused; None: it has just asked, or the
@@ -97,18 +90,25 @@ class _Stream:
     """By streaming query, the last batch that has ended and is not in ``writes`` any more."""
 
 
-@dataclass(slots=True)
-class _PendingWrite:
-    """A request that waits for workers; ``missing`` gathers what they answer to a commit."""
+class _Opening(NamedTuple):
+    """It is not announced to its subtask before its write has begun everywhere."""
 
-    link: int
-    request: int
+    message: OpenUpstream
+    write: _Write
+
+
+@dataclass(slots=True, eq=False)
+class _PendingWrite(Pending):
+    """It waits for workers; ``missing`` gathers what they answer to a commit."""
+
     stream: _Stream
     open_answers: int = 1
     missing: list[int] = field(default_factory=list)
     second: EndWrite | None = None
     write: str = ""
     """Which a commit or an abort ends."""
+    opening: _Opening | None = None
+    """Set until the write has begun."""
 
 
 class _Question(NamedTuple):
@@ -123,7 +123,6 @@ class Streams:
     """Args:
     send: a message to a worker that is alive; False if it is not.
     address: of a worker that is alive, or None.
-    tickets: numbers that are never used again.
     """
 
     def __init__(
@@ -131,19 +130,16 @@ class Streams:
         term: int,
         send: Callable[[int, ControlMessage], bool],
         address: Callable[[int], WorkerAddress | None],
-        tickets: Iterator[int],
+        pending: PendingRequests,
     ) -> None:
         self._term = term
         self._send = send
         self._address = address
         self._streams: dict[str, _Stream] = {}
-        self._questions: dict[int, _Question] = {}
-        """By ticket. A question that is asked again has another ticket: what the last attempt answers is
-        ignored."""
+        self._pending = pending
         self._over: dict[str, tuple[str, str]] = {}
         """Streams whose job ended, the last ones: how, which a task that tries again must hear; and the id
         of a job that finished and took any number of writes, whose last may yet be committed."""
-        self._tickets = tickets
         self._changed: set[str] = set()
         """Jobs of which there may be something new for the journal."""
 
@@ -236,32 +232,18 @@ class Streams:
             self._over[name] = (end if finished else text, endless)
         while len(self._over) > OVER_KEPT:
             del self._over[next(iter(self._over))]
-        gone = [ticket for ticket, question in self._questions.items() if question.stream.job is job]
-        waiting = self._waiting([self._questions.pop(ticket) for ticket in gone])
-        return [refusal(each.link, each.request, error) for each in waiting]
-
-    @staticmethod
-    def _waiting(questions: Iterable[_Question]) -> list[_Opening | _PendingWrite]:
-        """The requests that wait for these answers, each once."""
-        found: dict[int, _Opening | _PendingWrite] = {}
-        for question in questions:
-            by = question.by
-            for each in by.waiting if isinstance(by, _Write) else [by]:
-                found[id(each)] = each
-        return list(found.values())
-
-    def forget(self, link: int) -> None:
-        for ticket, question in list(self._questions.items()):
-            if isinstance(question.by, _Write):
-                question.by.waiting = [each for each in question.by.waiting if each.link != link]
-            elif question.by.link == link:
-                del self._questions[ticket]
+        requests = [each for each in self._pending.of(_PendingWrite) if each.stream.job is job]
+        refusals: list[Instruction] = [self._pending.refuse(each, error) for each in requests]
+        for ticket, question in self._pending.questions(_Question):
+            if question.stream.job is job:
+                self._pending.close(ticket)
+        return refusals
 
     # --- clients ---------------------------------------------------------------------------------
 
     def request(self, link: int, request: int, message: StreamRequest, at: float) -> list[Instruction]:
         """Raises ShuffleError: the request cannot be granted."""
-        require_room(link, (each.link for each in self._waiting(self._questions.values())))
+        self._pending.require_room(_PendingWrite, link)
         if isinstance(message, CommitWrite) and (job := self._over.get(message.stream, ("", ""))[1]):
             return [Reply(link, request, Accepted(job=job))]
         stream = self._stream(message.stream)
@@ -276,7 +258,7 @@ class Streams:
                 )
                 return [Reply(link, request, info)]
             case OpenUpstream():
-                return self._open(_Opening(link, request, message), stream, at)
+                return self._open(link, request, stream, message, at)
             case CommitWrite():
                 return self._commit(link, request, stream, message)
             case EndStream():
@@ -296,8 +278,9 @@ class Streams:
             f"Table.from_spark({name!r}, ...) first"
         )
 
-    def _open(self, opening: _Opening, stream: _Stream, at: float) -> list[Instruction]:
-        message = opening.message
+    def _open(
+        self, link: int, request: int, stream: _Stream, message: OpenUpstream, at: float
+    ) -> list[Instruction]:
         if stream.ended:
             raise UsageError(f"stream {stream.name!r} has ended: it was committed already")
         if message.schema_message != stream.schema_message:
@@ -305,17 +288,18 @@ class Streams:
         self._claim(stream, message.write)
         query, batch = query_and_batch(message.write)
         if message.write not in stream.writes and batch <= stream.forgotten.get(query, -1):
-            return [Reply(opening.link, opening.request, self._forgotten(stream))]
+            return [Reply(link, request, self._forgotten(stream))]
         write = stream.writes.get(message.write) or self._begin(stream, message)
         write.heard_at = None
         if write.idle:
             write.idle = False
             stream.job.history.note(at, "write goes on", f"write {message.write} of stream {stream.name!r}")
             self._announce(stream, message.write, write)
-        if write.open_answers:
-            write.waiting.append(opening)
-            return []
-        return self._expect(opening, stream)
+        opening = _Opening(message, write)
+        pending = self._pending.add(_PendingWrite(link, request, stream, opening=opening))
+        if not write.open_answers:
+            self._expect(pending, message)
+        return []
 
     def _begin(self, stream: _Stream, message: OpenUpstream) -> _Write:
         """Announce a write to every subtask before any of its rows come.
@@ -359,9 +343,9 @@ class Streams:
             if query:
                 stream.forgotten[query] = max(batch, stream.forgotten.get(query, 0))
 
-    def _expect(self, opening: _Opening, stream: _Stream) -> list[Instruction]:
-        message = opening.message
-        about = self._about(stream, message.partition % stream.parallelism, message.write)
+    def _expect(self, pending: _PendingWrite, message: OpenUpstream) -> None:
+        pending.opening = None
+        about = self._about(pending.stream, message.partition % pending.stream.parallelism, message.write)
         expect = ExpectUpstream(
             partition=message.partition,
             attempt=message.attempt,
@@ -369,8 +353,7 @@ class Streams:
             sent=message.sent,
             **about,
         )
-        self._ask(stream, expect, _PendingWrite(opening.link, opening.request, stream))
-        return []
+        self._ask(pending.stream, expect, pending)
 
     @staticmethod
     def _claim(stream: _Stream, write: str) -> None:
@@ -390,7 +373,7 @@ class Streams:
         if stream.ended and stream.ended_by == message.write:
             return [Reply(link, request, Accepted(job=stream.job.id))]
         self._claim(stream, message.write)
-        pending = _PendingWrite(link, request, stream, write=message.write)
+        pending = self._pending.add(_PendingWrite(link, request, stream, write=message.write))
         end = self._end_write(pending, message.partitions)
         pending.second = end if stream.bounded and not stream.ended else None
         return self._ask_all(pending, end)
@@ -400,7 +383,7 @@ class Streams:
     ) -> list[Instruction]:
         """A bounded stream's job fails; from an endless one the write goes, and event time goes on."""
         if not stream.bounded:
-            pending = _PendingWrite(link, request, stream, write=message.write)
+            pending = self._pending.add(_PendingWrite(link, request, stream, write=message.write))
             return self._ask_all(pending, self._end_write(pending, []))
         # One that was refused because another save has the stream does that one no harm.
         if stream.writer in ("", message.write):
@@ -411,7 +394,7 @@ class Streams:
     def _end(self, link: int, request: int, stream: _Stream) -> list[Instruction]:
         if stream.ended:
             return [Reply(link, request, Accepted(job=stream.job.id))]
-        pending = _PendingWrite(link, request, stream)
+        pending = self._pending.add(_PendingWrite(link, request, stream))
         stream.ended = True
         return self._ask_all(pending, self._end_write(pending, []).model_copy(update={"last": True}))
 
@@ -436,12 +419,14 @@ class Streams:
     def _ask(
         self, stream: _Stream, message: BeginWrite | ExpectUpstream | EndWrite, by: _PendingWrite | _Write
     ) -> None:
-        """Ask the current attempt of a subtask, or the next one once it is deployed."""
+        """Ask the current attempt of a subtask, or the next one once it is deployed. A question that is asked
+        again has another ticket: what the last attempt answers is ignored."""
         job, index = stream.job, message.index
         attempt = job.attempt_of(stream.operator, index)
-        ticket = next(self._tickets)
+        ticket = next(self._pending.tickets)
         message = message.model_copy(update={"task_attempt": attempt, "ticket": ticket})
-        self._questions[ticket] = _Question(stream, message, by)
+        request = by if isinstance(by, Pending) else None
+        self._pending.expect(ticket, _Question(stream, message, by), request)
         if job.hears(stream.operator, index):
             self._send(job.worker_of(stream.operator, index), message)
 
@@ -461,14 +446,15 @@ class Streams:
             if write.ended:
                 self._send(worker, EndWrite(partitions=[], last=False, **about))
         open_questions = [
-            self._questions.pop(ticket)
-            for ticket, question in list(self._questions.items())
+            (ticket, question)
+            for ticket, question in self._pending.questions(_Question)
             if question.stream is stream and question.message.index == index
         ]
-        for question in open_questions:
+        for ticket, question in open_questions:
+            self._pending.close(ticket)
             self._ask(*question)
         if stream.ended and not any(
-            isinstance(each.message, EndWrite) and each.message.last for each in open_questions
+            isinstance(each.message, EndWrite) and each.message.last for _, each in open_questions
         ):
             about = self._about(stream, index, stream.ended_by)
             self._send(worker, EndWrite(partitions=[], last=True, **about))
@@ -477,7 +463,7 @@ class Streams:
         """A worker is lost: subtasks that had finished there answer nothing any more. Such a one has taken
         all that there was."""
         out: list[Instruction] = []
-        for ticket, (stream, message, _) in list(self._questions.items()):
+        for ticket, (stream, message, _) in self._pending.questions(_Question):
             job, index = stream.job, message.index
             if job.hears(stream.operator, index) or not job.is_done(stream.operator, index):
                 continue
@@ -517,17 +503,18 @@ class Streams:
 
     def answered(self, message: UpstreamExpected | WriteBegun | WriteEnded) -> list[Instruction]:
         """What a worker answers to a ticket that nobody waits for any more is ignored."""
-        question = self._questions.pop(message.ticket, None)
+        question = self._pending.question(message.ticket, _Question)
         if question is None:
             return []
         self._changed.add(question.stream.job.id)
+        if isinstance(question.by, _PendingWrite) and isinstance(message, UpstreamExpected):
+            if message.error is None or not question.stream.job.stopping:
+                return [self._opened(question, question.by, message)]
+            return []  # :meth:`remove` will say why, which the worker does not know
+        self._pending.close(message.ticket)
         if isinstance(question.by, _Write):
-            return self._begun(question.stream, question.by)
-        if isinstance(message, UpstreamExpected):
-            if message.error is not None and question.stream.job.stopping:
-                self._questions[message.ticket] = question
-                return []  # :meth:`remove` will say why, which the worker does not know
-            return [self._opened(question, question.by, message)]
+            self._begun(question.by)
+            return []
         if isinstance(message, WriteEnded):
             return self._ended(question.by, message)
         return []
@@ -541,26 +528,25 @@ class Streams:
         if pending.missing:
             numbers = ", ".join(map(str, sorted(pending.missing)[:10]))
             error = UsageError(f"partitions {numbers} of the write are not complete")
-            return [refusal(pending.link, pending.request, error)]
+            return [self._pending.refuse(pending, error)]
         if pending.write in stream.writes:
             stream.writes[pending.write].ended = True
         if pending.second is not None:
             end, pending.second = pending.second.model_copy(update={"last": True}), None
             stream.ended, stream.ended_by = True, end.write
             return self._ask_all(pending, end)
-        return [Reply(pending.link, pending.request, Accepted(job=stream.job.id))]
+        return [self._pending.answer(pending, Accepted(job=stream.job.id))]
 
     def _opened(self, question: _Question, pending: _PendingWrite, message: UpstreamExpected) -> Reply:
         if message.error is not None:
-            return refusal(
-                pending.link, pending.request, error_from_code(message.error.code, message.error.text)
-            )
+            error = error_from_code(message.error.code, message.error.text)
+            return self._pending.refuse(pending, error)
         job = question.stream.job
         worker = job.worker_of(question.stream.operator, question.message.index)
         address = self._address(worker)
         if address is None:  # it is lost, and its task has finished
-            error = PeerLost(f"worker {worker}, which reads stream {question.stream.name!r}, is gone")
-            return refusal(pending.link, pending.request, error)
+            gone = PeerLost(f"worker {worker}, which reads stream {question.stream.name!r}, is gone")
+            return self._pending.refuse(pending, gone)
         opened = UpstreamOpened(
             term=self._term,
             ticket=message.ticket,
@@ -572,11 +558,12 @@ class Streams:
             segment_bytes=message.segment_bytes,
             base=message.base,
         )
-        return Reply(pending.link, pending.request, opened)
+        return self._pending.answer(pending, opened)
 
-    def _begun(self, stream: _Stream, write: _Write) -> list[Instruction]:
+    def _begun(self, write: _Write) -> None:
         write.open_answers -= 1
         if write.open_answers:
-            return []
-        waiting, write.waiting = write.waiting, []
-        return [instruction for opening in waiting for instruction in self._expect(opening, stream)]
+            return
+        for pending in self._pending.of(_PendingWrite):
+            if pending.opening is not None and pending.opening.write is write:
+                self._expect(pending, pending.opening.message)

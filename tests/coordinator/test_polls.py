@@ -79,31 +79,12 @@ def test_events_and_logs_are_awaited(cluster: FakeCluster, pair: Any, make_graph
     assert (cluster.reply(late).events, cluster.reply(late).terminal) == ([], True)
 
 
-def test_a_client_that_left_is_not_answered(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
-    cluster.submit(make_graph())
-    gone = cluster.ask(WaitJob(job="j1", wait_seconds=5.0), link=2_000)
-    stays = cluster.ask(WaitJob(job="j1", wait_seconds=5.0), link=2_001)
-    cluster.do(cluster.state.link_closed(2_000, cluster.now))
-    cluster.report_all("j1", "finished")
-    assert cluster.reply(gone, 2_000) is None
-    assert cluster.reply(stays, 2_001).state == "finished"
-
-
-def test_more_waits_than_are_kept_are_answered_at_once(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("minishuffle.coordinator.polls.POLLS_MAX", 2)
-    cluster.submit(make_graph())
-    asked = [cluster.ask(WaitJob(job="j1", wait_seconds=5.0)) for _ in range(3)]
-    assert [cluster.reply(request) is not None for request in asked] == [False, False, True]
-
-
-def test_one_client_cannot_take_all_places_of_those_who_wait(
+def test_more_waits_than_are_kept_of_a_client_or_in_all_are_answered_at_once(
     cluster: FakeCluster, pair: Any, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "LINK_REQUESTS_MAX", 2)
+    monkeypatch.setattr("minishuffle.coordinator.polls.POLLS_MAX", 3)
     cluster.submit(make_graph())
-    asked = [cluster.ask(WaitJob(job="j1", wait_seconds=5.0)) for _ in range(3)]
-    assert [cluster.reply(request) is not None for request in asked] == [False, False, True]
-    other = cluster.ask(WaitJob(job="j1", wait_seconds=5.0), link=2_000)
-    assert cluster.reply(other, 2_000) is None
+    links = (1_000, 1_000, 1_000, 2_000, 3_000)
+    asked = [(cluster.ask(WaitJob(job="j1", wait_seconds=5.0), link=link), link) for link in links]
+    assert [cluster.reply(*each) is None for each in asked] == [True, True, False, True, False]

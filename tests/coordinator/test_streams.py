@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minishuffle import limits
 from minishuffle.coordinator.scheduling import buffers_needed
-from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError
+from minishuffle.errors import InvalidGraph, PeerLost, ResourceExhausted, UnknownName, UsageError
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.clients import (
     AbortWrite,
@@ -165,15 +166,17 @@ def begun(cluster: FakeCluster, worker: Any) -> None:
 
 
 def test_no_partition_is_let_in_before_every_subtask_knows_of_the_write(
-    cluster: FakeCluster, pair: Any
+    cluster: FakeCluster, pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the watermark of one that begins sooner, or of one that idles, passes by what the others bring."""
     cluster.writes_begin = False
-    cluster.submit(graph("orders"))
+    monkeypatch.setattr(limits, "LINK_REQUESTS_MAX", 4)
+    cluster.submit(graph("orders", bounded=False))
+    cluster.ask(opening(0, write="other"))
     cluster.ask(opening(0))
     cluster.ask(opening(2))
     for index, worker in enumerate(pair):
-        (begin,) = worker.got(BeginWrite)
+        _, begin = worker.got(BeginWrite)
         assert (begin.job, begin.operator, begin.index) == ("j1", 0, index)
         assert (begin.write, begin.partitions) == ("w", 4)
     begun(cluster, pair[0])
@@ -183,7 +186,8 @@ def test_no_partition_is_let_in_before_every_subtask_knows_of_the_write(
     begun(cluster, pair[1])  # nobody waits for it
     cluster.ask(opening(1))
     assert [message.partition for message in pair[1].got(ExpectUpstream)] == [1]
-    assert [len(worker.got(BeginWrite)) for worker in pair] == [1, 1]
+    assert [len(worker.got(BeginWrite)) for worker in pair] == [2, 2]
+    assert cluster.refusal(DescribeStream(stream="orders"))[0] == ResourceExhausted.code, "four wait"
 
 
 def test_each_write_into_a_stream_without_end_begins_and_ends(cluster: FakeCluster, pair: Any) -> None:

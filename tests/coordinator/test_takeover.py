@@ -201,15 +201,17 @@ def test_a_worker_that_comes_back_hears_again_what_it_is_to_cancel_for_its_regio
     assert again == first
 
 
-def test_submissions_wait_until_it_is_known_who_is_there(
+def test_submissions_wait_in_their_order_until_it_is_known_who_is_there(
     cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
 ) -> None:
     cluster.lose_coordinator()
-    wait = cluster.ask(SubmitJob(name="s", python="3.11", graph=make_graph().to_bytes()))
+    submission = SubmitJob(name="s", python="3.11", graph=make_graph().to_bytes())
+    waits = [(cluster.ask(submission, link=link), link) for link in (2_000, 2_001, 1_000)]
+    cluster.do(cluster.state.link_closed(2_000, cluster.now))
     cluster.come_back(pair[0])
-    assert cluster.reply(wait) is None
+    assert not cluster.replies
     cluster.come_back(pair[1])
-    assert cluster.reply(wait) == Accepted(job="j1")
+    assert [cluster.reply(*wait) for wait in waits] == [None, Accepted(job="j1"), Accepted(job="j2")]
 
 
 def test_a_job_that_ends_is_cancelled_and_released_where_nobody_had_heard_of_it(
