@@ -110,7 +110,10 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
 
 
 @pytest.mark.slow
-@settings(max_examples=MANY // 2, phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink))
+@settings(
+    max_examples=MANY if SOAK else MANY // 2,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
+)
 @given(pipelines(), CUTS, st.integers(1, 3))
 def test_an_answer_does_not_depend_on_the_cut(pipeline: Pipeline, cuts: tuple[Cut, ...], splits: int) -> None:
     keyed, (schema, other_schema) = pipeline.keyed, pipeline.schemas
