@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,13 @@ Function: TypeAlias = Literal["sum", "count", "min", "max", "mean", "std", "firs
 
 BY_TIME = ("first", "last")
 """Those that read the event time."""
+_OTHERWISE: Final[dict[str, Function]] = {
+    **dict.fromkeys(("average", "avg"), "mean"),
+    **dict.fromkeys(("len", "n", "size"), "count"),
+    **dict.fromkeys(("approx_count_distinct", "n_unique", "nunique"), "count_distinct"),
+    **dict.fromkeys(("stddev", "stddev_samp"), "std"),
+}
+"""Those of other names in pandas, Polars, SQL or Spark."""
 
 
 def outputs_of(columns: Mapping[str, tuple[str, Function]], time: EventTime | None = None) -> Outputs:
@@ -71,7 +78,9 @@ def _of_values(function: Function, column: str) -> Aggregate:
     if function == "count_distinct":
         return DistinctCount(column)
     names = ", ".join(get_args(Function))
-    raise UsageError(f"no aggregate {function!r} (of column {column!r}): write one of {names}")
+    meant = _OTHERWISE.get(function)
+    hint = f"did you mean {meant!r}? " if meant else ""
+    raise UsageError(f"no aggregate {function!r} (of column {column!r}): {hint}write one of {names}")
 
 
 def input_of(

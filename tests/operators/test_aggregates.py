@@ -10,9 +10,14 @@ from minishuffle.operators.aggregates import input_of, outputs_of
 from minishuffle.operators.event_time import EventTime
 
 
-def test_an_unknown_function_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(UsageError, match="no aggregate 'median' .*: write one of sum, .*, count_distinct"):
-        outputs_of({"m": ("v", "median")})  # type: ignore[dict-item]
+@pytest.mark.parametrize(
+    ("function", "hint"),
+    [("median", ""), ("avg", r"did you mean 'mean'\? "), ("nunique", r"did you mean 'count_distinct'\? ")],
+)
+def test_an_unknown_function_is_refused_with_those_that_there_are(function: str, hint: str) -> None:
+    text = f"no aggregate '{function}' .*: {hint}write one of sum, .*, count_distinct"
+    with pytest.raises(UsageError, match=text):
+        outputs_of({"m": ("v", function)})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("function", ["first", "last"])
