@@ -71,7 +71,7 @@ def explain(code: str | None) -> None:
             echo(f"{each.number}  {each.name:20}  {each.summary}")
         return
     for each in known:
-        if code.lower() in (each.number.lower(), each.number[3:], each.name.lower()):
+        if code.lower() in (each.number.lower(), f"ms{each.number[3:]}", each.number[3:], each.name.lower()):
             echo(each.shown)
             return
     if isinstance(kind := getattr(builtins, code, None), type) and issubclass(kind, BaseException):

@@ -49,7 +49,7 @@ def code_names(path: Path) -> list[str]:
     return re.findall(r"\bMS-\d*", path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("code", ["MS-111", "ms-111", "111", "UnknownName"])
+@pytest.mark.parametrize("code", ["MS-111", "ms-111", "ms111", "111", "UnknownName"])
 def test_a_code_is_explained(code: str, run: Run) -> None:
     shown = run("explain", code).stdout
     assert shown.startswith("MS-111 UnknownName\n\nCause: nothing has that name. ")
