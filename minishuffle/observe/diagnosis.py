@@ -130,8 +130,8 @@ class Diagnosis(BaseModel):
 
     @property
     def own_code(self) -> bool:
-        """The task's own code is what is slow: a profile of the task shows where."""
-        return any(each.own_code for each in RULES if each.name == self.rule)
+        """The task's own code is what is slow, or what the CPU is short for: a profile shows where."""
+        return self.rule == SHORT_OF_CPU or any(each.own_code for each in RULES if each.name == self.rule)
 
 
 @dataclass(frozen=True, slots=True)

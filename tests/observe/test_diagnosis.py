@@ -261,7 +261,13 @@ def test_each_cause_is_named_with_its_task_and_its_numbers(rule: str) -> None:
     }
     name, value = own[rule]
     assert found.evidence[name] == value
-    slow = ("one slow channel", "slow sink", "slow function or sink", "slow function")
+    slow = (
+        "one slow channel",
+        "slow sink",
+        "slow function or sink",
+        "slow function",
+        "a worker short of CPU",
+    )
     assert found.own_code is (rule in slow)
     assert found.evidence["bytes_per_record"] == 100.0
     assert found.evidence["buffer_fill"] == pytest.approx(100 * 100 / 32_768, rel=0.01)
