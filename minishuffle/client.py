@@ -27,6 +27,7 @@ from minishuffle.errors import (
     TaskFailed,
     UnknownName,
     UsageError,
+    counted,
     error_from_code,
 )
 from minishuffle.ids import Address
@@ -454,11 +455,6 @@ LOSSES: Final = {
 """The reasons of ``rows_dropped`` in words that follow a number of rows."""
 
 
-def _restarts(info: JobInfo) -> str:
-    count = sum(info.restarts.values())
-    return "1 restart" if count == 1 else f"{count:,} restarts"
-
-
 _IN_PROGRAM: Final = "see job.events(). Its results are given out with allow_loss=True"
 
 
@@ -469,10 +465,11 @@ def loss_text(info: JobInfo, events: Iterable[JobEvent], advice: str = _IN_PROGR
     if info.rows_in_flight:
         counts.append(f"up to {info.rows_in_flight:,} in flight through what died")
     if info.state_rows_lost:
-        counts.append(f"{info.state_rows_lost:,} entries of state (keys)")
+        counts.append(counted(info.state_rows_lost, "entry of state (key)", "entries of state (keys)"))
     lost = ", ".join(counts) or "what a task may have held when it ended"
+    restarts = counted(sum(info.restarts.values()), "restart")
     text = (
-        f"job {info.job} ({info.name}) finished, but rows were lost in {_restarts(info)}, "
+        f"job {info.job} ({info.name}) finished, but rows were lost in {restarts}, "
         f"{_first_failure(events)}; lost: {lost}; {advice}"
     )
     failure = info.first_failure

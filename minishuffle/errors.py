@@ -66,6 +66,7 @@ __all__ = [
     "WrongResult",
     "clipped",
     "described",
+    "counted",
     "did_you_mean",
     "encodable",
     "end_job_by",
@@ -311,6 +312,11 @@ def did_you_mean(name: str, known: Iterable[Any]) -> str:
     none of these is near."""
     near = difflib.get_close_matches(name, [each for each in known if isinstance(each, str)], 1)
     return f"did you mean {near[0]!r}? " if near else ""
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """A number of things: ``1 row``, ``1,001 rows``; ``many`` if it is not ``one`` with an s."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def encodable(text: str, encoding: str | None) -> str:

@@ -10,6 +10,7 @@ from minishuffle.errors import (
     UsageError,
     clipped,
     clipped_inside,
+    counted,
     described,
     did_you_mean,
     encodable,
@@ -130,6 +131,11 @@ def test_text_is_cut_to_what_a_message_takes(text: str, cut: str) -> None:
 def test_the_nearest_name_is_asked_for() -> None:
     assert did_you_mean("custmer", [1, "name", "customer"]) == "did you mean 'customer'? "
     assert did_you_mean("x", ["name"]) == ""
+
+
+def test_one_thing_is_counted_in_the_singular() -> None:
+    assert [counted(each, "row") for each in (0, 1, 1001)] == ["0 rows", "1 row", "1,001 rows"]
+    assert counted(2, "entry", "entries") == "2 entries"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from minishuffle.cli.completion import complete_job, complete_set, complete_spec
 from minishuffle.cli.session import Session, json_option, late_global_options, print_json, session_of
 from minishuffle.cli.terminal import echo, with_number
 from minishuffle.client import Client, JobHandle, JobResult, loss_text, new_submission, results_of
-from minishuffle.errors import RowsLost, ShuffleError, TaskFailed, UsageError
+from minishuffle.errors import RowsLost, ShuffleError, TaskFailed, UsageError, counted
 from minishuffle.limits import PARALLELISM_MAX
 from minishuffle.observe.leftout import left_out, left_out_texts
 from minishuffle.plan.graph import JobSettings
@@ -452,7 +452,7 @@ def logs(context: click.Context, job: str, follow: bool, as_json: bool) -> None:
 
 
 def _file_line(job: str, file: ListedFile) -> str:
-    found = f"{file.path}: {file.rows:,} rows, {file.bytes:,} bytes, sha256 {file.checksum}"
+    found = f"{file.path}: {counted(file.rows, 'row')}, {file.bytes:,} bytes, sha256 {file.checksum}"
     if file.named:
         return found
     path = PurePath(file.path)

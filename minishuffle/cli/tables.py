@@ -10,7 +10,7 @@ from minishuffle.cli.terminal import echo, with_number
 from minishuffle.client import LOSSES, cause_text, failure_lines
 from minishuffle.console import console, new_table, print_rows
 from minishuffle.counters import LIMITS, TCP_LIMITS, TaskCounters
-from minishuffle.errors import error_from_code
+from minishuffle.errors import counted, error_from_code
 from minishuffle.ids import Address
 from minishuffle.wire.requests import ClusterStatus, GraphInfo, JobEvent, JobInfo, TaskInfo
 
@@ -231,7 +231,7 @@ def show_job(job: JobInfo) -> None:
             soft_wrap=True,
         )
     if job.files_listed:
-        out.print(f"files completed: {job.files_listed:,} with {job.file_rows:,} rows")
+        out.print(f"files completed: {job.files_listed:,} with {counted(job.file_rows, 'row')}")
     for number, cause in enumerate(job.causes):
         label = "first cause" if number == 0 else "then"
         text = cause_text(cause)

@@ -12,7 +12,7 @@ from minishuffle.cli.completion import complete_job
 from minishuffle.cli.session import FiniteRange, json_option, late_global_options, print_json, session_of
 from minishuffle.cli.terminal import echo
 from minishuffle.client import Client
-from minishuffle.errors import clipped
+from minishuffle.errors import clipped, counted
 from minishuffle.limits import TAP_ROWS
 from minishuffle.observe.edgerows import (
     SAMPLE_LOOK_SECONDS,
@@ -61,7 +61,7 @@ def tap(context: click.Context, job: str, edge: int | None, seconds: float, as_j
     for silent in found.silent:
         echo(f"worker {silent} did not answer", err=True)
     if len(found.rows) < TAP_ROWS:
-        echo(f"{len(found.rows)} rows crossed edge {found.edge} meanwhile", err=True)
+        echo(f"{counted(len(found.rows), 'row')} crossed edge {found.edge} meanwhile", err=True)
 
 
 def _sample(client: Client, job: str, edge: int | None, seconds: float) -> EdgeRows:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from minishuffle.errors import counted
 from minishuffle.wire.requests import JobInfo
 
 __all__ = ["left_out", "left_out_texts"]
 
 _TEXTS: Final = {
-    "late": "came too late and were dropped: raise out_of_order= of event_time(), or write late='side'",
-    "skipped": "were skipped, since a function raised for them, or they cannot be read (on_error='skip')",
-    "dead_letters": "are dead letters (on_error='dead_letter'): see 'minishuffle jobs logs {job}'",
-    "never_made": "fell due at a source with a rate while it did not run, and were never made",
-    "dropped": "were dropped when a task or worker failed: see 'minishuffle jobs show {job}'",
+    "late": "came too late and {were} dropped: raise out_of_order= of event_time(), or write late='side'",
+    "skipped": "{were} skipped, since a function raised, or what was read makes no record (on_error='skip')",
+    "dead_letters": "{are} (on_error='dead_letter'): see 'minishuffle jobs logs {job}'",
+    "never_made": "fell due at a source with a rate while it did not run, and {were} never made",
+    "dropped": "{were} dropped when a task or worker failed: see 'minishuffle jobs show {job}'",
 }
 
 
@@ -37,4 +38,9 @@ def left_out_texts(info: JobInfo, what: Iterable[str] = tuple(_TEXTS)) -> list[s
     counts = {name: found[name] for name in what if name in found}
     if info.state == "finished_with_loss":
         counts.pop("dropped", None)
-    return [f"{count:,} records {_TEXTS[name].format(job=info.job)}" for name, count in counts.items()]
+    return [f"{counted(count, 'record')} {_text(name, count, info.job)}" for name, count in counts.items()]
+
+
+def _text(name: str, count: int, job: str) -> str:
+    were, are = ("was", "is a dead letter") if count == 1 else ("were", "are dead letters")
+    return _TEXTS[name].format(were=were, are=are, job=job)

@@ -27,12 +27,12 @@ def test_a_job_that_left_nothing_out_says_nothing() -> None:
 def test_what_all_subtasks_left_out_is_counted_by_what_became_of_it() -> None:
     info = job(
         TaskCounters(records_late=2, late_dropped=2, user_errors={"skip": 1}),
-        TaskCounters(user_errors={"skip": 1000, "dead_letter": 4}, rows_skipped=5),
+        TaskCounters(user_errors={"skip": 1000, "dead_letter": 1}, rows_skipped=5),
         rows_dropped={"failed_batch": 6, "queue_discarded": 1},
     )
-    assert left_out(info) == {"late": 2, "skipped": 1001, "dead_letters": 4, "never_made": 5, "dropped": 7}
+    assert left_out(info) == {"late": 2, "skipped": 1001, "dead_letters": 1, "never_made": 5, "dropped": 7}
     lines = left_out_texts(info)
     assert lines[1].startswith("1,001 records were skipped")
-    assert lines[2].endswith("see 'minishuffle jobs logs j7'")
+    assert lines[2] == ("1 record is a dead letter (on_error='dead_letter'): see 'minishuffle jobs logs j7'")
     assert len(lines) == 5
     assert left_out_texts(info.model_copy(update={"state": "finished_with_loss"})) == lines[:4]
