@@ -83,9 +83,9 @@ def complete_job(context: click.Context, parameter: click.Parameter, typed: str)
 
 
 def complete_task(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
-    """``NAME[i]`` of a subtask of the job that is typed before it."""
-    job = _job(context)
-    tasks = _asked(context, lambda client: client.job(job).tasks)
+    """``NAME[i]`` of a subtask of the job that is typed before it, else of the only one that runs."""
+    session, job = session_of(context), _job(context)
+    tasks = _asked(context, lambda client: client.job(job or session.only_job(client)).tasks)
     # The first operator of a chain names it too; a shell would take the arrow for a redirection.
     return _items(typed, (f"{task.name.partition(' ')[0]}[{task.index}]" for task in tasks))
 

@@ -12,7 +12,6 @@ from minishuffle.cli.completion import complete_job
 from minishuffle.cli.session import FiniteRange, json_option, late_global_options, print_json, session_of
 from minishuffle.cli.terminal import echo
 from minishuffle.client import Client
-from minishuffle.errors import UsageError
 from minishuffle.observe.diagnosis import (
     LATE_SECONDS_MAX,
     Diagnosis,
@@ -22,7 +21,6 @@ from minishuffle.observe.diagnosis import (
     require_running,
     seconds_between,
 )
-from minishuffle.wire.requests import JOB_LIVE
 
 __all__ = ["diagnose", "diagnosis_lines"]
 
@@ -50,7 +48,7 @@ def diagnose(context: click.Context, job: str | None, seconds: float, as_json: b
     """
     session = session_of(context)
     with session.client() as client:
-        found = _diagnosis(client, job or _only_job(client), seconds)
+        found = _diagnosis(client, job or session.only_job(client), seconds)
     if as_json:
         print_json(found.model_dump())
         return
@@ -86,16 +84,6 @@ def _text(value: Any) -> str:
 
 def _item_text(item: Any) -> str:
     return f"{item['key']} ({item['share']:.0%})" if isinstance(item, dict) else str(item)
-
-
-def _only_job(client: Client) -> str:
-    """Raises UsageError: not exactly one job runs."""
-    running = [job.job for job in client.jobs(tasks=False) if job.state in JOB_LIVE]
-    if not running:
-        raise UsageError("no job runs: 'minishuffle submit keyby' starts one")
-    if len(running) > 1:
-        raise UsageError(f"several jobs run, {', '.join(running)}: name one of them")
-    return running[0]
 
 
 def _diagnosis(client: Client, job: str, seconds: float) -> Diagnosis:

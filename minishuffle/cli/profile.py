@@ -47,6 +47,8 @@ FUNCTIONS_SHOWN: Final = 10
 SHOWN_FROM: Final = 0.01
 """The share of all samples from which a call is shown."""
 NAME_WIDTH: Final = 60
+FUNCTIONS_BELOW: Final = "; functions are what a profile shows, without --task of the busiest subtask"
+"""To whoever names a function as the task."""
 
 
 class ChosenTask(NamedTuple):
@@ -62,7 +64,7 @@ class ChosenTask(NamedTuple):
 
 
 @click.command()
-@click.argument("job", shell_complete=complete_job)
+@click.argument("job", required=False, shell_complete=complete_job)
 @click.option(
     "--task",
     metavar="NAME[i]",
@@ -95,7 +97,7 @@ class ChosenTask(NamedTuple):
 @click.pass_context
 def profile(
     context: click.Context,
-    job: str,
+    job: str | None,
     task: str | None,
     seconds: float,
     rate: float,
@@ -103,13 +105,15 @@ def profile(
     as_json: bool,
 ) -> None:
     """Show in which functions one subtask of JOB spends its time: first those with the most of their own,
-    then what calls what.
+    then what calls what. Without JOB, of the one that runs.
 
     The worker looks at the stack of the subtask's thread, 50 times a second for 5 s. What is not Python
     (pyarrow, numpy, a compiled loop) counts for the line that calls it. Code of minishuffle that only calls
     on is left out of the tree.
     """
-    with session_of(context).client() as client:
+    session = session_of(context)
+    with session.client() as client:
+        job = job or session.only_job(client)
         chosen = chosen_task(client, job, task)
         if not as_json:
             echo(f"{chosen.name} of job {job}, on worker {chosen.task.worker}, for {seconds:g} s{chosen.why}")
@@ -135,7 +139,7 @@ def chosen_task(client: WatchedCluster, job: str, named: str | None) -> ChosenTa
         raise UsageError(f"job {job} is {info.state}: only one that runs has a profile")
     match = None if named is None else SUBTASK.fullmatch(named)
     vertex = named if match is None else match[1]
-    operator = None if vertex is None else vertex_number(info, vertex)
+    operator = None if vertex is None else vertex_number(info, vertex, FUNCTIONS_BELOW)
     tasks = {(task.operator, task.index): task for task in info.tasks}
     if match is not None:
         found = tasks.get((operator or 0, int(match[2])))

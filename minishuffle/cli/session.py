@@ -32,6 +32,7 @@ from minishuffle.errors import PeerLost, UsageError
 from minishuffle.ids import Address
 from minishuffle.launch import checked_settings
 from minishuffle.transport.credentials import Credentials
+from minishuffle.wire.requests import JOB_LIVE
 
 __all__ = [
     "DEFAULT_PORT",
@@ -110,6 +111,18 @@ class Session:
             given += ["--tls-certificate", self.tls_certificate]
             given += ["--tls-key", self.tls_key or "", "--tls-ca", self.tls_ca or ""]
         return "".join(f" {shlex.quote(word)}" for word in given)
+
+    def no_job_runs(self) -> UsageError:
+        return UsageError(f"no job runs: 'minishuffle{self.flags()} submit keyby' starts one")
+
+    def only_job(self, client: Client) -> str:
+        """The job that is meant where none is named. Raises UsageError: not exactly one job runs."""
+        running = [job.job for job in client.jobs(tasks=False) if job.state in JOB_LIVE]
+        if not running:
+            raise self.no_job_runs()
+        if len(running) > 1:
+            raise UsageError(f"several jobs run, {', '.join(running)}: name one of them")
+        return running[0]
 
     def secret_path(self) -> Path:
         return self.secret_file if self.secret_file is not None else default_secret_file(self.directory())

@@ -31,7 +31,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @click.command()
-@click.argument("job", shell_complete=complete_job)
+@click.argument("job", required=False, shell_complete=complete_job)
 @click.option(
     "--edge", type=click.IntRange(0), help="Its number in the job graph; needed if there are several."
 )
@@ -45,14 +45,15 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 @json_option
 @late_global_options
 @click.pass_context
-def tap(context: click.Context, job: str, edge: int | None, seconds: float, as_json: bool) -> None:
+def tap(context: click.Context, job: str | None, edge: int | None, seconds: float, as_json: bool) -> None:
     """Print the next 20 rows that cross an edge of JOB, with the subtasks that write and read them.
 
-    Workers copy no row before you ask, and none after these. Between the operators of one chain there is no
-    edge. Long values are cut.
+    Without JOB, of the one that runs. Workers copy no row before you ask, and none after these. Between the
+    operators of one chain there is no edge. Long values are cut.
     """
-    with session_of(context).client() as client:
-        found = _sample(client, job, edge, seconds)
+    session = session_of(context)
+    with session.client() as client:
+        found = _sample(client, job or session.only_job(client), edge, seconds)
     if as_json:
         print_json(found.model_dump())
         return

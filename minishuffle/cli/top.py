@@ -86,7 +86,10 @@ def top(context: click.Context, job: str | None, vertex: str | None, once: bool,
         raise UsageError("--json shows one look: add --once")
     if vertex is not None and job is None:
         raise UsageError("--vertex is of one job: name it, as in 'minishuffle top j1 --vertex 1'")
-    with session_of(context).client() as client:
+    session = session_of(context)
+    with session.client() as client:
+        if job is None and not _running(client, None):
+            raise session.no_job_runs()
         spans = _spans(client, job, vertex)
         if as_json:
             span = next(spans)
@@ -140,7 +143,7 @@ def looks(client: WatchedCluster, job: str | None) -> Iterator[tuple[list[JobInf
     before = _looked(client, _running(client, job))
     if not before:
         if job is None:
-            raise UsageError("no job runs: 'minishuffle submit keyby' starts one")
+            raise UsageError("no job runs")
         state = client.job(job).state
         raise UsageError(f"job {job} is {state}: 'minishuffle jobs show {job}' has its totals")
     while before:

@@ -19,8 +19,10 @@ CHAINED = " -> "
 Fields: TypeAlias = dict[str, Any]
 
 
-def vertex_number(job: JobInfo, vertex: str) -> int:
+def vertex_number(job: JobInfo, vertex: str, way: str = "") -> int:
     """The number of a vertex that is named by its number, its name, or one of its operators.
+
+    ``way`` stands at the end of the error about one that is not there.
 
     Raises:
         UsageError: the job has no such vertex, or several of that name.
@@ -37,7 +39,7 @@ def vertex_number(job: JobInfo, vertex: str) -> int:
     operators = [operator for name in names.values() for operator in (name, *name.split(CHAINED))]
     near = difflib.get_close_matches(vertex, operators, 1)
     hint = f"did you mean {near[0]!r}? It has" if near else "name one by its number:"
-    raise UsageError(f"job {job.job} has no vertex {vertex!r}: {hint} {known}")
+    raise UsageError(f"job {job.job} has no vertex or operator {vertex!r}: {hint} {known}{way}")
 
 
 def pool_maps(workers: Iterable[Fields], vertex: int) -> list[Fields]:

@@ -70,9 +70,9 @@ def test_a_subtask_is_named_or_is_the_busiest(
     [
         (
             "cuont[0]",
-            r"no vertex 'cuont': did you mean 'count'\? It has 0 \(generate -> parse\), 1",
+            r"no vertex or operator 'cuont': did you mean 'count'\? It has 0 \(generate -> parse\), 1",
         ),
-        ("x", r"no vertex 'x': name one by its number: 0"),
+        ("x", "no vertex or operator 'x': name one by .*; functions are what a profile shows"),
         ("count[2]", "count of job j1 has no subtask 2: it has 0 to 1"),
     ],
 )

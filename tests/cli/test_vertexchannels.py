@@ -120,8 +120,11 @@ def test_a_vertex_is_named_by_its_name_its_number_or_an_operator() -> None:
 @pytest.mark.parametrize(
     ("vertex", "text"),
     [
-        ("counts", "job j1 has no vertex 'counts': name one by its number: 0 (lines), 1 (map), 2 (map)"),
-        ("9", "job j1 has no vertex '9'"),
+        (
+            "counts",
+            "job j1 has no vertex or operator 'counts': name one by its number: 0 (lines), 1 (map), 2 (map)",
+        ),
+        ("9", "job j1 has no vertex or operator '9'"),
         ("map", "job j1 has several vertices 'map'"),
     ],
 )
