@@ -408,12 +408,13 @@ def _stop(client: Client, processes: LocalProcesses) -> None:
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:
     """Show workers with their slots and connections, and jobs."""
-    with session_of(context).client() as client:
+    session = session_of(context)
+    with session.client() as client:
         state = client.status()
     if as_json:
         print_json(tables.status_map(state))
     else:
-        tables.show_status(state)
+        tables.show_status(state, session.flags())
 
 
 @cluster.command("events")

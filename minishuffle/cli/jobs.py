@@ -303,12 +303,13 @@ def jobs() -> None:
 @click.pass_context
 def list_jobs(context: click.Context, as_json: bool) -> None:
     """List all jobs, oldest first."""
-    with session_of(context).client() as client:
+    session = session_of(context)
+    with session.client() as client:
         found = client.jobs()
     if as_json:
         print_json({"jobs": [tables.job_map(job) for job in found]})
     else:
-        tables.show_jobs(found)
+        tables.show_jobs(found, session.flags())
 
 
 @jobs.command()

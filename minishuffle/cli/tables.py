@@ -97,13 +97,19 @@ def status_map(status: ClusterStatus) -> dict[str, Any]:
 
 
 def lost_text(status: ClusterStatus) -> str:
-    """Why a job that is submitted runs on fewer workers than there were; empty if none was lost."""
-    lost = sum(worker.state == "lost" for worker in status.workers)
+    """Why a job that is submitted runs on fewer workers than there were; empty if none was lost.
+
+    Workers of which the coordinator has heard nothing are not counted: they ended before it began, as all do
+    with the cluster that was up before.
+    """
+    heard = (worker for worker in status.workers if worker.report.network_cap_bytes)
+    lost = sum(worker.state == "lost" for worker in heard)
     there = sum(worker.state == "alive" and not worker.standby for worker in status.workers)
     return f" ({lost} of {lost + there} workers {'are' if lost > 1 else 'is'} lost)" if lost else ""
 
 
-def show_status(status: ClusterStatus) -> None:
+def show_status(status: ClusterStatus, flags: str = "") -> None:
+    """``flags`` find the cluster again; so below."""
     out = console()
     out.print(
         f"cluster {status.cluster!r}: version {status.version}, term {status.term}, coordinator pid "
@@ -143,7 +149,7 @@ def show_status(status: ClusterStatus) -> None:
         )
     if status.jobs:
         out.print()
-        show_jobs(status.jobs)
+        show_jobs(status.jobs, flags)
 
 
 def event_line(event: JobEvent) -> str:
@@ -156,9 +162,9 @@ def event_line(event: JobEvent) -> str:
     return f"{at} {event.kind}{where}{on}{since}: {event.text}{own}"
 
 
-def show_jobs(jobs: list[JobInfo]) -> None:
+def show_jobs(jobs: list[JobInfo], flags: str = "") -> None:
     if not jobs:
-        console().print("no jobs yet: 'minishuffle submit keyby' starts one")
+        console().print(f"no jobs yet: 'minishuffle{flags} submit keyby' starts one", soft_wrap=True)
         return
     numbers = ("tasks", "records in", "records out", "age")
     table = new_table(["job", "name", "state", *numbers, "first cause"], numbers)

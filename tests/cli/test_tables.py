@@ -306,7 +306,8 @@ def test_a_submission_says_how_many_workers_are_lost() -> None:
     there = STATUS.workers[0]
     lost = [there.model_copy(update={"worker": number, "state": "lost"}) for number in (2, 3)]
     spare = there.model_copy(update={"worker": 4, "standby": True})
-    assert tables.lost_text(STATUS) == ""
+    earlier = lost[0].model_copy(update={"report": WorkerReport()})
+    assert tables.lost_text(STATUS.model_copy(update={"workers": [there, earlier]})) == ""
     one = STATUS.model_copy(update={"workers": [there, lost[0], spare]})
     assert tables.lost_text(one) == " (1 of 2 workers is lost)"
     assert (
