@@ -35,9 +35,9 @@ __all__ = [
 
 
 class Histogram:
-    """Counts per bucket with the sum, as Prometheus' classic histogram wants them.
+    """Counts per bucket, and the sum, as in Prometheus' classic histogram.
 
-    ``bounds`` are upper edges, ascending, in the unit of what is observed.
+    ``bounds`` are upper edges, ascending, in the unit of the observed values.
     """
 
     __slots__ = ("bounds", "counts", "total")
@@ -90,7 +90,7 @@ RECOVERY_SECONDS_BOUNDS = (
 
 @dataclass(slots=True)
 class ConnectionCounters:
-    """Totals over all data connections of a process, by what went over the socket.
+    """Totals over all data connections of a process.
 
     ``bytes_*`` counts every byte of every frame, handshake included; ``frames_*`` is keyed by
     frame type name in snake case; ``buffers_*`` counts BufferResponses with data.
@@ -105,17 +105,17 @@ class ConnectionCounters:
     payload_bytes_out: int = 0
     rows_out: int = 0
     rows_discarded: int = 0
-    """Rows of buffers that arrived for a channel that was closed already."""
+    """Rows in buffers that arrived after their channel was closed."""
     credits_granted: int = 0
-    """Announced to peers: initial credits and AddCredit."""
+    """Credits granted to peers: initial credits and AddCredit."""
     credits_received: int = 0
 
 
 LIMITS: Final = ("exclusive", "floating", "credit", "queue", "pool", "writer")
-"""What fills up under back-pressure, in this order. On the side of a consumer: all exclusive buffers of a
-channel are in use; it waits in line, as the gate has no floating one left; all credit of it is used. On that
-of the producer: a subpartition has all segments that the output keeps for one consumer; the output has none
-left; the task waits for one. Channels inside a worker have the last three alone."""
+"""What fills up under back-pressure, in this order. On the consumer's side: all exclusive buffers of a
+channel are in use; the channel waits because the gate has no free floating buffer; all its credit is used. On
+the producer's side: a subpartition holds the maximum of segments for one consumer; the output has no free
+segment; the task waits for a segment. Channels inside a worker have only the last three limits."""
 
 TCP_LIMITS: Final = (
     "channel",
@@ -126,11 +126,11 @@ TCP_LIMITS: Final = (
     "transport",
     *LIMITS[-3:],
 )
-"""The same of a job with ``flow_control = "tcp"``. On the side of a consumer: a channel waits for a buffer;
-its gate's pool has all in use that it may have; the network memory lets that have no more, although the job's
-settings would; the connection is read no further. On that of the producer: TCP's window is closed, for half
-of the time between two looks (``LOOK_SECONDS`` of ``worker/onewaylinks.py``); the transport is paused; and
-then as with credit."""
+"""The same for a job with ``flow_control = "tcp"``. On the consumer's side: a channel waits for a buffer; the
+gate's pool is at its maximum; the network memory is exhausted before the pool is at its maximum; the worker
+stops reading the connection. On the producer's side: TCP's window is closed for half of the time between two
+checks (``LOOK_SECONDS`` of ``worker/onewaylinks.py``); the transport is paused; then the same three limits as
+with credit."""
 
 FLOW: Final = (
     "looks",
@@ -143,13 +143,14 @@ FLOW: Final = (
     "uncredited",
     "unsent",
 )
-"""What is added up at each look at a task's buffers: 1 for the look itself; the shares in use of its input
-buffers, of the exclusive and the floating ones among them, and of its output buffers; and 1 if a channel
-waits in line for a floating buffer, a buffer waits for the task to read it, a channel has buffers to send and
-no credit, or has both and waits for the socket. The mean between two looks at a job tells how it was."""
+"""Sums over samples of a task's buffers. ``looks`` counts the samples. ``input``, ``exclusive``, ``floating``
+and ``output`` add the share of these buffers that is in use, 0 to 1. The others add 1 per sample: ``starved``
+if a channel waits for a floating buffer, ``queued`` if a buffer waits for the task to read it, ``uncredited``
+if a channel has buffers to send and no credit, ``unsent`` if it has credit and waits for the socket. A sum
+divided by ``looks`` is the mean."""
 
 COUNTED_MAX: Final = (1 << 63) - 1
-"""The greatest count that a control message carries."""
+"""The largest count that fits into a control message."""
 
 
 @dataclass(slots=True)
@@ -159,84 +160,87 @@ class TaskCounters:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     rows_done: int = 0
-    """Rows taken in or made that the chain has passed on, left out or dropped, without those that it keeps to
-    emit later on and those on their way to the client. It is counted behind ``records_out``, and read before
-    it: of a task that writes one row for each it is never ahead."""
+    """Input rows (of a source: rows it created) that the chain has finished: emitted, filtered out or
+    dropped. Rows that operators hold for later and rows on their way to the client do not count yet. It is
+    updated after ``records_out`` and read before it, so for one-to-one operators it never exceeds
+    ``records_out``."""
     records_in: int = 0
-    """Taken from other tasks or external clients; what a source makes itself is none of them."""
+    """Received from other tasks or external clients. Records that a source creates do not count."""
     records_out: int = 0
-    """Written for other tasks, those included that were unavailable; of a source whose chain ends in a sink,
-    what it made."""
+    """Written for other tasks, even if these were unavailable. For a source whose chain ends in a sink: the
+    records it created."""
     bytes_in: int = 0
     bytes_out: int = 0
     buffers_in: int = 0
-    """Network buffers with data that were taken in; one segment may come in several of them."""
+    """Network buffers with data that were received; one segment may be sent as several of them."""
     user_errors: dict[str, int] = field(default_factory=dict)
     """By policy: skip, dead_letter, side."""
     records_late: int = 0
-    """Records that came behind the watermark that closed what they belong to."""
+    """Records that arrived after the watermark had closed their window or join interval."""
     late_dropped: int = 0
-    """Those of them that nobody got."""
+    """Late records that were dropped: their operator has ``late="drop"``."""
     rows_kept: int = 0
-    """Rows that a sink has kept for other programs to read, those that were read and given up, and those of
-    earlier attempts included."""
+    """Rows that a sink has stored for other programs to read. Rows that were read and deleted since, and rows
+    of earlier attempts, are included."""
     rows_filed: int = 0
-    """Rows that a sink has taken and may lose: those of a file sink, in files that are not complete too, and
-    those that are in the sink's result alone."""
+    """Rows that a sink has accepted and can still lose: rows that a file sink wrote, also to incomplete
+    files, and rows that are only in the sink's result."""
     rows_in_result: int = 0
-    """Those of them that the result has which the sink gave at its close."""
+    """Rows of ``rows_filed`` that are in the final result, which the sink returned when it closed."""
     rows_skipped: int = 0
-    """Rows of an endless source with a pace that fell due while no attempt ran: they are never made."""
+    """Rows that an endless source with a fixed rate should have produced while no attempt ran; they are not
+    produced later."""
     state_rows: int = 0
-    """Rows that the operators hold, which are lost if the attempt does not finish."""
+    """Rows that the operators hold as state; they are lost if the attempt does not finish."""
     watermark: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     """The last event time that the task sent to its consumers, in microseconds since 1970; None: none yet."""
     first_output_at: float = 0.0
     """When a source emitted its first record, by the monotonic clock of its host; 0.0: none yet."""
     last_input_at: float = 0.0
-    """When the last batch had been dealt with, by the same clock; 0.0: none yet."""
+    """When the last batch was processed completely, by the same clock; 0.0: none yet."""
     buffers_out: int = 0
-    """Network buffers with data that were handed to consumers. This and what follows is filled in when the
-    counters are read: see ``Task.read_counters``."""
+    """Network buffers with data that were handed to consumers. This field and the fields after it are filled
+    in when the counters are read: see ``Task.read_counters``."""
     busy_seconds: float = 0.0
     idle_seconds: float = 0.0
     backpressured_seconds: float = 0.0
     cpu_seconds: float = 0.0
     """Processor time of the task's thread."""
     cpu_wait_seconds: float = 0.0
-    """Time that the thread was ready to run and had no processor; 0.0 where the system does not say."""
+    """Seconds that the thread was ready to run but waited for a processor; 0.0 if the system does not report
+    it."""
     rows_dropped: dict[str, int] = field(default_factory=dict)
     """By reason: upstream_unavailable, suspected, queue_discarded, partial_element, failed_batch,
     late_after_recovery; the coordinator adds sink_unfinished and, for a job, result_lost."""
 
     limits_hit: dict[str, float] = field(default_factory=dict)
     """By limit (LIMITS, TCP_LIMITS), the wall clock at which it was first hit, in seconds since 1970. The
-    loop writes those of a consumer and of connections, the task those of a producer."""
+    event loop writes the limits of consumers and connections, the task's thread those of producers."""
     flow: dict[str, float] = field(default_factory=dict)
-    """Sums over the looks that the loop takes at the task's buffers while it runs: see :data:`FLOW`."""
+    """Sums over the samples that the event loop takes of the task's buffers: see :data:`FLOW`."""
     hot_keys: dict[str, float] = field(default_factory=dict)
-    """By ``EDGE:CONSUMER:KEY``, the share of the rows written over that edge that a key has, if it has many:
+    """By ``EDGE:CONSUMER:KEY``, the share of a frequent key in the rows written over the edge, 0 to 1:
     see :mod:`~minishuffle.exchange.hotkeys`."""
     latency: dict[str, float] = field(default_factory=dict)
-    """``count`` of the latency markers that have come, and the seconds that they took: ``p50``, ``p95``,
-    ``p99``, ``max``; empty if none has come."""
+    """``count`` of the latency markers received, and their travel times in seconds: ``p50``, ``p95``,
+    ``p99``, ``max``; empty before the first marker."""
 
     def note_late(self, rows: int, *, dropped: bool) -> None:
-        """So many records came too late; ``dropped``: nobody gets them."""
+        """Count ``rows`` late records; ``dropped``: no output gets them."""
         self.records_late += rows
         if dropped:
             self.late_dropped += rows
 
     def note_filed(self, rows: int) -> None:
-        """A sink has taken so many more rows, and may lose them."""
+        """Count ``rows`` more rows that a sink has accepted and can still lose."""
         self.rows_filed += rows
 
     def note_kept(self, rows: int) -> None:
-        """A sink has kept so many rows in all, those of earlier attempts included."""
+        """Set the number of rows that a sink has stored in all, rows of earlier attempts included."""
         self.rows_kept = rows
 
     def note_in_result(self, rows: int) -> None:
-        """A sink that closes has so many rows in its result."""
+        """Count ``rows`` rows in the final result of a sink."""
         self.rows_in_result += rows
 
     def plus(self, later: TaskCounters) -> TaskCounters:
@@ -288,7 +292,7 @@ class UserSeries:
     help: str
     operator: str
     position: int
-    """The place of the operator in its chain, a source first."""
+    """Position of the operator in its chain; a source comes first."""
     value: float = 0.0
     histogram: Histogram | None = None
 
@@ -318,18 +322,18 @@ class GateSnapshot:
     floating_capacity: int
     channels: int
     channels_starved: int
-    """Channels that wait in line for a floating buffer."""
+    """Channels that wait for a floating buffer."""
     credits_announced: int | None
-    """Credits that producers have and did not use yet; None where there is no credit."""
+    """Credits granted to producers and not used yet; None without credit-based flow control."""
     credits_unannounced: int | None
-    """Free buffers that producers were not given credit for yet; None where there is no credit."""
+    """Free buffers not yet granted as credit; None without credit-based flow control."""
     watermark: int | None
     """Event time in microseconds since 1970; None: none yet, or no more to come."""
     debloated_bytes: int | None = None
-    """Bytes that producers are to put into a buffer; None: the job does not debloat."""
+    """Buffer size in bytes that the gate asks of its producers; None: the job has no ``debloat_target``."""
     in_flight_seconds: float | None = None
-    """In which what producers have yet to send and the task has yet to read will be consumed; None: it does
-    not debloat, or nothing was consumed so far."""
+    """Seconds the task needs, at its current rate, for all data in flight: not yet sent by producers, or not
+    yet read. None: the job has no ``debloat_target``, or the task has consumed nothing yet."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -354,16 +358,16 @@ class TaskSnapshot:
     state: str
     counters: TaskCounters
     blocks: Histogram
-    """Its waits for output segments that have ended, in seconds."""
+    """Seconds of each finished wait for an output segment."""
     operators: tuple[OperatorCounters, ...]
-    """Its chain, a source first."""
+    """The operators of its chain in order; a source is the first."""
     gates: tuple[GateSnapshot, ...]
     partitions: tuple[PartitionSnapshot, ...]
     latencies: Mapping[str, Histogram] = field(default_factory=dict)
-    """What the markers that have come took, by source, in seconds."""
+    """Travel times of the latency markers received, by source, in seconds."""
     user_series: tuple[UserSeries, ...] = ()
     slot: int = 0
-    """The number of its slot, of those that the job has."""
+    """Number of the task's slot among the slots of its job."""
 
 
 class OneWayCounts(NamedTuple):
@@ -371,19 +375,19 @@ class OneWayCounts(NamedTuple):
 
     reading: int = 0
     stopped: int = 0
-    """Those that are not read, as a consumer has no buffer."""
+    """Connections on which reading is stopped, because a consumer has no free buffer."""
     held_bytes: int = 0
-    """Read of these before they were stopped, and not taken yet."""
+    """Bytes already read from the stopped connections, and not yet consumed."""
     sending: int = 0
     paused: int = 0
-    """Those that this worker sends over and whose socket takes no more."""
+    """Outgoing connections whose socket is full."""
     window_closed_seconds: float = 0.0
-    """For so long TCP's windows have been closed of all those over which it sends."""
+    """Seconds for which TCP's window was closed, summed over the outgoing connections."""
 
 
 @dataclass(slots=True, frozen=True)
 class WorkerSnapshot:
-    """Everything that a worker's ``/metrics`` is made from, taken on the loop thread."""
+    """All values of a worker's ``/metrics``, collected on the event loop's thread."""
 
     worker: int
     epoch: int
@@ -406,21 +410,21 @@ class WorkerSnapshot:
     """By reason: secret, version, cluster, timeout, limit, malformed, closed, peer."""
     tasks: tuple[TaskSnapshot, ...]
     suspicions: int = 0
-    """How often another worker has answered no Ping of this one."""
+    """How often another worker did not answer a Ping of this worker."""
     gc_seconds: float = 0.0
-    """Time that Python's garbage collector held the process up."""
+    """Seconds for which Python's garbage collector stopped the process."""
     one_way: OneWayCounts = OneWayCounts()
     local_batch_bytes: int = 0
-    """Bytes of the batches that wait as objects for consumers on this worker."""
+    """Bytes of batches queued as objects for consumers on this worker."""
     blocking_bytes: int = 0
-    """Bytes that blocking partitions, and gates that read some, store on this worker."""
+    """Bytes stored on this worker by blocking partitions and by gates that read them."""
     wall: float = 0.0
     """The worker's wall clock, seconds since 1970."""
 
 
 @dataclass(slots=True, frozen=True)
 class WorkerEntry:
-    """One worker as the coordinator knows it."""
+    """A worker as the coordinator sees it."""
 
     worker: int
     state: str
@@ -429,42 +433,42 @@ class WorkerEntry:
     metrics_port: int
     heartbeat_age_seconds: float
     suspicions: int = 0
-    """How often other workers have suspected it."""
+    """How often other workers suspected this worker to be dead."""
 
 
 @dataclass(slots=True, frozen=True)
 class JobRecoveries:
-    """What failures have cost one job so far."""
+    """Restarts, losses and recovery times of one job."""
 
     job: str
     job_name: str
     restarts: dict[str, int]
-    """Attempts that took the place of another, by how that one ended."""
+    """Restarts of subtasks, by how the previous attempt ended."""
     rows_dropped: dict[str, int]
     """By reason."""
     state_rows_lost: int = 0
-    """Held as state by attempts that did not finish."""
+    """Rows of operator state lost with attempts that did not finish."""
     seconds: Mapping[str, Histogram] = field(default_factory=dict)
-    """What recoveries took since this coordinator started, by phase: reschedule, reattach, first_record.
-    Empty for a job that has ended and had none."""
+    """Seconds of the recoveries since this coordinator started, by phase: reschedule, reattach, first_record.
+    Empty for a job that has ended without a recovery."""
     unfinished: int = 0
-    """Recoveries since this coordinator started whose attempt died before its first record."""
+    """Recoveries since this coordinator started in which the new attempt ended before its first record."""
     links_broken: int = 0
-    """Pairs of workers between which its tasks need a connection that there has not been for
-    ``link_timeout``, or for which a worker is excluded."""
+    """Pairs of workers that cannot exchange this job's data: without a connection for longer than
+    ``link_timeout``, or with one of the two excluded from the job for this reason."""
     paused: bool = False
-    """All of its tasks stand behind a barrier until it is resumed."""
+    """All tasks of the job have stopped at a barrier until it is resumed."""
 
 
 @dataclass(slots=True, frozen=True)
 class CoordinatorSnapshot:
-    """Everything that the coordinator's ``/metrics`` and ``/sd/prometheus`` are made from."""
+    """All values of the coordinator's ``/metrics`` and ``/sd/prometheus``."""
 
     term: int
     journal_writable: bool
     workers: tuple[WorkerEntry, ...]
     slots: dict[str, int]
-    """used and free, of the workers that are alive, and standby: of those that admit no job so far."""
+    """Slots by state: used and free on workers that are alive; standby on workers that accept no job yet."""
     jobs: dict[str, int]
     """By state."""
     tasks: dict[str, int]

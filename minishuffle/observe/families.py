@@ -55,14 +55,14 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "minishuffle_build_info",
         "gauge",
         ("version", "python"),
-        "Always 1; the labels are the versions of minishuffle and of the interpreter.",
+        "Always 1; the labels are the versions of minishuffle and of Python.",
         "both",
     ),
     MetricSpec(
         "minishuffle_connections_refused_total",
         "counter",
         ("reason",),
-        "Connections that this process refused or closed for cause, by reason.",
+        "Connections that this process refused, or closed because of an error, by reason.",
         "both",
     ),
     # --- coordinator ------------------------------------------------------------------------------
@@ -70,21 +70,23 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "minishuffle_term",
         "gauge",
         (),
-        "Number of starts of this coordinator that its journal knows.",
+        "How often this coordinator has started, as counted in its journal.",
         "coordinator",
     ),
     MetricSpec(
         "minishuffle_journal_writable",
         "gauge",
         (),
-        "Whether the journal could be written last (1); if not (0), the next coordinator would not know all.",
+        "1 if the last write to the coordinator's journal succeeded; 0 if it failed: a coordinator that "
+        "restarts now would not know the latest changes.",
         "coordinator",
     ),
     MetricSpec(
         "minishuffle_workers",
         "gauge",
         ("state",),
-        "Worker processes: alive, awaited (by a new coordinator), lost (declared dead) or gone (in order).",
+        "Worker processes by state: alive, awaited (expected to reconnect after a restart of the "
+        "coordinator), lost (declared dead) or gone (shut down normally).",
         "coordinator",
     ),
     MetricSpec(
@@ -98,81 +100,84 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "minishuffle_worker_suspected_total",
         "counter",
         ("worker",),
-        "How often other workers have suspected each worker that is alive, as it answered no Ping.",
+        "How often other workers suspected this worker to be dead because it did not answer their Ping "
+        "frames.",
         "coordinator",
     ),
     MetricSpec(
         "minishuffle_slots",
         "gauge",
         ("state",),
-        "Slots of the workers that are alive, used, free, or on standby.",
+        "Slots of the workers that are alive, by state: used, free or standby.",
         "coordinator",
     ),
     MetricSpec(
         "minishuffle_jobs",
         "gauge",
         ("state",),
-        "Jobs that the coordinator remembers, by state.",
+        "Jobs that the coordinator knows, running and ended, by state.",
         "coordinator",
     ),
     MetricSpec(
         "minishuffle_job_paused",
         "gauge",
         ("pipeline", "pipeline_id"),
-        "1 while a job is paused, else 0.",
+        "1 while the job is paused, else 0.",
         "coordinator",
     ),
     MetricSpec(
         "minishuffle_tasks",
         "gauge",
         ("state",),
-        "Subtasks of jobs that are not terminal, by the state of their attempt, or waiting for the first.",
+        "Subtasks of all jobs that have not ended, by the state of their attempt, or waiting for their "
+        "first attempt.",
         "coordinator",
     ),
     MetricSpec(
         "minishuffle_links_broken",
         "gauge",
         ("pipeline", "pipeline_id"),
-        "Pairs of workers between which tasks of a job need a connection that there has not been for "
-        "link_timeout, or for which a worker is excluded from it.",
+        "Pairs of workers that cannot exchange the data of this job: they have had no connection for "
+        "longer than link_timeout, or a worker is excluded from the job because of this pair.",
         "coordinator",
     ),
     MetricSpec(
         "minishuffle_task_restarts_total",
         "counter",
         ("pipeline", "pipeline_id", "reason"),
-        "Attempts that took the place of another, by how that one ended.",
+        "Restarts of subtasks, by how the previous attempt ended.",
         "coordinator",
     ),
     MetricSpec(
         "minishuffle_records_dropped_total",
         "counter",
         ("pipeline", "pipeline_id", "reason"),
-        "Records of a job that were dropped because something failed, over all attempts; with reason "
-        "late_after_recovery those that were late since their producer restarted.",
+        "Records of the job that were lost because of failures, in all attempts; reason "
+        "late_after_recovery counts records that were late because their producer had restarted.",
         "coordinator",
     ),
     MetricSpec(
         "minishuffle_state_rows_lost_total",
         "counter",
         ("pipeline", "pipeline_id"),
-        "Rows that operators of a job held as state when their attempt ended and was not finished.",
+        "Rows of operator state of the job that were lost because an attempt ended before it had finished.",
         "coordinator",
     ),
     MetricSpec(
         "minishuffle_recoveries_unfinished_total",
         "counter",
         ("pipeline", "pipeline_id"),
-        "Recoveries of subtasks that never reached their first record: the attempt failed, was lost or was "
-        "abandoned before it had passed a batch on.",
+        "Recoveries of subtasks that did not succeed: the new attempt failed, was lost or was abandoned "
+        "before it processed its first batch.",
         "coordinator",
     ),
     MetricSpec(
         "minishuffle_recovery_duration_seconds",
         "histogram",
         ("pipeline", "pipeline_id", "phase"),
-        "Seconds from the detection of a failure until the next attempt of the subtask was sent to its "
-        "worker (reschedule), had all its channels (reattach) and had passed a batch on (first_record).",
+        "Seconds from the detection of a failure until the new attempt of the subtask was sent to a "
+        "worker (reschedule), had all its input and output channels connected (reattach) and had "
+        "processed its first batch (first_record).",
         "coordinator",
     ),
     # --- worker -----------------------------------------------------------------------------------
@@ -180,21 +185,22 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "minishuffle_worker_slots",
         "gauge",
         ("state",),
-        "Slots of this worker, used or free.",
+        "Slots of this worker, by state: used or free.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_abandoned_tasks_total",
         "counter",
         (),
-        "Tasks whose thread did not stop after a cancel, so that their slot was written off.",
+        "Tasks whose thread did not stop when it was canceled; the slot stays blocked until that thread "
+        "ends.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_suspicions_total",
         "counter",
         (),
-        "How often this worker has suspected another one, as it answered no Ping.",
+        "How often this worker suspected another worker to be dead because it did not answer a Ping frame.",
         "worker",
     ),
     MetricSpec(
@@ -208,114 +214,119 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "minishuffle_one_way_connections",
         "gauge",
         ("state",),
-        "Connections for jobs with flow_control=tcp: on the consumer's side reading, or stopped for want of "
-        "a buffer; on the producer's sending, or paused as the socket takes no more.",
+        "Data connections of jobs with flow_control=tcp, by state: on the consumer's worker reading, or "
+        "stopped (no free buffer); on the producer's worker sending, or paused (the socket is full).",
         "worker",
     ),
     MetricSpec(
         "minishuffle_one_way_held_bytes",
         "gauge",
         (),
-        "Bytes outside the network memory that were read of those connections that are stopped.",
+        "Bytes already read from stopped connections (flow_control=tcp) and held outside the network memory.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_one_way_window_closed_seconds",
         "gauge",
         (),
-        "Seconds for which TCP's window was closed, of all such connections that are open on the producer's "
-        "side.",
+        "Seconds for which the TCP window was closed, summed over the open connections (flow_control=tcp) "
+        "on which this worker sends.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_network_bytes_total",
         "counter",
         ("direction", "path"),
-        "Bytes: whole frames over sockets (remote), payload handed over in the process (local).",
+        "Bytes exchanged between tasks, by direction: over sockets (path remote, whole frames) or within "
+        "the worker (path local, payload only).",
         "worker",
     ),
     MetricSpec(
         "minishuffle_network_buffers_total",
         "counter",
         ("direction", "path"),
-        "Network buffers with data that went over sockets (remote) or stayed in the process (local).",
+        "Network buffers with data exchanged between tasks, by direction: over sockets (path remote) or "
+        "within the worker (path local).",
         "worker",
     ),
     MetricSpec(
         "minishuffle_frames_total",
         "counter",
         ("type", "direction"),
-        "Frames over data connections, by type.",
+        "Protocol frames on data connections, by frame type and direction.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_credits_total",
         "counter",
         ("direction",),
-        "Credits, in buffers: granted to producers or received from consumers, the first ones included.",
+        "Credits, one for each network buffer: granted to producers, or received from consumers; initial "
+        "credits are included.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_network_segments",
         "gauge",
         ("state",),
-        "Segments of the network memory, used or free.",
+        "Memory segments of the network memory, by state: used or free.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_network_segments_peak",
         "gauge",
         (),
-        "Most segments in use at once since the worker started.",
+        "Largest number of memory segments in use at the same time since the worker started.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_network_segments_extra",
         "gauge",
         (),
-        "Segments in use beside the network memory, for a task that came when others held its share.",
+        "Memory segments allocated in addition to the network memory, for tasks that started while other "
+        "tasks still used their share.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_network_memory_bytes",
         "gauge",
         (),
-        "Bytes of network memory, allocated once: the hard cap.",
+        "Size of the network memory in bytes: allocated once, when the worker starts.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_assembly_bytes",
         "gauge",
         (),
-        "Bytes of elements that span buffers and are being put together in memory.",
+        "Bytes of partly received elements that are larger than one network buffer.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_local_batch_bytes",
         "gauge",
         (),
-        "Bytes of batches that wait, outside the network memory, for consumers on the same worker.",
+        "Bytes of batches that are queued for consumers on the same worker, outside the network memory.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_blocking_bytes",
         "gauge",
         (),
-        "Bytes stored for blocking exchanges and kept sides, in memory and on disk, of blocking_bytes_max.",
+        "Bytes stored for blocking exchanges and broadcast sides of joins, in memory and on disk; the "
+        "limit is blocking_bytes_max.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_event_loop_lag_seconds",
         "histogram",
         (),
-        "Seconds by which the event loop ran a timer late.",
+        "Delay of timers on the worker's event loop, in seconds.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_gc_seconds_total",
         "counter",
         (),
-        "Seconds that Python's garbage collector held the process up.",
+        "Seconds for which Python's garbage collector stopped the process.",
         "worker",
     ),
     # --- tasks ------------------------------------------------------------------------------------
@@ -323,196 +334,204 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "minishuffle_task_records_total",
         "counter",
         (*TASK_LABELS, "direction"),
-        "Records that a subtask took from or wrote for others; what a source makes is counted as out.",
+        "Records that a subtask received from other tasks (in) or sent (out); records that a source "
+        "creates count as out.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_operator_records_total",
         "counter",
         (*TASK_LABELS, "operator", "position", "direction"),
-        "Records that each operator of a subtask's chain took in or emitted, side outputs included.",
+        "Records that each operator in the chain of a subtask received (in) or emitted (out, side outputs "
+        "included).",
         "worker",
     ),
     MetricSpec(
         "minishuffle_task_bytes_total",
         "counter",
         (*TASK_LABELS, "direction"),
-        "Serialised bytes that a subtask took in or emitted.",
+        "Serialised bytes that a subtask received (in) or sent (out).",
         "worker",
     ),
     MetricSpec(
         "minishuffle_task_buffers_total",
         "counter",
         (*TASK_LABELS, "direction"),
-        "Network buffers with data that a subtask took in, or that were handed to its consumers.",
+        "Network buffers with data that a subtask received (in) or sent (out).",
         "worker",
     ),
     MetricSpec(
         "minishuffle_task_time_seconds_total",
         "counter",
         (*TASK_LABELS, "state"),
-        "Seconds that a subtask's thread was busy, idle (no input) or backpressured_hard (no output buffer, "
-        "or the coordinator takes no rows or positions); they add up to the time since it began, current "
-        "waits included.",
+        "Seconds that the thread of a subtask was busy, idle (no input) or backpressured_hard (no free "
+        "output buffer, or the coordinator does not accept result rows or source positions now); the "
+        "three add up to the time since the subtask started.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_task_cpu_seconds_total",
         "counter",
         TASK_LABELS,
-        "Processor seconds of a subtask's thread; busy without them is waiting for a disk, another system or "
-        "the interpreter.",
+        "CPU seconds used by the thread of a subtask; busy time above this was spent waiting for a disk, "
+        "an external system or the Python interpreter lock.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_task_cpu_wait_seconds_total",
         "counter",
         TASK_LABELS,
-        "Seconds that a subtask's thread was ready to run and had no processor; 0 where Linux does not say.",
+        "Seconds that the thread of a subtask was ready to run but waited for a CPU; 0 if Linux does not "
+        "report it.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_latency_seconds",
         "histogram",
         (*TASK_LABELS, "source"),
-        "Seconds that latency markers took from a source to a subtask, if the job has them: by OPERATOR or "
-        "OPERATOR.INDEX of the source, or all together.",
+        "Seconds that latency markers took from a source to this subtask, if the job uses them; label "
+        "source is OPERATOR, OPERATOR.INDEX or all (all sources together).",
         "worker",
     ),
     MetricSpec(
         "minishuffle_backpressure_block_seconds",
         "histogram",
         TASK_LABELS,
-        "Seconds of each wait of a subtask for an output buffer, booked when it ends.",
+        "Length in seconds of each wait of a subtask for a free output buffer; a wait counts when it ends.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_user_errors_total",
         "counter",
         (*TASK_LABELS, "policy"),
-        "Records whose user function raised, or that cannot be read, by what was done with them.",
+        "Records for which a user function raised an error, or that could not be parsed, by the error "
+        "policy that was applied.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_records_late_total",
         "counter",
         TASK_LABELS,
-        "Records that came behind the watermark that closed what they belong to.",
+        "Records that arrived late: the watermark had already closed their window or join interval.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_state_rows",
         "gauge",
         TASK_LABELS,
-        "Rows that a subtask's operators hold: both sides of a join, a row for each key of an aggregation or "
-        "window.",
+        "Rows held as state by the operators of a subtask: the rows of both sides of a join, one row for "
+        "each key of an aggregation or window.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_source_rows_skipped_total",
         "counter",
         TASK_LABELS,
-        "Rows of an endless source with a rate that fell due while it did not run; they are never made.",
+        "Rows that an endless source with a fixed rate should have produced while it was not running; "
+        "they are not produced later.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_watermark_lag_seconds",
         "gauge",
         TASK_LABELS,
-        "Seconds from the watermark that a subtask sent last, if it sent one, to the wall clock.",
+        "Seconds by which the last watermark that a subtask sent lags the wall clock; absent before the "
+        "first watermark.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_input_queue_buffers",
         "gauge",
         _GATE,
-        "Buffers that were received and wait for the subtask, by input gate.",
+        "Received buffers queued for the subtask, by input gate.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_input_buffers",
         "gauge",
         (*_GATE, "kind"),
-        "Input buffers in use, exclusive (of one channel) or floating (of the gate).",
+        "Input buffers in use, by kind: exclusive (reserved for one channel) or floating (shared by the "
+        "gate).",
         "worker",
     ),
     MetricSpec(
         "minishuffle_input_buffers_capacity",
         "gauge",
         (*_GATE, "kind"),
-        "Input buffers that the gate may use, exclusive or floating.",
+        "Maximum number of input buffers of the gate, by kind: exclusive or floating.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_input_pool_usage_ratio",
         "gauge",
         _GATE,
-        "Input buffers in use per input buffer of the gate, 0 to 1.",
+        "Share of the gate's input buffers that is in use, 0 to 1.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_channels_starved",
         "gauge",
         _GATE,
-        "Input channels that wait in line for a floating buffer.",
+        "Input channels that are waiting for a floating buffer.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_debloated_buffer_bytes",
         "gauge",
         _GATE,
-        "Bytes that producers are to put into each buffer for the gate, of jobs with a debloat_target.",
+        "Buffer size in bytes that the gate currently asks of its producers, for jobs with a debloat_target.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_in_flight_seconds",
         "gauge",
         _GATE,
-        "Time in which what producers have yet to send and the task has yet to read will be consumed at the "
-        "present rate, of jobs with a debloat_target.",
+        "Seconds it would take the subtask, at its current rate, to process all data in flight (not yet "
+        "sent by producers, or not yet read), for jobs with a debloat_target.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_input_credits",
         "gauge",
         (*_GATE, "state"),
-        "Credits of a gate's remote channels, in buffers: announced to producers and not used yet, or "
-        "unannounced.",
+        "Credits of a gate's remote channels, one for each buffer: announced (known to producers, not "
+        "used yet) or unannounced.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_input_watermark_lag_seconds",
         "gauge",
         _GATE,
-        "Seconds from the watermark of a gate, once all of its channels have one, to the wall clock.",
+        "Seconds by which the watermark of a gate lags the wall clock; absent until all its channels have "
+        "a watermark.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_output_backlog_buffers",
         "gauge",
         TASK_LABELS,
-        "Buffers that were written and wait for credit or for the socket.",
+        "Output buffers that are queued until their consumer grants credit or the socket accepts them.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_output_pool_buffers",
         "gauge",
         TASK_LABELS,
-        "Output buffers in use.",
+        "Output buffers of the subtask in use.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_output_pool_buffers_capacity",
         "gauge",
         TASK_LABELS,
-        "Output buffers that the subtask may use.",
+        "Maximum number of output buffers of the subtask.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_output_pool_usage_ratio",
         "gauge",
         TASK_LABELS,
-        "Output buffers in use per output buffer of the subtask, 0 to 1.",
+        "Share of the subtask's output buffers that is in use, 0 to 1.",
         "worker",
     ),
 )
