@@ -62,12 +62,16 @@ _WRITTEN: Final = {
     ),
     "Table.with_columns": "with_columns(total=col('amount') * 2)",
     "Stream.apply": "map(fn)",
+    **dict.fromkeys(("Stream.dropna", "Stream.drop_nulls"), "filter(lambda row: row['amount'] is not None)"),
+    **dict.fromkeys(("Stream.fillna", "Stream.fill_null"), "map(fn) with a function of the row"),
     "Stream.filter": "filter(fn) with a function of the row",
     "Stream.join": _JOINED,
     "Stream.show": "show(n) for a look at the first rows, or cluster.run(stream)[:n]",
     "Stream.to_files": "to_files(path), which writes Parquet",
     "Stream.with_columns": "map(fn) with a function of the row, or to_table(schema) and then with_columns()",
+    "KeyedTable.apply": "aggregate(total=('amount', 'sum')), or map_batches(fn) before key_by()",
     "KeyedTable.join": "join(other.key_by('its_id'))",
+    "KeyedStream.apply": "process(fn), reduce(fn) or fold(int, fn), or map(fn) before key_by()",
     "KeyedStream.join": "join(other.key_by('its_id'))",
 }
 """How these are called, where there is more to say than their names."""
@@ -207,7 +211,10 @@ def _way(kind: str, name: str) -> str:
     if is_rows and here in _OF_COLUMNS - {"to_rows"}:
         then = f"key_by() and {here}()" if here in _OF_KEYS else f"{here}()"
         return f": call to_table(schema) on the Stream first, then {then}"
-    return _way_by_keys(kind, here) or (f": write {here}()" if name in _OTHERWISE else "")
+    by_keys = _way_by_keys(kind, here)
+    if not by_keys and (written := _WRITTEN.get(f"{'Stream' if is_rows else 'Table'}.{here}")):
+        return f": write {written} before key_by()"
+    return by_keys or (f": write {here}()" if name in _OTHERWISE else "")
 
 
 def _run_and(name: str, *, is_rows: bool) -> str:

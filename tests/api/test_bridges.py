@@ -166,6 +166,18 @@ def test_a_step_that_needs_keys_or_comes_before_them_says_so() -> None:
         ),
         ("Table", "drop_nulls", "write filter(~col('amount').is_null())"),
         ("Stream", "apply", "write map(fn)"),
+        ("Stream", "dropna", "write filter(lambda row: row['amount'] is not None)"),
+        ("KeyedTable", "fillna", "write with_columns(amount=col('amount').fill_null(0)) before key_by()"),
+        (
+            "KeyedTable",
+            "apply",
+            "write aggregate(total=('amount', 'sum')), or map_batches(fn) before key_by()",
+        ),
+        (
+            "KeyedStream",
+            "apply",
+            "write process(fn), reduce(fn) or fold(int, fn), or map(fn) before key_by()",
+        ),
         ("Table", "usre", "did you mean 'user'? write col('...') for a column in expressions"),
         ("Table", "filtr", "did you mean 'filter'?"),
     ],
