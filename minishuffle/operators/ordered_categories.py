@@ -16,15 +16,17 @@ from minishuffle.operators.expression_parts import Path, columns_in_order
 __all__ = ["refuse_order", "refuse_order_in"]
 
 
-def refuse_order(method: str, field: pa.Field) -> None:
-    """Raises WrongColumns if ``method`` would order categories by their texts."""
+def refuse_order(method: str, field: pa.Field, path: Path = ()) -> None:
+    """Raises WrongColumns if ``method`` would order categories by their texts; ``path`` leads to a field
+    inside of a column."""
     if _is_ordered(field.type):
-        name = field.name
+        name, steps = field.name, path or (field.name,)
+        column, shown = f"col({', '.join(map(repr, steps))})", ".".join(map(str, steps))
         raise WrongColumns(
-            f"{method}: the categories of column {name!r} have an order of their own, which texts have not: "
-            f"compare their codes, as with_columns({name}=pc.index_in(col({name!r}).expression, "
+            f"{method}: the categories of column {shown!r} have an order of their own, which texts have not: "
+            f"compare their codes, as with_columns({name}=pc.index_in({column}.expression, "
             "value_set=pa.array(['S', 'M', 'L']))), or, to compare them as texts, cast the column: "
-            f"with_columns({name}=col({name!r}).cast('string'))"
+            f"with_columns({name}={column}.cast('string'))"
         )
 
 
@@ -36,7 +38,7 @@ def refuse_order_in(where: str, schema: pa.Schema, expressions: Iterable[pc.Expr
     for path in chain.from_iterable(map(columns_in_order, expressions)):
         field = _field_at(schema, path)
         if field is not None:
-            refuse_order(where, field.with_name(".".join(map(str, path))))
+            refuse_order(where, field, path)
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
