@@ -25,7 +25,7 @@ from minishuffle.cli.vertexchannels import channel_maps, channel_table, pool_map
 from minishuffle.client import Client
 from minishuffle.console import console, new_table
 from minishuffle.errors import UsageError
-from minishuffle.observe.diagnosis import Backlog, Link, falling_behind, links_of
+from minishuffle.observe.diagnosis import Backlog, Link, falling_behind, levelled, links_of
 from minishuffle.observe.loads import Level, seconds_of, vertex_loads
 from minishuffle.wire.inquiries import AskWorkers
 from minishuffle.wire.requests import JobInfo
@@ -39,7 +39,7 @@ LOOK_SECONDS: Final = 0.25
 LOOKS_SECONDS_MAX: Final = 10.0
 """After which subtasks of which nothing was heard count with what there is."""
 
-_STYLES: Final[dict[Level, str]] = {"OK": "", "LOW": "yellow", "HIGH": "red"}
+_STYLES: Final[dict[Level, str]] = {"OK": "", "LOW": "yellow", "HIGH": "red", "BEHIND": "red"}
 
 
 class WatchedCluster(Protocol):
@@ -184,7 +184,7 @@ def _later(client: WatchedCluster, before: list[JobInfo]) -> list[JobInfo]:
 
 
 def _job_map(before: JobInfo, after: JobInfo, behind: Backlog | None) -> dict[str, object]:
-    vertices = [asdict(load) for load in vertex_loads(before, after)]
+    vertices = [asdict(load) for load in levelled(vertex_loads(before, after), behind)]
     waits = [wait.text for wait in after.deploy_waits]
     return {
         "job": after.job,
@@ -225,18 +225,16 @@ def _table(span: _Span) -> Table:
     numbers = ("back-pressured", "busy", "records in", "records out")
     table = new_table(["job", "vertex", "level", *numbers, "busiest"], numbers)
     for was, now, behind in zip(span.before, span.after, span.behind, strict=True):
-        operators = sorted({task.operator for task in now.tasks})
-        for operator, load in zip(operators, vertex_loads(was, now), strict=True):
-            is_behind = behind is not None and behind.task.info.operator == operator
+        for load in levelled(vertex_loads(was, now), behind):
             table.add_row(
                 f"{now.job} ({now.name})",
                 load.name,
-                "BEHIND" if is_behind else load.level,
+                load.level,
                 f"{load.backpressured:.0%}",
                 f"{load.busy:.0%}",
                 rate_text(load.records_in),
                 rate_text(load.records_out),
                 f"{load.name}[{load.busiest}]",
-                style=_STYLES["HIGH" if is_behind else load.level],
+                style=_STYLES[load.level],
             )
     return table

@@ -32,7 +32,7 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from minishuffle.errors import UsageError
-from minishuffle.observe.loads import LOW_FROM, seconds_of
+from minishuffle.observe.loads import LOW_FROM, VertexLoad, seconds_of
 from minishuffle.wire.messages import PeerReport
 from minishuffle.wire.requests import JOB_LIVE, GraphInfo, JobInfo, TaskInfo, WorkerInfo
 
@@ -45,6 +45,7 @@ __all__ = [
     "Look",
     "diagnose_job",
     "falling_behind",
+    "levelled",
     "links_of",
     "require_running",
     "seconds_between",
@@ -523,6 +524,12 @@ class Backlog(NamedTuple):
 def falling_behind(before: JobInfo, after: JobInfo, links: Iterable[Link]) -> Backlog | None:
     """The task that falls behind what is sent to it between two looks, while nobody waits for it yet."""
     return _falling_behind(_spans(before, after), list(links))
+
+
+def levelled(loads: Iterable[VertexLoad], behind: Backlog | None) -> list[VertexLoad]:
+    """The loads of all vertices of a job, where the level of the one that falls behind is BEHIND."""
+    number = -1 if behind is None else behind.task.info.operator
+    return [replace(load, level="BEHIND") if each == number else load for each, load in enumerate(loads)]
 
 
 def _falling_behind(spans: list[Span], edges: list[Link]) -> Backlog | None:

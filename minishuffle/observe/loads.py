@@ -19,7 +19,9 @@ LOW_FROM: Final = 0.10
 HIGH_FROM: Final = 0.50
 """Shares of a subtask's time in back-pressure beyond which a vertex is LOW and HIGH."""
 
-Level: TypeAlias = Literal["OK", "LOW", "HIGH"]
+Level: TypeAlias = Literal["OK", "LOW", "HIGH", "BEHIND"]
+"""BEHIND: it falls behind what is sent to it while nobody waits for it yet, see
+:func:`~minishuffle.observe.diagnosis.levelled`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ from minishuffle.observe.diagnosis import (
     Diagnosis,
     Look,
     diagnose_job,
+    falling_behind,
+    levelled,
     links_of,
     require_running,
     seconds_between,
@@ -298,6 +300,9 @@ class RestInterface:
         info = await self._job(job, None)
         runs = info.state in JOB_LIVE
         loads = self._samples.loads(job) if runs else []
+        if loads:
+            links = links_of(await self._graph(job, None))
+            loads = levelled(loads, falling_behind(*self._samples.looks(info), links))
         return JobLoads(job=job, name=info.name, state=info.state, vertices=loads)
 
     async def _diagnosis(self, job: str, query: Between) -> Diagnosis:

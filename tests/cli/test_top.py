@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -127,4 +128,6 @@ def test_a_vertex_that_falls_behind_is_not_ok(
     text = "100 of 1,000 records/s, the rest waits in buffers"
     assert (f"j1 (words): map[0] falls behind: {text}" in lines) is (level == "BEHIND")
     expected = {"task": "map[0]", "why": text} if level == "BEHIND" else None
-    assert _job_map(before, after, behind)["falls_behind"] == expected
+    shown: Any = _job_map(before, after, behind)
+    assert shown["falls_behind"] == expected
+    assert [each["level"] for each in shown["vertices"]] == ["OK", level]

@@ -146,7 +146,8 @@ def test_loads_and_history_are_those_of_the_last_looks(monkeypatch: pytest.Monke
             while True:  # Each look finds that the job was busy since the last one.
                 busy += 1.0
                 counters = TaskCounters(busy_seconds=busy, records_out=int(100 * busy))
-                api.coordinator.heartbeat({(job, 0, 0): counters})
+                taken = TaskCounters(busy_seconds=busy, records_in=int(10 * busy))
+                api.coordinator.heartbeat({(job, 0, 0): counters, (job, 1, 0): taken})
                 loads = await api.get(f"{base}/loads")
                 if loads["vertices"] and loads["vertices"][0]["busy"]:
                     break
@@ -155,6 +156,7 @@ def test_loads_and_history_are_those_of_the_last_looks(monkeypatch: pytest.Monke
             first = loads["vertices"][0]
             assert (first["name"], first["level"], first["records_out"]) == ("read", "OK", 100.0)
             assert [subtask["index"] for subtask in first["subtasks"]] == [0]
+            assert loads["vertices"][1]["level"] == "BEHIND", "a tenth of what is sent to it"
             history = await api.get(f"{base}/history")
             assert history["next"] >= 1
             assert 1.0 in history["vertices"][0]["busy"]

@@ -1,7 +1,7 @@
 // What the coordinator's REST interface gives, and how it is asked again and again.
 import { useEffect, useReducer, useRef, useState } from "preact/hooks";
 
-export type Level = "OK" | "LOW" | "HIGH";
+export type Level = "OK" | "LOW" | "HIGH" | "BEHIND";
 
 export interface Counters {
   records_in: number;

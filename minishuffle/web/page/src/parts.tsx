@@ -14,11 +14,11 @@ export function State({ state }: { state: string }) {
   );
 }
 
-const LEVEL_MARKS: Record<Level, string> = { OK: "●", LOW: "▲", HIGH: "■" };
+const LEVEL_MARKS: Record<Level, string> = { OK: "●", LOW: "▲", HIGH: "■", BEHIND: "■" };
 
 export function LevelBadge({ of }: { of: Level }) {
   return (
-    <span class={`level ${of.toLowerCase()}`} title={`back-pressure: ${of}`}>
+    <span class={`level ${of.toLowerCase()}`} title={of === "BEHIND" ? "takes less than is sent to it" : `back-pressure: ${of}`}>
       <span aria-hidden="true">{LEVEL_MARKS[of]}</span> {of}
     </span>
   );

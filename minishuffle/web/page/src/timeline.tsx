@@ -173,7 +173,7 @@ function Books({ job }: { job: Job }) {
         ["Restarts", restarts.length > 0 ? list(restarts) : "none"],
         ["Rows dropped", sum > 0 ? `${count(sum)} (${list(dropped)})` : "none"],
         ["Rows in flight in what died", job.rows_in_flight > 0 ? `up to ${count(job.rows_in_flight)}` : "none"],
-        ["Rows of state lost", job.state_rows_lost > 0 ? count(job.state_rows_lost) : "none"],
+        ["Entries of state (keys) lost", job.state_rows_lost > 0 ? count(job.state_rows_lost) : "none"],
         ["Rows emitted twice", job.rows_again > 0 ? `up to ${count(job.rows_again)}` : "none"],
       ]}
     />
