@@ -506,7 +506,7 @@ def _bottleneck(
 
 
 class Backlog(NamedTuple):
-    """A task that does not keep up, those that write to it, and the rates of its vertex."""
+    """A task that does not keep up, its producers, and the rates of its vertex."""
 
     task: Span
     producers: list[Span]
@@ -533,8 +533,8 @@ def levelled(loads: Iterable[VertexLoad], behind: Backlog | None) -> list[Vertex
 
 
 def _falling_behind(spans: list[Span], edges: list[Link]) -> Backlog | None:
-    """The busiest task of the vertex that takes the least share of the records that are sent to it, if one
-    takes too few and no task waits for its output.
+    """The busiest task of the vertex with the smallest share of processed to sent records, if this share is
+    too small and no task waits for its output.
 
     Records out of a vertex are counted for all of its edges together. So vertices with producers in common
     are looked at together. A vertex that is not at its limit keeps up: its records in were sent to it.
@@ -647,7 +647,7 @@ def _common_evidence(scene: Scene) -> dict[str, Any]:
 
 
 def _without_slots(job: JobInfo) -> Diagnosis:
-    """Tasks wait for a slot, and what exchanges rows with them waits for them."""
+    """Tasks wait for a slot, and their producers and consumers wait for these tasks."""
     return Diagnosis(
         job=job.job,
         verdict="waiting",

@@ -38,12 +38,12 @@ class StateClock:
 
     *Busy* is everything that is not a wait: user code, decoding, serialising. *Idle* is a wait for input,
     *back-pressured* one for an output segment or for the coordinator to take rows or positions. While the
-    thread is in a state the three add up to the time that has passed, whenever they are read, and none
-    of them ever falls: to Prometheus a counter that falls has begun again at zero.
+    thread is in a state the three add up to the time that has passed, whenever they are read, and none of
+    them ever falls: to Prometheus a counter that falls has begun again at zero.
 
     The task's thread writes and any thread reads. ``now`` is a monotonic clock, in seconds. It is read under
-    the lock: a change whose time is taken before a reader's, and which is seen after it, would take back what
-    the reader counted for the state before.
+    the lock. Otherwise a change of state could have an earlier time than a reader that did not see it yet,
+    and the total that this reader saw would fall.
     """
 
     __slots__ = ("_lock", "_now", "_since", "_state", "_totals", "blocks")

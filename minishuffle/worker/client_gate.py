@@ -1,17 +1,18 @@
 """Channels that external clients write into: a gate whose channels are the splits of a source.
 
-Each (write, partition) is one unit that may be tried several times, and comes in once: an attempt whose
-link breaks, or that a newer one supersedes, ends behind what arrived of it; what the task has taken out of
-the gate by then counts, a half element does not, and the next attempt goes on there.
+Each (write, partition) is a unit that a program may try several times; its rows are read once. If the link
+of an attempt breaks, or a newer attempt supersedes it, the channel ends after the elements that arrived
+completely. Elements that the task has read by then count, and the next attempt continues after them.
 
-So does the next attempt of the task itself, where tasks restart: a partition is a split of a source to it,
-and takes nothing that the coordinator does not know of (:class:`~minishuffle.worker.leases.WriteLeases`). A
-partition is complete, and its program hears so, once the coordinator knows.
+The next attempt of the task itself continues there as well, if tasks restart: for the task, a partition is a
+split of a source, and its positions are reported to the coordinator before rows are read
+(:class:`~minishuffle.worker.leases.WriteLeases`). A partition is complete, and its program gets the receipt,
+once the coordinator knows its end.
 
-Event time waits for what a write has yet to bring: its partitions are splits from its beginning on, where
-their number is known; where it is not, one split stands for the rest of them until the write ends. A subtask
-that none of the partitions come to has no split, and says so. Of a write whose program may be gone the
-splits are closed, until it comes back: then what it brings may be late.
+Event time waits for open writes. If the number of partitions is known, each is a split from the beginning of
+the write. If not, a single split stands for all partitions that have not begun, until the write ends. A
+subtask without partitions has no split and is idle. If the program of a write may be gone, its splits are
+closed until it reconnects; its rows may then be late.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ NO_SPLIT = -1
 
 @dataclass(slots=True)
 class Progress:
-    """What is there of one partition of one write; ``rows`` and ``checksum`` are written by the task."""
+    """Progress of a partition of a write; ``rows`` and ``checksum`` are written by the task."""
 
     split: int = NO_SPLIT
-    """Its number among all that this gate ever had: several writes may be under way."""
+    """Number of the split, unique among all writes of this gate."""
     rows: int = 0
     checksum: int = 0
     """CRC-32 of the payloads of the elements that these rows came in, from row ``base`` on."""
     base: int = 0
-    """Rows below are not taken again, whatever became of them in an earlier attempt of the task."""
+    """Rows below are not read again, even if an earlier attempt of the task has lost them."""
     attempt: int = -1
     connection: int = 0
     """How often the program of that attempt has lost its connection."""
     ended: bool = False
     """Its end was read."""
     complete: bool = False
-    """The coordinator knows that, if it is to."""
+    """The coordinator knows of the end, if it is to be reported."""
     expected: bool = False
     """The attempt was let in, and its program has yet to come."""
     channel: UpstreamChannel | None = None
@@ -67,18 +68,18 @@ class Progress:
 @dataclass(slots=True)
 class _Write:
     partitions: dict[int, Progress] = field(default_factory=dict)
-    """Those of this subtask, as far as they are known."""
+    """The known partitions of this subtask."""
     rest: int = NO_SPLIT
-    """The split that stands for partitions that have not begun, where the number of all is not known."""
+    """The split for all partitions that have not begun, if the number of partitions is not known."""
     ended: bool = False
     idle: bool = False
     """Its program may be gone: event time does not wait for it."""
     begun: bool = False
-    """It is known how many partitions come here, or that nobody knows."""
+    """The number of partitions for this subtask is known, or is known to be unknown."""
 
 
 class UpstreamChannel(InputChannel):
-    """One attempt at one partition. A broken link ends the channel and not the task."""
+    """An attempt to write a partition. A broken link ends the channel and not the task."""
 
     def __init__(self, gate: InputGate, write: _Write, progress: Progress) -> None:
         super().__init__(progress.split, 0, Assembler(gate.budget), gate.buffers, gate.ready)
@@ -102,7 +103,7 @@ class UpstreamChannel(InputChannel):
 
 
 class UpstreamGate:
-    """What external clients write into one subtask, and the gate by which the task reads it, its only one: a
+    """The writes of external clients into a subtask, and the gate for them, the only gate of the task: a
     :class:`SplitChannels`.
 
     Args:

@@ -67,7 +67,7 @@ _log = logging.getLogger("minishuffle.worker")
 
 
 class _Reading:
-    """One reader that has come, and the thread that serves it.
+    """A connected reader, and the thread that serves it.
 
     Args:
         failed: called on the loop when the rows cannot be read; before the thread's end.
@@ -162,7 +162,7 @@ class ResultReaders:
         self._term = term
         self._deployment = deployment
         self.pool = NetworkBufferPool(limits.RESULT_SEGMENTS, deployment.pool.segment_bytes)
-        """What readers' rows wait in."""
+        """Buffers for rows on their way to readers."""
         self._inbox = inbox
         self._send = send
         self._tickets: dict[int, ServeResult] = {}
@@ -208,7 +208,7 @@ class ResultReaders:
     # --- links -----------------------------------------------------------------------------------
 
     def ticket(self, number: int) -> ServeResult | None:
-        """What a reader that has not come yet is expected for."""
+        """The request of an expected reader that has not connected yet."""
         return self._tickets.get(number)
 
     def link_up(self, link: DataLink) -> None:
@@ -281,7 +281,7 @@ class ExternalClients:
         self._tickets: dict[int, ExpectUpstream] = {}
 
     def serve(self, message: BeginWrite | ExpectUpstream | EndWrite) -> None:
-        """What the coordinator says of programs that write."""
+        """Handle a message of the coordinator about external writes."""
         match message:
             case BeginWrite():
                 self._begin(message)
@@ -371,7 +371,7 @@ class ExternalClients:
         return None
 
     def link_up(self, link: DataLink) -> None:
-        """The client has come. One that writes: request its partition over its own connection."""
+        """A client has connected. If it writes, request its partition over its own connection."""
         if link.peer.worker not in self._tickets:
             self.readers.link_up(link)
             return

@@ -1,4 +1,4 @@
-"""What the tasks of a worker have in hand, in memory that outlives the process.
+"""The current batch of each task of a worker, recorded in memory that outlives the process.
 
 The launcher of a worker makes a memory file (``memfd_create``), which the worker inherits and both map. Each
 attempt has an entry there: which one it is, whether its thread is inside user code, how many rows it had
@@ -6,8 +6,8 @@ dealt with before, and how many it has in hand. The thread writes that itself, a
 each batch, with no lock and no call of the system; nothing of it touches a disk. The kernel keeps what was
 written, however the process ends, and the launcher reads it then.
 
-A worker that ends by itself says so there first. One that has not was ended by something else, whatever its
-exit code.
+A worker that ends by itself records this first (LEAVING). Without this mark the process was ended from
+outside, whatever its exit code.
 
 Without a launcher that reads it the entries are in the worker's own memory, for its heartbeats alone.
 """
@@ -31,7 +31,7 @@ ENTRY_BYTES: Final = ENTRY_WORDS * WORD_BYTES
 ENTRIES: Final = 2_048
 """Attempts that are recorded at once; further ones are not."""
 RECORD_BYTES: Final = (1 + ENTRIES) * ENTRY_BYTES
-"""The first entry is of the process: its first word is one of those that follow."""
+"""The first entry is of the process: its first word is UNUSED, SERVING or LEAVING."""
 UNUSED, SERVING, LEAVING = range(3)
 """Nobody has mapped the file so far; a worker has; it ends by itself."""
 STATE, OPERATOR, INDEX, ATTEMPT, POSITION, ROWS, JOB_BYTES, JOB = range(8)
@@ -54,7 +54,7 @@ class TaskCalls:
         self._view = view
         self._at = at
         self._rests = OUTSIDE
-        """What it is when the thread is not in user code itself."""
+        """State to return to when the thread leaves user code."""
 
     @classmethod
     def private(cls) -> TaskCalls:
@@ -64,13 +64,13 @@ class TaskCalls:
     # --- task ------------------------------------------------------------------------------------
 
     def enter(self, rows: int = 0) -> None:
-        """The thread calls user code, with so many rows of input in hand."""
+        """The thread calls user code with a batch of ``rows`` input rows."""
         view, at = self._view, self._at
         view[at + ROWS] = rows
         view[at] = INSIDE
 
     def leave(self, rows: int = 0) -> None:
-        """It has come back, and has dealt with so many rows."""
+        """The call has returned; ``rows`` input rows are done."""
         view, at = self._view, self._at
         view[at] = self._rests
         view[at + POSITION] += rows

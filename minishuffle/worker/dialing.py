@@ -1,12 +1,12 @@
 """Which peers a worker knows of, and when it dials them. Pure.
 
-Of two workers the one with the lower id dials; the other has it asked to, through the coordinator. Whoever
-wants a link goes on trying, less and less often, until there is one or the time is up. A link that is gone is
-made again by the one that dials, whichever of the two reads: there may be no coordinator to ask.
+Of two workers, the worker with the lower id dials. The other worker asks it to, through the coordinator. A
+worker that needs a link tries with growing pauses until the link is up or the time has passed. After a link
+is lost, the dialing worker dials again, even if only the other worker reads: there may be no coordinator to
+ask.
 
-A link is good once it has been there for longer than one that passes nothing could be: Pings find that
-out. Until then its peer is missed as if there was none, so that a link that is made and lost again and again
-counts as one that there is not.
+A link counts as good once it has been up long enough for Pings to have found a fault. Until then its peer
+counts as unreachable, so a link that is made and lost again and again counts as no link.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Peer:
     needed_since: float | None = None
     """Since when channels have needed a link that there is not, or that is not known to be good."""
     why: str = ""
-    """What the last dial failed with, or the last link ended with."""
+    """The error of the last dial, or of the end of the last link."""
 
 
 class Dialing:
@@ -155,8 +155,8 @@ class Dialing:
         self._peers[worker].needed_since = None
 
     def restore(self, worker: int, now: float) -> None:
-        """A link that there was is to be made again, by the one that dials. It waits a moment: most links end
-        because their peer does, and the coordinator is about to say so."""
+        """Dial again after a link was lost, if this worker is the dialing one. It waits a moment first: most
+        links end because the peer has ended, and the coordinator will say so."""
         peer = self._peers[worker]
         if self._worker < worker and peer.linked and not peer.lost and worker not in self._trying:
             self._trying[worker] = peer

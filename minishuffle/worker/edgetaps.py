@@ -1,7 +1,7 @@
 """Taps of edges: samples of the rows that this worker's subtasks write for one edge.
 
-A tap begins with the first question for it and ends with the one that says so, or when nobody has asked for
-``TAP_SECONDS_MAX``. Those who look at one edge at the same time have taps of their own. (Loop.)
+A tap begins with its first question. It ends with a question that says so, or after ``TAP_SECONDS_MAX``
+without a question. Several clients that look at the same edge have a tap each. (Loop.)
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EdgeTaps:
         self._clock = clock
         self._wall = wall
         self._open: dict[str, _EdgeTap] = {}
-        """By their ids. Those that were asked for longest ago come first."""
+        """By id, ordered by the last question, the oldest first."""
 
     def answer(self, job: str, question: TappedEdge) -> bytes:
         """As JSON, the rows since the question before, and how many producers of the edge are here."""

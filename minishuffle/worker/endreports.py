@@ -1,7 +1,7 @@
-"""What a worker reports of partitions that its tasks have read to the end. Pure.
+"""Reports of the partitions that the tasks of a worker have read to the end. Pure.
 
-The ends of some milliseconds go to the coordinator together: one message for each job, however many channels
-there are. Those of a task that ends within that time are left out: if it has finished, that says all.
+Ends are collected for ENDS_WAIT_SECONDS and sent together, in one message per job. If the task itself ends
+within this time, its channel ends are not sent: its own final report already implies them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ENDS_WAIT_SECONDS: Final = 0.05
 
 
 class EndReports:
-    """The ends that were read by attempts which run, and are not reported yet."""
+    """Ends read by running attempts and not reported yet."""
 
     def __init__(self) -> None:
         self._read: dict[AttemptId, dict[int, list[int]]] = {}
@@ -40,7 +40,7 @@ class EndReports:
         return self._due
 
     def take(self, term: int, now: float) -> list[EndsRead]:
-        """What is due: a message for each job."""
+        """The messages that are due, one for each job."""
         if self._due is None or now < self._due:
             return []
         found: dict[str, list[ChannelEnds]] = {}

@@ -1,4 +1,4 @@
-"""What a file sink reports of its complete files: the task's half, and their acknowledgements on the loop."""
+"""A file sink's reports of complete files: made on the task's thread, acknowledged on the loop."""
 
 from __future__ import annotations
 

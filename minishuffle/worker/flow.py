@@ -1,8 +1,8 @@
 """How full the buffers of tasks are, added up over many looks: see :data:`~minishuffle.counters.FLOW`.
 
-A heartbeat that carried what is true at its moment would miss what lasts less long. So the loop looks at the
-buffers ten times a second and adds up what it sees; who divides the growth of a sum by that of the looks has
-the mean. Attempts take turns, so that a look costs the same however many channels there are.
+A heartbeat with the state of one moment would miss short events. So the loop samples the buffers ten times a
+second and adds up the samples. The growth of a sum divided by the growth of the number of samples is the
+mean. Attempts take turns, so that a sample costs the same for any number of channels.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _share(used: int, capacity: int) -> float:
 
 
 class Looked(Protocol):
-    """What takes turns in being looked at."""
+    """An object with buffers to sample."""
 
     @property
     def channels(self) -> int: ...
@@ -92,11 +92,11 @@ class Looked(Protocol):
 
 
 class Turns:
-    """Whose buffers are looked at next."""
+    """The order in which buffers are sampled."""
 
     def __init__(self) -> None:
         self._looked: dict[Looked, None] = {}
-        """Those that have had a turn, the last one last."""
+        """Already sampled objects, the most recent last."""
 
     def take(self, there: Sequence[Looked]) -> None:
         """Look at the buffers of those that were not looked at for longest, until it is enough for once."""

@@ -114,8 +114,8 @@ class TaskBell:
 
 
 class TaskPaths:
-    """One attempt's ends of the paths, and the clock that its waits on them are booked on. Closing them makes
-    an abandoned thread harmless.
+    """The paths between one attempt's thread and the loop, and the clock that counts its waits. Once they are
+    closed, an abandoned thread can do no harm.
 
     Args:
         inbox: the worker's.
@@ -133,7 +133,7 @@ class TaskPaths:
         self.clock = StateClock(time.monotonic)
         self.pause = TaskPause(time.monotonic, *pause)
         self.calls = TaskCalls.private()
-        """What the task has in hand. Waits here are not inside user code."""
+        """The task's current batch, for crash reports. Waits here do not count as user code."""
         self.cancelled = False
         self._closed = False
         self._inbox = inbox
@@ -151,7 +151,8 @@ class TaskPaths:
             self._inbox.post(subpartition.attend)
 
     def give_back(self, buffer: GivenBack) -> None:
-        """Path d: something consumed. What is given back until the loop looks goes home in one call."""
+        """Path d: return a consumed buffer. All buffers returned until the loop runs are handled in one
+        call."""
         self._returned.append(buffer)
         if not self._returning:
             self._returning = True

@@ -57,7 +57,7 @@ class Inspection:
         )
 
     def answer(self, question: WorkerAsked) -> WorkerAnswered:
-        """What a client has asked for."""
+        """The answer to a client's question."""
         if question.trace is not None:
             answer = self._traces.answer(question.job, question.trace)
         elif question.tap is not None:

@@ -1,4 +1,4 @@
-"""What the worker's decisions ask of its shell."""
+"""Instructions of the worker's state machine to its shell."""
 
 from __future__ import annotations
 
@@ -168,21 +168,21 @@ class ProbePeer:
 
 @dataclass(frozen=True, slots=True)
 class FindAddress:
-    """Say by which address of this host that one is reached, and advertise it from now on."""
+    """Find the address of this host from which ``toward`` is reached, and advertise it from now on."""
 
     toward: str
 
 
 @dataclass(frozen=True, slots=True)
 class LookThere:
-    """Say whether that host answers."""
+    """Check whether a host answers, and report it."""
 
     look: HostLook
 
 
 @dataclass(frozen=True, slots=True)
 class CloseLinks:
-    """Let go of the link to that worker if it is of that epoch or an earlier one."""
+    """Close the link to ``worker`` if its epoch is ``epoch`` or earlier."""
 
     worker: int
     epoch: int

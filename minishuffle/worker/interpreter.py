@@ -79,9 +79,9 @@ def _wait_for_slices() -> None:
 
 
 def compete() -> None:
-    """Have the calling thread, one beside the loop, take the processor from others when it wakes, as one that
-    the loop started may not. Where eight threads computed and could not, the loop waited for them and for the
-    interpreter's lock in turn, and was silent for 13 s."""
+    """Let the calling thread, not the loop's, preempt others when it wakes. A thread inherits the loop's
+    policy, which does not preempt. With this policy, eight computing threads made the loop wait in turn for
+    them and for the interpreter lock: it was silent for 13 s."""
     if _loop_waits:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
@@ -138,9 +138,10 @@ class GarbageClock:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what large blocks leave behind, rather than give it back and fault it in again.
+    """Make glibc keep the memory of freed large blocks, instead of returning it and faulting it in again.
 
-    Freeing one large block raises the sizes from which blocks are mapped one by one (``M_MMAP_THRESHOLD``)
-    and from which free memory is returned (``M_TRIM_THRESHOLD``). Other allocators take no notice.
+    Freeing one large block raises two thresholds: the block size above which glibc uses mmap
+    (``M_MMAP_THRESHOLD``), and the free memory above which it returns memory (``M_TRIM_THRESHOLD``). Other
+    allocators ignore this.
     """
     np.empty(LARGE_BYTES, dtype=np.uint8)

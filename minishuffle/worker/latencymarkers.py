@@ -1,11 +1,11 @@
 """Latency markers: how long rows take from their source to each task, but for user code.
 
-A source emits a marker at an interval, which travels behind its rows through the same queues, buffers and
-sockets. Each task that reads one books the time since, and sends it on to one consumer of each output, past
-its operators: what they hold does not hold it up. A marker is an event: no row, not counted as one, and not
-repeated after a failure. Its time is the wall time as its worker has anchored it (:mod:`minishuffle.clock`).
-Clocks of different machines are compared as they are; what would be negative counts as zero. (Flink:
-``LatencyMarker``, ``LatencyStats``.)
+A source emits markers at an interval. A marker follows the rows emitted before it through the same queues,
+buffers and sockets. Each task records its age and forwards it to one consumer of each output. It does not
+pass through the operators, so rows held there do not delay it. A marker is an event: no row, not counted as
+one, and not repeated after a failure. Its time is the wall time as its worker has anchored it
+(:mod:`minishuffle.clock`). Clocks of different machines are compared as they are; what would be negative
+counts as zero. (Flink: ``LatencyMarker``, ``LatencyStats``.)
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MICROSECONDS: Final = 1_000_000
 
 
 class LatencyMarkers:
-    """Those of one attempt. The task's thread writes, any thread reads.
+    """The latency markers of one attempt. The task's thread writes, any thread reads.
 
     Args:
         settings: of the job.
@@ -85,7 +85,7 @@ class LatencyMarkers:
         return self._due
 
     def take(self, marker: LatencyMarker) -> None:
-        """One has come: book it and send it on."""
+        """Record a received marker and forward it."""
         seconds = max(0.0, self._wall() - marker.time / MICROSECONDS)
         self._longest = max(self._longest, seconds)
         self._all.observe(seconds)

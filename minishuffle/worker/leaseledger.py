@@ -1,14 +1,14 @@
 """How far a source's subtask may go in each of its splits before it has to say so. Pure.
 
-A *lease* is a number of rows behind a position that was reported. Whoever takes the place of an attempt
-that died goes on behind its leases, so that no row is emitted twice, and at most a lease of each split is
-lost. (With ``source_lease`` 0 it goes on at the positions: no row is lost, and at most a lease repeated.)
+A *lease* is a number of rows after a reported position. After a failure the next attempt continues after the
+leases, so that no row is emitted twice, and at most one lease of each split is lost. (With ``source_lease`` 0
+it goes on at the positions: no row is lost, and at most a lease repeated.)
 
 The next lease is asked for before one is used up, so that its acknowledgement is there in time: when the
 clock comes to a multiple of LEASE_SECONDS, as all sources of a machine do, so that the coordinator journals
-together what they report; or once little of it is left. A source whose rate is not known yet, or whose leases
-have a fixed length, asks when half of one is used. One report is under way at a time. A source with a rate
-has many splits whose leases are used one after the other: they are asked for together.
+together what they report; or once little of it is left. If the rate of a source is not known yet, or leases
+have a fixed length, the next is asked for when half is used. One report is under way at a time. A source with
+a rate has many splits whose leases are used one after the other: they are asked for together.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ rate is known all have one: together they are as many rows as are emitted in LEA
 TOGETHER_SECONDS: Final = LEASE_SECONDS / 10
 """Between reports that nobody waits for."""
 SPARE: Final = 4
-"""A lease is longer than what is emitted between two reports by one part of so many."""
+"""A lease covers the rows emitted between two reports, plus 1/SPARE of them."""
 LITTLE: Final = 8
-"""One part of so many of a lease is little, as is what the next two batches use up: the next is asked for."""
+"""The next lease is asked for when 1/LITTLE of the current one is left, or less than two batches."""
 ACKNOWLEDGED_SHARE: Final = 3
-"""The acknowledgement is to be there within one part of so many of the time for which a lease lasts yet."""
+"""The acknowledgement should arrive within 1/ACKNOWLEDGED_SHARE of the time that the lease still lasts."""
 ACKNOWLEDGED_SECONDS_MAX: Final = 0.1
 SHRINK: Final = 4
-"""A lease of so many times what is needed now is taken back."""
+"""A lease of more than SHRINK times the rows needed now is reduced."""
 GUESS_SHRINK: Final = 2
-"""The same, of a lease that was guessed."""
+"""The same for a guessed lease."""
 GROWTH: Final = 4
-"""Times what a split has emitted so far: the most that is guessed to be emitted in LEASE_SECONDS."""
+"""A guess for LEASE_SECONDS is at most GROWTH times the rows that the split has emitted so far."""
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class LeaseLedger:
         self._reports = 0
         self._under_way: list[_Split] = []
         self._splits: dict[int, _Split] = {}
-        """Those with a lease, or an end that is not reported."""
+        """Splits with a lease, or with an end that is not reported yet."""
         self._unbegun = 0
         """Splits among them without any row yet."""
         self._window = _Window(now)
@@ -152,13 +152,13 @@ class LeaseLedger:
     # --- emission --------------------------------------------------------------------------------
 
     def covers(self, split: int, rows: int) -> bool:
-        """Whether so many more rows of the split may be emitted now."""
+        """Whether ``rows`` more rows of the split may be emitted now."""
         self._settle()
         each = self._splits.get(split)
         return each is not None and each.emitted + rows <= each.granted
 
     def emit(self, split: int, rows: int, now: float) -> None:
-        """So many rows, which a lease covers, are emitted."""
+        """Count ``rows`` rows, covered by a lease, as emitted."""
         self._settle()
         each = self._splits[split]
         assert each.emitted + rows <= each.granted
@@ -190,10 +190,10 @@ class LeaseLedger:
     # --- reports ---------------------------------------------------------------------------------
 
     def report(self, now: float, upcoming: Iterable[int], need: tuple[int, int] | None = None) -> bytes:
-        """What is to be reported, as a table of positions; empty if that is nothing now.
+        """The table of positions to report now; empty if nothing is due.
 
         Args:
-            upcoming: the splits that are read, and those that are next.
+            upcoming: the splits read now, and the next ones.
             need: a split and the rows of it that wait for a lease.
         """
         self._settle()
@@ -267,8 +267,8 @@ class LeaseLedger:
 
     @staticmethod
     def _lasts(each: _Split, now: float) -> float:
-        """How many seconds what may be emitted now lasts; 0 if that is not known. One that has ended needs
-        nothing more."""
+        """Seconds until the rows that may be emitted now are used up; 0 if not known. A split that has ended
+        needs no more."""
         if each.done:
             return ACKNOWLEDGED_SECONDS_MAX * ACKNOWLEDGED_SHARE
         if not each.window.is_known:

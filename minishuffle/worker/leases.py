@@ -1,5 +1,5 @@
-"""What a source task may emit: its ledger on the task thread, its reports and their acknowledgements on the
-loop."""
+"""The rows that a source task may emit: the ledger is on the task's thread, reports and acknowledgements are
+on the loop."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class SourceLeases:
     """The leases of one attempt of a source.
 
     Args:
-        report: called on the loop with a table that the coordinator is to have, and the seconds within which
-            it is to acknowledge that; None: no attempt will ever take the place of this one, so nothing is
-            reported and everything may be emitted.
+        report: called on the loop with a table of positions for the coordinator, and the seconds within which
+            its acknowledgement is needed. None: the task never restarts, so nothing is reported and all rows
+            may be emitted.
         rows: of each lease, see ``JobSettings.source_lease``.
         resumed: a table of positions that an earlier attempt has reported.
         age: seconds since it has.
@@ -63,7 +63,7 @@ class SourceLeases:
         return reader
 
     def take(self, rows: int, now: float) -> None:
-        """Count so many rows, which the reader has just given, as emitted; wait until they may be.
+        """Count ``rows`` rows just read as emitted; wait until a lease covers them.
 
         Raises:
             TaskCancelled: they must not be emitted.
@@ -131,7 +131,7 @@ class WriteLeases:
     # --- task ------------------------------------------------------------------------------------
 
     def wait(self, split: int, rows: int, send: Callable[[list[SplitPosition]], None]) -> None:
-        """Wait until so many more rows of the split may be taken; reports that it takes go to ``send``.
+        """Wait until ``rows`` more rows of the split may be read; reports needed for it go to ``send``.
 
         Raises:
             TaskCancelled: they must not be taken.
@@ -147,7 +147,7 @@ class WriteLeases:
             self._paths.wait_until(ready)
 
     def emit(self, split: int, rows: int) -> None:
-        """So many rows, which a lease covers, are taken."""
+        """Count ``rows`` rows, covered by a lease, as read."""
         self._ledger.emit(split, rows, self._clock())
 
     def end(self, split: int) -> None:
@@ -155,7 +155,7 @@ class WriteLeases:
         self._ledger.end(split)
 
     def look(self, splits: Iterable[int], ending: int | None) -> list[SplitPosition]:
-        """What is to be reported by now; may be nothing.
+        """The positions due for a report now; may be empty.
 
         ``splits`` are read at present; the end of ``ending`` is not reported yet.
         """

@@ -211,7 +211,7 @@ class OneWayLinks:
     # --- what channels read and write -------------------------------------------------------------
 
     def inlet(self, pair: DataLink, job: str, edge: int) -> Inlet:
-        """What a channel of that edge reads from."""
+        """The inlet that a channel of ``edge`` reads from."""
         worker = pair.peer.worker
         inlet = self._open.get((worker, job, edge))
         if inlet is None or inlet.pair is not pair:
@@ -223,7 +223,7 @@ class OneWayLinks:
         return inlet
 
     def outlet(self, pair: DataLink, request: PartitionRequest) -> Outlet:
-        """What answers that request."""
+        """The outlet that answers ``request``."""
         partition = request.partition
         outlet = self._outlet(pair, partition.job, partition.edge, request.one_way)
         outlet.used = True
@@ -303,7 +303,7 @@ class OneWayLinks:
             self.outlets.pop(key, None)
 
     def _end(self, worker: int, purpose: OneWay, dialer: bool) -> Inlet | Outlet | None:
-        """What that connection is for on this side."""
+        """This side's end of the connection."""
         key = (worker, purpose.number)
         end = self.outlets.get(key) if purpose.produces is dialer else self.inlets.get(key)
         return end if end is None or end.purpose == purpose else None
@@ -321,7 +321,7 @@ class OneWayLinks:
         return None
 
     def machine(self, peer: Identity, purpose: OneWay, dialer: bool) -> OneWayReceiver | OneWaySender | None:
-        """What carries on behind the handshake; None if it is not wanted any more."""
+        """The protocol machine for the connection after its handshake; None if it is no longer needed."""
         end, pair = self._end(peer.worker, purpose, dialer), self._pair(peer.worker, peer.epoch)
         if end is None and pair is not None and not (dialer or purpose.produces):
             end = self._outlet(pair, purpose.job, purpose.edge, purpose.number)  # its request is on the way
@@ -370,7 +370,7 @@ class OneWayLinks:
                 outlet.link.abort(PeerLost("nothing is acknowledged on the one-way connection"))
 
     def counts(self) -> OneWayCounts:
-        """Those that are connected, by state."""
+        """The numbers of open connections, by state."""
         read = [inlet.connection for inlet in self.inlets.values() if inlet.link is not None]
         sent = [outlet.link for outlet in self.outlets.values() if outlet.link is not None]
         reading, paused = sum(each.reading for each in read), sum(link.paused for link in sent)

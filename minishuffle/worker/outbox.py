@@ -5,8 +5,8 @@ task in turn, and only while the control link takes it: heartbeats and the ends 
 more than one of them.
 
 Small record batches of a table go out together, since each alone would carry its schema: the first at once,
-those of the next ``REST_SECONDS`` behind it. They are put together here and not in the sink, whose thread may
-be held by the user's code for as long as that likes.
+batches of the next ``REST_SECONDS`` follow together. They are put together here and not in the sink, whose
+thread may be in user code for any time.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ NumberedReport: TypeAlias = (
 )
 
 LINE_BYTES: Final = 64
-"""What a line takes besides its characters."""
+"""Overhead of a line in bytes, besides its characters."""
 ACKNOWLEDGE_LOOKS: Final = 4
-"""Looks at what is acknowledged within ``heartbeat_timeout``: so long sources wait."""
+"""Checks for acknowledgements within ``heartbeat_timeout``, the longest time that sources wait."""
 REST_SECONDS: Final = 0.05
-"""How long small record batches of a task wait for others behind those that went out last."""
+"""Shortest time between two messages with small record batches of a task; batches wait for it together."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class _Rows:
 
 
 class Outbox:
-    """What one attempt has said and the loop has not sent yet.
+    """Lines and rows of one attempt that the loop has not sent yet.
 
     Args:
         notify: called on the loop when there is something to send.
@@ -137,7 +137,7 @@ class Outbox:
         self._append(line, size)
 
     def collect(self, payload: bytes, rows: int) -> None:
-        """Wait for room for so many packed rows."""
+        """Add ``rows`` packed rows; waits for room."""
         self._put_rows(_Rows(payload, rows, len(payload)))
 
     def gather(self, columns: pa.RecordBatch, size: int) -> None:
@@ -268,7 +268,8 @@ class ReportLog:
 
     Sources do not wait for an acknowledgement for long: see :meth:`excuse`.
 
-    Invariant: the numbers of what is kept rise, and end with the last that was given, if that is kept.
+    Invariant: the numbers of kept reports ascend; the last number given is the last of them, if its
+    report is kept.
     """
 
     def __init__(self) -> None:
@@ -369,9 +370,9 @@ class ReportLog:
         self._kept = kept
 
     def excuse(self, number: int) -> list[SourcePositions]:
-        """The coordinator does not answer: gives the reports up to that number that sources wait for, which
-        are to go on. What these emit is emitted again if their worker is lost before it does. What external
-        clients write waits: they would have no use for it twice."""
+        """The coordinator does not answer: return the reports up to ``number`` whose sources wait, so that
+        the sources continue. If their worker is lost before the coordinator answers, they emit these rows
+        again. External writes keep waiting: their rows must not come twice."""
         waiting = [report for report, _ in self._kept if self._excused < report.number <= number]
         self._excused = max(self._excused, number)
         return [report for report in waiting if isinstance(report, SourcePositions) and not report.writes]
@@ -467,8 +468,9 @@ class OutboxSender:
         """The attempt has ended: its last lines go out in front of its report.
 
         Args:
-            rows: what it has collected goes out too, at most TASK_UNSENT_BYTES_MAX: it did not finish, and
-                the next attempt goes on behind these rows. One that finished has waited for them.
+            rows: what it has collected goes out too, at most TASK_UNSENT_BYTES_MAX: the attempt did not
+                finish, and the next attempt continues after these rows. A finished attempt has already sent
+                all its rows.
         """
         while (message := outbox.take(self._term())) is not None:
             if rows or isinstance(message, LogLines):

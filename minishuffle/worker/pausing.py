@@ -1,8 +1,8 @@
 """Where one attempt stops when its job is paused, and its clock, which stands still meanwhile. Pure.
 
-A task stops behind a barrier (``minishuffle/README.md``, *Pause*): a source between two reads, another task
-once all that its producers wrote before the barrier has come. It passes the barrier on and calls no operator
-until the barrier has ended, which the coordinator says.
+A task stops at a barrier (``minishuffle/README.md``, *Pause*): a source between two reads, another task once
+it has read everything that its producers wrote before the barrier. It forwards the barrier, and calls no
+operator until the coordinator ends the barrier.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ class TaskPause:
     Args:
         clock: seconds, of any origin.
         barrier: the last one of the job.
-        paused: the job is paused behind it: the attempt begins with it, and reads nothing before its end.
+        paused: the job is paused at this barrier: the attempt starts paused, and reads nothing until it ends.
     """
 
     def __init__(self, clock: Callable[[], float], barrier: int = 0, paused: bool = False) -> None:
         self.starts_paused = paused
         self.due = barrier if paused else 0
-        """(Any thread.) The barrier that the task is to stop behind; 0: there is none."""
+        """(Any thread.) The barrier to stop at; 0: none."""
         self.at = 0
-        """(Task.) The barrier that it stands behind; 0: none."""
+        """(Task.) The barrier at which the task has stopped; 0: none."""
         self.blocked = False
-        """(Task.) It waits for its consumers, and cannot come to a barrier before they read."""
+        """(Task.) The task waits for its consumers, and reaches no barrier before they read."""
         self.moving: Collection[tuple[int, int]] = ()
-        """(Loop.) Subtasks, by operator and index, that move, this one among them: it stops for that."""
+        """(Loop.) Moving subtasks, by operator and index, if this task is among them: it stops in order to
+        move."""
         self.dividers: deque[tuple[int, dict[int, set[int]]]] = deque()
-        """(Loop.) Barriers that it is to put before consumers that move, by edge, and go on; taken by the
-        task."""
+        """(Loop.) Barriers to send to moving consumers, by edge, without stopping; taken by the task."""
         self.unread: list[int] = []
         """(Task.) Edges of inputs that it reads later, once others have ended; while it stands."""
         self._clock = clock
@@ -46,10 +46,10 @@ class TaskPause:
     # --- loop ------------------------------------------------------------------------------------
 
     def want(self, barrier: int, *, paused: bool) -> None:
-        """The task is to stop behind that barrier, or go on if it stands there."""
+        """The task must stop at ``barrier``, or continue if it has stopped there."""
         self._wanted = max(barrier, self._wanted)
         over = max(barrier - 1 if paused else barrier, self._over)
-        # Before the task hears that it may go on: it would stop behind the same barrier again.
+        # Before the task hears that it may go on: it would stop at the same barrier again.
         self.due = self._wanted if self._wanted > over else 0
         self._over = over
 
@@ -61,7 +61,7 @@ class TaskPause:
     # --- task ------------------------------------------------------------------------------------
 
     def stop(self, barrier: int) -> None:
-        """The task stands behind that barrier from now on."""
+        """The task has stopped at ``barrier``."""
         self._stopped_at = self._clock()
         self.at = barrier
 

@@ -139,7 +139,7 @@ class PeerLinks:
         return None
 
     def _known(self, peer: Identity) -> DataLink | None:
-        """The link to that worker in that epoch, or the established one of an earlier epoch."""
+        """The link to the peer's worker in its epoch, or the established link of an earlier epoch."""
         early = self._early.get((peer.worker, peer.epoch))
         return early.link if early is not None else self._links.get(peer.worker)
 
@@ -231,10 +231,10 @@ class PeerLinks:
             self.one_way.released(link)
 
     def _silent(self, link: DataLink, seconds: float) -> None:
-        """What a worker that is stopped or cut off holds of this one's segments comes home. The machine is
-        asked again after each interval of silence."""
+        """A peer is silent: close the link, so that segments it still uses here are freed, unless the state
+        machine tolerates it. Called again after each interval of silence."""
         if link.peer.role == Role.WORKER:
-            if self._state.bears(seconds):
+            if self._state.tolerates_silence(seconds):
                 return
             error: PeerLost = PeerSuspected(
                 f"worker {link.peer.worker} has answered no Ping for {seconds:.2f} s"

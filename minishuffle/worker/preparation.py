@@ -33,7 +33,7 @@ class ProgramLoader:
 
     @property
     def threads(self) -> list[threading.Thread]:
-        """Those that have not ended."""
+        """Threads that have not ended."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         return self._threads
 

@@ -413,8 +413,9 @@ class Worker:
         state.term = message.term
 
     def _say_kept(self, applied: int) -> None:
-        """What the coordinator has not heard, once it has registered this worker. It applies reports in the
-        order of their numbers: what waits in outboxes gets its numbers now, and follows."""
+        """Resend the reports that the coordinator has not applied, after it has registered this worker.
+        Reports are applied in the order of their numbers, so messages waiting in outboxes get their numbers
+        after this."""
         self._acknowledged(applied, files=False)
         control = self._control
         assert control is not None
@@ -434,7 +435,7 @@ class Worker:
             self._grant(report)
 
     def _grant(self, report: SourcePositions) -> None:
-        """The source may go on behind what it has reported."""
+        """The source may continue after the positions that it has reported."""
         attempt = self._deployment.attempts.get(attempt_id(report.job, report))
         if attempt is not None:
             attempt.acknowledge()
@@ -764,7 +765,7 @@ class Worker:
         )
 
     def _on_stands(self, key: AttemptId) -> None:
-        """A task has stopped behind a barrier, or waits and cannot; heartbeats repeat it."""
+        """A task has stopped at a barrier, or cannot stop because it waits; heartbeats repeat the state."""
         attempt = self._deployment.attempts.get(key)
         if attempt is not None:
             self._send(
@@ -780,7 +781,7 @@ class Worker:
         self._watch_moves()
 
     def _watch_moves(self) -> None:
-        """Say which attempts that are to move have stopped with all taken that they had emitted."""
+        """Report the moving attempts that have stopped and whose output was read completely."""
         for key in self._deployment.moved_on():
             self._on_stands(key)
         every = MOVES_SECONDS if self._deployment.moves else None

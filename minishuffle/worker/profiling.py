@@ -1,5 +1,5 @@
-"""Profiles of subtasks: where a task's thread is, or one of its asynchronous functions while that waits,
-looked at so many times a second from a thread beside it.
+"""Profiles of subtasks: a separate thread samples, at a fixed rate, where the task's thread is, or one of its
+asynchronous functions while the thread waits.
 
 A worker takes one profile at a time. It begins with the first question for it, and ends when its time is up,
 when the task or the worker ends, or when nobody has asked for PROFILE_UNASKED_SECONDS_MAX.
@@ -94,7 +94,7 @@ class Sampler:
 
 
 class _Profile:
-    """One that runs, or has ended and is to be asked for."""
+    """A profile that runs, or has ended and can still be fetched."""
 
     def __init__(self, name: str, task: Task, asked: ProfiledTask) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""What a worker sees of recoveries: channels that are attached again, and first records. Pure.
+"""The steps of recoveries on a worker: channels that were attached again, and first records. Pure.
 
 The reports of some milliseconds go to the coordinator together: one message for each job, however many
 channels there are.
@@ -20,7 +20,7 @@ _Seen: TypeAlias = "tuple[int, float]"
 
 
 class Reattachments:
-    """What was seen of attempts that took the place of others, and is not reported yet."""
+    """Recovery steps of restarted attempts that are not reported yet."""
 
     def __init__(self) -> None:
         self._seen: dict[Step, dict[AttemptId, _Seen]] = {"inputs": {}, "outputs": {}, "first record": {}}
@@ -46,7 +46,7 @@ class Reattachments:
         return self._due
 
     def take(self, term: int, now: float) -> list[RecoverySteps]:
-        """What is due: a message for each job."""
+        """The messages that are due, one for each job."""
         if self._due is None or now < self._due:
             return []
         steps: dict[str, list[RecoveryStep]] = {}

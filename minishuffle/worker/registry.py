@@ -62,7 +62,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ChannelKey:
-    """One input channel of an attempt here."""
+    """The key of an input channel of an attempt on this worker."""
 
     attempt: AttemptId
     edge: int
@@ -97,13 +97,13 @@ TRANSITIONS: Final[Mapping[tuple[ChannelPhase, ChannelEvent], ChannelPhase]] = {
     (ChannelPhase.CACHED, ChannelEvent.RENEW): ChannelPhase.CACHED,
     (ChannelPhase.DOWN, ChannelEvent.RENEW): ChannelPhase.WANTED,
 }
-"""What is not here cannot happen to one generation of a channel."""
+"""All legal transitions within one generation of a channel."""
 LIVE_PHASES: Final = (ChannelPhase.WANTED, ChannelPhase.REQUESTED, ChannelPhase.ATTACHED)
-"""Nothing was lost of the generation yet, and its end was not read."""
+"""Phases in which no data of the generation is lost and its end is not read yet."""
 
 
 Progress: TypeAlias = "tuple[float, int, int] | None"
-"""What a task has done so far, to be compared with what it has done later. None: it waits."""
+"""A value that changes when a task makes progress. None: the task waits."""
 
 
 class Upstream(NamedTuple):
@@ -116,20 +116,20 @@ class Upstream(NamedTuple):
 
 @dataclass(slots=True)
 class ChannelEntry:
-    """One input channel; ``request`` is for its current generation and asks ``worker``."""
+    """State of an input channel; ``request`` is for its current generation and goes to ``worker``."""
 
     producer: SubtaskId
     worker: int
     request: PartitionRequest
     repairs: bool
-    """What fails is requested again; else the task fails."""
+    """A failed channel is requested again; if False, the task fails."""
     phase: ChannelPhase = ChannelPhase.WANTED
     cached: Upstream | None = None
     """Where the next generation reads from, as long as the task has not drained this one."""
     retry_at: float | None = None
     """When the same attempt may be requested again."""
     progress: Progress = None
-    """What the task had done when it was looked at last; while the channel is cached."""
+    """The task's progress at the last check; only while the channel is cached."""
     failures: int = 0
     """Generations in a row that failed before their producer answered."""
     base: int = 0
@@ -137,7 +137,7 @@ class ChannelEntry:
 
     @property
     def upstream(self) -> Upstream:
-        """What it reads from, or is to read from next."""
+        """The producer that the channel reads from, or will read from next."""
         return self.cached or Upstream(self.request.producer_attempt, self.worker, self.base)
 
 
@@ -295,7 +295,7 @@ class InputRegistry:
 
 @dataclass(slots=True)
 class _Partition:
-    """What one attempt writes for one edge, and who reads it."""
+    """The partition that an attempt writes for an edge, and its readers."""
 
     producer: AttemptId
     output: OutputSpec

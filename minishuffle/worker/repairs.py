@@ -10,14 +10,14 @@ __all__ = ["Repairs"]
 
 
 class Repairs:
-    """Channels and the generation of each that has failed, in the order of their times.
+    """Failed channels, each with the generation that failed, ordered by the time of their next request.
 
-    A channel may have been attached anew since: whoever takes it compares the generation.
+    An entry is stale if the channel has been attached again since: the caller compares generations.
     """
 
     def __init__(self) -> None:
         self._planned: list[tuple[float, int, ChannelKey, int]] = []
-        """A heap; the running number keeps the order of those of one time."""
+        """A heap; the running number keeps the order of entries with the same time."""
         self._begun = 0
 
     def plan(self, channel: ChannelKey, generation: int, at: float) -> None:
@@ -26,11 +26,11 @@ class Repairs:
         heapq.heappush(self._planned, (at, self._begun, channel, generation))
 
     def next_deadline(self) -> float | None:
-        """The first of the times."""
+        """The earliest time in the plan."""
         return self._planned[0][0] if self._planned else None
 
     def take(self, now: float) -> tuple[ChannelKey, int] | None:
-        """The next one whose time has come."""
+        """The next channel whose time has come, with its generation; None if there is none."""
         if not self._planned or self._planned[0][0] > now:
             return None
         _, _, channel, generation = heapq.heappop(self._planned)

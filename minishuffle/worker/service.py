@@ -27,7 +27,7 @@ __all__ = ["run_worker"]
 
 LOOPBACK: Final = "127.0.0.1"
 READY: Final = {"worker", "epoch", "pid", "data_port", "metrics_port"}
-"""What a worker's launcher hears when it is registered."""
+"""Keys of the message to a worker's launcher once the worker is registered."""
 
 
 class _Closeable(Protocol):

@@ -107,9 +107,9 @@ from minishuffle.worker.stuck import stuck_error
 __all__ = ["LEAVE_GRACE_SECONDS", "WorkerState"]
 
 NO_WORKER: Final = 0
-"""Where a producer is that was not deployed so far: a channel that wants it is asked for nothing."""
+"""The worker of a producer that is not deployed yet; a channel that needs it sends no request."""
 GOOD_LINK_SECONDS_MIN: Final = 1.0
-"""For so long a link is there at least before it is known to be good."""
+"""Shortest time that a link must have been up before it counts as good."""
 
 LEAVE_GRACE_SECONDS: Final = 1.2
 """How much longer than ``drain_timeout`` a worker waits for Shutdown: its tasks end meanwhile."""
@@ -178,16 +178,18 @@ class WorkerState:
         return [held_attempt(key) for key in self._tasks]
 
     def jobs(self) -> list[str]:
-        """Those that are to be released when they have ended."""
+        """Jobs to release when they have ended."""
         return sorted(self._prepared.keys() | {key.job for key in self._newest})
 
     def waiting(self) -> list[Waiting]:
-        """Requests for partitions that cannot be answered yet, the first that will be given up first."""
+        """Requests for partitions that cannot be answered yet, ordered by their deadline."""
         return list(self._waiting.values())
 
-    def bears(self, silence: float) -> bool:
-        """Whether a peer that says nothing for so many seconds is given more time: as much as the coordinator
-        gives it, if all that runs here waits for its consumers. To drop the link would only lose rows."""
+    def tolerates_silence(self, silence: float) -> bool:
+        """Whether to keep the link to a peer that has been silent for ``silence`` seconds.
+
+        If every task here waits for its consumers, closing the link would only lose rows: the peer gets as
+        much time as the coordinator gives it, ``heartbeat_timeout``."""
         waits = all(entry.waits or entry.terminal for entry in self._tasks.values())
         return waits and silence < self._settings.heartbeat_timeout
 
@@ -200,7 +202,7 @@ class WorkerState:
     # --- control messages ------------------------------------------------------------------------
 
     def handle(self, message: ControlMessage, now: float) -> list[Instruction]:
-        """A message of the coordinator. One of a lower term is ignored."""
+        """Handle a message of the coordinator; messages of a lower term are ignored."""
         term: int = getattr(message, "term", self.term)
         if term < self.term:
             return []
@@ -313,7 +315,7 @@ class WorkerState:
         return [Fence(producer, edge, attempt) for producer, edge in self._partitions.learn(attempt)]
 
     def _worker_lost(self, message: WorkerLost, now: float) -> list[Instruction]:
-        """What reads from there waits for the coordinator to say where it goes on."""
+        """Channels that read from the lost worker wait until the coordinator says where they continue."""
         worker, epoch = message.worker, message.epoch
         instructions: list[Instruction] = [CloseLinks(worker, epoch)]
         if self._peers.declare_lost(worker, epoch):
@@ -383,7 +385,8 @@ class WorkerState:
         return [Send(ended.model_copy(update=found)), *self._tell_lost(key)]
 
     def partition_lost(self, key: AttemptId, error: PartitionLost) -> list[Instruction]:
-        """What an attempt has stored cannot be read; the coordinator hears of that once it has finished."""
+        """The stored partition of an attempt cannot be read; this is reported once the attempt has
+        finished."""
         entry = self._tasks.get(key)
         if entry is None:
             return []
@@ -541,8 +544,8 @@ class WorkerState:
         return None
 
     def _announce(self, address: WorkerAddress, now: float) -> list[Instruction]:
-        """The coordinator says where a worker is. A later epoch is another process, which has nothing of
-        what the one before had."""
+        """The coordinator gives a worker's address. A later epoch is a new process, without any state of the
+        process before it."""
         worker = address.worker
         if not self._peers.announce(address):
             return []
@@ -612,7 +615,7 @@ class WorkerState:
         return [Send(PeerSuspicion(term=self.term, worker=worker, epoch=epoch, suspected=suspected))]
 
     def _link_gone(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
-        """What was asked over the link, either way, names channels that no other link knows."""
+        """Requests on the link, in both directions, are dropped: other links do not know their channels."""
         self._drop_waiting(lambda each: each.link == worker)
         return [self._fail(channel, error, now) for channel in self.inputs.reading(worker)]
 
@@ -683,7 +686,7 @@ class WorkerState:
         return []
 
     def _answer(self, waiting: Waiting, now: float) -> Instruction | None:
-        """What becomes of a request; None: it waits."""
+        """The instruction that answers a request; None: the request waits."""
         request, channel = waiting.request, waiting.channel
         try:
             producer = self._partitions.grant(request)

@@ -1,5 +1,5 @@
-"""Tasks that are stuck in the user's code, and the threads of those that were abandoned: a Python thread
-cannot be killed, and may come to its end much later."""
+"""Tasks that are stuck in the user's code, and the threads of abandoned tasks. A Python thread cannot be
+killed; it may end much later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ __all__ = ["StuckThreads", "stuck_error"]
 
 
 def stuck_error(spec: TaskSpec, seconds: float, unread: str) -> ErrorInfo:
-    """Why a task is given up that has been in one call for so many seconds, with something left to read."""
+    """The error of a task whose user function has not returned for ``seconds``, although it has input to
+    read."""
     task = f"{spec.name}[{spec.index}]"
     text = f"{task} is stuck: for {seconds:g} s its function has not returned. It has yet to read {unread}"
     return ErrorInfo(code=TaskFailed.code, text=text, task=task)
@@ -24,7 +25,7 @@ class StuckThreads:
 
     def __init__(self) -> None:
         self._threads: dict[AttemptId, tuple[int, Callable[[], bool]]] = {}
-        """Its slot, and whether each still runs."""
+        """By attempt: its slot, and a function that says whether its thread still runs."""
 
     def __len__(self) -> int:
         return len(self._threads)

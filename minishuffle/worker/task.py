@@ -89,7 +89,7 @@ class TaskOutcome:
 
 @dataclass(slots=True)
 class Task:
-    """One attempt of a subtask on this worker.
+    """An attempt of a subtask on this worker.
 
     ``report`` is called on the loop: with None when it runs, and with its outcome; ``first_record`` once an
     attempt that took the place of another has passed its first batch on.
@@ -126,24 +126,24 @@ class Task:
     _left_rows: int = field(default=0, init=False)
     """Rows of batches that were read from a gate and not taken when the task ended."""
     _late_rows: int = field(default=0, init=False)
-    """Rows that were late, and dropped, since their producer has restarted."""
+    """Rows dropped because they were late after a restart of their producer."""
     _failed_rows: int = field(default=0, init=False)
-    """Rows of the batch that the task had in hand when it ended, and neither passed on nor keeps as state."""
+    """Rows of the last batch that were neither passed on nor kept as state when the task ended."""
     _rows_taken: int = field(default=0, init=False)
-    """Rows of batches that the chain has taken, without those that the next attempt gets again."""
+    """Rows that the chain has read, without rows that the next attempt reads again."""
     _in_hand: tuple[int, int] = field(default=(0, 0), init=False)
-    """Rows of the batch that the chain takes, and what it had passed on before."""
+    """Rows of the current batch, and the number of rows passed on before it."""
     _inputs: Inputs | None = field(default=None, init=False)
     _cpu_clock: int | None = field(default=None, init=False)
     """The thread's clock while it runs."""
     _loops: list[LoopCalls] = field(default_factory=list, init=False)
-    """Those of its asynchronous functions."""
+    """The loops of its asynchronous functions."""
     _drop: Drop | None = field(default=None, init=False)
-    """What drops a row that cannot be collected; None: the task fails."""
+    """Called to drop a row that cannot be collected; None: the task fails."""
     _closed_with: bytes = field(default=b"", init=False)
-    """What the sink gave at its close when the task was cancelled."""
+    """The result that the sink returned on close when the task was cancelled."""
     _cpu_seconds: float = field(default=0.0, init=False)
-    """What the thread has used, once it has ended."""
+    """CPU time of the thread, set when it has ended."""
     _cpu_wait_seconds: float = field(default=0.0, init=False)
 
     def start(self) -> None:
@@ -222,7 +222,7 @@ class Task:
         return self._cpu_seconds
 
     def _read_cpu_wait_seconds(self) -> float:
-        """What is known last, once the thread has ended."""
+        """After the end of the thread: the last known value."""
         thread = self.thread
         if thread is not None and thread.native_id is not None and self._cpu_clock is not None:
             try:
@@ -262,8 +262,8 @@ class Task:
             return TaskOutcome(state, self._blame(error))
 
     def _blame(self, error: BaseException) -> ErrorInfo:
-        """What raised is the user's, and so may be the code that runs when it is looked at: whatever that
-        does, the end of the task is reported."""
+        """Describe the error. Its own methods may be user code and may raise as well: the end of the task is
+        reported in any case."""
         task = f"{self.name}[{self.attempt_id.subtask.index}]"
         try:
             info = describe_failure(error, task)
@@ -464,7 +464,7 @@ class Task:
             self.paths.post(self.first_record, self.attempt_id)
 
     def _stand(self, chain: Chain, barrier: int) -> None:
-        """Pass a barrier on behind all that was emitted, and stand still until it has ended."""
+        """Send a barrier after all emitted records, and stop until the barrier has ended."""
         self.paths.calls.enter()
         chain.on_barrier(self.paths.check)
         self.paths.calls.leave()

@@ -1,4 +1,4 @@
-"""The attempts that are deployed on a worker, and what the worker reports of itself and of them.
+"""The attempts that are deployed on a worker, and the worker's reports.
 
 Everything here is called on the loop thread and does not block.
 """
@@ -87,7 +87,7 @@ class SourceMoved(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerServices:
-    """What all attempts on a worker share. (Flink: ``TaskManagerServices``.)"""
+    """Services that all attempts on a worker share. (Flink: ``TaskManagerServices``.)"""
 
     worker: int
     pool: NetworkBufferPool
@@ -108,12 +108,12 @@ class WorkerServices:
     local: ByteBudget
     """For batches that are handed to consumers on this worker."""
     place: StorePlace
-    """Where stored elements go that find no room in memory."""
+    """Where elements are stored when the memory for them is full."""
     disk: DiskThreads
     spool_bytes_max: int
-    """What sinks that keep records may write, see :class:`Spool`."""
+    """Maximum bytes that sinks of kept records write, see :class:`Spool`."""
     stored: ByteBudget
-    """For blocking partitions, and what gates have read of some."""
+    """Budget of blocking partitions and of the gates that read them."""
     readable: Callable[[AttemptId, int], None]
     """Called on the loop with the edge when a partition has its first buffer, if that is to be announced."""
     partition_lost: Callable[[AttemptId, PartitionLost], None]
@@ -157,7 +157,7 @@ class Attempt:
         source = None if spec.inputs else (spec.operator, spec.index)
         self._latency = LatencyMarkers(self.settings, source, self.partitions, services.wall)
         self.reported: tuple[bytes, dict[str, int]] | None = None
-        """What :meth:`rows` said at the end of the task."""
+        """The result of :meth:`rows` at the end of the task."""
         self._services = services
         self.spec = spec
         self.pools: dict[int, LocalPool] = {}
@@ -247,7 +247,7 @@ class Attempt:
         )
 
     def _starting_bytes(self) -> int | None:
-        """What is put into a buffer before its consumer says how much; None: what has room."""
+        """Bytes per buffer until the consumer announces a size; None: fill the whole buffer."""
         debloats = self.settings.debloat_target > 0
         return starting_bytes(self._services.pool.segment_bytes) if debloats else None
 
@@ -265,7 +265,7 @@ class Attempt:
         )
 
     def _stored(self, partition_id: PartitionId, memory_bytes: int) -> ElementStore:
-        """What this attempt writes of a partition, or has read of it."""
+        """The store of a partition that this attempt writes or reads."""
         return ElementStore(
             f"partition {partition_id} at {self._where()}",
             self._services.place,
@@ -317,13 +317,13 @@ class Attempt:
         return gate
 
     def _debloater(self) -> BufferDebloater | None:
-        """One for a gate, if the job has a target for what is in flight."""
+        """The debloater of a gate, if the job has a ``debloat_target``."""
         target, services = self.settings.debloat_target, self._services
         return BufferDebloater(target, services.pool.segment_bytes, services.clock) if target else None
 
     def _upstream_gate(self) -> UpstreamGate:
-        """Its channels come and go, and share what the gate's pool has. What external clients write is not
-        debloated: they have a bound of their own, in rows (``source_lease``)."""
+        """Its channels come and go, and share the gate's pool. There is no debloating: external clients have
+        a bound of their own, in rows (``source_lease``)."""
         services, settings = self._services, self.settings
         exclusive, floating = settings.buffers_per_channel, settings.floating_buffers_per_gate
         pool = services.pool.create_pool(
@@ -356,7 +356,7 @@ class Attempt:
         )
 
     def set_pause(self, barrier: int, *, paused: bool) -> None:
-        """Its task is to stop behind that barrier, or that barrier has ended."""
+        """The task must stop after this barrier (``paused``), or the barrier has ended."""
         self.paths.pause.want(barrier, paused=paused)
         self.paths.pause.moving = ()
         over = self.paths.pause.ended
@@ -367,8 +367,9 @@ class Attempt:
         self.paths.bell.ring()
 
     def move(self, barrier: int, moving: Collection[tuple[int, int]]) -> None:
-        """These subtasks are to move: if it is one of them, its task stops behind that barrier once all is
-        taken that was emitted for it; else what it emits for them from now on waits for the next attempts."""
+        """Prepare for the move of the subtasks ``moving``. If this attempt is one of them, its task stops at
+        the barrier once it has read all records sent to it before. Otherwise records that it emits for moving
+        subtasks from now on wait for their next attempts."""
         pause, subtask = self.paths.pause, self.id.subtask
         if (subtask.operator, subtask.index) in moving:
             pause.moving = moving
@@ -387,8 +388,8 @@ class Attempt:
 
     @property
     def has_moved_on(self) -> bool:
-        """Its task has stopped since it is to move, and all that it has emitted was taken, but for what
-        others that move take."""
+        """The task moves and has stopped, and its consumers have read all its output; consumers that move as
+        well do not count."""
         pause = self.paths.pause
         if not (pause.moving and pause.at):
             return False
@@ -503,25 +504,25 @@ class Attempt:
         )
 
     def progress(self) -> Progress:
-        """What its thread has done so far: a different one later means that it is not stuck in between. None
-        while it waits for input, for room in its output, or for the coordinator to take what it says."""
+        """A value that changes whenever the thread makes progress: if it is the same later, the task is
+        stuck. None while the task waits for input, for output buffers or for the coordinator."""
         state, since = self.paths.clock.present()
         return (since, self.counters.records_in, self.counters.records_out) if state == "busy" else None
 
     def rows(self) -> tuple[bytes, dict[str, int]]:
-        """What it has exchanged and dropped so far."""
+        """Rows exchanged and rows dropped so far."""
         return self.traffic.table(), self.task.read_counters().rows_dropped
 
     def completed(self, message: TaskStateChanged) -> TaskStateChanged:
-        """The report that the attempt was abandoned, with what it had done by then, and where its source is,
-        or what external clients write: what it has in hand is lost, and nobody sees what it does later on."""
+        """Complete the report that the attempt was abandoned: add its counters, and the positions of its
+        source or of external writes. Rows in hand are lost; later output of the thread is discarded."""
         self.reported = self.rows()
         counts = {"counters": self.task.read_counters(), "traffic": self.reported[0]}
         found = {"positions": self.task.leases.exact(), "writes": self.last_writes()}
         return message.model_copy(update={**counts, **found})
 
     def last_writes(self) -> list[WritePosition]:
-        """Where it has ended in what external clients write, for its last report."""
+        """Final positions in the writes of external clients, for the last report."""
         return [] if self.upstreams is None else self.upstreams.exact()
 
     def report(self) -> TaskReport:
@@ -649,7 +650,7 @@ class Deployment:
         return attempt.progress() if attempt is not None else None
 
     def partition(self, producer: AttemptId, edge: int) -> ResultPartition | None:
-        """What that attempt writes for that edge; None if it is gone."""
+        """The partition that the attempt writes for the edge; None if it is gone."""
         attempt = self.attempts.get(producer)
         return attempt.partitions.get(edge) if attempt is not None else None
 
@@ -797,7 +798,7 @@ class Deployment:
 
 
 def flushing(buffer_timeout: float | Literal["adaptive"]) -> Flush:
-    """What a job's buffer timeout means to its partitions."""
+    """The flush policy for a job's buffer timeout."""
     if buffer_timeout == "adaptive":
         return Flush.ADAPTIVE
     return Flush.AT_ONCE if buffer_timeout == 0 else Flush.ON_REQUEST
@@ -815,7 +816,7 @@ def _acquire_first(
 
 
 def _note_limit(counters: TaskCounters, wall: Callable[[], float], limit: str) -> None:
-    """(Any thread.) A limit is hit, see :data:`~minishuffle.counters.LIMITS`: note the first time. It is no
-    method: what calls it would hold the attempt, which holds that."""
+    """(Any thread.) Note when a limit is hit for the first time, see :data:`~minishuffle.counters.LIMITS`.
+    A function, not a method: as a method, its callers would form a reference cycle with the attempt."""
     if limit not in counters.limits_hit:
         counters.limits_hit[limit] = wall()

@@ -21,9 +21,9 @@ class _Loop(Protocol):
 
 
 class Alarm:
-    """One call at the next deadline of a machine; early is harmless to it.
+    """A call at the next deadline of a state machine; an early call is harmless.
 
-    It remembers the time itself: for one that is past uvloop gives a handle that does not say when.
+    It keeps the time itself: for a time in the past, uvloop's handle has no ``when``.
     """
 
     def __init__(self, loop: _Loop, call: Callable[[], None]) -> None:

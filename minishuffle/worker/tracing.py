@@ -60,7 +60,7 @@ class ChannelTraces:
         self._clock = clock
         self._wall = wall
         self._traces: dict[_Name, _Trace] = {}
-        """Those that were asked for longest ago come first."""
+        """Ordered by the last question, the oldest first."""
 
     def answer(self, job: str, channel: TracedChannel) -> bytes:
         """The frames since the question before, as JSON; the first one begins the trace."""
@@ -101,7 +101,7 @@ class ChannelTraces:
             connection.listen_no_more(channel)
 
     def _channels(self, job: str, channel: TracedChannel) -> list[tuple[ChannelKey, ChannelEntry]]:
-        """Those of the newest attempt of the consumer that is here; one for each edge between the two."""
+        """The channels of the consumer's newest attempt on this worker, one for each edge between the two."""
         consumer = SubtaskId(JobId(job), OperatorId(channel.operator), channel.index)
         producer = SubtaskId(JobId(job), OperatorId(channel.producer_operator), channel.producer)
         keys = [key for key in self._state.inputs.readers(producer) if key.attempt.subtask == consumer]

@@ -18,8 +18,8 @@ Peer: TypeAlias = tuple[int, int, int]
 class Traffic:
     """The rows that one attempt has exchanged with its peers.
 
-    Attachments count them. One that has ended counts no more: it is added to the totals of its peer when
-    they are looked at next.
+    Attachments count them. The counts of an ended attachment are added to its peer's totals at the next
+    read.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Traffic:
             self._read[channel] = peer, incomplete
 
     def table(self) -> bytes:
-        """What there is so far, packed for a message."""
+        """The counts so far, packed for a message."""
         views, attachments = self._views, self._attachments
         for peer, view in views:
             if not view.current:

@@ -1,4 +1,4 @@
-"""What a worker says of itself: at its registration, in heartbeats and to ``/metrics``.
+"""A worker's reports: at registration, in heartbeats and for ``/metrics``.
 
 Everything here is called on the loop thread and does not block.
 """

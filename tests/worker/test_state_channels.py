@@ -347,16 +347,16 @@ def test_silence_is_borne_as_long_as_the_coordinator_bears_it_where_all_tasks_wa
     None
 ):
     machine = reading(on_unavailable="wait")
-    assert machine.state.bears(2.9)
-    assert not machine.state.bears(3.0)
+    assert machine.state.tolerates_silence(2.9)
+    assert not machine.state.tolerates_silence(3.0)
 
 
 def test_no_silence_is_borne_where_a_task_drops_what_its_consumers_do_not_take_until_it_has_ended() -> None:
     machine = reading(on_unavailable="drop")
-    assert not machine.state.bears(0.5)
+    assert not machine.state.tolerates_silence(0.5)
     machine.ended(0)
     machine.ended(1)
-    assert machine.state.bears(0.5)
+    assert machine.state.tolerates_silence(0.5)
 
 
 def test_the_verdict_ends_a_suspicion() -> None:
