@@ -35,11 +35,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from pydantic import TypeAdapter
-
+from minishuffle.coordinator.recordcodec import Record
 from minishuffle.counters import TaskCounters
 from minishuffle.plan.graph import Edge
 from minishuffle.wire.messages import COUNT_MAX
@@ -122,8 +121,13 @@ class Past(NamedTuple):
         return Past(*(one + other for one, other in zip(self, others, strict=True)))
 
 
-_ATTEMPTS: Final = TypeAdapter(list[AttemptRecord])
-_TOTALS: Final = TypeAdapter(Totals)
+@dataclass(frozen=True, slots=True)
+class PastRecord(Record):
+    """The attempts of a subtask that were replaced."""
+
+    ended: tuple[AttemptRecord, ...]
+    before: Totals | None
+    """The totals of those whose traffic is not kept any more."""
 
 
 class Losses(NamedTuple):
@@ -249,27 +253,22 @@ class Books:
             "past": [[*attempt, *past] for attempt, past in self._past.items()],
         }
 
-    def past_record(self, key: TaskKey) -> dict[str, Any]:
-        """The attempts of a subtask that were replaced; empty if there are none."""
-        before = self._before.get(key)
-        if not self._ended.get(key):
-            return {}
-        return {
-            "ended": _ATTEMPTS.dump_python(list(self._ended[key])),
-            "before": before and [asdict(before.counters), *before[1:]],
-        }
+    def past_record(self, key: TaskKey) -> PastRecord | None:
+        """The attempts of a subtask that were replaced; None if there are none."""
+        ended = self._ended.get(key)
+        return PastRecord(tuple(ended), self._before.get(key)) if ended else None
 
-    def recall(self, record: Mapping[str, Any], past: Mapping[TaskKey, Mapping[str, Any]]) -> None:
+    def recall(self, record: Mapping[str, Any], past: Mapping[TaskKey, PastRecord]) -> None:
         """Become what these records say."""
         self._undelivered_before, self._in_flight_before = record["undelivered"], record["in_flight"]
         self._unfinished_before, self._lossy = record["unfinished"], record["lossy"]
         self._again_before = record.get("again", 0)
         self._lost = Counter(record["lost"])
         self._past = {(row[0], row[1], row[2]): Past(*row[3:]) for row in record["past"]}
-        for key, fields in past.items():
-            self._ended[key].extend(_ATTEMPTS.validate_python(fields["ended"]))
-            if fields["before"]:
-                self._before[key] = _TOTALS.validate_python(fields["before"])
+        for key, each in past.items():
+            self._ended[key].extend(each.ended)
+            if each.before is not None:
+                self._before[key] = each.before
 
     # --- totals ----------------------------------------------------------------------------------
 

@@ -11,8 +11,10 @@ goes at once when no worker stays: there is nobody to wait for. (Spark: decommis
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Literal
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from minishuffle.coordinator.recordcodec import Record
 
 __all__ = ["EVICTION_SECONDS_MAX", "Drain"]
 
@@ -21,7 +23,7 @@ EVICTION_SECONDS_MAX: Final = 0.75
 
 
 @dataclass(slots=True)
-class Drain:
+class Drain(Record):
     """Times are of the wall clock: a coordinator that takes over goes on with them."""
 
     until: float | None
@@ -61,8 +63,6 @@ class Drain:
         if self.phase == "ending":
             self.phase, self.until = "evicting", 0.0
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Drain:
         """For the journal. The next coordinator sends Shutdown again."""
-        if self.phase == "ending":
-            return asdict(replace(self, phase="evicting", until=0.0))
-        return asdict(self)
+        return replace(self, phase="evicting", until=0.0) if self.phase == "ending" else self

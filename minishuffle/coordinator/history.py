@@ -164,7 +164,7 @@ class History:
         """So many at most."""
         return self.events_above(self._event_number - count)
 
-    def recall(self, record: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> None:
+    def recall(self, record: Mapping[str, Any], events: Iterable[JobEvent]) -> None:
         """Become what the records say. Rows and lines were lost with the coordinator that had them, unless
         :meth:`take_over` follows."""
         self._roots = [ErrorInfo(**cause) for cause in record["roots"]]
@@ -173,7 +173,7 @@ class History:
         first = record.get("first_failure")
         self.first_failure = JobEvent(**first) if first is not None else None
         self._events.clear()
-        self._events.extend(sorted((JobEvent(**event) for event in events), key=lambda event: event.number))
+        self._events.extend(sorted(events, key=lambda event: event.number))
         self._event_number = self._events[-1].number if self._events else 0
 
     # --- giving out ------------------------------------------------------------------------------

@@ -32,23 +32,23 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-import msgpack
-
 from minishuffle import limits
-from minishuffle.coordinator.books import TaskKey
-from minishuffle.coordinator.draining import Drain
+from minishuffle.coordinator.books import PastRecord, TaskKey
 from minishuffle.coordinator.failover import Failures, Regions
 from minishuffle.coordinator.jobs import Job
-from minishuffle.coordinator.lifecycle import recalled_subtask
+from minishuffle.coordinator.lifecycle import CountsRecord, recalled_subtask
 from minishuffle.coordinator.pausing import JobPause
-from minishuffle.coordinator.workers import RegistryNumbers, Worker
+from minishuffle.coordinator.recordcodec import Fact, Record, pack_record, unpack_record
+from minishuffle.coordinator.workers import AppliedRecord, RegistryNumbers, Worker, WorkerRecord
 from minishuffle.errors import InvalidGraph, ShuffleError
 from minishuffle.ids import Changes, RecordKey
 from minishuffle.plan.graph import JobGraph
-from minishuffle.wire.messages import Register
+from minishuffle.wire.outputs import ListedFile
 from minishuffle.wire.packed import pack_placement, unpack_placement
+from minishuffle.wire.requests import JobEvent
 
 __all__ = [
     "Recorder",
@@ -60,10 +60,15 @@ __all__ = [
     "recalled_workers",
 ]
 
-FORMAT: Final = 2
-"""The first byte of each record; a release that changes what records say has the next one."""
-FORMATS_MAX: Final = 31
-"""Greater first bytes are damage, not formats to come."""
+KINDS: Final[Mapping[str, type[Any]]] = {
+    "task": dict,
+    "counts": CountsRecord,
+    "past": PastRecord,
+    "event": JobEvent,
+    "file": ListedFile,
+    "rows": dict,
+}
+"""What the parts of a job are."""
 OF_JOBS: Final = frozenset({"graph", "job", "task", "counts", "past", "event", "file"})
 OF_CLIENTS: Final = frozenset({"stream", "result"})
 """Kinds of a job's operators that external clients write to or read from."""
@@ -73,35 +78,22 @@ HANDED_OVER: Final = frozenset({"lines", "rows"})
 """Kinds that only a coordinator which hands over writes."""
 
 
-class OtherFormat(ShuffleError):
-    """The journal is of another release."""
+@dataclass(frozen=True, slots=True)
+class ClusterRecord(Record):
+    """What there was of the cluster as a whole: jobs submitted, and :class:`RegistryNumbers`."""
+
+    submitted: int
+    epoch: int
+    highest: int
+    standby_short: int
 
 
-def require_format(records: Mapping[RecordKey, bytes]) -> None:
-    """Raises OtherFormat: another release of minishuffle wrote some of these records."""
-    for record in records.values():
-        if record and record[0] != FORMAT and 0 < record[0] <= FORMATS_MAX:
-            raise OtherFormat(f"it has format {record[0]}, this release reads format {FORMAT}")
+@dataclass(frozen=True, slots=True)
+class ClockRecord(Record):
+    """How far the wall clock was ahead of the monotonic one of that host."""
 
-
-def pack_record(fields: Mapping[str, Any]) -> bytes:
-    packed: bytes = msgpack.packb(fields, use_bin_type=True, unicode_errors="backslashreplace")
-    return bytes((FORMAT,)) + packed
-
-
-def unpack_record(key: RecordKey, record: bytes) -> dict[str, Any]:
-    """The fields of a record.
-
-    Raises:
-        ShuffleError: it makes no sense.
-    """
-    try:
-        if record[:1] != bytes((FORMAT,)):
-            raise ValueError(f"it has format {record[:1].hex() or 'none'}, not {FORMAT:02x}")
-        fields: dict[str, Any] = msgpack.unpackb(record[1:], strict_map_key=False)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise ShuffleError(f"record {' '.join(key)} cannot be read: {error}") from error
-    return fields
+    host: str
+    offset: float
 
 
 def _digest(record: bytes) -> bytes:
@@ -175,11 +167,11 @@ def _of_job(job: Job, keys: Iterable[TaskKey], after: Mapping[str, int]) -> Chan
         if not job._tasks[key].runs:
             changes["counts", name] = None
         past = job._books.past_record(key)
-        changes["past", name] = pack_record(past) if past else None
+        changes["past", name] = pack_record(past) if past is not None else None
     for event in job.history.events_above(after.get("event", 0)):
-        changes["event", f"{job.id}/{event.number}"] = pack_record(event.model_dump())
+        changes["event", f"{job.id}/{event.number}"] = pack_record(event)
     for number, file in job.manifest.kept_above(after.get("file", 0)):
-        changes["file", f"{job.id}/{number}"] = pack_record(file.model_dump())
+        changes["file", f"{job.id}/{number}"] = pack_record(file)
     return changes
 
 
@@ -264,23 +256,16 @@ class Recorder:
         if worker.state in ("lost", "gone"):
             self._put({("worker", name): None, ("applied", name): None})
             return
-        fields = {
-            "epoch": worker.epoch,
-            "about": worker.about.model_dump(),
-            "standby": worker.standby,
-            "written_off": sorted(worker.written_off),
-            "drain": worker.drain and worker.drain.record(),
-        }
-        self._put({("worker", name): pack_record(fields)})
-        self._put({("applied", name): pack_record({"number": worker.applied})})
+        self._put({("worker", name): pack_record(worker.record())})
+        self._put({("applied", name): pack_record(AppliedRecord(worker.applied))})
 
     def counts(self, submitted: int, numbers: RegistryNumbers) -> None:
         """What there was of the cluster as a whole."""
-        self._put({("coordinator", ""): pack_record({"submitted": submitted, **numbers._asdict()})})
+        self._put({("coordinator", ""): pack_record(ClusterRecord(submitted, *numbers))})
 
     def clock(self, host: str, offset: float) -> None:
         """How far the wall clock is ahead of the monotonic one of that host."""
-        self._put({("clock", ""): pack_record({"host": host, "offset": offset})})
+        self._put({("clock", ""): pack_record(ClockRecord(host, offset))})
 
     def reported(self, job: Job, key: TaskKey) -> None:
         """A heartbeat said what the subtask has counted."""
@@ -321,7 +306,7 @@ def _recall(
     job: Job,
     record: Mapping[str, Any],
     tasks: Mapping[TaskKey, Mapping[str, Any]],
-    numbered: Mapping[str, Mapping[int, Mapping[str, Any]]],
+    numbered: Mapping[str, Mapping[int, Any]],
     handed_over: Mapping[str, Any] | None,
 ) -> None:
     """Have a new job become what the records say: ``tasks`` by subtask and kind, ``numbered`` by kind and
@@ -338,7 +323,7 @@ def _recall(
     if handed_over is not None:
         job.history.take_over(handed_over, numbered.get("rows", {}))
     job.manifest.recall(record["manifest"], [files[number] for number in sorted(files)])
-    past = {key: each["past"] for key, each in tasks.items() if "past" in each}
+    past: dict[TaskKey, PastRecord] = {key: each["past"] for key, each in tasks.items() if "past" in each}
     job._books.recall(record["books"], past)
     for key, each in tasks.items():
         fields = each["task"]
@@ -372,22 +357,24 @@ def recalled_jobs(records: Mapping[RecordKey, bytes], random: Callable[[], float
         ShuffleError: a record cannot be read.
     """
     tasks: dict[str, dict[TaskKey, dict[str, Any]]] = {}
-    numbered: dict[str, dict[str, dict[int, dict[str, Any]]]] = {}
+    numbered: dict[str, dict[str, dict[int, Any]]] = {}
     for (kind, name), record in records.items():
         job, *rest = name.split("/")
         if kind in ("task", "counts", "past"):
             key = (int(rest[0]), int(rest[1]))
-            tasks.setdefault(job, {}).setdefault(key, {})[kind] = unpack_record((kind, name), record)
+            tasks.setdefault(job, {}).setdefault(key, {})[kind] = unpack_record(
+                KINDS[kind], (kind, name), record
+            )
         elif kind in (*NUMBERED, "rows"):
             of_kind = numbered.setdefault(job, {}).setdefault(kind, {})
-            of_kind[int(rest[0])] = unpack_record((kind, name), record)
+            of_kind[int(rest[0])] = unpack_record(KINDS[kind], (kind, name), record)
     found = []
     for (kind, name), record in records.items():
         if kind != "job" or ("graph", name) not in records:
             continue
         try:
-            about = unpack_record(("graph", name), records["graph", name])
-            head = unpack_record((kind, name), record)
+            about = unpack_record(dict, ("graph", name), records["graph", name])
+            head = unpack_record(dict, (kind, name), record)
             recalled = Job(
                 name,
                 about["name"],
@@ -399,7 +386,7 @@ def recalled_jobs(records: Mapping[RecordKey, bytes], random: Callable[[], float
                 submission=about["submission"],
             )
             lines = records.get(("lines", name))
-            handed_over = unpack_record(("lines", name), lines) if lines is not None else None
+            handed_over = unpack_record(dict, ("lines", name), lines) if lines is not None else None
             _recall(recalled, head, tasks.get(name, {}), numbered.get(name, {}), handed_over)
         except (InvalidGraph, KeyError, TypeError, ValueError) as error:
             raise ShuffleError(f"the records of job {name} cannot be read: {error}") from error
@@ -414,29 +401,11 @@ def recalled_workers(records: Mapping[RecordKey, bytes], now: float) -> list[Wor
         ShuffleError: a record cannot be read.
     """
     found = []
-    for (kind, name), record in records.items():
-        if kind != "worker":
-            continue
-        fields = unpack_record((kind, name), record)
-        applied = records.get(("applied", name))
-        drain = fields.get("drain")
-        try:
-            found.append(
-                Worker(
-                    int(name),
-                    fields["epoch"],
-                    0,
-                    Register(**fields["about"]),
-                    now,
-                    state="awaited",
-                    applied=unpack_record(("applied", name), applied)["number"] if applied else 0,
-                    written_off={(job, slot) for job, slot in fields["written_off"]},
-                    standby=fields["standby"],
-                    drain=Drain(**drain) if drain else None,
-                )
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ShuffleError(f"the record of worker {name} cannot be read: {error}") from error
+    for key, record in records.items():
+        if key[0] == "worker":
+            applied = _unpacked(AppliedRecord, ("applied", key[1]), records)
+            about = unpack_record(WorkerRecord, key, record)
+            found.append(Worker.from_record(int(key[1]), about, applied.number if applied else 0, now))
     return found
 
 
@@ -452,7 +421,7 @@ def recalled_clients(
     for (kind, name), record in records.items():
         if kind in OF_CLIENTS:
             job, _, operator = name.partition("/")
-            found[kind, job][int(operator)] = unpack_record((kind, name), record)
+            found[kind, job][int(operator)] = unpack_record(dict, (kind, name), record)
     return found
 
 
@@ -463,14 +432,8 @@ def recalled_clock(records: Mapping[RecordKey, bytes], host: str) -> float | Non
     Raises:
         ShuffleError: the record cannot be read.
     """
-    record = records.get(("clock", ""))
-    if record is None:
-        return None
-    fields = unpack_record(("clock", ""), record)
-    try:
-        return float(fields["offset"]) if host and fields["host"] == host else None
-    except (KeyError, TypeError, ValueError) as error:
-        raise ShuffleError(f"the record of the clock cannot be read: {error}") from error
+    clock = _unpacked(ClockRecord, ("clock", ""), records)
+    return clock.offset if clock is not None and host and clock.host == host else None
 
 
 def recalled_counts(records: Mapping[RecordKey, bytes]) -> tuple[int, RegistryNumbers]:
@@ -479,11 +442,13 @@ def recalled_counts(records: Mapping[RecordKey, bytes]) -> tuple[int, RegistryNu
     Raises:
         ShuffleError: the record cannot be read.
     """
-    record = records.get(("coordinator", ""))
-    if record is None:
+    cluster = _unpacked(ClusterRecord, ("coordinator", ""), records)
+    if cluster is None:
         return 0, RegistryNumbers()
-    fields = unpack_record(("coordinator", ""), record)
-    try:
-        return fields.pop("submitted"), RegistryNumbers(**fields)
-    except (KeyError, TypeError) as error:
-        raise ShuffleError(f"the record of the cluster's numbers cannot be read: {error}") from error
+    return cluster.submitted, RegistryNumbers(cluster.epoch, cluster.highest, cluster.standby_short)
+
+
+def _unpacked(kind: type[Fact], key: RecordKey, records: Mapping[RecordKey, bytes]) -> Fact | None:
+    """None if there is no such record."""
+    record = records.get(key)
+    return None if record is None else unpack_record(kind, key, record)

@@ -41,7 +41,7 @@ A job with the restart strategy ``none`` fails with its first task. A job on its
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pydantic import TypeAdapter
@@ -49,6 +49,7 @@ from pydantic import TypeAdapter
 from minishuffle import limits
 from minishuffle.coordinator.books import AttemptRecord, TaskKey, Totals
 from minishuffle.coordinator.positions import Resumption
+from minishuffle.coordinator.recordcodec import Record
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ResourceExhausted
 from minishuffle.ids import FIRST_ATTEMPT
@@ -100,6 +101,15 @@ JOB_MOVES: Final[Mapping[str, frozenset[str]]] = {
 JOB_OVER: Final = frozenset({"finished", "finished_with_loss", "failed", "canceled"})
 
 
+@dataclass(frozen=True, slots=True)
+class CountsRecord(Record):
+    """What an attempt that runs has counted and exchanged."""
+
+    attempt: int
+    counters: TaskCounters
+    traffic: bytes
+
+
 @dataclass(slots=True)
 class Subtask(AttemptRecord):
     """One subtask and its current attempt; while it is pending, the attempt that ended."""
@@ -137,9 +147,9 @@ class Subtask(AttemptRecord):
         fields: dict[str, Any] = _SUBTASK.dump_python(task)
         return fields
 
-    def counts_record(self) -> dict[str, Any]:
+    def counts_record(self) -> CountsRecord:
         """What an attempt that runs has counted and exchanged."""
-        return {"attempt": self.attempt, "counters": asdict(self.counters), "traffic": self.traffic}
+        return CountsRecord(self.attempt, self.counters, self.traffic)
 
     @property
     def runs(self) -> bool:
@@ -176,14 +186,11 @@ class Subtask(AttemptRecord):
 _SUBTASK: Final = TypeAdapter(Subtask)
 
 
-_COUNTERS: Final = TypeAdapter(TaskCounters)
-
-
-def recalled_subtask(fields: Mapping[str, Any], counts: Mapping[str, Any] | None) -> Subtask:
+def recalled_subtask(fields: Mapping[str, Any], counts: CountsRecord | None) -> Subtask:
     """What :meth:`Subtask.record` gave, and :meth:`Subtask.counts_record` last, maybe of another attempt."""
     task = _SUBTASK.validate_python(fields)
-    if counts is not None and task.runs and counts["attempt"] == task.attempt:
-        task.counters, task.traffic = _COUNTERS.validate_python(counts["counters"]), counts["traffic"]
+    if counts is not None and task.runs and counts.attempt == task.attempt:
+        task.counters, task.traffic = counts.counters, counts.traffic
     return task
 
 

@@ -85,10 +85,10 @@ class Manifest:
         new = max(0, min(self.files - number, len(self._kept)))
         return list(enumerate(islice(self._kept, len(self._kept) - new, None), self.files - new + 1))
 
-    def recall(self, record: Mapping[str, Any], files: Iterable[Mapping[str, Any]]) -> None:
+    def recall(self, record: Mapping[str, Any], files: Iterable[ListedFile]) -> None:
         """Become what the records say; ``files`` are in order."""
         self.files, self.rows = record["files"], record["rows"]
-        self._kept.extend(ListedFile(**file) for file in files)
+        self._kept.extend(files)
         self._counts = {(operator, index): counts for operator, index, counts in record["counts"]}
         self._lost = {(operator, index): attempt for operator, index, attempt in record["lost"]}
 

@@ -30,7 +30,6 @@ from minishuffle.config import (
     read_coordinator,
     write_coordinator,
 )
-from minishuffle.coordinator import journalrecords
 from minishuffle.coordinator.instructions import (
     CloseLink,
     Instruction,
@@ -44,6 +43,7 @@ from minishuffle.coordinator.instructions import (
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.journal import CoordinatorJournal, JournalLost
 from minishuffle.coordinator.journalrecords import recalled_clock
+from minishuffle.coordinator.recordcodec import OtherFormat, require_format
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.coordinator.workers import Worker
@@ -605,9 +605,9 @@ async def run_coordinator(
     await _require_port(host, port)  # Before the term of one that runs there ends.
     with CoordinatorJournal(state_dir) as journal, contextlib.closing(JournalThread(journal)) as storage:
         try:
-            journalrecords.require_format(journal.records)
+            require_format(journal.records)
             coordinator = Coordinator(settings, cluster, storage, workers_anew=workers_anew)
-        except journalrecords.OtherFormat as error:
+        except OtherFormat as error:
             raise journal.of_another_release(str(error)) from error
         except ShuffleError as error:
             raise journal.damaged(str(error)) from error

@@ -10,6 +10,7 @@ from typing import Final, Literal, NamedTuple
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.draining import Drain
+from minishuffle.coordinator.recordcodec import Record
 from minishuffle.counters import WorkerEntry
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.ids import Address
@@ -43,6 +44,25 @@ class Absence:
     why: str
     seconds_max: float
     """How long the worker is awaited."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord(Record):
+    """A registration that has not ended."""
+
+    epoch: int
+    about: Register
+    standby: bool
+    written_off: tuple[tuple[str, int], ...]
+    drain: Drain | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedRecord(Record):
+    """Changes more often than the registration."""
+
+    number: int
+    """The highest of a report of the worker that was applied."""
 
 
 @dataclass(slots=True)
@@ -90,6 +110,29 @@ class Worker:
     def address(self) -> WorkerAddress:
         return WorkerAddress(
             worker=self.worker, epoch=self.epoch, host=self.about.host, data_port=self.about.data_port
+        )
+
+    def record(self) -> WorkerRecord:
+        """For the journal."""
+        written_off = tuple(sorted(self.written_off))
+        return WorkerRecord(
+            self.epoch, self.about, self.standby, written_off, self.drain and self.drain.record()
+        )
+
+    @classmethod
+    def from_record(cls, worker: int, record: WorkerRecord, applied: int, now: float) -> Worker:
+        """One that an earlier coordinator knew, awaited from ``now`` on."""
+        return cls(
+            worker,
+            record.epoch,
+            0,
+            record.about,
+            now,
+            state="awaited",
+            applied=applied,
+            written_off=set(record.written_off),
+            standby=record.standby,
+            drain=record.drain,
         )
 
     def registered(self, term: int, heartbeat_interval: float) -> Registered:

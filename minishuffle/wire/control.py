@@ -64,6 +64,13 @@ def unpack_bounded(body: bytes | memoryview, values_max: int) -> Any:
     )
 
 
+def what_does_not_fit(error: ValidationError) -> str:
+    """The first field that does not, and why."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{error.title}.{where:.80}: {first['msg']}"
+
+
 def unpack_message(body: bytes | memoryview, values_max: int = limits.MESSAGE_VALUES_MAX) -> ControlMessage:
     """Read one message.
 
@@ -77,10 +84,7 @@ def unpack_message(body: bytes | memoryview, values_max: int = limits.MESSAGE_VA
             raise ValueError(f"unknown type {fields['type']!r:.80}")
         return kind.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        text = f"{error.title}.{where:.80}: {first['msg']}"
-        raise RemoteProtocolError(f"control message cannot be read: {text}") from None
+        raise RemoteProtocolError(f"control message cannot be read: {what_does_not_fit(error)}") from None
     except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RemoteProtocolError(f"control message cannot be read: {text}") from error

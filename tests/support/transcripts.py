@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Final
 
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.instructions import Instruction, Journal, Reply, SendToWorker
-from minishuffle.coordinator.journalrecords import unpack_record
+from minishuffle.coordinator.recordcodec import unpack_record
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.counters import TaskCounters
@@ -45,6 +45,7 @@ from minishuffle.wire.messages import (
     ErrorInfo,
     Registered,
 )
+from minishuffle.wire.requests import JobEvent
 from minishuffle.worker.instructions import Send, StartTask, attempt_id
 from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.state import WorkerState
@@ -447,7 +448,7 @@ class CoordinatorTranscript(Transcript):
                 operator, index = map(int, rest.split("/"))
                 shown = f"{self.words.vertices[job][operator]}[{index}]"
             elif kind == "event" and record is not None:
-                shown = f"{rest} {unpack_record((kind, name), record)['kind']}"
+                shown = f"{rest} {unpack_record(JobEvent, (kind, name), record).kind}"
             else:
                 shown = rest
             sign = "-" if record is None else ""
