@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import sys
+import sysconfig
 import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +38,10 @@ Made = TypeVar("Made")
 
 REQUIRED: Any = inspect.Parameter.empty
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+INSTALLED = tuple(
+    f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+"""Where the standard library and other packages are."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -360,7 +365,8 @@ def _add_place(error: ShuffleError) -> None:
     ]
     if not lines:
         return
-    file, line = lines[-1]
+    # The package computes schemas by way of functools.
+    file, line = next((each for each in reversed(lines) if not each[0].startswith(INSTALLED)), lines[-1])
     place = f"{Path(file).name}:{line}"
     if place not in str(error):
         error.args = (f"{place}: {error}",)

@@ -39,6 +39,7 @@ from minishuffle.wire.requests import JOB_LIVE, GraphInfo, JobInfo, TaskInfo, Wo
 __all__ = [
     "LATE_SECONDS_MAX",
     "RULES",
+    "SHORT_OF_CPU",
     "Backlog",
     "Diagnosis",
     "Link",
@@ -238,6 +239,15 @@ class Scene:
         if self.sent_times is None:
             return self.task.cpu_wait >= self.task.cpu
         return self.sent_times * max(0.0, self.task.busy - self.task.cpu_wait) <= 1.0
+
+    @property
+    def on_own_processor(self) -> str:
+        """What it would take in there: where that is too little, its code is the cause all the same."""
+        rate = self.task.records / max(0.01, self.task.busy - self.task.cpu_wait)
+        return (
+            f". On a processor of its own it would take about {rate:,.0f} records/s in place of "
+            f"{self.task.records:,.0f}: where that is too few, make its code cheaper"
+        )
 
     @property
     def is_slow_end(self) -> bool:
@@ -466,6 +476,8 @@ def diagnose_job(before: Look, after: Look, links: Iterable[Link]) -> Diagnosis:
     evidence, advice = {**_common_evidence(scene), **rule.evidence(scene)}, rule.advice
     if rule.own_code and scene.sent_times is not None and scene.waits_for_processor:
         advice += ALSO_SHORT_OF_CPU
+    if rule.name == SHORT_OF_CPU and where == "task":
+        advice += scene.on_own_processor
     if behind is not None:
         evidence["falls_behind"] = behind.text
     if after.job.flow_control == "tcp":

@@ -204,13 +204,17 @@ def test_a_function_that_raises_shows_its_own_traceback_alone(job_file: Path) ->
 @pytest.mark.parametrize("job", ["top", "built"])
 def test_an_error_of_a_step_is_one_line_with_its_place_in_the_file(tmp_path: Path, job: str) -> None:
     step = 'Stream.items([{"k": 1}]).to_table().select("x").collect()'
-    lines = ["from minishuffle import Stream", f"top = {step}", "def built():", f"    return {step}"]
+    lines = ["from minishuffle import Stream, col", f"top = {step}", "def built():", f"    return {step}"]
     file = tmp_path / "odd.py"
     file.write_text("\n".join(lines if job == "top" else [lines[0], *lines[2:]]))
     line = 2 if job == "top" else 3
     with pytest.raises(UnknownName, match=f"^odd.py:{line}: select: there is no column 'x'; there are k\n"):
         load_job(f"{file}:{job}").build()
-    file.write_text(file.read_text().replace(".to_table()", ".map(str).to_table()"))
+    selecting = file.read_text()
+    file.write_text(selecting.replace('select("x")', 'with_columns(y=col("x"))'))
+    with pytest.raises(UnknownName, match=rf"^odd.py:{line}: with_columns\(y=...\): there is no column 'x'"):
+        load_job(f"{file}:{job}").build()
+    file.write_text(selecting.replace(".to_table()", ".map(str).to_table()"))
     with pytest.raises(InvalidGraph, match=rf"^to_table at \S*odd.py:{line}: nothing says"):
         load_job(f"{file}:{job}").build()
 
