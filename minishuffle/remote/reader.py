@@ -301,7 +301,6 @@ class ResultReader:
             element = gate.poll()
             if element is None:
                 if not gate.finished:
-                    connection.paths.hand_back()
                     bell.wait(WAIT_SECONDS)
                 continue
             batch = decode(element.format, element.rows, element.payload).payload

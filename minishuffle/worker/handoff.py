@@ -20,10 +20,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from minishuffle.errors import TaskCancelled
-from minishuffle.exchange.channels import GivenBack, LocalBuffer
+from minishuffle.exchange.channels import GivenBack
 from minishuffle.exchange.partition import Attended
 from minishuffle.exchange.segments import LocalPool, Segment
-from minishuffle.protocol.channel import Received
 from minishuffle.worker.activity import StateClock, ThreadState
 from minishuffle.worker.crashrecord import TaskCalls
 from minishuffle.worker.pausing import TaskPause
@@ -148,28 +147,16 @@ class TaskPaths:
     def notify(self, subpartition: Attended) -> None:
         """Paths a and b. At most one notice per subpartition is under way."""
         if not subpartition.notified and not self._closed:
-            self.hand_back()
             subpartition.notified = True
             self._inbox.post(subpartition.attend)
 
     def give_back(self, buffer: GivenBack) -> None:
         """Path d: return a consumed buffer. All buffers returned until the loop runs are handled in one
-        call.
-
-        The loop is not woken for a single buffer: that goes with whatever the task says or gives back next,
-        or when it waits. Woken before the batch is dealt with, the loop and the task fight for the
-        interpreter's lock, and the output of the batch wakes the loop again.
-        """
+        call."""
         self._returned.append(buffer)
-        if len(self._returned) > 1 or not isinstance(buffer, Received | LocalBuffer):
-            self.hand_back()
-
-    def hand_back(self) -> None:
-        """Have the loop take the buffers that were given back so far."""
-        if self._returned and not self._returning:
+        if not self._returning:
             self._returning = True
-            if not self._closed:
-                self._inbox.post(self._take_returned)
+            self.post(self._take_returned)
 
     @property
     def returned(self) -> int:
@@ -185,12 +172,13 @@ class TaskPaths:
                 buffer = returned.popleft()
                 buffer.attachment.consumed(buffer)
         finally:  # one that raised must not hold up what was given back behind it
-            self.hand_back()
+            if returned and not self._returning:
+                self._returning = True
+                self.post(self._take_returned)
 
     def post(self, call: Callable[..., None], *args: Any) -> None:
         """Path d: anything else that this attempt has to say; dropped once it was abandoned."""
         if not self._closed:
-            self.hand_back()
             self._inbox.post(call, *args)
 
     # --- waiting (task) --------------------------------------------------------------------------
@@ -233,7 +221,6 @@ class TaskPaths:
                 self.check()  # first: what closes the paths may make it ready too
                 if ready():
                     break
-                self.hand_back()
                 waits: ThreadState = "idle" if self.pause.due else "backpressured"
                 if waits != entered:
                     entered = waits
@@ -279,7 +266,6 @@ class TaskPaths:
 
     def wait(self, seconds: float) -> None:
         """Wait for input (idle time, measured)."""
-        self.hand_back()
         self.clock.enter("idle")
         state = self.calls.pause()
         self.bell.wait(seconds)
@@ -297,5 +283,4 @@ class TaskPaths:
     def close(self) -> None:
         """The attempt has ended or was abandoned: it can publish nothing from now on."""
         self.cancel()
-        self.hand_back()
         self._closed = True

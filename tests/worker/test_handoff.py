@@ -7,13 +7,11 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from minishuffle.errors import TaskCancelled
-from minishuffle.exchange.channels import LocalBuffer
 from minishuffle.exchange.subpartition import PipelinedSubpartition
 from minishuffle.worker.handoff import DRAIN_ITEMS_MAX, LoopInbox, TaskPaths
 from support.interleave import interleaved
@@ -216,10 +214,6 @@ class Buffer:
             raise RuntimeError(self._name)
 
 
-class DataBuffer(Buffer, LocalBuffer):
-    """One that is no event."""
-
-
 def given_back(paths: TaskPaths, *buffers: Any) -> None:
     for buffer in buffers:
         paths.give_back(buffer)
@@ -239,30 +233,6 @@ def test_what_is_given_back_until_the_loop_looks_is_one_call_and_in_order(
     given_back(paths, Buffer("e", said))
     turns.turn()
     assert said[-1] == "e"
-
-
-@pytest.mark.parametrize("goes_on", ["says", "notifies", "gives back", "waits", "is abandoned"])
-def test_a_single_buffer_goes_home_with_what_the_task_does_next(
-    turns: Turns, paths_of: PathsOf, goes_on: str
-) -> None:
-    said: list[str] = []
-    paths, other = paths_of(), SimpleNamespace(notified=False, attend=lambda: None)
-    paths.give_back(DataBuffer("a", said))
-    turns.turn()
-    assert not said and paths.returned == 1
-    match goes_on:
-        case "says":
-            paths.post(said.append, "said")
-        case "notifies":
-            paths.notify(cast("Any", other))
-        case "gives back":
-            given_back(paths, DataBuffer("b", said))
-        case "waits":
-            paths.wait(0.0)
-        case "is abandoned":
-            paths.close()
-    turns.turn()
-    assert said[0] == "a" and not paths.returned
 
 
 def test_a_buffer_whose_return_raises_holds_up_no_other(turns: Turns, paths_of: PathsOf) -> None:
