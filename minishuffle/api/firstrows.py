@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from minishuffle.connectors.limited import LimitedSource
-from minishuffle.errors import ShuffleError, TaskFailed, UsageError
+from minishuffle.errors import ShuffleError, TaskFailed, UsageError, counted
 from minishuffle.exchange.batch import Batch, Payload
 from minishuffle.limits import SHOWN_SECONDS_MAX, SHOWN_SOURCE_ROWS_MAX
 from minishuffle.plan.detached import DetachedPlan, TakenEnd, limited, limited_before
 from minishuffle.plan.nodes import Node, ObjectSchema
-from minishuffle.runtime.onethread import OneThread
+from minishuffle.runtime.onethread import LeftOut, OneThread
 from minishuffle.runtime.usererrors import describe_failure
 
 __all__ = ["print_first_rows", "rows_before"]
@@ -52,8 +53,13 @@ def print_first_rows(stream: Any, count: int) -> None:
         raise UsageError(f"show takes a number of rows from 1 on, not {count!r:.80}")
     plan = limited(stream, SHOWN_SOURCE_ROWS_MAX)
     shown = [_Shown(name, end) for name, end in plan.ends.items()]
-    is_cut = _read(plan, lambda: all(each.look() >= count for each in shown))
-    _print(shown, count, _rows_read(plan) if is_cut else None)
+    dropped: Counter[str] = Counter()
+
+    def note(operator: str, side: str, batch: Batch) -> None:
+        dropped[f"{operator}.{side}"] += len(batch.payload)
+
+    is_cut = _read(plan, lambda: all(each.look() >= count for each in shown), note)
+    _print(shown, count, dropped, _rows_read(plan) if is_cut else None)
 
 
 def rows_before(step: Node, count: int) -> tuple[list[Batch], int]:
@@ -76,10 +82,14 @@ def rows_before(step: Node, count: int) -> tuple[list[Batch], int]:
     return [Batch(payload) for payload in end.sink.take()], _rows_read(plan)
 
 
-def _read(plan: DetachedPlan[LimitedSource], enough: Callable[[], bool]) -> bool:
+def _read(
+    plan: DetachedPlan[LimitedSource], enough: Callable[[], bool], left_out: LeftOut | None = None
+) -> bool:
     """Run the plan until there is ``enough`` or time is up, then with what has come. Whether any source was
     not read to its end."""
-    run = OneThread(plan.programs, plan.edges, job="show", now=time.monotonic, wall=time.time)
+    run = OneThread(
+        plan.programs, plan.edges, job="show", now=time.monotonic, wall=time.time, left_out=left_out
+    )
     stopped = False
 
     def read() -> None:
@@ -99,8 +109,9 @@ def _rows_read(plan: DetachedPlan[LimitedSource]) -> int:
     return max(source.limit.read for source in plan.sources)
 
 
-def _print(shown: Sequence[_Shown], count: int, read: int | None) -> None:
-    """``read``: so many rows of each source were read, and not all; None: all were."""
+def _print(shown: Sequence[_Shown], count: int, dropped: Mapping[str, int], read: int | None) -> None:
+    """``dropped``: numbers of records by step and reason. ``read``: so many rows of each source were read,
+    and not all; None: all were."""
     from minishuffle.console import console, print_rows
 
     out = console()
@@ -115,6 +126,9 @@ def _print(shown: Sequence[_Shown], count: int, read: int | None) -> None:
             out.print("… and more rows")
         elif not found:
             out.print("no rows")
+    if dropped:
+        counts = ", ".join(f"{counted(number, 'record')} ({name})" for name, number in dropped.items())
+        out.print(f"dropped: {counts}")
     if read is not None:
         rows = "row" if read == 1 else f"{read:,} rows"
         out.print(f"from the first {rows} of each source: counts, joins and windows are of these")

@@ -722,18 +722,20 @@ def _healthy(job: JobInfo, spans: list[Span]) -> Diagnosis:
             "busiest": busiest.name,
             "busy": busiest.busy,
         }
-    at_limit = (
-        f", but {busiest.name} is at its limit"
-        if busiest is not None and busiest.busy >= AT_LIMIT_FROM
-        else ""
-    )
+    advice = "nothing is wrong: no task waits for another to take its rows"
+    if busiest is not None and busiest.busy >= AT_LIMIT_FROM:
+        advice = (
+            "nothing is wrong so far: no task waits for another to take its rows, but "
+            f"{busiest.name} is at its limit: it takes {busiest.records:,.0f} records/s, and what is sent to "
+            "it beyond that waits in buffers"
+        )
     return Diagnosis(
         job=job.job,
         verdict="healthy",
         task="",
         rule="none",
         evidence={name: _rounded(each) for name, each in evidence.items()},
-        advice="nothing is wrong: no task waits for another to take its rows" + at_limit,
+        advice=advice,
     )
 
 

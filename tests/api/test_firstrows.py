@@ -82,6 +82,8 @@ def test_rows_are_shown_by_name_or_as_they_are(printed: Any) -> None:
     assert printed() == ["a  b    c", "1  [2]", "        null"]
     Stream.items(["one two"]).flat_map(str.split).show()
     assert printed() == ["row", "'one'", "'two'"]
+    Stream.items(["3", "x"]).map(int, on_error="skip").show()
+    assert printed() == ["row", "3", "dropped: 1 record (map.errors)"]
     words = Stream.items(["one two"])
     Stream.together(words.map(len).collect("sizes"), words.print()).show()
     assert printed() == ["sizes:", "row", "7", "print:", "row", "'one two'"]
@@ -145,7 +147,7 @@ def test_nothing_is_opened_or_written(printed: Any, tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.DEBUG):
         found = Stream.items([0, 2, 3]).map_async(looked_up, concurrency=2, on_error="dead_letter")
         found.to_files(tmp_path / "out").show()
-        assert printed() == ["row", "3", "2"]
+        assert printed() == ["row", "3", "2", "dropped: 1 record (map_async.errors)"]
     assert [*tmp_path.iterdir()] == []
     assert not [record for record in caplog.records if record.name.startswith("minishuffle")]
     with pytest.raises(ZeroDivisionError) as raised:

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from minishuffle.cli import tables
 from minishuffle.cli.main import cli
 from minishuffle.cli.terminal import echo
-from minishuffle.cli.top import _table
+from minishuffle.cli.top import _Span, _table
 from minishuffle.console import console
 from minishuffle.counters import TaskCounters
 from minishuffle.wire.requests import ClusterStatus, JobInfo, TaskInfo
@@ -43,7 +43,7 @@ VIEWS: dict[str, Callable[[], None]] = {
     "jobs list": lambda: tables.show_jobs([JOB]),
     "jobs show": lambda: tables.show_job(JOB),
     "cluster status": lambda: tables.show_status(STATUS),
-    "top": lambda: console().print(_table([JOB], [JOB])),
+    "top": lambda: console().print(_table(_Span([JOB], [JOB], [None], None, [], []))),
     "a line": lambda: echo(f"{NAME}  running"),
 }
 

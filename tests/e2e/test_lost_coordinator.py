@@ -205,7 +205,7 @@ def test_sigterm_of_the_coordinator_is_no_order_to_end_and_costs_no_attempt_and_
         stream = Stream.generate(numbers, rate=RATE, records=count).rebalance().map(abs)
         handle = cluster.submit(stream.collect(), parallelism=2)
         ended = []
-        for rows in (200, 1_500):
+        for rows in (200, 600):
             wait_until(lambda rows=rows: handle.info().tasks[-1].counters.records_in > rows, "some rows")
             ended.append(cluster._running().coordinator)
             ended[-1].process.terminate()
