@@ -37,6 +37,7 @@ from minishuffle.wire.messages import PeerReport
 from minishuffle.wire.requests import JOB_LIVE, GraphInfo, JobInfo, TaskInfo, WorkerInfo
 
 __all__ = [
+    "ALSO_SHORT_OF_CPU",
     "LATE_SECONDS_MAX",
     "RULES",
     "SHORT_OF_CPU",
@@ -84,9 +85,7 @@ TCP_ADVICE: Final = (
     ". Without a buffer it stops the connection that it shares: with flow_control=credit others go on"
 )
 SHORT_OF_CPU: Final = "a worker short of CPU"
-ALSO_SHORT_OF_CPU: Final = (
-    ". Its thread also waits for a processor, but a whole one would not do for what is sent to it"
-)
+ALSO_SHORT_OF_CPU: Final = ". Its thread also waits for a processor, but a whole one would not do"
 CHAINED: Final = " -> "
 """Stands between the operators of a chain in its name."""
 MORE_PROCESSORS: Final = (
@@ -474,7 +473,7 @@ def diagnose_job(before: Look, after: Look, links: Iterable[Link]) -> Diagnosis:
         scene, where = _bottleneck(spans, throttled, workers, edges)
     rule = next(each for each in RULES if each.where == where and each.holds(scene))
     evidence, advice = {**_common_evidence(scene), **rule.evidence(scene)}, rule.advice
-    if rule.own_code and scene.sent_times is not None and scene.waits_for_processor:
+    if rule.own_code and scene.waits_for_processor:
         advice += ALSO_SHORT_OF_CPU
     if rule.name == SHORT_OF_CPU and where == "task":
         advice += scene.on_own_processor

@@ -31,7 +31,7 @@ from minishuffle.api.stream import Stream
 from minishuffle.cli.main import cli
 from minishuffle.config import read_token, web_token
 from minishuffle.local import LocalCluster
-from minishuffle.observe.diagnosis import SHORT_OF_CPU
+from minishuffle.observe.diagnosis import ALSO_SHORT_OF_CPU, SHORT_OF_CPU
 from minishuffle.plan.graph import JobSettings
 from support.sickjobs import SICK, FailsOnce, SickJob, healthy, numbers
 from support.soak import SOAK
@@ -161,9 +161,14 @@ def test_workers_whose_processors_others_take_are_named(
     with programs_that_compute(processors * random.randrange(3, 6)):
         job = submitted(seen, made)
         found = wait_until(
-            lambda: each if (each := diagnosed(seen, job))["verdict"] != "healthy" else None, SHORT_OF_CPU
+            lambda: each if lacks_a_processor(each := diagnosed(seen, job)) else None, SHORT_OF_CPU
         )
-    assert (found["rule"], made.vertex in found["task"]) == (SHORT_OF_CPU, True), found
+    assert made.vertex in found["task"], found
+
+
+def lacks_a_processor(found: dict[str, Any]) -> bool:
+    """By the rule, or beside a function that would be too slow on a processor of its own, too."""
+    return found["rule"] == SHORT_OF_CPU or ALSO_SHORT_OF_CPU in found["advice"]
 
 
 @pytest.mark.parametrize("seed", HEALTHY)
