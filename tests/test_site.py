@@ -125,7 +125,10 @@ def test_a_reader_finds_an_error_by_its_code(served: str) -> None:
             "request",
             lambda request: None if request.url.startswith(served) else elsewhere.append(request.url),
         )
-        page.get_by_placeholder("Search").fill("PeerLost")
+        search = page.get_by_placeholder("Search")
+        search.click()  # Loads the index: what is typed before it is there may go unseen.
+        found.see("Type to start searching", within=".md-search-result__meta")
+        search.press_sequentially("PeerLost")  # The page looks when a key is let go.
         page.locator(".md-search-result__item a").get_by_text("MS-140 PeerLost").first.click()
         found.see("is gone or was never there")
         assert found.console == []
