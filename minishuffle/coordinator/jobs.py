@@ -1,14 +1,14 @@
 """One job in the coordinator: what happens to it and to its tasks, as their life cycle allows.
 
-The moves stand as tables in :mod:`~minishuffle.coordinator.lifecycle`.
+The transitions and what belongs to each stand as tables in :mod:`~minishuffle.coordinator.lifecycle`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Final, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias, assert_never
 
 from minishuffle import limits
 from minishuffle.coordinator.books import Books, Losses, TaskKey, rows_received
@@ -20,14 +20,19 @@ from minishuffle.coordinator.history import History
 from minishuffle.coordinator.joblinks import Exclusion, JobLinks
 from minishuffle.coordinator.lifecycle import (
     ENDED,
-    JOB_MOVES,
     JOB_OVER,
+    JOB_TRANSITIONS,
     NOT_DEPLOYED,
     PENDING,
-    TASK_MOVES,
+    TASK_TRANSITIONS,
     WAITING,
+    Actor,
+    JobEffect,
     Subtask,
+    TaskEffect,
+    effects_of,
     first_attempts,
+    may,
     names_of,
     results_too_large,
 )
@@ -87,6 +92,23 @@ _FromTask: TypeAlias = (
 _HEARD: Final = (TaskReport, TaskStands)
 """Said so often that the journal is not written for it."""
 _STOPPING: Final = {"failing": "failed", "canceling": "canceled"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A transition of a task that is under way."""
+
+    before: str
+    to: str
+    at: float
+    kind: str
+    """Its event is of that kind."""
+    text: str
+    traceback: str
+    due: float
+    """When its timer ends."""
+    reason: str
+    """Why it restarts; empty: since the last attempt ended."""
 
 
 class Job:
@@ -377,28 +399,19 @@ class Job:
         task = self._named(worker, message)
         if task is not None and (task.state, message.state) == ("finished", "failed"):
             return self._partitions_lost(task, message.error, at)
-        if task is None or task.state not in ("created", "running") or task.state == message.state:
+        if task is None or not may(TASK_TRANSITIONS, task.state, message.state, "worker"):
             return False
         error, asked = message.error, self._asked(task.key)
         said = ErrorInfo(code=0, text=str(task)) if error is None else error
-        kind = "task drained" if asked == "drained" and message.state == "canceled" else ""
-        self._set(task, message.state, at, said.text, kind=kind, traceback=said.traceback)
-        if message.state == "running":
-            self.manifest.settled(*task.key)
-        else:
+        if message.state != "running":
             task.counters = message.counters
             task.traffic = message.traffic or task.traffic
             self._moved(message, at)
+        self._transition(task, message.state, "worker", at, said.text, traceback=said.traceback)
         if message.state == "finished":
-            if self.deaths.finished(task.key):
-                self._widen(at)
             self._keep_result(task, message.result, at)
-            self._read_to_the_end([*self.ends.finished(task.key), task.key])
-            self._note_complete(task, at)
             if asked == "replayed" and not self.stopping:
-                self._restart_at(
-                    task, at, at, f"{task}: attempt {task.attempt + 1} follows with those beside it"
-                )
+                self._restart(task, at, "with those beside it")
         elif message.state != "running":
             result_bytes = self._result_bytes + len(message.result)
             if self.state == "canceling" and result_bytes <= limits.RESULT_BYTES_MAX:
@@ -408,7 +421,7 @@ class Job:
         self._advance(at)
         return True
 
-    def _note_complete(self, task: Subtask, at: float) -> None:
+    def _complete_exchange(self, task: Subtask, at: float) -> None:
         """The last producer of a blocking exchange has finished: whoever waits for it can read."""
         for number in self.graph.outputs_of(task.operator):
             edge = self.graph.edges[number]
@@ -422,7 +435,7 @@ class Job:
         lost = error is not None and error.code == PartitionLost.code
         if error is None or not lost or self.stopping or not self.ends.needed(task.key, self._tasks):
             return False
-        self._set(task, "lost", at, error.text)
+        self._transition(task, "lost", "worker", at, error.text)
         if self._restarts:
             self._retry(task, error, at)
         else:
@@ -480,15 +493,12 @@ class Job:
 
     def _ended_early(self, task: Subtask, error: ErrorInfo | None, asked: str, at: float) -> None:
         """A task ended, and not because its work was done; ``asked``: see :meth:`_asked`."""
-        if task.state == "abandoned":
-            self._abandoned.add((task.worker, self.slot_of(task.key)))
         gave_way = task.state in ("canceled", "abandoned") or asked == "replayed"
         if self.state == "canceling" or (self.stopping and gave_way):
             return
         if asked and gave_way and not self.stopping:
             where = self._after_the_move(task) if asked == "drained" else "with those beside it"
-            text = f"{task}: attempt {task.attempt + 1} follows {where}"
-            self._restart_at(task, at, at, text, reason="drained" if asked == "drained" else "")
+            self._restart(task, at, where, reason="drained" if asked == "drained" else "")
             return
         if error is None:
             text = f"{task}: the task was {task.state} although nobody asked for it"
@@ -605,10 +615,7 @@ class Job:
         if (self._restarts or self._states[WAITING]) and not self.stopping:
             lost += wanted_again(self.graph, self.ends, self._tasks, lost, here)
         for task in lost:
-            self.manifest.lost(*task.key, task.attempt)
-            task.rows_made = self.positions.rows_made(*task.key) + self.writes.rows_made(*task.key)
-            task.rows_leased = self.positions.rows_leased(*task.key) + self.writes.rows_leased(*task.key)
-            self._set(task, "lost", at, f"{task} is lost: {cause.text}")
+            self._transition(task, "lost", "coordinator", at, f"{task} is lost: {cause.text}")
         if end_told_until is not None and self._restarts and not self.stopping:
             slots = {self.slot_of(task.key) for task in lost if self.deaths.of(task.key) is not None}
             held = [task.key for task in lost if self.slot_of(task.key) in slots]
@@ -722,7 +729,8 @@ class Job:
         """These have not reached their worker, whose coordinator was lost: they start again."""
         lost = [self._tasks[key] for key in keys]
         for task in lost:
-            self._set(task, "lost", at, f"{task} had not reached worker {task.worker}")
+            text = f"{task} had not reached worker {task.worker}"
+            self._transition(task, "lost", "coordinator", at, text)
         if lost:
             text = "the coordinator was lost before it had deployed all tasks"
             self._go_on_without(lost, ErrorInfo(code=PeerLost.code, text=text), "on the same worker", at)
@@ -735,7 +743,7 @@ class Job:
         else:
             for task in lost:
                 _, due = self._held.get(task.key, (0, at))
-                self._restart_at(task, due, at, f"{task}: attempt {task.attempt + 1} follows {where}")
+                self._restart(task, at, where, due=due)
             self._cancel_beside(lost)
         self._advance(at)
 
@@ -766,23 +774,25 @@ class Job:
         for spec in message.tasks:
             task = self._tasks[spec.operator, spec.index]
             if (task.attempt, task.state) == (spec.attempt, "created"):
-                self._set(task, state, at, text)
+                self._transition(task, state, "coordinator", at, text)
         if error is not None:
             self.fail(ErrorInfo(code=error.code, text=f"deployment on worker {worker}: {error}"), at)
         self._advance(at)
 
     def fail(self, cause: ErrorInfo, at: float, *, verdict: bool = False) -> None:
         """Begin to fail, or add to the causes of a failure that has begun."""
-        if self.terminal or self.state == "canceling":
-            return
-        self.history.blame(cause, verdict=verdict)
-        if self.state != "failing":
-            self._stop("failing", at, cause.text)
+        begins = may(JOB_TRANSITIONS, self.state, "failing", "coordinator")
+        if begins or self.state == "failing":
+            self.history.blame(cause, verdict=verdict)
+        if begins:
+            self._transition_job("failing", "coordinator", at, cause.text)
+            self._advance(at)
 
     def cancel(self, at: float, why: str) -> None:
         """Begin to cancel, unless it has ended or is ending already."""
-        if not self.terminal and not self.stopping:
-            self._stop("canceling", at, why)
+        if may(JOB_TRANSITIONS, self.state, "canceling", "user"):
+            self._transition_job("canceling", "user", at, why)
+            self._advance(at)
 
     # --- pauses ----------------------------------------------------------------------------------
 
@@ -802,20 +812,16 @@ class Job:
         if self.pause.phase == "none":
             raise UsageError(f"job {self.id} is {self.state}, not paused")
         if self.pause.under_way:
-            self._give_pause_up("it was resumed before it was paused", at)
-            return
-        self.positions.stand_still(at - self.pause.since)
-        self.recoveries.resumed()
-        self.changed.update(self._tasks)
-        self.pause.end()
-        self._move("running", at, f"resumed after {at - self.pause.since:.3f} s")
+            self._give_pause_up("it was resumed before it was paused", at, by="user")
+        else:
+            self._transition_job("running", "user", at, f"resumed after {at - self.pause.since:.3f} s")
 
-    def _give_pause_up(self, problem: str, at: float) -> None:
+    def _give_pause_up(self, problem: str, at: float, *, by: Actor = "coordinator") -> None:
         """It does not come to the pause that it was asked for: whatever stands goes on."""
         self.pause.end(problem)
         self.history.note(at, "pause failed", problem)
         if self.state == "pausing":
-            self._move("running", at, "it goes on")
+            self._transition_job("running", by, at, "it goes on")
 
     def end_overdue_pause(self, at: float) -> None:
         """Give the pause up if its time has ended."""
@@ -824,12 +830,13 @@ class Job:
 
     def _advance_pause(self, at: float) -> None:
         if self.state == "running" and self.pause.under_way:
-            self._move("pausing", at, "a client asks for it")
+            self._transition_job("pausing", "user", at, "a client asks for it")
         may_be = self.state == "pausing" and not (self._drained or self._times)
         if may_be and self.pause.look(self.graph, self._tasks, at):
             left = "; ".join(self._left())
             text = f"after {at - self.pause.until + self.pause.seconds:.3f} s"
-            self._move("paused", at, f"{text}; where it is stays {left}" if left else text)
+            text = f"{text}; where it is stays {left}" if left else text
+            self._transition_job("paused", "coordinator", at, text)
 
     def _left(self) -> list[str]:
         """What stays where it is while it is paused."""
@@ -868,7 +875,7 @@ class Job:
         when = f"in {delay:.1f} s" if delay else "at once"
         count = f"failure {failures.count} of {settings.restart_failures_max}"
         text = f"attempt {task.attempt + 1} follows {when} ({count}): {error.text}"
-        self._restart_at(task, at + delay, at, text)
+        self._transition(task, "restarting", "coordinator", at, text, due=at + delay)
         self._cancel_beside([task])
 
     def _failures_of(self, key: TaskKey) -> Failures:
@@ -1012,8 +1019,7 @@ class Job:
             pending = [task for task in here if task.state in PENDING]
             again = wanted_again(self.graph, self.ends, self._tasks, pending, kept)
             for task in again:
-                text = f"{task}: attempt {task.attempt + 1} follows {self._after_the_move(task)}"
-                self._restart_at(task, at, at, text, reason="drained")
+                self._restart(task, at, self._after_the_move(task), reason="drained")
             self._cancel_beside(again)
 
     @staticmethod
@@ -1038,8 +1044,7 @@ class Job:
     def make_again(self, tasks: list[Subtask], at: float) -> None:
         """What these have stored is made anew elsewhere, since their workers are to leave."""
         for task in tasks:
-            text = f"{task}: attempt {task.attempt + 1} follows {self._after_the_move(task)}"
-            self._restart_at(task, at, at, text, reason="drained")
+            self._restart(task, at, self._after_the_move(task), reason="drained")
         self._cancel_beside(tasks)
         self._advance(at)
 
@@ -1051,9 +1056,7 @@ class Job:
         while found := [self._tasks[key] for key in finished if self.ends.needed(key, self._tasks, but)]:
             finished = [key for key in finished if self._tasks[key] not in found]
             for task in found:
-                self._restart_at(
-                    task, at, at, f"{task}: attempt {task.attempt + 1} follows with those that it feeds"
-                )
+                self._restart(task, at, "with those that it feeds")
         pending = [key for key in keys if self._tasks[key].state == "restarting"]
         due = max((self._times[key] for key in pending), default=at)
         self._times.update(dict.fromkeys(pending, due))
@@ -1075,18 +1078,19 @@ class Job:
             if task.runs:
                 self._to_cancel.append(key)
             elif task.state == "finished":
-                self._restart_at(
-                    task, at, at, f"{task}: attempt {task.attempt + 1} follows with those beside it"
-                )
+                self._restart(task, at, "with those beside it")
         ready = [key for key in self.replays.take_ready() if self._tasks[key].state == "restarting"]
         due = max((self._times[key] for key in ready), default=at)
         self.changed.update(key for key in ready if self._times[key] != due)
         self._times.update(dict.fromkeys(ready, due))
 
-    def _restart_at(self, task: Subtask, due: float, at: float, text: str, *, reason: str = "") -> None:
-        self.restarts[reason or task.state] += 1
-        self._set(task, "restarting", at, text)
-        self._times[task.key] = due
+    def _restart(
+        self, task: Subtask, at: float, where: str, *, due: float | None = None, reason: str = ""
+    ) -> None:
+        """Have the next attempt of a task follow there, at once if no time is given."""
+        text = f"{task}: attempt {task.attempt + 1} follows {where}"
+        due = at if due is None else due
+        self._transition(task, "restarting", "coordinator", at, text, due=due, reason=reason)
 
     def next_time(self) -> float | None:
         """When a pending task is due, or has waited long enough for a slot."""
@@ -1118,7 +1122,7 @@ class Job:
 
     def wait_for_slot(self, task: Subtask, until: float, at: float, *, may_come: bool = False) -> None:
         """There is none free for the task now; one ``may_come`` without that somebody starts a worker."""
-        if self.stopping or task.state != "restarting":  # Else it waits already.
+        if not may(TASK_TRANSITIONS, task.state, "waiting for a slot", "coordinator"):  # It waits already.
             return
         exclusion = self.links.excluded.get(task.worker)
         if exclusion is not None and not may_come:
@@ -1129,8 +1133,7 @@ class Job:
             self.fail(ErrorInfo(code=ResourceExhausted.code, text=text, task=str(task)), at, verdict=True)
         else:
             text = f"{self.slots.shortage}; waits {until - at:g} s at most"
-            self._set(task, "waiting for a slot", at, text)
-            self._times[task.key] = until
+            self._transition(task, "waiting for a slot", "coordinator", at, text, due=until)
 
     def slots_overdue(self, at: float) -> set[int]:
         """Lost slots whose tasks have waited for as long as they are to."""
@@ -1158,10 +1161,12 @@ class Job:
 
     def deployed(self, task: Subtask, at: float) -> int | None:
         """The next attempt takes the place of the last; gives the worker that still has the last, if any."""
-        if task.state == WAITING:
-            self._deployed_first(task, at)
-            return None
         last = task.worker if task.on_worker else None
+        self._transition(task, "created", "coordinator", at, str(task))
+        return last
+
+    def _begin_next(self, task: Subtask, at: float) -> None:
+        """It goes on where the last attempt ended, whose books are closed."""
         if task.repeated:
             self.positions.begin_anew(*task.key, task.resumption.positions)
         elif self.ends.keeps(task.operator) or task.operator in self.replays.vertices:
@@ -1177,27 +1182,22 @@ class Job:
         task.attempt, task.round = task.attempt + 1, self.ends.round
         if not task.repeated:
             task.base, task.base_round = task.attempt, task.round
-        where = "in its slot" if last == worker else f"in place of worker {task.worker}"
-        task.worker, task.on_worker = worker, True
+        in_place = task.on_worker and task.worker == worker
+        where = "in its slot" if in_place else f"in place of worker {task.worker}"
+        task.worker, task.on_worker, task.end = worker, True, ""
         self._result_bytes -= len(task.result)
         task.counters, task.traffic, task.result, task.rows_made = TaskCounters(), b"", b"", 0
         task.rows_listed, task.rows_leased, task.passed_on_max, task.repeated = 0, 0, None, ""
         task.rows_collected, task.readable = 0, []
-        del self._times[task.key]
-        self._held.pop(task.key, None)
         self.replays.deployed(task.key)
         inputs, outputs = self.ends.channels_left(task.key)
         self.recoveries.deployed(task.key, at, inputs=inputs, outputs=outputs)
         self._note(task, "task rescheduled", at, f"{task} to worker {worker}, {where}")
-        self._set(task, "created", at, str(task), kind="task deployed")
-        return last
 
-    def _deployed_first(self, task: Subtask, at: float) -> None:
-        """Its time has come."""
+    def _begin_first(self, task: Subtask) -> None:
         task.attempt = task.base = FIRST_ATTEMPT
         task.round = task.base_round = self.ends.round
         task.worker, task.on_worker = self.slots.placement[self.slot_of(task.key)], True
-        self._set(task, "created", at, str(task), kind="task deployed")
 
     def _rows_again(self, task: Subtask) -> int:
         """At most how many rows its consumers get twice: from the attempt that ended, and from the next one,
@@ -1229,50 +1229,123 @@ class Job:
 
     # --- states ----------------------------------------------------------------------------------
 
-    def _set(
-        self, task: Subtask, state: str, at: float, text: str, *, kind: str = "", traceback: str = ""
+    def _transition(
+        self,
+        task: Subtask,
+        to: str,
+        by: Actor,
+        at: float,
+        text: str,
+        *,
+        due: float = 0.0,
+        reason: str = "",
+        traceback: str = "",
     ) -> None:
-        assert state in TASK_MOVES[task.state], f"{task} from {task.state} to {state}"
+        """Bring a task to that state, with all that belongs to it.
+
+        Args:
+            due: when its timer ends, if one begins.
+            reason: why it restarts; empty: since the last attempt ended.
+
+        Raises:
+            AssertionError: it cannot come to that state, or not by that actor.
+        """
+        effects = effects_of(TASK_TRANSITIONS, str(task), task.state, to, by)
+        kind = "drained" if to == "canceled" and task.key in self._drained else to
+        kind = "task deployed" if to == "created" else f"task {kind}"
+        change = _Change(task.state, to, at, kind, text, traceback, due, reason)
         self._states[task.state] -= 1
-        self._states[state] += 1
+        self._states[to] += 1
+        task.state = to
         self.changed.add(task.key)
-        if task.state in ("created", "running", "finished") and state not in ("running", "finished"):
-            self._leave_channels(task, lost=state == "lost")
-        before, task.state = task.state, state
-        if self.stages.moved(task.key, before, state):
+        self._losses = None
+        for effect in effects:
+            self._apply(effect, task, change)
+
+    def _apply(self, effect: TaskEffect, task: Subtask, change: _Change) -> None:
+        """Do what belongs to a transition of a task."""
+        key, at = task.key, change.at
+        match effect:
+            case "leave channels":
+                self._leave_channels(task, change)
+            case "count lost rows":
+                self.manifest.lost(*key, task.attempt)
+                task.rows_made = self.positions.rows_made(*key) + self.writes.rows_made(*key)
+                task.rows_leased = self.positions.rows_leased(*key) + self.writes.rows_leased(*key)
+            case "move stage":
+                self._move_stage(task, change)
+            case "settle files":
+                self.manifest.settled(*key)
+            case "end attempt":
+                self._end_attempt(task, change)
+            case "end move":
+                self.move.taken(task)
+            case "interrupt":
+                self._interrupt(task, change)
+            case "block slot":
+                self._abandoned.add((task.worker, self.slot_of(key)))
+            case "count restart":
+                self._count_restart(task, change)
+            case "begin timer":
+                self._times[key] = change.due
+            case "end timer":
+                del self._times[key]
+                self._held.pop(key, None)
+            case "begin first":
+                self._begin_first(task)
+            case "begin next":
+                self._begin_next(task, at)
+            case "record event":
+                self._note(task, change.kind, at, change.text, traceback=change.traceback)
+            case "clear deaths":
+                if self.deaths.finished(key):
+                    self._widen(at)
+            case "read inputs":
+                self._read_to_the_end([*self.ends.finished(key), key])
+            case "complete exchange":
+                self._complete_exchange(task, at)
+            case _:
+                assert_never(effect)
+
+    def _move_stage(self, task: Subtask, change: _Change) -> None:
+        if self.stages.moved(task.key, change.before, change.to):
             stage = self.stages.stage_of(task.operator)
             text = f"{self._stage_name(stage)} runs again, version {self.stages.version(stage)}"
-            self.history.note(at, "stage restarting", text)
-        if state in ENDED:
-            self._drained.discard(task.key)
-            self._regions.ended(task.key)
-            self.replays.ended(task.key)
-            task.end = "died" if state == "lost" else "finished" if state == "finished" else "early"
-            if state == "finished":
-                self.move.taken(task)
-            elif self.move.is_aligning or state == "lost":
-                self._to_cancel += self.move.give_up()
-                self.move.until = min(at, self.move.until)
-            if state != "finished" and (problem := self.pause.interrupted(task)):
-                self._give_pause_up(problem, at)
-        elif state == "created":
-            task.end = ""
-        elif state == "restarting" and task.end == "finished" and self._comes_again(task.operator):
+            self.history.note(change.at, "stage restarting", text)
+
+    def _end_attempt(self, task: Subtask, change: _Change) -> None:
+        """Nobody waits for its end any more."""
+        self._drained.discard(task.key)
+        self._regions.ended(task.key)
+        self.replays.ended(task.key)
+        task.end = "died" if change.to == "lost" else "finished" if change.to == "finished" else "early"
+        self.recoveries.moved(task.key, change.to, change.at)
+
+    def _interrupt(self, task: Subtask, change: _Change) -> None:
+        """A move of slots, or a pause, has waited for an attempt whose work is not done."""
+        if self.move.is_aligning or change.to == "lost":
+            self._to_cancel += self.move.give_up()
+            self.move.until = min(change.at, self.move.until)
+        if problem := self.pause.interrupted(task):
+            self._give_pause_up(problem, change.at)
+
+    def _count_restart(self, task: Subtask, change: _Change) -> None:
+        self.restarts[change.reason or change.before] += 1
+        if change.before == "finished" and self._comes_again(task.operator):
             task.end = "early"
-        self._losses = None
-        self.recoveries.moved(task.key, state, at)
-        self._note(task, kind or f"task {state}", at, text, traceback=traceback)
+        self.recoveries.moved(task.key, change.to, change.at)
 
     def _comes_again(self, operator: int) -> bool:
         """Whether all that a subtask writes comes once more when it restarts."""
         return operator in self.replays.vertices or self.ends.keeps(operator)
 
-    def _leave_channels(self, task: Subtask, *, lost: bool) -> None:
+    def _leave_channels(self, task: Subtask, change: _Change) -> None:
         """An attempt ends early, or one that had finished is lost."""
         self.ends.begins_anew(task.key)
         consumers = [self._tasks[key] for key in self.graph.consumers(*task.key)]
-        unread = lost and bool(consumers) and all(each.state == WAITING for each in consumers)
-        comes_again = task.state == "finished" or task.base < task.attempt or unread
+        lost = change.to == "lost" and bool(consumers)
+        unread = lost and all(each.state == WAITING for each in consumers)
+        comes_again = change.before == "finished" or task.base < task.attempt or unread
         if task.operator in self.ends.repeating and comes_again:
             left = [each for each in consumers if not self.ends.read_between(task.key, each.key)]
             task.repeated = "part" if any(is_stale(each, task) for each in left) else "all"
@@ -1295,30 +1368,44 @@ class Job:
             traceback=traceback,
         )
 
-    def _move(self, state: str, at: float, text: str) -> None:
-        assert state in JOB_MOVES[self.state], f"job from {self.state} to {state}"
-        self.state = state
-        if self.terminal:
-            self.ended_at = at
-            self.links.end()
-        self.history.note(at, state, text)
+    def _transition_job(self, to: str, by: Actor, at: float, text: str) -> None:
+        """Bring the job to that state, with all that belongs to it. Raises AssertionError: as above."""
+        effects = effects_of(JOB_TRANSITIONS, f"job {self.id}", self.state, to, by)
+        self.state = to
+        for effect in effects:
+            self._apply_to_job(effect, at, text)
 
-    def _stop(self, state: str, at: float, text: str) -> None:
-        """Begin to end: what is pending is not deployed any more, and nothing stands any more."""
-        self._move(state, at, text)
-        self.pause.end(f"the job is {state}" if self.pause.under_way else "")
+    def _apply_to_job(self, effect: JobEffect, at: float, text: str) -> None:
+        """Do what belongs to a transition of the job."""
+        match effect:
+            case "record event":
+                self.history.note(at, self.state, text)
+            case "end pause":
+                problem = "the job has ended" if self.terminal else f"the job is {self.state}"
+                self.pause.end(problem if self.pause.under_way else "")
+            case "stop tasks":
+                self._stop_tasks(at)
+            case "resume clocks":
+                self.positions.stand_still(at - self.pause.since)
+                self.recoveries.resumed()
+                self.changed.update(self._tasks)
+            case "end":
+                self.ended_at = at
+                self.links.end()
+            case _:
+                assert_never(effect)
+
+    def _stop_tasks(self, at: float) -> None:
+        """What is pending is not deployed any more, and nothing stands any more."""
         self.pause.unsent = False
         for task in self._tasks.values():
             if task.state in PENDING or task.state == WAITING:
-                self._set(task, "canceled", at, "the job ends")
-        self._times.clear()
+                self._transition(task, "canceled", "coordinator", at, "the job ends")
         self._too_wide.clear()
-        self._held.clear()
         self._drained.clear()
         self.move.give_up()
         self._regions.give_up()
         self.replays.give_up()
-        self._advance(at)
 
     def _advance(self, at: float) -> None:
         """Follow from the states of the tasks to the places of slots, and to the states of regions and of the
@@ -1330,9 +1417,8 @@ class Job:
         self._replay(at)
         states = self._states
         if self.state == "created" and not (states["created"] or self._times or self._waits_whole):
-            self._move(
-                "running", at, "all tasks run" if not states[WAITING] else "all tasks that are deployed run"
-            )
+            text = "all tasks run" if not states[WAITING] else "all tasks that are deployed run"
+            self._transition_job("running", "coordinator", at, text)
         self._advance_pause(at)
         if sum(states[state] for state in ENDED) < len(self._tasks):
             self._give_slots_back(at)
@@ -1340,11 +1426,10 @@ class Job:
         if self.stopping:
             causes = self.history.causes
             text = causes[0].text if causes else "cancelled"
-            self._move(_STOPPING[self.state], at, text)
+            self._transition_job(_STOPPING[self.state], "coordinator", at, text)
         elif not self.terminal:
-            self.pause.end("the job has ended" if self.pause.under_way else "")
             end = "finished_with_loss" if self.losses().certain else "finished"
-            self._move(end, at, f"after {at - self.submitted_at:.3f} s")
+            self._transition_job(end, "coordinator", at, f"after {at - self.submitted_at:.3f} s")
 
     # --- stages ----------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
-"""The life cycle of a job and of the attempts of its tasks: which move follows which.
+"""The life cycle of a job and of its tasks: which transitions there are, for whom, and what belongs to each.
 
-Both are tables of moves. A job::
+Both are tables of transitions. A job::
 
     created --all run--> running --all finished--> finished, or finished_with_loss
        |                    |
@@ -36,13 +36,44 @@ the end. What reads or writes blocking exchanges restarts with what
 
 A job with the restart strategy ``none`` fails with its first task. A job on its way to ``failed`` or
 ``canceled`` ends there whatever its tasks report meanwhile.
+
+Each transition of the tables names its actors and its effects, in their order. :meth:`Job._transition` and
+:meth:`Job._transition_job` are the only places that change a state: they refuse what is not in the table, or
+not for that actor, and apply the effects, so no caller repeats them. (The model: the states of Arroyo's job
+controller.) Effects for a task::
+
+    leave channels      its next attempt reads what is kept anew; a source may write its rows once more
+    count lost rows     what it may have emitted, and which of its files may still be hidden
+    move stage          its stage has come further, or back
+    settle files        its files have the names that were listed
+    end attempt         nobody waits for its end any more; its recovery begins, or is complete
+    end move            it has taken all that a slot which moves waits for
+    interrupt           a pause, or a move of slots, that waits for it begins again or is given up
+    block slot          its thread still runs: the slot takes no other task
+    count restart       by the end that the last attempt came to
+    begin timer         for the restart, or for how long it waits for a slot
+    end timer           it waits no more
+    begin first         the first attempt gets the worker of its slot
+    begin next          the next attempt goes on where the last one ended, whose books are closed
+    record event        for the users of the job
+    clear deaths        none counts against it any more
+    read inputs         its producers may be released, and so may it be
+    complete exchange   the last producer of a blocking exchange has finished
+
+The journal is written with each, too. Effects for a job::
+
+    record event        for its users
+    end pause           whatever stands goes on
+    stop tasks          what is pending or waits is canceled, and nothing restarts or moves any more
+    resume clocks       sources and recoveries do not count the time of the pause
+    end                 the time of its end; it needs no links
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -59,13 +90,19 @@ from minishuffle.wire.requests import TaskInfo
 
 __all__ = [
     "ENDED",
-    "JOB_MOVES",
+    "JOB_TRANSITIONS",
     "JOB_OVER",
     "NOT_DEPLOYED",
     "PENDING",
-    "TASK_MOVES",
+    "TASK_TRANSITIONS",
     "WAITING",
+    "Actor",
+    "Transition",
+    "JobEffect",
     "Subtask",
+    "TaskEffect",
+    "effects_of",
+    "may",
     "recalled_subtask",
     "results_too_large",
 ]
@@ -77,28 +114,130 @@ WAITING: Final = "waiting"
 """The state of a task of which no attempt was deployed so far, since its time has not come."""
 NOT_DEPLOYED: Final = FIRST_ATTEMPT - 1
 """The attempt of such a task."""
-TASK_MOVES: Final[Mapping[str, frozenset[str]]] = {
-    WAITING: frozenset({"created", "canceled"}),
-    "created": ENDED | {"running"},
-    "running": ENDED,
-    "finished": frozenset({"lost", "restarting"}),
-    "failed": frozenset({"restarting"}),
-    "canceled": frozenset({"restarting"}),
-    "abandoned": frozenset({"restarting"}),
-    "lost": frozenset({"restarting"}),
-    "restarting": frozenset({"waiting for a slot", "created", "canceled"}),
-    "waiting for a slot": frozenset({"created", "canceled"}),
+
+
+Actor: TypeAlias = Literal["coordinator", "worker", "user"]
+"""Who asks for a transition: the coordinator by itself, a report of a worker, or a request of a user."""
+TaskEffect: TypeAlias = Literal[
+    "leave channels",
+    "count lost rows",
+    "move stage",
+    "settle files",
+    "end attempt",
+    "end move",
+    "interrupt",
+    "block slot",
+    "count restart",
+    "begin timer",
+    "end timer",
+    "begin first",
+    "begin next",
+    "record event",
+    "clear deaths",
+    "read inputs",
+    "complete exchange",
+]
+JobEffect: TypeAlias = Literal["record event", "end pause", "stop tasks", "resume clocks", "end"]
+Effect = TypeVar("Effect", bound=str)
+
+
+@dataclass(frozen=True, slots=True)
+class Transition(Generic[Effect]):
+    """What belongs to a transition."""
+
+    by: frozenset[Actor]
+    effects: tuple[Effect, ...]
+    """In the order in which they are applied."""
+
+
+Transitions: TypeAlias = Mapping[tuple[str, str], Transition[Effect]]
+"""By the states before and after."""
+COORDINATOR: Final = frozenset[Actor]({"coordinator"})
+WORKER: Final = frozenset[Actor]({"worker"})
+USER: Final = frozenset[Actor]({"user"})
+
+_EARLY: Final[tuple[TaskEffect, ...]] = ("leave channels", "end attempt", "interrupt", "record event")
+_ABANDONED: Final[tuple[TaskEffect, ...]] = ("block slot", *_EARLY)
+_LOST: Final[tuple[TaskEffect, ...]] = ("count lost rows", *_EARLY)
+_FINISHED: Final[tuple[TaskEffect, ...]] = (
+    *("move stage", "end attempt", "end move", "record event"),
+    *("clear deaths", "read inputs", "complete exchange"),
+)
+_RESTART: Final[tuple[TaskEffect, ...]] = ("count restart", "begin timer", "record event")
+_NEXT: Final[tuple[TaskEffect, ...]] = ("end timer", "begin next", "record event")
+_GIVEN_UP: Final[tuple[TaskEffect, ...]] = ("end attempt", "interrupt", "record event")
+
+TASK_TRANSITIONS: Final[Transitions[TaskEffect]] = {
+    (WAITING, "created"): Transition(COORDINATOR, ("move stage", "begin first", "record event")),
+    (WAITING, "canceled"): Transition(COORDINATOR, ("move stage", *_GIVEN_UP)),
+    ("created", "running"): Transition(WORKER, ("settle files", "record event")),
+    ("created", "finished"): Transition(WORKER, _FINISHED),
+    ("created", "failed"): Transition(WORKER | COORDINATOR, _EARLY),
+    ("created", "canceled"): Transition(WORKER | COORDINATOR, _EARLY),
+    ("created", "abandoned"): Transition(WORKER, _ABANDONED),
+    ("created", "lost"): Transition(COORDINATOR, _LOST),
+    ("running", "finished"): Transition(WORKER, _FINISHED),
+    ("running", "failed"): Transition(WORKER, _EARLY),
+    ("running", "canceled"): Transition(WORKER, _EARLY),
+    ("running", "abandoned"): Transition(WORKER, _ABANDONED),
+    ("running", "lost"): Transition(COORDINATOR, _LOST),
+    ("finished", "lost"): Transition(WORKER | COORDINATOR, ("move stage", *_LOST)),
+    ("finished", "restarting"): Transition(COORDINATOR, ("leave channels", "move stage", *_RESTART)),
+    ("failed", "restarting"): Transition(COORDINATOR, _RESTART),
+    ("canceled", "restarting"): Transition(COORDINATOR, _RESTART),
+    ("abandoned", "restarting"): Transition(COORDINATOR, _RESTART),
+    ("lost", "restarting"): Transition(COORDINATOR, _RESTART),
+    ("restarting", "waiting for a slot"): Transition(COORDINATOR, ("begin timer", "record event")),
+    ("restarting", "created"): Transition(COORDINATOR, _NEXT),
+    ("restarting", "canceled"): Transition(COORDINATOR, ("end timer", *_GIVEN_UP)),
+    ("waiting for a slot", "created"): Transition(COORDINATOR, _NEXT),
+    ("waiting for a slot", "canceled"): Transition(COORDINATOR, ("end timer", *_GIVEN_UP)),
 }
 """What is not here cannot happen to a task."""
-JOB_MOVES: Final[Mapping[str, frozenset[str]]] = {
-    "created": frozenset({"running", "failing", "canceling"}),
-    "running": frozenset({"pausing", "finished", "finished_with_loss", "failing", "canceling"}),
-    "pausing": frozenset({"running", "paused", "finished", "finished_with_loss", "failing", "canceling"}),
-    "paused": frozenset({"running", "failing", "canceling"}),
-    "failing": frozenset({"failed"}),
-    "canceling": frozenset({"canceled"}),
+
+_STOP: Final[tuple[JobEffect, ...]] = ("record event", "end pause", "stop tasks")
+_DONE: Final[tuple[JobEffect, ...]] = ("end pause", "end", "record event")
+
+JOB_TRANSITIONS: Final[Transitions[JobEffect]] = {
+    ("created", "running"): Transition(COORDINATOR, ("record event",)),
+    ("created", "failing"): Transition(COORDINATOR, _STOP),
+    ("created", "canceling"): Transition(USER, _STOP),
+    ("running", "pausing"): Transition(USER, ("record event",)),
+    ("running", "finished"): Transition(COORDINATOR, _DONE),
+    ("running", "finished_with_loss"): Transition(COORDINATOR, _DONE),
+    ("running", "failing"): Transition(COORDINATOR, _STOP),
+    ("running", "canceling"): Transition(USER, _STOP),
+    ("pausing", "running"): Transition(USER | COORDINATOR, ("record event",)),
+    ("pausing", "paused"): Transition(COORDINATOR, ("record event",)),
+    ("pausing", "finished"): Transition(COORDINATOR, _DONE),
+    ("pausing", "finished_with_loss"): Transition(COORDINATOR, _DONE),
+    ("pausing", "failing"): Transition(COORDINATOR, _STOP),
+    ("pausing", "canceling"): Transition(USER, _STOP),
+    ("paused", "running"): Transition(USER, ("resume clocks", "end pause", "record event")),
+    ("paused", "failing"): Transition(COORDINATOR, _STOP),
+    ("paused", "canceling"): Transition(USER, _STOP),
+    ("failing", "failed"): Transition(COORDINATOR, ("end", "record event")),
+    ("canceling", "canceled"): Transition(COORDINATOR, ("end", "record event")),
 }
+"""The same of a job."""
 JOB_OVER: Final = frozenset({"finished", "finished_with_loss", "failed", "canceled"})
+
+
+def may(table: Transitions[Effect], before: str, to: str, by: Actor) -> bool:
+    """Whether there is such a transition, and that actor may ask for it."""
+    found = table.get((before, to))
+    return found is not None and by in found.by
+
+
+def effects_of(table: Transitions[Effect], name: str, before: str, to: str, by: Actor) -> tuple[Effect, ...]:
+    """What belongs to that transition of the task or job of that name.
+
+    Raises:
+        AssertionError: there is none, or that actor may not ask for it.
+    """
+    if not may(table, before, to, by):
+        raise AssertionError(f"{name}: the {by} may not bring it from {before} to {to}")
+    return table[before, to].effects
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +272,7 @@ class Subtask(AttemptRecord):
     rows_collected: int = 0
     """Rows that the client has of the attempt."""
     readable: list[int] = field(default_factory=list)
-    """Edges for which the attempt has begun a buffer, as far as their consumers waited for that."""
+    """Transitions for which the attempt has begun a buffer, as far as their consumers waited for that."""
 
     def __str__(self) -> str:
         return f"{self.name}[{self.index}]"

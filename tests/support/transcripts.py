@@ -55,6 +55,7 @@ __all__ = [
     "CoordinatorTranscript",
     "WorkerTranscript",
     "check",
+    "played",
     "sent_to_workers",
     "taken_and_given",
     "word_of",
