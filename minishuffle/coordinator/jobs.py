@@ -74,7 +74,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
 )
 from minishuffle.wire.outputs import FileCompleted
-from minishuffle.wire.requests import DeployWait, JobInfo, JobRows, SlotWait, StageInfo, UserCall
+from minishuffle.wire.requests import DeployWait, JobInfo, JobRows, SlotWait, UserCall
 
 __all__ = ["Job"]
 
@@ -166,8 +166,6 @@ class Job:
         self._tasks = first_attempts(graph, placement, waiting=deploys_later(graph))
         self._states = Counter(task.state for task in self._tasks.values())
         self.stages, self.first_outputs = StageProgress(graph), FirstOutputs(graph)
-        self._too_wide: dict[int, str] = {}
-        """Why stages that may be deployed are not, when that was tried last."""
         self._times: dict[TaskKey, float] = {}
         """When a pending task is deployed, or gives the wait for a slot up."""
         self._failures: dict[TaskKey, Failures] = {}
@@ -280,7 +278,7 @@ class Job:
             first_failure=self.history.first_failure,
             slot_waits=self._slot_waits(),
             deploy_waits=self._deploy_waits(),
-            stages=self._stage_infos(),
+            stages=self.stages.infos(),
             pause=self.pause.phase,
             pause_problem=self.pause.problem,
             pause_left=self._left() if self.pause.phase == "paused" else [],
@@ -311,11 +309,14 @@ class Job:
             return []
         if self.first_outputs.is_used:
             return self._vertex_waits()
-        waiting = [number for number in range(len(self.stages.order)) if self.stages.state(number) == WAITING]
         return [
-            DeployWait(operators=list(self.stages.order[number].vertices), text=self._why_waiting(number))
-            for number in waiting
+            DeployWait(operators=list(stage.vertices), text=self._why_waiting(number))
+            for number, stage in enumerate(self.stages.order)
+            if self.stages.state(number) == WAITING
         ]
+
+    def _why_waiting(self, stage: int) -> str:
+        return self.stages.why_waiting(stage, is_paused=self.pause.phase != "none")
 
     def _vertex_waits(self) -> list[DeployWait]:
         """One for each vertex of which subtasks wait for the first rows of its inputs."""
@@ -336,38 +337,6 @@ class Job:
                 why = f"slots: {self.slots.shortage}" if self.slots.shortage else "its slots, which move"
             found.append(DeployWait(operators=[number], text=f"{vertex.name} waits for {why}"))
         return found
-
-    def _why_waiting(self, stage: int) -> str:
-        inputs = []
-        for edge in self.stages.inputs_left(stage):
-            complete, count = self.stages.partitions(edge)
-            inputs.append(f"{self._exchange(edge)} ({complete} of {count} partitions are complete)")
-        if inputs:
-            why = ", ".join(inputs)
-        elif self.pause.phase != "none":
-            why = "the end of the pause"
-        else:
-            why = self._too_wide.get(stage, "slots, behind stages before it")
-        return f"{self._stage_name(stage)} waits for {why}"
-
-    def _stage_infos(self) -> list[StageInfo]:
-        return [
-            StageInfo(
-                operators=list(stage.vertices),
-                state=self.stages.state(number),
-                version=self.stages.version(number),
-            )
-            for number, stage in enumerate(self.stages.order)
-        ]
-
-    def _stage_name(self, stage: int) -> str:
-        vertices = self.stages.order[stage].vertices
-        names = "; ".join(self.graph.vertices[vertex].name for vertex in vertices)
-        return f"stage {stage + 1} of {len(self.stages.order)} ({names})"
-
-    def _exchange(self, edge: int) -> str:
-        ends = self.graph.edges[edge].source, self.graph.edges[edge].target
-        return " => ".join(self.graph.vertices[vertex].name for vertex in ends)
 
     def rows_after(self, number: int) -> JobRows:
         """Collected batches after the first ``number``.
@@ -427,7 +396,7 @@ class Job:
             edge = self.graph.edges[number]
             producers = [(task.operator, n) for n in range(self.graph.vertices[task.operator].parallelism)]
             if edge.kind == "blocking" and all(self._tasks[key].state == "finished" for key in producers):
-                text = f"{self._exchange(number)}: all {len(producers)} partitions can be read"
+                text = f"{self.graph.exchange_name(number)}: all {len(producers)} partitions can be read"
                 self.history.note(at, "exchange complete", text, operator=task.operator)
 
     def _partitions_lost(self, task: Subtask, error: ErrorInfo | None, at: float) -> bool:
@@ -461,7 +430,7 @@ class Job:
         if edge not in self.graph.outputs_of(task.operator):
             return False
         if self._waits(self.graph.edges[edge].target) and not self._has_something(edge):
-            text = f"{self._exchange(edge)}: partition {task.index} can be read, on worker {worker}"
+            text = f"{self.graph.exchange_name(edge)}: partition {task.index} can be read, on worker {worker}"
             self.history.note(at, "partition readable", text, operator=task.operator, index=task.index)
         task.readable = sorted({edge, *task.readable})
         return True
@@ -1310,7 +1279,7 @@ class Job:
     def _move_stage(self, task: Subtask, change: _Change) -> None:
         if self.stages.moved(task.key, change.before, change.to):
             stage = self.stages.stage_of(task.operator)
-            text = f"{self._stage_name(stage)} runs again, version {self.stages.version(stage)}"
+            text = f"{self.stages.name(stage)} runs again, version {self.stages.version(stage)}"
             self.history.note(change.at, "stage restarting", text)
 
     def _end_attempt(self, task: Subtask, change: _Change) -> None:
@@ -1401,7 +1370,7 @@ class Job:
         for task in self._tasks.values():
             if task.state in PENDING or task.state == WAITING:
                 self._transition(task, "canceled", "coordinator", at, "the job ends")
-        self._too_wide.clear()
+        self.stages.give_up()
         self._drained.clear()
         self.move.give_up()
         self._regions.give_up()
@@ -1437,7 +1406,7 @@ class Job:
     def wants_slots(self) -> bool:
         """Whether a stage, or a subtask that was not deployed so far, waits for nothing but slots; or slots
         were lost that are kept for a stage."""
-        if self._too_wide or self.kept_slots_lost():
+        if self.stages.some_lack_slots or self.kept_slots_lost():
             return True
         return any(self.slot_of(task.key) in self.slots.vacant for task in self.first_due())
 
@@ -1490,17 +1459,16 @@ class Job:
 
     def stage_short(self, stage: int, why: str, at: float) -> None:
         """It could be deployed, but for ``why``."""
-        if self._too_wide.get(stage) != why:
-            self._too_wide[stage] = why
+        if self.stages.lacks_slots(stage, why):
             self.history.note(at, "stage waiting", self._why_waiting(stage))
 
     def stage_starts(self, stage: int, at: float) -> None:
         """It has got its slots, and is about to be deployed."""
-        self._too_wide.pop(stage, None)
+        self.stages.starts(stage)
         slots = {self.slot_of(task.key) for task in self.tasks_of(stage)}
         workers = ", ".join(map(str, sorted({self.slots.placement[slot] for slot in slots})))
         noun = "slot" if len(slots) == 1 else "slots"
-        text = f"{self._stage_name(stage)} in {len(slots)} {noun} of workers {workers}"
+        text = f"{self.stages.name(stage)} in {len(slots)} {noun} of workers {workers}"
         self.history.note(at, "stage deployed", text)
 
     def _give_slots_back(self, at: float) -> None:
@@ -1530,7 +1498,6 @@ class Job:
         never = {key for key, task in self._tasks.items() if task.attempt == NOT_DEPLOYED}
         assert {self._tasks[key].state for key in never} <= {WAITING, "canceled"}
         assert len(never) == states[WAITING] or self.stopping or self.terminal
-        assert not self._too_wide or states[WAITING]
         if self.stages.order and not (self.stopping or self.terminal):
             idle = set(range(len(self.slots.placement))) - self.slots.vacant - self.stages.slots_wanted()
             assert not idle, f"slots {sorted(idle)} are held for nothing"

@@ -34,6 +34,7 @@ from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.lifecycle import WAITING, Subtask
 from minishuffle.plan.graph import JobGraph
 from minishuffle.plan.stages import Stage, is_staged, stages_of
+from minishuffle.wire.requests import StageInfo
 
 __all__ = ["DueStage", "StageProgress", "stage_slots"]
 
@@ -70,6 +71,8 @@ class StageProgress:
         """By vertex, the subtasks that wait."""
         self._unfinished = Counter(widths)
         """By vertex, those that have yet to finish."""
+        self._short: dict[int, str] = {}
+        """Why stages that may be deployed are not, when that was tried last."""
 
     # --- what happens ---------------------------------------------------------------------------
 
@@ -87,6 +90,20 @@ class StageProgress:
         again = was == "complete" and self.state(stage) != "complete"
         self._versions[stage] += again
         return again
+
+    def lacks_slots(self, stage: int, why: str) -> bool:
+        """It could be deployed, but for ``why``; True if that is new."""
+        is_new = self._short.get(stage) != why
+        self._short[stage] = why
+        return is_new
+
+    def starts(self, stage: int) -> None:
+        """It has got its slots, and is about to be deployed."""
+        self._short.pop(stage, None)
+
+    def give_up(self) -> None:
+        """Nothing is deployed any more."""
+        self._short.clear()
 
     # --- where they are -------------------------------------------------------------------------
 
@@ -116,6 +133,35 @@ class StageProgress:
     def slots(self, stages: Iterable[int]) -> frozenset[int]:
         """Those in which these run."""
         return frozenset[int]().union(*(self._slots[stage] for stage in stages))
+
+    @property
+    def some_lack_slots(self) -> bool:
+        """Whether a stage waits for nothing but slots."""
+        return bool(self._short)
+
+    def name(self, stage: int) -> str:
+        """With its place in the order."""
+        names = "; ".join(self._graph.vertices[vertex].name for vertex in self.order[stage].vertices)
+        return f"stage {stage + 1} of {len(self.order)} ({names})"
+
+    def why_waiting(self, stage: int, *, is_paused: bool) -> str:
+        """Why a stage is not deployed, in words."""
+        why = []
+        for edge in self.inputs_left(stage):
+            complete, count = self.partitions(edge)
+            why.append(f"{self._graph.exchange_name(edge)} ({complete} of {count} partitions are complete)")
+        if not why and is_paused:
+            why = ["the end of the pause"]
+        elif not why:
+            why = [self._short.get(stage, "slots, behind stages before it")]
+        return f"{self.name(stage)} waits for {', '.join(why)}"
+
+    def infos(self) -> list[StageInfo]:
+        """As clients see them."""
+        return [
+            StageInfo(operators=list(stage.vertices), state=self.state(number), version=self.version(number))
+            for number, stage in enumerate(self.order)
+        ]
 
     # --- what follows ---------------------------------------------------------------------------
 
@@ -188,6 +234,7 @@ class StageProgress:
             waiting = sum(self._waiting[vertex] for vertex in stage.vertices)
             width = sum(self._graph.vertices[vertex].parallelism for vertex in stage.vertices)
             assert waiting in (0, width), f"stage {number} is half deployed"
+        assert all(self.state(stage) == "waiting" for stage in self._short)
 
 
 def stage_slots(graph: JobGraph) -> list[frozenset[int]]:

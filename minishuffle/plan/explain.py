@@ -185,15 +185,10 @@ def _shown(ships: dict[str, Any]) -> str:
 
 def _exchange(graph: JobGraph, number: int) -> str:
     edge = graph.edges[number]
-    text = f"{_ends(graph, number)}: {edge.partitioner}, {edge.kind}"
+    text = f"{graph.exchange_name(number)}: {edge.partitioner}, {edge.kind}"
     if edge.because_of is not None:
-        text += f" (since it joins both ends of {_ends(graph, edge.because_of)}, which is blocking)"
+        text += f" (since it joins both ends of {graph.exchange_name(edge.because_of)}, which is blocking)"
     return text
-
-
-def _ends(graph: JobGraph, number: int) -> str:
-    edge = graph.edges[number]
-    return f"{graph.vertices[edge.source].name} => {graph.vertices[edge.target].name}"
 
 
 def _schedule(graph: JobGraph) -> list[str]:

@@ -320,6 +320,11 @@ class JobGraph(BaseModel):
         """Indices of the edges that begin in ``vertex``."""
         return [i for i, edge in enumerate(self.edges) if edge.source == vertex]
 
+    def exchange_name(self, number: int) -> str:
+        """The names of the vertices at the ends of an edge."""
+        edge = self.edges[number]
+        return f"{self.vertices[edge.source].name} => {self.vertices[edge.target].name}"
+
     def to_bytes(self) -> bytes:
         """Text that is no Unicode is escaped, as in messages."""
         fields = self.model_dump(mode="python")
