@@ -661,13 +661,14 @@ class Client:
         state alone."""
         return self._repeated(ListJobs(tasks=tasks), JobList).jobs
 
-    def job(self, job: str) -> JobInfo:
-        """State, tasks and causes of one job.
+    def job(self, job: str, *, earlier: bool = False) -> JobInfo:
+        """State, tasks and causes of one job; with ``earlier``, counters of half a minute ago, where loads
+        and diagnoses begin.
 
         Raises:
             UnknownName: there is no such job.
         """
-        return self._repeated(ShowJob(job=job), JobInfo)
+        return self._repeated(ShowJob(job=job, earlier=earlier), JobInfo)
 
     def graph(self, job: str) -> GraphInfo:
         """Vertices and edges of one job.
@@ -725,9 +726,10 @@ class Client:
         """Workers with their connections, and jobs."""
         return self._repeated(GetStatus(), ClusterStatus)
 
-    def workers(self) -> list[WorkerInfo]:
-        """The workers with their connections alone."""
-        return self._repeated(GetStatus(jobs=False), ClusterStatus).workers
+    def workers(self, *, earlier: bool = False) -> list[WorkerInfo]:
+        """The workers with their connections alone; with ``earlier``, what they reported half a minute
+        ago."""
+        return self._repeated(GetStatus(jobs=False, earlier=earlier), ClusterStatus).workers
 
     def ask_workers(self, question: AskWorkers) -> WorkersAnswered:
         """What workers hold and wait for: within a second, whatever their tasks do.

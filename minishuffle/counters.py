@@ -225,6 +225,11 @@ class TaskCounters:
     """``count`` of the latency markers received, and their travel times in seconds: ``p50``, ``p95``,
     ``p99``, ``max``; empty before the first marker."""
 
+    @property
+    def seconds(self) -> float:
+        """The time that the task has reported."""
+        return self.busy_seconds + self.idle_seconds + self.backpressured_seconds
+
     def note_late(self, rows: int, *, dropped: bool) -> None:
         """Count ``rows`` late records; ``dropped``: no output gets them."""
         self.records_late += rows

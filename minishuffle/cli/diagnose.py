@@ -14,6 +14,7 @@ from minishuffle.cli.terminal import echo
 from minishuffle.client import Client
 from minishuffle.observe.diagnosis import (
     LATE_SECONDS_MAX,
+    SECONDS_LEAST,
     Diagnosis,
     Look,
     diagnose_job,
@@ -24,7 +25,6 @@ from minishuffle.observe.diagnosis import (
 
 __all__ = ["diagnose", "diagnosis_lines"]
 
-SECONDS_DEFAULT = 3.0
 LOOK_SECONDS = 0.1
 
 
@@ -33,18 +33,17 @@ LOOK_SECONDS = 0.1
 @click.option(
     "--seconds",
     type=FiniteRange(0.5, 600),
-    default=SECONDS_DEFAULT,
-    show_default=True,
-    help="Time between the two looks.",
+    help="Judge by the next so many seconds. Default: by the last half minute.",
 )
 @json_option
 @late_global_options
 @click.pass_context
-def diagnose(context: click.Context, job: str | None, seconds: float, as_json: bool) -> None:
+def diagnose(context: click.Context, job: str | None, seconds: float | None, as_json: bool) -> None:
     """Name the task that throttles JOB, the rule by which it is found, its numbers and what to change.
 
-    Without JOB, the one that runs. What heartbeats carry is looked at twice. If no task waits for another to
-    take its rows, and none falls behind what is sent to it, nothing is wrong.
+    Without JOB, the one that runs. It is judged by what heartbeats have carried in the last half minute, or
+    since it began. If no task waits for another to take its rows, and none falls behind what is sent to it,
+    nothing is wrong.
     """
     session = session_of(context)
     with session.client() as client:
@@ -86,17 +85,21 @@ def _item_text(item: Any) -> str:
     return f"{item['key']} ({item['share']:.0%})" if isinstance(item, dict) else str(item)
 
 
-def _diagnosis(client: Client, job: str, seconds: float) -> Diagnosis:
-    """Look twice, once every subtask that runs has reported so much time.
+def _diagnosis(client: Client, job: str, seconds: float | None) -> Diagnosis:
+    """Judge by the last half minute, or look again once every subtask that runs has reported so much time.
 
     Raises:
         UsageError: the job does not run.
     """
-    before = Look(require_running(client.job(job)), client.workers())
-    deadline = time.monotonic() + seconds + LATE_SECONDS_MAX
-    links = links_of(client.graph(job))
+    least, recent = (SECONDS_LEAST, True) if seconds is None else (seconds, False)
+    deadline = time.monotonic() + least + LATE_SECONDS_MAX
+    before, links = _look(client, job, earlier=recent), links_of(client.graph(job))
     while True:
+        after = _look(client, job)
+        if seconds_between(before.job, after.job) >= least or time.monotonic() > deadline:
+            return diagnose_job(before, after, links)
         time.sleep(LOOK_SECONDS)
-        after = require_running(client.job(job))
-        if seconds_between(before.job, after) >= seconds or time.monotonic() > deadline:
-            return diagnose_job(before, Look(after, client.workers()), links)
+
+
+def _look(client: Client, job: str, *, earlier: bool = False) -> Look:
+    return Look(require_running(client.job(job, earlier=earlier)), client.workers(earlier=earlier))

@@ -1,6 +1,7 @@
 """``minishuffle top``: how busy and how back-pressured each vertex of the running jobs is, and its rates.
 
-Loads come from two looks at what heartbeats have carried: see :mod:`~minishuffle.observe.loads`. Pools and
+Loads come from two looks at what heartbeats have carried: see :mod:`~minishuffle.observe.loads`. Their levels
+are those of the last half minute, by which ``diagnose`` judges too. Pools and
 channels come from the workers that run the job.
 """
 
@@ -25,8 +26,8 @@ from minishuffle.cli.vertexchannels import channel_maps, channel_table, pool_map
 from minishuffle.client import Client
 from minishuffle.console import console, new_table
 from minishuffle.errors import UsageError
-from minishuffle.observe.diagnosis import Backlog, Link, falling_behind, levelled, links_of
-from minishuffle.observe.loads import Level, seconds_of, vertex_loads
+from minishuffle.observe.diagnosis import Judged, Link, level_loads, links_of
+from minishuffle.observe.loads import Level, vertex_loads
 from minishuffle.wire.inquiries import AskWorkers
 from minishuffle.wire.requests import JobInfo
 
@@ -52,12 +53,10 @@ class WatchedCluster(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """What is shown at once: two looks at the same jobs, and what workers hold of the chosen vertex."""
+    """What is shown at once of jobs, and what workers hold of the chosen vertex."""
 
-    before: list[JobInfo]
-    after: list[JobInfo]
-    behind: list[Backlog | None]
-    """By job: the task that falls behind."""
+    jobs: list[tuple[JobInfo, Judged]]
+    """With the loads between the two looks, and the levels of the last half minute."""
     vertex: int | None
     workers: list[dict[str, Any]]
     silent: list[int]
@@ -76,7 +75,8 @@ def top(context: click.Context, job: str | None, vertex: str | None, once: bool,
     A vertex is as back-pressured as the most back-pressured of its subtasks: OK up to a tenth of its time,
     HIGH from a half on. The one that is busy behind others that are HIGH throttles the job. While none is
     back-pressured, one that is busy all the time and takes fewer records than are sent to it is BEHIND: the
-    rest waits in buffers, and 'minishuffle diagnose' says why.
+    rest waits in buffers, and 'minishuffle diagnose' says why. The level is of the last half minute, as in
+    'diagnose'; the numbers are of the last second.
 
     With --vertex, channels are written PRODUCER:CONSUMER, each as OPERATOR.INDEX. The credit of an input is
     what it has announced and the producer has not used; that of an output is what it holds. Channels within
@@ -93,8 +93,7 @@ def top(context: click.Context, job: str | None, vertex: str | None, once: bool,
         spans = _spans(client, job, vertex)
         if as_json:
             span = next(spans)
-            looked_at = zip(span.before, span.after, span.behind, strict=True)
-            print_json({"jobs": [_job_map(*each) | _vertex_map(span) for each in looked_at]})
+            print_json({"jobs": [_job_map(*each) | _vertex_map(span) for each in span.jobs]})
         elif once:
             console().print(_shown(next(spans)))
         else:
@@ -130,8 +129,11 @@ def _spans(client: Client, job: str | None, vertex: str | None) -> Iterator[_Spa
             chosen = vertex_number(before[0], vertex)
             answered = client.ask_workers(AskWorkers(job=before[0].job))
             workers, silent = [json.loads(each) for each in answered.answers.values()], answered.silent
-        behind = [falling_behind(was, now, links[now.job]) for was, now in zip(before, after, strict=True)]
-        yield _Span(before, after, behind, chosen, workers, silent)
+        jobs = [
+            (now, level_loads(vertex_loads(was, now), client.job(now.job, earlier=True), now, links[now.job]))
+            for was, now in zip(before, after, strict=True)
+        ]
+        yield _Span(jobs, chosen, workers, silent)
 
 
 def looks(client: WatchedCluster, job: str | None) -> Iterator[tuple[list[JobInfo], list[JobInfo]]]:
@@ -176,23 +178,22 @@ def _later(client: WatchedCluster, before: list[JobInfo]) -> list[JobInfo]:
             for was, now in zip(earlier.tasks, later.tasks, strict=True)
             if now.state == "running"
         ]
-        if all(seconds_of(now.counters) - seconds_of(was.counters) >= SPAN_SECONDS for was, now in pairs):
+        if all(now.counters.seconds - was.counters.seconds >= SPAN_SECONDS for was, now in pairs):
             return after
         if time.monotonic() > deadline:
             return after
         time.sleep(LOOK_SECONDS)
 
 
-def _job_map(before: JobInfo, after: JobInfo, behind: Backlog | None) -> dict[str, object]:
-    vertices = [asdict(load) for load in levelled(vertex_loads(before, after), behind)]
-    waits = [wait.text for wait in after.deploy_waits]
+def _job_map(job: JobInfo, found: Judged) -> dict[str, object]:
+    behind = found.behind
     return {
-        "job": after.job,
-        "name": after.name,
-        "state": after.state,
-        "vertices": vertices,
+        "job": job.job,
+        "name": job.name,
+        "state": job.state,
+        "vertices": [asdict(load) for load in found.loads],
         "falls_behind": None if behind is None else {"task": behind.task.name, "why": behind.text},
-        "waits": waits,
+        "waits": [wait.text for wait in job.deploy_waits],
     }
 
 
@@ -208,13 +209,13 @@ def _shown(span: _Span) -> Group:
     """The loads, what waits to be deployed, and pools and channels of the chosen vertex."""
     shown: list[Table | str] = [_table(span)]
     shown += [
-        f"{job.job} ({job.name}): {behind.task.name} falls behind: {behind.text}"
-        for job, behind in zip(span.after, span.behind, strict=True)
-        if behind is not None
+        f"{job.job} ({job.name}): {found.behind.task.name} falls behind: {found.behind.text}"
+        for job, found in span.jobs
+        if found.behind is not None
     ]
-    shown += [f"{job.job} ({job.name}): {wait.text}" for job in span.after for wait in job.deploy_waits]
+    shown += [f"{job.job} ({job.name}): {wait.text}" for job, _ in span.jobs for wait in job.deploy_waits]
     if span.vertex is not None:
-        name = next(task.name for task in span.after[0].tasks if task.operator == span.vertex)
+        name = span.jobs[0][1].loads[span.vertex].name
         pools, channels = pool_maps(span.workers, span.vertex), channel_maps(span.workers, span.vertex)
         shown += ["", pool_table(pools, name), "", channel_table(channels)]
         shown += [f"worker {worker} did not answer" for worker in span.silent]
@@ -224,10 +225,10 @@ def _shown(span: _Span) -> Group:
 def _table(span: _Span) -> Table:
     numbers = ("back-pressured", "busy", "records in", "records out")
     table = new_table(["job", "vertex", "level", *numbers, "busiest"], numbers)
-    for was, now, behind in zip(span.before, span.after, span.behind, strict=True):
-        for load in levelled(vertex_loads(was, now), behind):
+    for job, found in span.jobs:
+        for load in found.loads:
             table.add_row(
-                f"{now.job} ({now.name})",
+                f"{job.job} ({job.name})",
                 load.name,
                 load.level,
                 f"{load.backpressured:.0%}",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, assert_never
 
 from minishuffle import limits
-from minishuffle.coordinator.books import Books, Losses, TaskKey, rows_received
+from minishuffle.coordinator.books import Attempt, Books, Losses, TaskKey, Totals, rows_received
 from minishuffle.coordinator.deaths import STRATEGIES, Deaths
 from minishuffle.coordinator.ends import Done, Ends, EndsOfOne, done_with, is_stale, wanted_again
 from minishuffle.coordinator.failover import RESTART_BACKOFF, Failures, Regions
@@ -254,8 +254,16 @@ class Job:
             self._losses = self._books.losses(self._tasks.values())
         return self._losses
 
-    def info(self, at: float = 0.0, *, results: bool, tasks: bool = True) -> JobInfo:
-        """As clients see it at that time; ``results`` of sinks, or all ``tasks``, may be left out."""
+    def info(
+        self,
+        at: float = 0.0,
+        *,
+        results: bool,
+        tasks: bool = True,
+        recent: Mapping[Attempt, TaskCounters] | None = None,
+    ) -> JobInfo:
+        """As clients see it at that time; ``results`` of sinks, or all ``tasks``, may be left out. Attempts
+        in ``recent`` have counted what is there."""
         return JobInfo(
             at=at,
             job=self.id,
@@ -263,7 +271,7 @@ class Job:
             state=self.state,
             submitted_at=self.submitted_at,
             ended_at=self.ended_at,
-            tasks=[task.info(self._books.totals(task), results) for task in self.tasks() if tasks],
+            tasks=[task.info(self._totals(task, recent), results) for task in self.tasks() if tasks],
             causes=self.history.causes,
             collected_batches=self.history.batches,
             collects=[vertex.collects for vertex in self.graph.vertices if vertex.collects],
@@ -285,6 +293,11 @@ class Job:
             links_broken=self.links.infos(),
             flow_control=self.graph.settings.flow_control,
         )
+
+    def _totals(self, task: Subtask, recent: Mapping[Attempt, TaskCounters] | None) -> Totals:
+        if recent is None or task.id not in recent:
+            return self._books.totals(task)
+        return self._books.totals(replace(task, counters=recent[task.id]))
 
     def _slot_waits(self) -> list[SlotWait]:
         """One for each lost worker whose tasks have no slot."""

@@ -82,8 +82,10 @@ def status_reply(request: StatusRequest, cluster: ClusterView, now: float) -> Co
         case ListJobs(tasks=tasks):
             jobs = cluster.jobs.values()
             return JobList(jobs=[job.info(at, results=False, tasks=tasks) for job in jobs])
-        case ShowJob(job=name, results=results):
-            return cluster.jobs.named(name).info(at, results=results)
+        case ShowJob(job=name, results=results, earlier=earlier):
+            job = cluster.jobs.named(name)
+            recent = cluster.workers.recent_counters(name) if earlier else None
+            return job.info(at, results=results, recent=recent)
         case ShowGraph(job=name):
             return _graph_info(cluster.jobs.named(name))
         case GetFiles(job=name, after=after):
@@ -110,6 +112,7 @@ def _cluster_status(cluster: ClusterView, now: float, request: GetStatus) -> Clu
                 (cluster.links.reached[worker.worker], cluster.links.known(worker.worker)),
                 confined=worker.worker in confined,
                 reports=request.reports,
+                earlier=request.earlier,
             )
             for worker in cluster.workers
             if request.worker in (0, worker.worker)

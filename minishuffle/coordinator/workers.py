@@ -9,9 +9,11 @@ from typing import Final, Literal, NamedTuple
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
+from minishuffle.coordinator.books import Attempt
 from minishuffle.coordinator.draining import Drain
+from minishuffle.coordinator.recentreports import RecentReports
 from minishuffle.coordinator.recordcodec import Record
-from minishuffle.counters import WorkerEntry
+from minishuffle.counters import TaskCounters, WorkerEntry
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.ids import Address
 from minishuffle.releases import require_same_release
@@ -80,6 +82,7 @@ class Worker:
     ended_at: float = 0.0
     report: WorkerReport = field(default_factory=WorkerReport)
     peers: list[PeerReport] = field(default_factory=list)
+    recent: RecentReports = field(default_factory=RecentReports)
     applied: int = 0
     """The highest number of a report of it that was applied."""
     written_off: set[tuple[str, int]] = field(default_factory=set)
@@ -163,9 +166,11 @@ class Worker:
         *,
         confined: bool = False,
         reports: bool = True,
+        earlier: bool = False,
     ) -> WorkerInfo:
-        """As clients see it, with or without what it has reported last; ``reach``: its fields ``reachable``
-        and ``tried``."""
+        """As clients see it, with or without what it has reported last, or half a minute ago; ``reach``: its
+        fields ``reachable`` and ``tried``."""
+        report, peers = self.recent.report if earlier else (self.report, self.peers)
         admits = self.state == "alive" and not self.standby and self.drain is None
         return WorkerInfo(
             worker=self.worker,
@@ -183,8 +188,8 @@ class Worker:
             tried=reach[1],
             draining=self.drain is not None and self.state in ("alive", "awaited"),
             heartbeat_age_seconds=max(0.0, now - self.heard_at),
-            report=self.report if reports else WorkerReport(),
-            peers=self.peers if reports else [],
+            report=report if reports else WorkerReport(),
+            peers=peers if reports else [],
         )
 
     def entry(self, now: float) -> WorkerEntry:
@@ -252,6 +257,13 @@ class WorkerRegistry:
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(sorted(self._workers.values(), key=lambda worker: worker.worker))
+
+    def recent_counters(self, job: str) -> dict[Attempt, TaskCounters]:
+        """What the attempts of a job that heartbeats name had counted half a minute ago."""
+        found: dict[Attempt, TaskCounters] = {}
+        for worker in self.alive():
+            found |= worker.recent.counters(job)
+        return found
 
     def alive(self) -> list[Worker]:
         return [worker for worker in self if worker.state == "alive"]
@@ -428,6 +440,7 @@ class WorkerRegistry:
     def heartbeat(self, worker: Worker, message: Heartbeat) -> bool:
         """True: slots came back, whose threads have ended."""
         worker.report, worker.peers = message.report, message.peers
+        worker.recent.note(message)
         stuck = {(job, slot) for job, slots in message.report.stuck.items() for slot in slots}
         ended = worker.written_off - stuck
         worker.written_off -= ended

@@ -1,8 +1,11 @@
 """What throttles a job: a pure function of two looks at what heartbeats carry, and of the job graph.
 
+The first look is of half a minute ago, as the coordinator keeps it for all who judge
+(:mod:`~minishuffle.coordinator.recentreports`): so they find the same, and find it again in the next moment.
+
 If workers of the job have no connection, that is it: whatever waits then waits for that.
 
-A task is *throttled* while it waits for its output (``LOW_FROM`` of its time or more). Whoever throttles it
+A task is *throttled* while it waits for its output (more than ``LOW_FROM`` of its time). Whoever throttles it
 is behind it, so the search follows the data: among the tasks that throttled ones write to, the one that is
 busy, or always has something to read, is the bottleneck; if none is, what lies between them is, the exchange.
 Then the rules are tried in their order (:data:`RULES`): each is a condition, the numbers that show it, and
@@ -10,7 +13,7 @@ what to do.
 
 Small rows wait in buffers for a minute before anybody is throttled. Until then the bottleneck is a task that
 is busy all the time and whose vertex takes fewer records than are sent to it: it *falls behind*
-(:func:`falling_behind`).
+(:func:`level_loads`).
 
 If tasks wait for a slot, that is it (``waiting``): all others wait for them. So it is if nothing else of the
 job runs than what waits to be deployed. A job that is paused is just that.
@@ -32,7 +35,7 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from minishuffle.errors import UsageError
-from minishuffle.observe.loads import LOW_FROM, VertexLoad, seconds_of
+from minishuffle.observe.loads import LOW_FROM, Level, VertexLoad, vertex_loads
 from minishuffle.wire.messages import PeerReport
 from minishuffle.wire.requests import JOB_LIVE, GraphInfo, JobInfo, TaskInfo, WorkerInfo
 
@@ -40,14 +43,15 @@ __all__ = [
     "ALSO_SHORT_OF_CPU",
     "LATE_SECONDS_MAX",
     "RULES",
+    "SECONDS_LEAST",
     "SHORT_OF_CPU",
     "Backlog",
     "Diagnosis",
+    "Judged",
     "Link",
     "Look",
     "diagnose_job",
-    "falling_behind",
-    "levelled",
+    "level_loads",
     "links_of",
     "require_running",
     "seconds_between",
@@ -55,6 +59,8 @@ __all__ = [
 
 _THERE: Final = frozenset({"created", "running", "restarting"})
 """States of tasks that run, or are about to."""
+SECONDS_LEAST: Final = 3.0
+"""What a diagnosis is of at least, in a job that has just begun."""
 LATE_SECONDS_MAX: Final = 5.0
 """How much longer than asked for the second look is waited for, if subtasks report late."""
 
@@ -459,7 +465,7 @@ def diagnose_job(before: Look, after: Look, links: Iterable[Link]) -> Diagnosis:
     edges = list(links)
     spans = _spans(before.job, after.job)
     workers = _worker_spans(before.workers, after.workers)
-    throttled = [each for each in spans if each.backpressured >= LOW_FROM]
+    throttled = [each for each in spans if each.backpressured > LOW_FROM]
     if not throttled and after.job.links_broken:
         return _disconnected(after.job, "running without a worker")
     behind = _falling_behind(spans, edges)
@@ -532,15 +538,25 @@ class Backlog(NamedTuple):
         return f"{self.taken:,.0f} of {most}{self.sent:,.0f} records/s, the rest waits in buffers"
 
 
-def falling_behind(before: JobInfo, after: JobInfo, links: Iterable[Link]) -> Backlog | None:
-    """The task that falls behind what is sent to it between two looks, while nobody waits for it yet."""
-    return _falling_behind(_spans(before, after), list(links))
+class Judged(NamedTuple):
+    """The loads of all vertices of a job, and the task that falls behind what is sent to it while nobody
+    waits for it yet."""
+
+    loads: list[VertexLoad]
+    behind: Backlog | None
 
 
-def levelled(loads: Iterable[VertexLoad], behind: Backlog | None) -> list[VertexLoad]:
-    """The loads of all vertices of a job, where the level of the one that falls behind is BEHIND."""
+def level_loads(loads: Iterable[VertexLoad], earlier: JobInfo, now: JobInfo, links: Iterable[Link]) -> Judged:
+    """``loads``, which may be of a shorter time, with the levels of what was done since the ``earlier`` look:
+    what :func:`diagnose_job` finds by the same two looks. The vertex of the task that falls behind is
+    BEHIND."""
+    behind = _falling_behind(_spans(earlier, now), list(links))
     number = -1 if behind is None else behind.task.info.operator
-    return [replace(load, level="BEHIND") if each == number else load for each, load in enumerate(loads)]
+    levels: list[Level] = [load.level for load in vertex_loads(earlier, now)]
+    levelled = [
+        replace(load, level="BEHIND" if each == number else levels[each]) for each, load in enumerate(loads)
+    ]
+    return Judged(levelled, behind)
 
 
 def _falling_behind(spans: list[Span], edges: list[Link]) -> Backlog | None:
@@ -550,7 +566,7 @@ def _falling_behind(spans: list[Span], edges: list[Link]) -> Backlog | None:
     Records out of a vertex are counted for all of its edges together. So vertices with producers in common
     are looked at together. A vertex that is not at its limit keeps up: its records in were sent to it.
     """
-    if any(each.backpressured >= LOW_FROM for each in spans):
+    if any(each.backpressured > LOW_FROM for each in spans):
         return None
     taken, sent = defaultdict[int, float](float), defaultdict[int, float](float)
     for each in spans:
@@ -749,7 +765,7 @@ def seconds_between(before: JobInfo, after: JobInfo) -> float:
     """The least time that any subtask that runs has reported in between."""
     earlier = {(task.operator, task.index): task.counters for task in before.tasks}
     passed = [
-        seconds_of(task.counters) - seconds_of(earlier[task.operator, task.index])
+        task.counters.seconds - earlier[task.operator, task.index].seconds
         for task in after.tasks
         if task.state == "running"
     ]

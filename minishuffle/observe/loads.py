@@ -13,7 +13,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 from minishuffle.counters import TaskCounters
 from minishuffle.wire.requests import JobInfo
 
-__all__ = ["Level", "SubtaskLoad", "VertexLoad", "level_of", "loads_between", "seconds_of", "vertex_loads"]
+__all__ = ["Level", "SubtaskLoad", "VertexLoad", "level_of", "loads_between", "vertex_loads"]
 
 LOW_FROM: Final = 0.10
 HIGH_FROM: Final = 0.50
@@ -21,7 +21,7 @@ HIGH_FROM: Final = 0.50
 
 Level: TypeAlias = Literal["OK", "LOW", "HIGH", "BEHIND"]
 """BEHIND: it falls behind what is sent to it while nobody waits for it yet, see
-:func:`~minishuffle.observe.diagnosis.levelled`."""
+:func:`~minishuffle.observe.diagnosis.level_loads`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,6 @@ class VertexLoad:
 def level_of(backpressured: float) -> Level:
     """OK ≤ 0.10 < LOW ≤ 0.50 < HIGH."""
     return "OK" if backpressured <= LOW_FROM else "LOW" if backpressured <= HIGH_FROM else "HIGH"
-
-
-def seconds_of(counters: TaskCounters) -> float:
-    """The time that a subtask has reported."""
-    return counters.busy_seconds + counters.idle_seconds + counters.backpressured_seconds
 
 
 class CountedSubtask(Protocol):
@@ -102,7 +97,7 @@ def loads_between(
 
 def _subtask_load(was: TaskCounters, after: CountedSubtask) -> SubtaskLoad:
     now = after.counters
-    seconds = max(0.0, seconds_of(now) - seconds_of(was))
+    seconds = max(0.0, now.seconds - was.seconds)
 
     def per_second(growth: float) -> float:
         return max(0.0, growth) / seconds if seconds else 0.0

@@ -27,11 +27,11 @@ from minishuffle.errors import ResourceExhausted, ShuffleError, UnknownName, Usa
 from minishuffle.ids import Address
 from minishuffle.observe.diagnosis import (
     LATE_SECONDS_MAX,
+    SECONDS_LEAST,
     Diagnosis,
     Look,
     diagnose_job,
-    falling_behind,
-    levelled,
+    level_loads,
     links_of,
     require_running,
     seconds_between,
@@ -137,11 +137,11 @@ class Draining(BaseModel):
 
 
 class Between(BaseModel):
-    """The time between the two looks at a job."""
+    """The time from now on by which a job is judged; none: the last half minute."""
 
     model_config = ConfigDict(extra="forbid")
 
-    seconds: float = Field(3.0, ge=0.1, le=DIAGNOSED_SECONDS_MAX)
+    seconds: float | None = Field(None, ge=0.1, le=DIAGNOSED_SECONDS_MAX)
 
 
 class Sampling(BaseModel):
@@ -302,30 +302,35 @@ class RestInterface:
         loads = self._samples.loads(job) if runs else []
         if loads:
             links = links_of(await self._graph(job, None))
-            loads = levelled(loads, falling_behind(*self._samples.looks(info), links))
+            earlier = await self._ask(ShowJob(job=job, results=False, earlier=True), JobInfo)
+            loads = level_loads(loads, earlier, info, links).loads
         return JobLoads(job=job, name=info.name, state=info.state, vertices=loads)
 
     async def _diagnosis(self, job: str, query: Between) -> Diagnosis:
-        """Look twice, once every subtask that runs has reported so much time, or the job has ended."""
+        """Judge by the last half minute, or look again once every subtask that runs has reported so much
+        time, or the job has ended."""
         graph = await self._graph(job, None)
         links = links_of(graph)
-        before = await self._look_at(job)
+        least, recent = (SECONDS_LEAST, True) if query.seconds is None else (query.seconds, False)
+        before = await self._look_at(job, earlier=recent)
         require_running(before.job)
         clock = asyncio.get_running_loop().time
-        deadline = clock() + query.seconds + LATE_SECONDS_MAX
-        await asyncio.sleep(query.seconds)
+        deadline = clock() + least + LATE_SECONDS_MAX
         after = await self._look_at(job)
         while (
             after.job.state in JOB_LIVE
-            and seconds_between(before.job, after.job) < query.seconds
+            and seconds_between(before.job, after.job) < least
             and clock() < deadline
         ):
             await asyncio.sleep(LATE_LOOK_SECONDS)
             after = await self._look_at(job)
         return diagnose_job(before, after, links)
 
-    async def _look_at(self, job: str) -> Look:
-        return Look(await self._job(job, None), (await self._cluster("", None)).workers)
+    async def _look_at(self, job: str, *, earlier: bool = False) -> Look:
+        status = await self._ask(GetStatus(jobs=False, earlier=earlier), ClusterStatus)
+        return Look(
+            await self._ask(ShowJob(job=job, results=False, earlier=earlier), JobInfo), status.workers
+        )
 
     async def _history(self, job: str, query: After) -> JobSamples:
         await self._graph(job, None)

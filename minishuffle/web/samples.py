@@ -19,8 +19,7 @@ from pydantic import BaseModel
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import TaskCounters
-from minishuffle.observe.loads import VertexLoad, loads_between, seconds_of
-from minishuffle.wire.requests import JobInfo
+from minishuffle.observe.loads import VertexLoad, loads_between
 
 __all__ = ["SAMPLE_SECONDS", "JobSamples", "Samples", "WorkersSamples"]
 
@@ -111,18 +110,16 @@ class _JobHistory:
     def __init__(self) -> None:
         self.series = _Series()
         self.loads: list[VertexLoad] = []
-        self.before: dict[TaskKey, TaskCounters] = {}
-        """What each subtask had counted at the look before the last one, in the same attempt."""
         self.seen: dict[TaskKey, tuple[int, TaskCounters]] = {}
         """The attempt of each subtask and what it had counted at the last look."""
 
     def look(self, job: Job, at: float) -> None:
         tasks = list(job.tasks())
-        self.before = before = {}
+        before: dict[TaskKey, TaskCounters] = {}
         for task in tasks:
             attempt, counters = self.seen.get(task.key, (0, task.counters))
             before[task.key] = counters if attempt in (0, task.attempt) else TaskCounters()
-        heard = {task.operator for task in tasks if seconds_of(task.counters) > seconds_of(before[task.key])}
+        heard = {task.operator for task in tasks if task.counters.seconds > before[task.key].seconds}
         self.loads = loads_between(before, tasks)
         self.seen = {task.key: (task.attempt, task.counters) for task in tasks}
         row: list[float] = []
@@ -145,14 +142,6 @@ class _JobHistory:
             for number, load in enumerate(self.loads)
         ]
         return JobSamples(job=job, next=series.next, at=series.times(first), vertices=vertices)
-
-
-def _at_look(job: JobInfo, counted: dict[TaskKey, TaskCounters]) -> JobInfo:
-    tasks = [
-        task.model_copy(update={"counters": counted.get((task.operator, task.index), task.counters)})
-        for task in job.tasks
-    ]
-    return job.model_copy(update={"tasks": tasks})
 
 
 class Samples:
@@ -191,12 +180,6 @@ class Samples:
         """What the vertices of a job did between the last two looks; empty if there were not so many."""
         found = self._jobs.get(job)
         return [] if found is None or found.series.next < 2 else found.loads
-
-    def looks(self, job: JobInfo) -> tuple[JobInfo, JobInfo]:
-        """The job with what its subtasks had counted at the last two looks, as for its loads."""
-        found = self._jobs[job.job]
-        seen = {key: counters for key, (_, counters) in found.seen.items()}
-        return _at_look(job, found.before), _at_look(job, seen)
 
     def of_job(self, job: str, after: int) -> JobSamples:
         """Samples from number ``after`` on; none of a job that was never looked at."""

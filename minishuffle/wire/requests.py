@@ -162,11 +162,13 @@ class ListJobs(ControlMessage):
 
 
 class ShowJob(ControlMessage):
-    """Answered with ``JobInfo``; ``results`` of sinks may be left out."""
+    """Answered with ``JobInfo``; ``results`` of sinks may be left out. With ``earlier``, counters are those
+    of half a minute ago, or of when the attempts had their first records."""
 
     type: Literal["show_job"] = "show_job"
     job: str
     results: bool = True
+    earlier: bool = False
 
 
 class ShowGraph(ControlMessage):
@@ -252,11 +254,13 @@ class WaitJob(ControlMessage):
 
 class GetStatus(ControlMessage):
     """Without ``jobs``, only workers are listed; without ``reports``, not what they have reported of
-    themselves and of each other. With ``worker``, only that one is."""
+    themselves and of each other; with ``earlier``, these are of half a minute ago. With ``worker``, only
+    that one is."""
 
     type: Literal["get_status"] = "get_status"
     jobs: bool = True
     reports: bool = True
+    earlier: bool = False
     worker: WorkerNumber = 0
 
 

@@ -11,7 +11,7 @@ import pytest
 from minishuffle.cli.top import SPAN_SECONDS, _job_map, _shown, _Span, looks
 from minishuffle.console import console
 from minishuffle.counters import TaskCounters
-from minishuffle.observe.diagnosis import Link, falling_behind
+from minishuffle.observe.diagnosis import Judged, Link, level_loads
 from minishuffle.observe.loads import VertexLoad, level_of, vertex_loads
 from minishuffle.wire.requests import DeployWait, JobInfo, TaskInfo
 
@@ -107,7 +107,7 @@ def test_a_look_ends_one_span_and_begins_the_next(
 def test_what_waits_to_be_deployed_is_there() -> None:
     before = job(("lines", 0, TaskCounters()))
     waits = [DeployWait(operators=[1], text="stage 2 of 2 (count) waits for lines => count")]
-    shown = _job_map(before, before.model_copy(update={"deploy_waits": waits}), None)
+    shown = _job_map(before.model_copy(update={"deploy_waits": waits}), Judged([], None))
     assert shown["waits"] == ["stage 2 of 2 (count) waits for lines => count"]
 
 
@@ -120,14 +120,15 @@ def test_a_vertex_that_falls_behind_is_not_ok(
         ("lines", 0, TaskCounters(idle_seconds=1.0, records_out=1000)),
         ("map", 0, TaskCounters(busy_seconds=1.0, records_in=taken)),
     )
-    behind = falling_behind(before, after, [Link(0, 1, "hash")])
-    console().print(_shown(_Span([before], [after], [behind], None, [], [])))
+    found = level_loads(vertex_loads(after, after), before, after, [Link(0, 1, "hash")])
+    assert [each.records_in for each in found.loads] == [0, 0], "the numbers stay those of the shorter time"
+    console().print(_shown(_Span([(after, found)], None, [], [])))
     lines = capsys.readouterr().out.splitlines()
     levels = {words[2]: words[3] for words in map(str.split, lines) if words[0] == "j1"}
     assert (levels["lines"], levels["map"]) == ("OK", level)
     text = "100 of 1,000 records/s, the rest waits in buffers"
     assert (f"j1 (words): map[0] falls behind: {text}" in lines) is (level == "BEHIND")
     expected = {"task": "map[0]", "why": text} if level == "BEHIND" else None
-    shown: Any = _job_map(before, after, behind)
+    shown: Any = _job_map(after, found)
     assert shown["falls_behind"] == expected
     assert [each["level"] for each in shown["vertices"]] == ["OK", level]

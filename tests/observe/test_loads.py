@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minishuffle.counters import TaskCounters
-from minishuffle.observe.loads import loads_between, seconds_of
+from minishuffle.observe.loads import loads_between
 
 
 @dataclass
@@ -41,4 +41,4 @@ def test_counters_that_began_anew_are_no_negative_rates() -> None:
 
 
 def test_the_time_of_a_subtask_is_that_of_its_three_states() -> None:
-    assert seconds_of(TaskCounters(busy_seconds=1.0, idle_seconds=2.0, backpressured_seconds=4.0)) == 7.0
+    assert TaskCounters(busy_seconds=1.0, idle_seconds=2.0, backpressured_seconds=4.0).seconds == 7.0

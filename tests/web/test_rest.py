@@ -166,8 +166,12 @@ def test_loads_and_history_are_those_of_the_last_looks(monkeypatch: pytest.Monke
     bounded(body)
 
 
-def test_a_job_is_diagnosed_once_its_subtasks_have_reported_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("query", ["?seconds=0.1", ""])
+def test_a_job_is_diagnosed_once_its_subtasks_have_reported_the_time(
+    monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
     monkeypatch.setattr("minishuffle.web.rest.LATE_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("minishuffle.web.rest.SECONDS_LEAST", 0.1)
 
     async def body() -> None:
         async with rest() as api:
@@ -176,7 +180,7 @@ def test_a_job_is_diagnosed_once_its_subtasks_have_reported_the_time(monkeypatch
             def counted(source: TaskCounters, sink: TaskCounters) -> None:
                 api.coordinator.heartbeat({(job, 0, 0): source, (job, 1, 0): sink})
 
-            path = f"/api/v1/jobs/{job}/diagnosis?seconds=0.1"
+            path = f"/api/v1/jobs/{job}/diagnosis{query}"
             counted(TaskCounters(busy_seconds=1.0), TaskCounters(busy_seconds=1.0))
             asked = asyncio.create_task(api.get(path))
             while not asked.done():  # It begins with the first look, whenever that is.
@@ -192,7 +196,7 @@ def test_a_job_is_diagnosed_once_its_subtasks_have_reported_the_time(monkeypatch
             assert (found["job"], found["verdict"]) == (job, "throttled")
             assert (found["task"], found["rule"]) == ("count[0]", "slow function")
             assert found["evidence"]["its_backpressure"] == 1.0
-            assert (await api.ask(path.replace("=0.1", "=11")))[0] == 400
+            assert (await api.ask(f"/api/v1/jobs/{job}/diagnosis?seconds=11"))[0] == 400
             looks: list[ControlMessage] = []
             answered = api.coordinator.request
             monkeypatch.setattr(

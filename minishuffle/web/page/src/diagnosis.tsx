@@ -6,12 +6,12 @@ import { Empty, Facts, Section } from "./parts";
 
 const PAUSE_MS = 2000;
 const ANSWER_MS = 15_000;
-const PATH = "diagnosis?seconds=3";
+const PATH = "diagnosis";
 
 export function Diagnosed({ job, graph, choose }: { job: string; graph: Graph; choose: (vertex: number) => void }) {
   const { data } = usePoll<Diagnosis>(`jobs/${job}/${PATH}`, PAUSE_MS, null, ANSWER_MS);
   return (
-    <Section title="Diagnosis" id="diagnosis" note="From two looks at the job, three seconds apart.">
+    <Section title="Diagnosis" id="diagnosis" note="By the last half minute, or since the job began.">
       {data === null ? (
         <Empty>looking at the job …</Empty>
       ) : data.verdict === "healthy" ? (
