@@ -198,7 +198,7 @@ def _cancel_submission(client: Client, submission: str) -> None:
     try:
         job = client.cancel_submission(submission)
         if job:
-            _show_sinks(client.handle(job).wait_until_over(CANCEL_SECONDS), err=True)
+            _show_canceled(client.handle(job).wait_until_over(CANCEL_SECONDS), err=True)
     except (ShuffleError, TimeoutError) as error:
         echo(f"the job may still run: {error}; see 'minishuffle jobs list'", err=True)
 
@@ -220,6 +220,13 @@ def _show_result(result: JobResult, info: JobInfo, as_json: bool) -> None:
     for line in left_out_texts(info):
         echo(line)
     echo(f"job {result.job} ({result.name}) is {result.state} after {result.seconds:.2f} s")
+
+
+def _show_canceled(info: JobInfo, *, err: bool = False) -> None:
+    """What stays of a job that was cancelled: of sinks, what the last attempts gave; of files, all."""
+    _show_sinks(info, err=err)
+    if info.files_listed:
+        echo(tables.files_text(info), err=err)
 
 
 def _show_sinks(info: JobInfo, *, err: bool = False) -> None:
@@ -339,7 +346,9 @@ def show(context: click.Context, job: str, as_json: bool) -> None:
 @late_global_options
 @click.pass_context
 def cancel(context: click.Context, job: str, give_up_results: bool, as_json: bool) -> None:
-    """Cancel a job and wait until it has ended.
+    """Cancel a job and wait until it has ended; say which files and results it leaves.
+
+    Of each sink it prints what its last attempt gave; 'files completed' counts the files of all attempts.
 
     While the coordinator's journal cannot be written (its disk is full), what the job keeps for readers is
     given up in any case: that may be what fills the disk.
@@ -350,9 +359,10 @@ def cancel(context: click.Context, job: str, give_up_results: bool, as_json: boo
         info = handle.wait_until_over(CANCEL_SECONDS)
     if as_json:
         results = [{"name": r.name, "index": r.index, "value": r.value} for r in results_of(info)]
-        print_json({"job": info.job, "name": info.name, "state": info.state, "results": results})
+        files = {"files_listed": info.files_listed, "file_rows": info.file_rows}
+        print_json({"job": info.job, "name": info.name, "state": info.state, "results": results, **files})
     else:
-        _show_sinks(info)
+        _show_canceled(info)
         freed = "; what it kept for readers is given up" if give_up_results else ""
         echo(f"job {info.job} ({info.name}) is {info.state}{freed}")
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "byte_text",
     "event_line",
+    "files_text",
     "job_map",
     "limits_hit",
     "lost_text",
@@ -237,7 +238,7 @@ def show_job(job: JobInfo) -> None:
             soft_wrap=True,
         )
     if job.files_listed:
-        out.print(f"files completed: {job.files_listed:,} with {counted(job.file_rows, 'row')}")
+        out.print(files_text(job))
     for number, cause in enumerate(job.causes):
         label = "first cause" if number == 0 else "then"
         text = cause_text(cause)
@@ -246,6 +247,11 @@ def show_job(job: JobInfo) -> None:
             out.print(cause.traceback.rstrip())
     if job.first_failure is not None and not job.causes:
         out.print(f"first failure: {failure_lines(job.first_failure)}")
+
+
+def files_text(job: JobInfo) -> str:
+    """How many files all attempts of a job have completed."""
+    return f"files completed: {job.files_listed:,} with {counted(job.file_rows, 'row')}"
 
 
 def _show_what_stands(job: JobInfo) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from minishuffle.cli.jobs import _file_line, _parted, _run_and_wait
+from minishuffle.cli.jobs import _file_line, _parted, _run_and_wait, _show_canceled
 from minishuffle.cli.loading import load_job
 from minishuffle.cli.main import Terminated
 from minishuffle.cli.tables import event_line
@@ -286,6 +286,13 @@ def test_a_wait_counts_what_was_left_out_and_exits_with_3_if_there_is_to_be_noth
     assert "2 records are dead letters" in result.stdout
     found = json.loads(run("submit", "keyby", "--wait", "--json", *flags).stdout)
     assert found["left_out"] == {"late": 3, "dead_letters": 2}
+
+
+def test_a_cancel_counts_the_files_of_all_attempts(capsys: pytest.CaptureFixture[str]) -> None:
+    left = JobInfo(job="j1", name="words", state="canceled", submitted_at=1.0, tasks=[], causes=[])
+    _show_canceled(left)
+    _show_canceled(left.model_copy(update={"files_listed": 12, "file_rows": 4032}))
+    assert capsys.readouterr().out == "files completed: 12 with 4,032 rows\n"
 
 
 def test_a_file_that_may_still_be_hidden_is_shown_with_that_name() -> None:
