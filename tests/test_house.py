@@ -141,6 +141,7 @@ SMALL = {
     "exchange/notices": "entries of a channel's queue without data",
     "kernels/trust": "who can have put a file where it is",
     "observe/leftout": "in words, the records that a job left out of its results",
+    "observe/vertices": "a vertex of a job, as users name it",
     "operators/deviation": "the standard deviation",
     "operators/event_time": "where the event time of a record stands",
     "operators/misplaced_nulls": "nulls that a schema rules out",

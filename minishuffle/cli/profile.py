@@ -23,7 +23,6 @@ from minishuffle.cli.session import (
 )
 from minishuffle.cli.terminal import echo
 from minishuffle.cli.top import WatchedCluster, looks
-from minishuffle.cli.vertexchannels import vertex_number
 from minishuffle.client import Client
 from minishuffle.errors import UsageError
 from minishuffle.observe.loads import vertex_loads
@@ -36,6 +35,7 @@ from minishuffle.observe.profiles import (
     folded_lines,
     functions,
 )
+from minishuffle.observe.vertices import vertex_number
 from minishuffle.wire.inquiries import TaskProfile
 from minishuffle.wire.requests import JOB_LIVE, TaskInfo
 

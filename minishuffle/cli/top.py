@@ -22,12 +22,13 @@ from rich.table import Table
 from minishuffle.cli.completion import complete_job
 from minishuffle.cli.session import json_option, late_global_options, print_json, session_of
 from minishuffle.cli.tables import rate_text
-from minishuffle.cli.vertexchannels import channel_maps, channel_table, pool_maps, pool_table, vertex_number
+from minishuffle.cli.vertexchannels import channel_maps, channel_table, pool_maps, pool_table
 from minishuffle.client import Client
 from minishuffle.console import console, new_table
 from minishuffle.errors import UsageError
 from minishuffle.observe.diagnosis import Judged, Link, level_loads, links_of
 from minishuffle.observe.loads import Level, vertex_loads
+from minishuffle.observe.vertices import vertex_number
 from minishuffle.wire.inquiries import AskWorkers
 from minishuffle.wire.requests import JobInfo
 

@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from rich.table import Table
 
 from minishuffle.console import new_table
-from minishuffle.errors import UsageError
-from minishuffle.wire.requests import JobInfo
 
-__all__ = ["channel_maps", "channel_table", "pool_maps", "pool_table", "vertex_number"]
+__all__ = ["channel_maps", "channel_table", "pool_maps", "pool_table"]
 
-CHAINED = " -> "
-"""Between the operators in the name of a vertex."""
 Fields: TypeAlias = dict[str, Any]
-
-
-def vertex_number(job: JobInfo, vertex: str, way: str = "") -> int:
-    """The number of a vertex that is named by its number, its name, or one of its operators.
-
-    ``way`` stands at the end of the error about one that is not there.
-
-    Raises:
-        UsageError: the job has no such vertex, or several of that name.
-    """
-    names = {task.operator: task.name for task in job.tasks}
-    if vertex.isdecimal() and int(vertex) in names:
-        return int(vertex)
-    found = [operator for operator, name in sorted(names.items()) if vertex in (name, *name.split(CHAINED))]
-    if len(found) == 1:
-        return found[0]
-    known = ", ".join(f"{operator} ({name})" for operator, name in sorted(names.items()))
-    if found:
-        raise UsageError(f"job {job.job} has several vertices {vertex!r}: name one by its number: {known}")
-    operators = [operator for name in names.values() for operator in (name, *name.split(CHAINED))]
-    near = difflib.get_close_matches(vertex, operators, 1)
-    hint = f"did you mean {near[0]!r}? It has" if near else "name one by its number:"
-    raise UsageError(f"job {job.job} has no vertex or operator {vertex!r}: {hint} {known}{way}")
 
 
 def pool_maps(workers: Iterable[Fields], vertex: int) -> list[Fields]:

@@ -41,6 +41,7 @@ from minishuffle.wire.requests import JOB_LIVE, GraphInfo, JobInfo, TaskInfo, Wo
 
 __all__ = [
     "ALSO_SHORT_OF_CPU",
+    "CHAINED",
     "LATE_SECONDS_MAX",
     "RULES",
     "SECONDS_LEAST",

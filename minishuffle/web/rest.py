@@ -44,6 +44,7 @@ from minishuffle.observe.edgerows import (
 )
 from minishuffle.observe.loads import VertexLoad
 from minishuffle.observe.profiles import PROFILE_LATE_SECONDS_MAX, ProfileQuestion, SubtaskProfile
+from minishuffle.observe.vertices import vertex_number
 from minishuffle.transport.credentials import Credentials
 from minishuffle.web.openapi import Operation, openapi_document
 from minishuffle.web.pools import ANSWER_SECONDS_MAX, JobBuffers, asked_workers
@@ -82,6 +83,8 @@ DIAGNOSED_SECONDS_MAX: Final = WAIT_SECONDS_MAX - LATE_SECONDS_MAX
 PROFILED_SECONDS_MAX: Final = WAIT_SECONDS_MAX - PROFILE_LATE_SECONDS_MAX
 LATE_LOOK_SECONDS: Final = 0.25
 """Between the looks at a job whose subtasks report late."""
+OPERATOR_MAX: Final = 1_000
+"""Characters of a vertex's name in a request."""
 NAME_SHOWN: Final = 20
 """Characters of a name in an error."""
 NUMBER_MAX: Final = (1 << 53) - 1
@@ -154,11 +157,12 @@ class Sampling(BaseModel):
 
 
 class Profiling(BaseModel):
-    """The subtask, how long samples of it are taken, and how many in a second."""
+    """The subtask: ``operator`` is a vertex of the job, by its number or name, or one of its operators. How
+    long samples of it are taken, and how many in a second."""
 
     model_config = ConfigDict(extra="forbid")
 
-    operator: int = Field(0, ge=0, le=NUMBER_MAX)
+    operator: str = Field("0", max_length=OPERATOR_MAX)
     index: int = Field(0, ge=0, le=NUMBER_MAX)
     seconds: float = Field(5.0, ge=0.1, le=PROFILED_SECONDS_MAX)
     rate: float = Field(50.0, ge=1.0, le=limits.PROFILE_HERTZ_MAX)
@@ -360,10 +364,12 @@ class RestInterface:
         info = await self._job(job, None)
         if info.state not in JOB_LIVE:
             raise UsageError(f"job {job} is {info.state}: only one that runs has a profile")
-        place = query.operator, query.index
-        task = next((task for task in info.tasks if (task.operator, task.index) == place), None)
+        vertex = vertex_number(info, query.operator)
+        tasks = [task for task in info.tasks if task.operator == vertex]
+        task = next((task for task in tasks if task.index == query.index), None)
         if task is None:
-            raise UnknownName(f"job {job} has no subtask {query.index} of operator {query.operator}")
+            text = f"vertex {vertex} ({tasks[0].name}) of job {job} has no subtask {query.index}"
+            raise UnknownName(f"{text}: its last is {max(each.index for each in tasks)}")
         question = ProfileQuestion(job, task, secrets.token_hex(8), seconds=query.seconds, hertz=query.rate)
         clock = asyncio.get_running_loop().time
         deadline = clock() + query.seconds + PROFILE_LATE_SECONDS_MAX

@@ -5,19 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
-
 from minishuffle.cli.vertexchannels import (
     channel_maps,
     channel_table,
     pool_maps,
     pool_table,
-    vertex_number,
 )
 from minishuffle.console import console
-from minishuffle.counters import TaskCounters
-from minishuffle.errors import UsageError
-from minishuffle.wire.requests import JobInfo, TaskInfo
 
 CREDIT = {"announced": 2, "unannounced": 1, "starved": True}
 
@@ -91,43 +85,3 @@ def test_tables_name_subtasks_and_say_what_starves() -> None:
     assert "lines[1] out of edge 0 7 8" in shown
     assert "0.0:1.1 in 3 - 2 1 starved" in shown
     assert "0.1:1.1 in 3 - - -" in shown
-
-
-def job(*names: str) -> JobInfo:
-    tasks = [
-        TaskInfo(
-            operator=number,
-            name=name,
-            index=0,
-            attempt=1,
-            state="running",
-            worker=1,
-            counters=TaskCounters(),
-        )
-        for number, name in enumerate(names)
-    ]
-    return JobInfo(
-        job="j1", name="words", state="running", submitted_at=1.0, ended_at=0.0, tasks=tasks, causes=[]
-    )
-
-
-def test_a_vertex_is_named_by_its_name_its_number_or_an_operator() -> None:
-    assert vertex_number(job("lines", "count"), "count") == 1
-    assert vertex_number(job("lines", "count"), "0") == 0
-    assert vertex_number(job("lines -> words", "count -> to_count"), "count") == 1
-
-
-@pytest.mark.parametrize(
-    ("vertex", "text"),
-    [
-        (
-            "counts",
-            "job j1 has no vertex or operator 'counts': name one by its number: 0 (lines), 1 (map), 2 (map)",
-        ),
-        ("9", "job j1 has no vertex or operator '9'"),
-        ("map", "job j1 has several vertices 'map'"),
-    ],
-)
-def test_a_vertex_that_is_not_there_or_not_one_is_refused(vertex: str, text: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(text)):
-        vertex_number(job("lines", "map", "map"), vertex)

@@ -301,12 +301,17 @@ def test_a_profile_is_asked_for_until_it_has_ended() -> None:
         async with rest() as api:
             job = api.coordinator.submit(parallelism=2)
             path = f"/api/v1/jobs/{job}/profile"
-            found = await api.get(f"{path}?operator=1&index=1&seconds=0.5&rate=100")
+            found = await api.get(f"{path}?operator=count&index=1&seconds=0.5&rate=100")
             tasks = {(task.operator, task.index): task for task in api.coordinator.tasks.values()}
             assert (found["job"], found["task"], found["state"]) == (job, f"{tasks[1, 1].name}[1]", "ended")
             assert len(api.coordinator.profiles) == 2 and len(set(api.coordinator.profiles)) == 1
             for query, status, text in (
-                ("operator=9", 404, f"job {job} has no subtask 0 of operator 9"),
+                ("operator=9", 404, "no vertex or operator '9': name one by its number: 0 (read), 1 (count)"),
+                (
+                    "operator=count&index=2",
+                    404,
+                    f"vertex 1 (count) of job {job} has no subtask 2: its last is 1",
+                ),
                 ("seconds=11", 400, "parameter seconds"),
                 ("rate=1000", 400, "parameter rate"),
             ):
