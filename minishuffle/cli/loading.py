@@ -97,13 +97,17 @@ class Kind(Generic[Made]):
     name: str
     type: type[Made]
     type_name: str
+    names: str
+    """Several of its type, in a text."""
     fix: str
     """What to change in a function that returns something else."""
     built_in: Mapping[str, str]
 
 
-JOB: Kind[StreamBase] = Kind("job", StreamBase, "a Stream or a Table", "return what a sink gives", BUILT_IN)
-PIPELINE: Kind[Pipeline] = Kind("pipeline", Pipeline, "a Pipeline", "return one", PIPELINES)  # type: ignore[type-abstract]
+JOB: Kind[StreamBase] = Kind(
+    "job", StreamBase, "a Stream or a Table", "streams and tables", "return what a sink gives", BUILT_IN
+)
+PIPELINE: Kind[Pipeline] = Kind("pipeline", Pipeline, "a Pipeline", "pipelines", "return one", PIPELINES)  # type: ignore[type-abstract]
 
 
 @dataclass(slots=True, frozen=True)
@@ -119,6 +123,8 @@ class Found(Generic[Made]):
     """Where its functions import from: that of its file; None for what is built in."""
     source: str = ""
     """Its file, without folders, or its module; empty for what is built in."""
+    hint: str = ""
+    """For errors about its parameters: what else of the file may be meant."""
 
     @property
     def label(self) -> str:
@@ -150,7 +156,8 @@ class Found(Generic[Made]):
             raise ShuffleError(f"{what} cannot be built: {told_from_outside(error, _is_ours)}") from error
         if not isinstance(made, self.kind.type):
             other = type(made).__name__
-            raise UsageError(f"{what} must return {self.kind.type_name}, not {other}: {self.kind.fix}")
+            fix = f"{self.kind.fix}{self.hint}"
+            raise UsageError(f"{what} must return {self.kind.type_name}, not {other}: {fix}")
         return made
 
     def _values(self, settings: Sequence[str]) -> dict[str, Any]:
@@ -170,7 +177,7 @@ class Found(Generic[Made]):
         missing = [p.name for p in self.parameters if p.required and p.name not in values]
         if missing:
             needed = " ".join(f"--set {name}=…" for name in missing)
-            raise UsageError(f"{self.kind.name} {self.name} needs {needed}; {takes}")
+            raise UsageError(f"{self.kind.name} {self.name} needs {needed}; {takes}{self.hint}")
         return values
 
 
@@ -304,28 +311,34 @@ def _by_value(directory: Path | None, kind: Kind[Any]) -> Iterator[None]:
 
 
 def _found_in(module: ModuleType, attribute: str, spec: str, kind: Kind[Made]) -> Found[Made]:
+    made = [name for name, value in vars(module).items() if isinstance(value, kind.type)]
     if not hasattr(module, attribute):
-        own = [
-            name
-            for name, value in vars(module).items()
-            if isinstance(value, kind.type)
-            or (
-                (inspect.isfunction(value) or _is_kind(value, kind))
-                and value.__module__ == module.__name__
-                and name[0] != "_"
-            )
-        ]
-        there = f"; there are {', '.join(own)}" if own else ""
+        makes = [name for name, value in vars(module).items() if _may_make(value, module, kind)]
+        own = made + [name for name in makes if name[0] != "_"]
+        there = f"; {_meant(attribute, own)}there are {', '.join(own)}" if own else ""
         raise UnknownName(f"{spec}: there is no attribute {attribute!r}{there}")
     target = getattr(module, attribute)
     name = spec if spec in kind.built_in else attribute
     if isinstance(target, kind.type):
         return Found(kind, name, "", (), target)
+    hint = f"; {_meant(attribute, made)}{kind.names} of the file: {', '.join(made)}" if made else ""
     if not callable(target) or (inspect.isclass(target) and not _is_kind(target, kind)):
         other = type(target).__name__
-        raise UsageError(f"{spec} is of type {other}, not {kind.type_name} nor a function that returns one")
+        raise UsageError(
+            f"{spec} is of type {other}, not {kind.type_name} nor a function that returns one{hint}"
+        )
     doc = (inspect.getdoc(target) or "").replace("``", "")
-    return Found(kind, name, doc, _parameters(target, spec), target)
+    return Found(kind, name, doc, _parameters(target, spec, hint), target, hint=hint)
+
+
+def _meant(attribute: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(attribute, names, 1)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def _may_make(value: Any, module: ModuleType, kind: Kind[Any]) -> bool:
+    """It is a function of the module's own, or a class, that may give what is looked for."""
+    return (inspect.isfunction(value) or _is_kind(value, kind)) and value.__module__ == module.__name__
 
 
 def _is_kind(target: Any, kind: Kind[Any]) -> bool:
@@ -333,22 +346,22 @@ def _is_kind(target: Any, kind: Kind[Any]) -> bool:
     return inspect.isclass(target) and issubclass(target, kind.type) and not inspect.isabstract(target)
 
 
-def _parameters(function: Callable[..., Any], spec: str) -> tuple[JobParameter, ...]:
+def _parameters(function: Callable[..., Any], spec: str, hint: str) -> tuple[JobParameter, ...]:
     try:
         made_by = function.__init__ if inspect.isclass(function) else function
         hints = typing.get_type_hints(made_by, include_extras=True)
     except NameError as error:
-        raise UsageError(f"{spec}: an annotation cannot be read: {error}") from None
+        raise UsageError(f"{spec}: an annotation cannot be read: {error}{hint}") from None
     found = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise UsageError(f"{spec}: parameter {name} must not be positional-only")
+            raise UsageError(f"{spec}: parameter {name} must not be positional-only{hint}")
         if name in hints:
             found.append(JobParameter(name, hints[name], parameter.default))
         elif parameter.default is REQUIRED:
-            raise UsageError(f"{spec}: parameter {name} has no annotation, so no --set can give it")
+            raise UsageError(f"{spec}: parameter {name} has no annotation, so no --set can give it{hint}")
     return tuple(found)
 
 

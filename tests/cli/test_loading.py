@@ -34,6 +34,9 @@ def broken(count: int = 0) -> Stream:
 
 def bare(count) -> Stream:
     return ready
+
+def read(row):
+    return row
 '''
 
 
@@ -87,7 +90,10 @@ def test_a_function_of_a_file_and_its_parameters(job_file: Path) -> None:
         (["count=many"], r"--set count=many: Input should be a valid integer"),
         (["count=0"], "--set count=0: Input should be greater than 0"),
         (["count=1", "factor=[]"], "--set factor=\\[\\]"),
-        ([], r"job numbers needs --set count=…; job numbers takes count: "),
+        (
+            [],
+            r"needs --set count=…; job numbers takes count: .*; streams and tables of the file: ready",
+        ),
     ],
 )
 def test_bad_settings_are_one_error(job_file: Path, settings: list[str], text: str) -> None:
@@ -176,8 +182,22 @@ def test_a_module_of_the_working_directory(job_file: Path, monkeypatch: pytest.M
             UnknownName,
             "no attribute 'absent'; there are ready, numbers, wrong, broken, bare",
         ),
+        (
+            "{file}:reddy",
+            UnknownName,
+            r"no attribute 'reddy'; did you mean 'ready'\? there are ready, numbers, ",
+        ),
         ("{file}:number", UsageError, "is of type int, not a Stream or a Table"),
-        ("{file}:bare", UsageError, "parameter count has no annotation"),
+        (
+            "{file}:bare",
+            UsageError,
+            "parameter count has no annotation, .*; streams and tables of the file: ready",
+        ),
+        (
+            "{file}:read",
+            UsageError,
+            r"parameter row has .*; did you mean 'ready'\? streams and tables of the",
+        ),
     ],
 )
 def test_what_is_no_job_is_one_clear_error(

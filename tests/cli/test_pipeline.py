@@ -69,7 +69,7 @@ def own(tmp_path: Path) -> Path:
         (["fligts"], "there is no built-in pipeline 'fligts'; did you mean 'flights'?"),
         (["absent.py:pipeline"], "there is no file absent.py"),
         (["absent.py"], "say which attribute of the file is the pipeline, as absent.py:ATTRIBUTE"),
-        (["{own}:other"], "there is no attribute 'other'; there are Own, pipeline, own"),
+        (["{own}:other"], "there is no attribute 'other'; there are own, Own, pipeline"),
         (["{own}:number"], "is of type int, not a Pipeline nor a function that returns one"),
         (["{own}:Pipeline"], "not a Pipeline nor a function that returns one"),
         (["{own}:own", "--set", "size=3"], "pipeline own takes no parameters"),
