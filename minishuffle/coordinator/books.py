@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from minishuffle.coordinator.recordcodec import Record
 from minishuffle.counters import TaskCounters
@@ -63,7 +63,7 @@ Attempt: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(slots=True)
-class AttemptRecord:
+class AttemptRecord(Record):
     """What is known of one attempt. ``end`` is empty while it runs; ``early``: it ended, but not with its
     work done; ``died``: its worker was lost, and with it what it held or kept for others."""
 
@@ -119,6 +119,20 @@ class Past(NamedTuple):
 
     def plus(self, others: Iterable[int]) -> Past:
         return Past(*(one + other for one, other in zip(self, others, strict=True)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BooksRecord(Record):
+    """What is lost for good, and of which attempts the traffic is not kept any more."""
+
+    undelivered: int
+    in_flight: int
+    again: int = 0
+    unfinished: int
+    lossy: bool
+    lost: dict[str, int]
+    past: tuple[tuple[int, int, int, int, int, int, int], ...]
+    """An :data:`Attempt`, and :class:`Past`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,30 +255,29 @@ class Books:
 
     # --- journal ---------------------------------------------------------------------------------
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> BooksRecord:
         """What is not of a single subtask."""
-        return {
-            "undelivered": self._undelivered_before,
-            "in_flight": self._in_flight_before,
-            "again": self._again_before,
-            "unfinished": self._unfinished_before,
-            "lossy": self._lossy,
-            "lost": dict(self._lost),
-            "past": [[*attempt, *past] for attempt, past in self._past.items()],
-        }
+        return BooksRecord(
+            undelivered=self._undelivered_before,
+            in_flight=self._in_flight_before,
+            again=self._again_before,
+            unfinished=self._unfinished_before,
+            lossy=self._lossy,
+            lost=dict(self._lost),
+            past=tuple((*attempt, *past) for attempt, past in self._past.items()),
+        )
 
     def past_record(self, key: TaskKey) -> PastRecord | None:
         """The attempts of a subtask that were replaced; None if there are none."""
         ended = self._ended.get(key)
         return PastRecord(tuple(ended), self._before.get(key)) if ended else None
 
-    def recall(self, record: Mapping[str, Any], past: Mapping[TaskKey, PastRecord]) -> None:
+    def recall(self, record: BooksRecord, past: Mapping[TaskKey, PastRecord]) -> None:
         """Become what these records say."""
-        self._undelivered_before, self._in_flight_before = record["undelivered"], record["in_flight"]
-        self._unfinished_before, self._lossy = record["unfinished"], record["lossy"]
-        self._again_before = record.get("again", 0)
-        self._lost = Counter(record["lost"])
-        self._past = {(row[0], row[1], row[2]): Past(*row[3:]) for row in record["past"]}
+        self._undelivered_before, self._in_flight_before = record.undelivered, record.in_flight
+        self._unfinished_before, self._lossy = record.unfinished, record.lossy
+        self._again_before, self._lost = record.again, Counter(record.lost)
+        self._past = {row[:3]: Past(*row[3:]) for row in record.past}
         for key, each in past.items():
             self._ended[key].extend(each.ended)
             if each.before is not None:

@@ -30,10 +30,11 @@ subtask that is merely beside it gets past.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 
 from minishuffle.coordinator.books import TaskKey
+from minishuffle.coordinator.recordcodec import Record
 from minishuffle.errors import ResourceExhausted
 from minishuffle.wire.messages import ErrorInfo, TaskReport
 from minishuffle.wire.requests import UserCall, WorkerEnded
@@ -88,7 +89,7 @@ def end_in_words(end: WorkerEnded) -> str:
 
 
 @dataclass(slots=True)
-class TaskDeaths:
+class TaskDeaths(Record):
     """The deaths that count against one subtask."""
 
     attempt: int
@@ -193,7 +194,9 @@ class Deaths:
         before = self._counted.get(key)
         if before is not None and call.attempt <= before.attempt:
             return None
-        deaths = TaskDeaths(call.attempt, call.position, call.rows, how, at, step=step, stuck=bool(step))
+        deaths = TaskDeaths(
+            call.attempt, call.position, call.rows, how, at, step=step, stuck=1 if step else 0
+        )
         if before is not None and call.position < before.needed:
             deaths.count = before.count + 1
             deaths.stuck += before.stuck if step == before.step else 0
@@ -238,12 +241,11 @@ class Deaths:
         """What heartbeats have said before is not known."""
         self._began_at = at
 
-    def record(self, key: TaskKey) -> dict[str, Any] | None:
+    def record(self, key: TaskKey) -> TaskDeaths | None:
         """For the journal: the deaths that count against a subtask."""
-        deaths = self._counted.get(key)
-        return None if deaths is None else asdict(deaths)
+        return self._counted.get(key)
 
-    def recall(self, key: TaskKey, record: Mapping[str, Any] | None) -> None:
+    def recall(self, key: TaskKey, record: TaskDeaths | None) -> None:
         """What :meth:`record` gave."""
         if record is not None:
-            self._counted[key] = TaskDeaths(**record)
+            self._counted[key] = record

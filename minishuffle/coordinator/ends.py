@@ -25,7 +25,7 @@ rows again.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.lifecycle import PENDING, WAITING, Subtask
@@ -46,6 +46,10 @@ class Done(NamedTuple):
 
 EndsOfOne: TypeAlias = "tuple[Subtask, int, list[int]]"
 """A producer, an edge, and consumers."""
+
+
+EndsRecord: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
+"""By edge, producers."""
 
 
 class Ends:
@@ -216,11 +220,11 @@ class Ends:
         inputs = sum(len(self._graph.producers_of(edge, index)) for edge in self._graph.inputs_of(operator))
         return inputs - sum(mask.bit_count() for mask in self._read.get(key, {}).values()), self._left(key)
 
-    def record(self, consumer: TaskKey) -> list[Any]:
+    def record(self, consumer: TaskKey) -> EndsRecord:
         """For the journal: what a consumer has read, by edge."""
-        return [[edge, _members(mask)] for edge, mask in self._read.get(consumer, {}).items()]
+        return tuple((edge, tuple(_members(mask))) for edge, mask in self._read.get(consumer, {}).items())
 
-    def recall(self, consumer: TaskKey, record: Iterable[Any]) -> None:
+    def recall(self, consumer: TaskKey, record: EndsRecord) -> None:
         """Become what the record says."""
         for edge, producers in record:
             self.read(consumer, edge, producers)

@@ -9,12 +9,14 @@ strategies (FLIP-364), for each subtask by itself. Lost workers are no failures 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from minishuffle import limits
 from minishuffle.backoff import Backoff
 from minishuffle.coordinator.books import TaskKey
+from minishuffle.coordinator.recordcodec import Record
 from minishuffle.errors import ResourceExhausted
 from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import ErrorInfo
@@ -32,6 +34,15 @@ __all__ = [
 RESTART_BACKOFF: Final = Backoff(0.1, 10.0, jitter=0.1)
 QUIET_SECONDS: Final = 60.0
 """After so long without a failure the next restart is at once again."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailuresRecord(Record):
+    """See :class:`Failures`."""
+
+    recent: tuple[tuple[float, ErrorInfo], ...]
+    in_row: int
+    last: float
 
 
 class Failures:
@@ -71,15 +82,13 @@ class Failures:
             return None
         return RESTART_BACKOFF.seconds(self._in_row, self._random())
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> FailuresRecord:
         """For the journal."""
-        recent = [[at, cause.model_dump()] for at, cause in self._recent]
-        return {"recent": recent, "in_row": self._in_row, "last": self._last}
+        return FailuresRecord(tuple(self._recent), self._in_row, self._last)
 
-    def recall(self, record: Mapping[str, Any]) -> None:
+    def recall(self, record: FailuresRecord) -> None:
         """Become what the record says."""
-        self._recent = deque((at, ErrorInfo(**cause)) for at, cause in record["recent"])
-        self._in_row, self._last = record["in_row"], record["last"]
+        self._recent, self._in_row, self._last = deque(record.recent), record.in_row, record.last
 
     def limit_reached(self, task: str) -> ErrorInfo:
         """Why the job ends; ``task`` is the name of the subtask."""
@@ -92,6 +101,9 @@ class Failures:
 
 
 # --- regions --------------------------------------------------------------------------------------
+
+
+RegionsRecord: TypeAlias = tuple[tuple[int, tuple[TaskKey, ...]], ...]
 
 
 class Regions:
@@ -170,13 +182,13 @@ class Regions:
         """Nothing restarts any more."""
         self._ending.clear()
 
-    def record(self) -> list[Any]:
+    def record(self) -> RegionsRecord:
         """For the journal: the regions that are ending, by number, with what has yet to end."""
-        return [[number, sorted(running)] for number, running in sorted(self._ending.items())]
+        return tuple((number, tuple(sorted(running))) for number, running in sorted(self._ending.items()))
 
-    def recall(self, record: Iterable[Any]) -> list[TaskKey]:
+    def recall(self, record: RegionsRecord) -> list[TaskKey]:
         """Become what the record says; gives what has yet to end."""
-        self._ending = {number: {(op, index) for op, index in running} for number, running in record}
+        self._ending = {number: set(running) for number, running in record}
         return sorted(key for running in self._ending.values() for key in running)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from minishuffle import limits
+from minishuffle.coordinator.recordcodec import Record
 from minishuffle.errors import PartitionNotFound, PeerLost, ResourceExhausted, TaskCancelled, clipped_inside
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.wire.requests import JobEvent, JobEvents, JobLogs, JobRows
@@ -32,6 +33,35 @@ assert (
     4 * (TEXT_CHARS_MAX + limits.EVENT_TRACEBACK_CHARS_MAX) * REPLY_EVENTS_MAX
     < limits.CONTROL_FRAME_BYTES_MAX
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryRecord(Record):
+    """Why a job failed, and how much of what it collected there was."""
+
+    roots: tuple[ErrorInfo, ...]
+    followers: tuple[ErrorInfo, ...]
+    batches: int
+    """Collected so far."""
+    first_failure: JobEvent | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinesRecord(Record):
+    """Log lines that a coordinator hands over, and how many batches it lost or gave out."""
+
+    lost: int
+    fetched: int
+    lines_seen: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsRecord(Record):
+    """A batch of collected rows that a coordinator hands over."""
+
+    sink: str
+    rows: bytes
 
 
 class History:
@@ -125,53 +155,48 @@ class History:
 
     # --- journal ---------------------------------------------------------------------------------
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> HistoryRecord:
         """All but events, lines, and what was in batches."""
-        return {
-            "roots": [cause.model_dump() for cause in self._roots],
-            "followers": [cause.model_dump() for cause in self._followers],
-            "batches": self.batches,
-            "first_failure": self.first_failure.model_dump() if self.first_failure is not None else None,
-        }
+        return HistoryRecord(
+            roots=tuple(self._roots),
+            followers=tuple(self._followers),
+            batches=self.batches,
+            first_failure=self.first_failure,
+        )
 
     def events_above(self, number: int) -> list[JobEvent]:
         """Events that are kept, above that number."""
         new = max(0, min(self._event_number - number, len(self._events)))
         return list(islice(self._events, len(self._events) - new, None))
 
-    def handed_over(self) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+    def handed_over(self) -> tuple[LinesRecord, dict[int, RowsRecord]]:
         """What :meth:`record` leaves out, for the next coordinator: lines, and rows by the number of their
         batch."""
-        about = {
-            "lost": self._lost,
-            "fetched": self._fetched,
-            "lines_seen": self._lines_seen,
-            "lines": list(self._lines),
-        }
+        about = LinesRecord(
+            lost=self._lost, fetched=self._fetched, lines_seen=self._lines_seen, lines=tuple(self._lines)
+        )
         batches = enumerate(self._batches, self._dropped)
-        return about, {number: {"sink": sink, "rows": payload} for number, (sink, payload) in batches}
+        return about, {number: RowsRecord(sink=sink, rows=rows) for number, (sink, rows) in batches}
 
-    def take_over(self, about: Mapping[str, Any], rows: Mapping[int, Mapping[str, Any]]) -> None:
+    def take_over(self, about: LinesRecord, rows: Mapping[int, RowsRecord]) -> None:
         """After :meth:`recall`: have what the last coordinator has handed over."""
         for number in sorted(rows):
-            self.collect(rows[number]["sink"], rows[number]["rows"])
+            self.collect(rows[number].sink, rows[number].rows)
         self._dropped -= len(rows)
-        self._lost, self._fetched = about["lost"], about["fetched"]
-        self.log(about["lines"])
-        self._lines_seen = about["lines_seen"]
+        self._lost, self._fetched = about.lost, about.fetched
+        self.log(about.lines)
+        self._lines_seen = about.lines_seen
 
     def last_events(self, count: int) -> list[JobEvent]:
         """So many at most."""
         return self.events_above(self._event_number - count)
 
-    def recall(self, record: Mapping[str, Any], events: Iterable[JobEvent]) -> None:
+    def recall(self, record: HistoryRecord, events: Iterable[JobEvent]) -> None:
         """Become what the records say. Rows and lines were lost with the coordinator that had them, unless
         :meth:`take_over` follows."""
-        self._roots = [ErrorInfo(**cause) for cause in record["roots"]]
-        self._followers = [ErrorInfo(**cause) for cause in record["followers"]]
-        self._dropped = self._lost = record["batches"]
-        first = record.get("first_failure")
-        self.first_failure = JobEvent(**first) if first is not None else None
+        self._roots, self._followers = list(record.roots), list(record.followers)
+        self._dropped = self._lost = record.batches
+        self.first_failure = record.first_failure
         self._events.clear()
         self._events.extend(sorted(events, key=lambda event: event.number))
         self._event_number = self._events[-1].number if self._events else 0

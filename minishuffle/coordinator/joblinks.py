@@ -10,24 +10,32 @@ It is let in again when links between it and each worker of the job could be mad
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from minishuffle.coordinator.history import History
 from minishuffle.coordinator.links import PairKey
+from minishuffle.coordinator.recordcodec import Record
 from minishuffle.wire.requests import BrokenLink
 
 __all__ = ["Exclusion", "JobLinks"]
 
 
 @dataclass(frozen=True, slots=True)
-class Exclusion:
+class Exclusion(Record):
     """A worker that gets no slots of a job, although it is alive."""
 
     other: int
     """The worker that it has no link to."""
     why: str
     """Names both, with their addresses."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinksRecord(Record):
+    """Who is excluded from a job, and since when."""
+
+    excluded: dict[int, Exclusion]
+    moved_at: float
 
 
 class JobLinks:
@@ -140,12 +148,10 @@ class JobLinks:
 
     # --- journal ---------------------------------------------------------------------------------
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> LinksRecord:
         """All but broken links, and what probes have found."""
-        excluded = {worker: asdict(exclusion) for worker, exclusion in self.excluded.items()}
-        return {"excluded": excluded, "moved_at": self.moved_at}
+        return LinksRecord(self.excluded, self.moved_at)
 
-    def recall(self, record: Mapping[str, Any]) -> None:
+    def recall(self, record: LinksRecord) -> None:
         """Become what the record says."""
-        self.excluded = {worker: Exclusion(**each) for worker, each in record["excluded"].items()}
-        self.moved_at = record["moved_at"]
+        self.excluded, self.moved_at = record.excluded, record.moved_at

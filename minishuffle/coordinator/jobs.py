@@ -7,17 +7,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final, TypeAlias, assert_never
 
 from minishuffle import limits
-from minishuffle.coordinator.books import Attempt, Books, Losses, TaskKey, Totals, rows_received
-from minishuffle.coordinator.deaths import STRATEGIES, Deaths
-from minishuffle.coordinator.ends import Done, Ends, EndsOfOne, done_with, is_stale, wanted_again
-from minishuffle.coordinator.failover import RESTART_BACKOFF, Failures, Regions
+from minishuffle.coordinator.books import (
+    Attempt,
+    Books,
+    BooksRecord,
+    Losses,
+    PastRecord,
+    TaskKey,
+    Totals,
+    rows_received,
+)
+from minishuffle.coordinator.deaths import STRATEGIES, Deaths, TaskDeaths
+from minishuffle.coordinator.ends import Done, Ends, EndsOfOne, EndsRecord, done_with, is_stale, wanted_again
+from minishuffle.coordinator.failover import RESTART_BACKOFF, Failures, FailuresRecord, Regions, RegionsRecord
 from minishuffle.coordinator.firstoutput import FirstOutputs
-from minishuffle.coordinator.history import History
-from minishuffle.coordinator.joblinks import Exclusion, JobLinks
+from minishuffle.coordinator.history import History, HistoryRecord
+from minishuffle.coordinator.joblinks import Exclusion, JobLinks, LinksRecord
 from minishuffle.coordinator.lifecycle import (
     ENDED,
     JOB_OVER,
@@ -27,6 +36,7 @@ from minishuffle.coordinator.lifecycle import (
     TASK_TRANSITIONS,
     WAITING,
     Actor,
+    CountsRecord,
     JobEffect,
     Subtask,
     TaskEffect,
@@ -36,14 +46,15 @@ from minishuffle.coordinator.lifecycle import (
     names_of,
     results_too_large,
 )
-from minishuffle.coordinator.lostpartitions import Replays
-from minishuffle.coordinator.manifest import Manifest
+from minishuffle.coordinator.lostpartitions import Replays, ReplaysRecord
+from minishuffle.coordinator.manifest import Manifest, ManifestRecord
 from minishuffle.coordinator.moving import JobMove
-from minishuffle.coordinator.pausing import JobPause
-from minishuffle.coordinator.positions import SourceProgress, WriteProgress
+from minishuffle.coordinator.pausing import JobPause, PauseRecord
+from minishuffle.coordinator.positions import PositionsRecord, SourceProgress, WriteProgress, WritesRecord
+from minishuffle.coordinator.recordcodec import Record
 from minishuffle.coordinator.recoveries import Recoveries
 from minishuffle.coordinator.slots import NOWHERE, Slots
-from minishuffle.coordinator.stageprogress import DueStage, StageProgress
+from minishuffle.coordinator.stageprogress import DueStage, StageProgress, StagesRecord
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import (
     PartitionLost,
@@ -74,6 +85,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
 )
 from minishuffle.wire.outputs import FileCompleted
+from minishuffle.wire.packed import pack_placement
 from minishuffle.wire.requests import DeployWait, JobInfo, JobRows, SlotWait, UserCall
 
 __all__ = ["Job"]
@@ -109,6 +121,49 @@ class _Change:
     """When its timer ends."""
     reason: str
     """Why it restarts; empty: since the last attempt ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord(Record):
+    """A job but for its subtasks, events and files."""
+
+    state: str
+    ended_at: float
+    released: bool
+    placement: bytes
+    """See :func:`unpack_placement`."""
+    lost_slots: tuple[int, ...]
+    moving: dict[int, int] = field(default_factory=dict)
+    left: tuple[int, ...] = ()
+    drained: tuple[TaskKey, ...] = ()
+    segments: dict[int, int]
+    restarts: dict[str, int]
+    abandoned: tuple[tuple[int, int], ...]
+    history: HistoryRecord
+    books: BooksRecord
+    regions: RegionsRecord
+    replays: ReplaysRecord = ((), ())
+    strategy: str = ""
+    manifest: ManifestRecord
+    links: LinksRecord
+    pause: PauseRecord = field(default_factory=PauseRecord)
+    stages: StagesRecord = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRecord(Record):
+    """A subtask and its current attempt."""
+
+    task: Subtask
+    due: float | None
+    """When the next attempt is deployed."""
+    recovery: float | None
+    """When the failure was detected that it recovers from."""
+    failures: FailuresRecord | None
+    deaths: TaskDeaths | None = None
+    source: PositionsRecord | None
+    writes: WritesRecord | None
+    ends: EndsRecord = ()
 
 
 class Job:
@@ -186,6 +241,100 @@ class Job:
     def _where(self, placement: Placement) -> str:
         workers = ", ".join(map(str, sorted(set(placement))))
         return f"in {len(self.stages.order)} stages" if self.stages.order else f"on workers {workers}"
+
+    # --- journal ---------------------------------------------------------------------------------
+
+    def record(self) -> JobRecord:
+        """What is not of a single subtask, event or file."""
+        return JobRecord(
+            state=self.state,
+            ended_at=self.ended_at,
+            released=self.released,
+            placement=pack_placement(self.slots.placement),
+            lost_slots=tuple(sorted(self.slots.vacant)),
+            moving=self.slots.moving,
+            left=tuple(sorted(self.slots.left)),
+            drained=tuple(sorted(self._drained)),
+            segments=self.slots.segments,
+            restarts=dict(self.restarts),
+            abandoned=tuple(self.abandoned_slots()),
+            history=self.history.record(),
+            books=self._books.record(),
+            regions=self._regions.record(),
+            replays=self.replays.record(),
+            strategy=self._regions.strategy,
+            manifest=self.manifest.record(),
+            links=self.links.record(),
+            pause=self.pause.record(),
+            stages=self.stages.record(),
+        )
+
+    def task_record(self, key: TaskKey) -> TaskRecord:
+        """What is of a subtask, but for its counts while it runs, and attempts that were replaced."""
+        failures = self._failures.get(key)
+        return TaskRecord(
+            task=self._tasks[key].record(),
+            due=self._times.get(key),
+            recovery=self.recoveries.record(key),
+            failures=failures.record() if failures is not None else None,
+            deaths=self.deaths.record(key),
+            source=self.positions.record(*key),
+            writes=self.writes.record(*key),
+            ends=self.ends.record(key),
+        )
+
+    def counts_record(self, key: TaskKey) -> CountsRecord | None:
+        """What the attempt of a subtask has counted; None if it does not run."""
+        task = self._tasks[key]
+        return task.counts_record() if task.runs else None
+
+    def past_record(self, key: TaskKey) -> PastRecord | None:
+        """The attempts of a subtask that were replaced; None if there are none."""
+        return self._books.past_record(key)
+
+    def recall(
+        self,
+        record: JobRecord,
+        tasks: Mapping[TaskKey, TaskRecord],
+        counts: Mapping[TaskKey, CountsRecord],
+        past: Mapping[TaskKey, PastRecord],
+    ) -> None:
+        """A new job becomes what the records say; its history and manifest are recalled with what they
+        have listed."""
+        self.state, self.ended_at, self.released = record.state, record.ended_at, record.released
+        self.slots.vacant, self.slots.segments = set(record.lost_slots), record.segments
+        self.slots.moving, self.slots.left = record.moving, set(record.left)
+        self.links.recall(record.links)
+        self.pause = JobPause(**asdict(record.pause))
+        self.restarts, self._abandoned = Counter(record.restarts), set(record.abandoned)
+        self._books.recall(record.books, past)
+        for key, each in tasks.items():
+            self._recall_task(key, each, counts.get(key))
+        self.stop_sent = self.stopping
+        self._regions, self._drained = Regions(self.graph, record.strategy), set(record.drained)
+        ending = [*self._regions.recall(record.regions), *self.replays.recall(record.replays)]
+        self._to_cancel = [*ending, *record.drained]
+        self.stages.recall(record.stages, self._tasks)
+        self._states = Counter(task.state for task in self._tasks.values())
+        self._result_bytes = sum(len(task.result) for task in self._tasks.values())
+
+    def _recall_task(self, key: TaskKey, record: TaskRecord, counts: CountsRecord | None) -> None:
+        self._tasks[key] = record.task
+        record.task.recall_counts(counts)
+        self.positions.recall(*key, record.source)
+        self.writes.recall(*key, record.writes)
+        self.ends.recall(key, record.ends)
+        self.ends.round = max(self.ends.round, record.task.round)
+        self.recoveries.recall(key, record.recovery)
+        self.deaths.recall(key, record.deaths)
+        if record.due is not None:
+            self._times[key] = record.due
+        if record.failures is not None:
+            failures = Failures(self.graph.settings.restart_failures_max, self._random)
+            failures.recall(record.failures)
+            self._failures[key] = failures
+
+    # --- state -----------------------------------------------------------------------------------
 
     @property
     def terminal(self) -> bool:

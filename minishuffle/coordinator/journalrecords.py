@@ -30,24 +30,23 @@ lost with the coordinator.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from minishuffle import limits
 from minishuffle.coordinator.books import PastRecord, TaskKey
-from minishuffle.coordinator.failover import Failures, Regions
-from minishuffle.coordinator.jobs import Job
-from minishuffle.coordinator.lifecycle import CountsRecord, recalled_subtask
-from minishuffle.coordinator.pausing import JobPause
+from minishuffle.coordinator.history import LinesRecord, RowsRecord
+from minishuffle.coordinator.jobs import Job, JobRecord, TaskRecord
+from minishuffle.coordinator.lifecycle import CountsRecord
 from minishuffle.coordinator.recordcodec import Fact, Record, pack_record, unpack_record
 from minishuffle.coordinator.workers import AppliedRecord, RegistryNumbers, Worker, WorkerRecord
 from minishuffle.errors import InvalidGraph, ShuffleError
 from minishuffle.ids import Changes, RecordKey
 from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.outputs import ListedFile
-from minishuffle.wire.packed import pack_placement, unpack_placement
+from minishuffle.wire.packed import unpack_placement
 from minishuffle.wire.requests import JobEvent
 
 __all__ = [
@@ -60,15 +59,6 @@ __all__ = [
     "recalled_workers",
 ]
 
-KINDS: Final[Mapping[str, type[Any]]] = {
-    "task": dict,
-    "counts": CountsRecord,
-    "past": PastRecord,
-    "event": JobEvent,
-    "file": ListedFile,
-    "rows": dict,
-}
-"""What the parts of a job are."""
 OF_JOBS: Final = frozenset({"graph", "job", "task", "counts", "past", "event", "file"})
 OF_CLIENTS: Final = frozenset({"stream", "result"})
 """Kinds of a job's operators that external clients write to or read from."""
@@ -96,6 +86,31 @@ class ClockRecord(Record):
     offset: float
 
 
+@dataclass(frozen=True, slots=True)
+class GraphRecord(Record):
+    """A job as it was submitted."""
+
+    name: str
+    submission: str
+    submitted_at: float
+    graph: bytes
+    """See :meth:`JobGraph.to_bytes`."""
+
+
+KINDS: Final[Mapping[str, type[Any]]] = {
+    "graph": GraphRecord,
+    "job": JobRecord,
+    "task": TaskRecord,
+    "counts": CountsRecord,
+    "past": PastRecord,
+    "event": JobEvent,
+    "file": ListedFile,
+    "lines": LinesRecord,
+    "rows": RowsRecord,
+}
+"""What is known of a job."""
+
+
 def _digest(record: bytes) -> bytes:
     return hashlib.blake2b(record, digest_size=16).digest()
 
@@ -108,65 +123,19 @@ def _task_name(job: str, key: TaskKey) -> str:
 
 
 def _graph(job: Job) -> bytes:
-    return pack_record(
-        {
-            "name": job.name,
-            "submission": job.submission,
-            "submitted_at": job.submitted_at,
-            "graph": job.graph.to_bytes(),
-        }
-    )
-
-
-def _head(job: Job) -> dict[str, Any]:
-    """What is not of a single subtask."""
-    return {
-        "state": job.state,
-        "ended_at": job.ended_at,
-        "released": job.released,
-        "placement": pack_placement(job.slots.placement),
-        "lost_slots": sorted(job.slots.vacant),
-        "moving": job.slots.moving,
-        "left": sorted(job.slots.left),
-        "drained": sorted(job._drained),
-        "segments": job.slots.segments,
-        "restarts": dict(job.restarts),
-        "abandoned": job.abandoned_slots(),
-        "history": job.history.record(),
-        "books": job._books.record(),
-        "regions": job._regions.record(),
-        "replays": job.replays.record(),
-        "strategy": job._regions.strategy,
-        "manifest": job.manifest.record(),
-        "links": job.links.record(),
-        "pause": job.pause.record(),
-        "stages": job.stages.record(),
-    }
-
-
-def _task(job: Job, key: TaskKey) -> dict[str, Any]:
-    failures = job._failures.get(key)
-    return {
-        "task": job._tasks[key].record(),
-        "due": job._times.get(key),
-        "recovery": job.recoveries.record(key),
-        "failures": failures.record() if failures is not None else None,
-        "deaths": job.deaths.record(key),
-        "source": job.positions.record(*key),
-        "writes": job.writes.record(*key),
-        "ends": job.ends.record(key),
-    }
+    graph = job.graph.to_bytes()
+    return pack_record(GraphRecord(job.name, job.submission, job.submitted_at, graph))
 
 
 def _of_job(job: Job, keys: Iterable[TaskKey], after: Mapping[str, int]) -> Changes:
     """All but the graph, of these tasks, and of events and files above a number."""
-    changes: Changes = {("job", job.id): pack_record(_head(job))}
+    changes: Changes = {("job", job.id): pack_record(job.record())}
     for key in keys:
         name = _task_name(job.id, key)
-        changes["task", name] = pack_record(_task(job, key))
-        if not job._tasks[key].runs:
+        changes["task", name] = pack_record(job.task_record(key))
+        if job.counts_record(key) is None:
             changes["counts", name] = None
-        past = job._books.past_record(key)
+        past = job.past_record(key)
         changes["past", name] = pack_record(past) if past is not None else None
     for event in job.history.events_above(after.get("event", 0)):
         changes["event", f"{job.id}/{event.number}"] = pack_record(event)
@@ -276,8 +245,8 @@ class Recorder:
         while self._reported and room > 0:
             _, key = first = next(iter(self._reported))
             job = self._reported.pop(first)
-            if job._tasks[key].runs:
-                record = pack_record(job._tasks[key].counts_record())
+            if (counts := job.counts_record(key)) is not None:
+                record = pack_record(counts)
                 self._put({("counts", _task_name(job.id, key)): record})
                 room -= len(record)
 
@@ -302,51 +271,27 @@ class Recorder:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def _recall(
-    job: Job,
-    record: Mapping[str, Any],
-    tasks: Mapping[TaskKey, Mapping[str, Any]],
-    numbered: Mapping[str, Mapping[int, Any]],
-    handed_over: Mapping[str, Any] | None,
-) -> None:
-    """Have a new job become what the records say: ``tasks`` by subtask and kind, ``numbered`` by kind and
-    number; ``handed_over`` is None if the coordinator that wrote them was lost."""
-    job.state, job.ended_at, job.released = record["state"], record["ended_at"], record["released"]
-    job.slots.vacant, job.slots.segments = set(record["lost_slots"]), dict(record["segments"])
-    job.slots.moving, job.slots.left = dict(record.get("moving", {})), set(record.get("left", ()))
-    job.links.recall(record["links"])
-    job.pause = JobPause(**record.get("pause", {}))
-    job.restarts = Counter(record["restarts"])
-    job._abandoned = {(worker, slot) for worker, slot in record["abandoned"]}
-    events, files = (numbered.get(kind, {}) for kind in NUMBERED)
-    job.history.recall(record["history"], events.values())
-    if handed_over is not None:
-        job.history.take_over(handed_over, numbered.get("rows", {}))
-    job.manifest.recall(record["manifest"], [files[number] for number in sorted(files)])
-    past: dict[TaskKey, PastRecord] = {key: each["past"] for key, each in tasks.items() if "past" in each}
-    job._books.recall(record["books"], past)
-    for key, each in tasks.items():
-        fields = each["task"]
-        job._tasks[key] = recalled_subtask(fields["task"], each.get("counts"))
-        job.positions.recall(*key, fields["source"])
-        job.writes.recall(*key, fields["writes"])
-        job.ends.recall(key, fields.get("ends", ()))
-        job.ends.round = max(job.ends.round, job._tasks[key].round)
-        job.recoveries.recall(key, fields["recovery"])
-        job.deaths.recall(key, fields.get("deaths"))
-        if fields["due"] is not None:
-            job._times[key] = fields["due"]
-        if fields["failures"] is not None:
-            failures = job._failures[key] = Failures(job.graph.settings.restart_failures_max, job._random)
-            failures.recall(fields["failures"])
-    job.stop_sent = job.stopping
-    job._regions = Regions(job.graph, record.get("strategy", ""))
-    job._drained = {(operator, index) for operator, index in record.get("drained", ())}
-    replayed = job.replays.recall(record["replays"]) if "replays" in record else []
-    job._to_cancel = [*job._regions.recall(record["regions"]), *replayed, *sorted(job._drained)]
-    job.stages.recall(record.get("stages", ()), job._tasks)
-    job._states = Counter(task.state for task in job._tasks.values())
-    job._result_bytes = sum(len(task.result) for task in job._tasks.values())
+def _recalled(job: str, kinds: Mapping[str, Mapping[Any, Any]], random: Callable[[], float]) -> Job:
+    """A job by its records of each kind. Lines are there if the coordinator that wrote them handed over."""
+    about, head = kinds["graph"][()], kinds["job"][()]
+    recalled = Job(
+        job,
+        about.name,
+        JobGraph.from_bytes(about.graph),
+        unpack_placement(head.placement),
+        {},
+        at=about.submitted_at,
+        random=random,
+        submission=about.submission,
+    )
+    recalled.recall(head, kinds["task"], kinds["counts"], kinds["past"])
+    recalled.history.recall(head.history, kinds["event"].values())
+    if kinds["lines"]:
+        recalled.history.take_over(
+            kinds["lines"][()], {number: rows for (number,), rows in kinds["rows"].items()}
+        )
+    recalled.manifest.recall(head.manifest, [file for _, file in sorted(kinds["file"].items())])
+    return recalled
 
 
 def recalled_jobs(records: Mapping[RecordKey, bytes], random: Callable[[], float]) -> list[Job]:
@@ -356,42 +301,19 @@ def recalled_jobs(records: Mapping[RecordKey, bytes], random: Callable[[], float
     Raises:
         ShuffleError: a record cannot be read.
     """
-    tasks: dict[str, dict[TaskKey, dict[str, Any]]] = {}
-    numbered: dict[str, dict[str, dict[int, Any]]] = {}
-    for (kind, name), record in records.items():
-        job, *rest = name.split("/")
-        if kind in ("task", "counts", "past"):
-            key = (int(rest[0]), int(rest[1]))
-            tasks.setdefault(job, {}).setdefault(key, {})[kind] = unpack_record(
-                KINDS[kind], (kind, name), record
-            )
-        elif kind in (*NUMBERED, "rows"):
-            of_kind = numbered.setdefault(job, {}).setdefault(kind, {})
-            of_kind[int(rest[0])] = unpack_record(KINDS[kind], (kind, name), record)
-    found = []
-    for (kind, name), record in records.items():
-        if kind != "job" or ("graph", name) not in records:
-            continue
+    found: dict[str, dict[str, dict[tuple[int, ...], Any]]] = {}
+    for key, record in records.items():
+        job, *rest = key[1].split("/")
+        if key[0] in KINDS and {("job", job), ("graph", job)} <= records.keys():
+            of_job = found.setdefault(job, {kind: {} for kind in KINDS})
+            of_job[key[0]][tuple(map(int, rest))] = unpack_record(KINDS[key[0]], key, record)
+    jobs = []
+    for job in sorted(found, key=lambda job: int(job[1:])):
         try:
-            about = unpack_record(dict, ("graph", name), records["graph", name])
-            head = unpack_record(dict, (kind, name), record)
-            recalled = Job(
-                name,
-                about["name"],
-                JobGraph.from_bytes(about["graph"]),
-                unpack_placement(head["placement"]),
-                {},
-                at=about["submitted_at"],
-                random=random,
-                submission=about["submission"],
-            )
-            lines = records.get(("lines", name))
-            handed_over = unpack_record(dict, ("lines", name), lines) if lines is not None else None
-            _recall(recalled, head, tasks.get(name, {}), numbered.get(name, {}), handed_over)
+            jobs.append(_recalled(job, found[job], random))
         except (InvalidGraph, KeyError, TypeError, ValueError) as error:
-            raise ShuffleError(f"the records of job {name} cannot be read: {error}") from error
-        found.append(recalled)
-    return sorted(found, key=lambda job: int(job.id[1:]))
+            raise ShuffleError(f"the records of job {job} cannot be read: {error}") from error
+    return jobs
 
 
 def recalled_workers(records: Mapping[RecordKey, bytes], now: float) -> list[Worker]:

@@ -73,9 +73,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
-
-from pydantic import TypeAdapter
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 from minishuffle import limits
 from minishuffle.coordinator.books import AttemptRecord, TaskKey, Totals
@@ -103,7 +101,6 @@ __all__ = [
     "TaskEffect",
     "effects_of",
     "may",
-    "recalled_subtask",
     "results_too_large",
 ]
 
@@ -277,18 +274,22 @@ class Subtask(AttemptRecord):
     def __str__(self) -> str:
         return f"{self.name}[{self.index}]"
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Subtask:
         """For the journal. What an attempt that runs has counted is in a record of its own."""
         resumption = self.resumption._replace(files=dict(self.resumption.files))
         task = replace(self, resumption=resumption)
         if self.runs:
             task.counters, task.traffic = TaskCounters(), b""
-        fields: dict[str, Any] = _SUBTASK.dump_python(task)
-        return fields
+        return task
 
     def counts_record(self) -> CountsRecord:
         """What an attempt that runs has counted and exchanged."""
         return CountsRecord(self.attempt, self.counters, self.traffic)
+
+    def recall_counts(self, counts: CountsRecord | None) -> None:
+        """What :meth:`counts_record` gave last, maybe of another attempt."""
+        if counts is not None and self.runs and counts.attempt == self.attempt:
+            self.counters, self.traffic = counts.counters, counts.traffic
 
     @property
     def runs(self) -> bool:
@@ -320,17 +321,6 @@ class Subtask(AttemptRecord):
             result=self.result if results else b"",
             state_rows_lost=totals.state_rows_lost,
         )
-
-
-_SUBTASK: Final = TypeAdapter(Subtask)
-
-
-def recalled_subtask(fields: Mapping[str, Any], counts: CountsRecord | None) -> Subtask:
-    """What :meth:`Subtask.record` gave, and :meth:`Subtask.counts_record` last, maybe of another attempt."""
-    task = _SUBTASK.validate_python(fields)
-    if counts is not None and task.runs and counts.attempt == task.attempt:
-        task.counters, task.traffic = counts.counters, counts.traffic
-    return task
 
 
 def first_attempts(graph: JobGraph, placement: Placement, *, waiting: bool = False) -> dict[TaskKey, Subtask]:

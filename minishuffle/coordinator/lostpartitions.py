@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.failover import pipelined_regions
@@ -48,6 +48,10 @@ class Again:
     """Those whose next attempt is deployed once the one that runs has ended."""
     unreadable: set[TaskKey] = field(default_factory=set)
     """Those of them that cannot run again: the job fails."""
+
+
+ReplaysRecord: TypeAlias = tuple[tuple[TaskKey, ...], tuple[TaskKey, ...]]
+"""What is deployed at one time, and what of it has yet to end."""
 
 
 class Replays:
@@ -126,15 +130,13 @@ class Replays:
 
     # --- the journal ----------------------------------------------------------------------------
 
-    def record(self) -> list[Any]:
+    def record(self) -> ReplaysRecord:
         """For the journal."""
-        return [sorted(self._together), sorted(self._ending)]
+        return tuple(sorted(self._together)), tuple(sorted(self._ending))
 
-    def recall(self, record: Iterable[Any]) -> list[TaskKey]:
+    def recall(self, record: ReplaysRecord) -> list[TaskKey]:
         """Become what the record says; gives what has yet to end."""
-        together, ending = record
-        self._together = {(operator, index) for operator, index in together}
-        self._ending = {(operator, index) for operator, index in ending}
+        self._together, self._ending = map(set, record)
         return sorted(self._ending)
 
     # --- the plan -------------------------------------------------------------------------------

@@ -9,17 +9,29 @@ count says which they are.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from minishuffle import limits
+from minishuffle.coordinator.recordcodec import Record
 from minishuffle.wire.outputs import FileCompleted, JobFiles, ListedFile
 
 __all__ = ["Manifest"]
 
 REPLY_FILES_MAX: Final = 1_000
 """In one reply; the client asks for the next ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestRecord(Record):
+    """How many files there are: by subtask and attempt, and where lost attempts may have hidden some."""
+
+    files: int
+    rows: int
+    counts: tuple[tuple[int, int, dict[int, int]], ...]
+    lost: tuple[tuple[int, int, int], ...]
 
 
 class Manifest:
@@ -71,26 +83,26 @@ class Manifest:
         """Whether the file was listed, now or before."""
         return file.file < self._counts.get((file.operator, file.index), {}).get(file.attempt, 0)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> ManifestRecord:
         """For the journal: all but the files."""
-        return {
-            "files": self.files,
-            "rows": self.rows,
-            "counts": [[*key, counts] for key, counts in self._counts.items()],
-            "lost": [[*key, attempt] for key, attempt in self._lost.items()],
-        }
+        return ManifestRecord(
+            files=self.files,
+            rows=self.rows,
+            counts=tuple((*key, counts) for key, counts in self._counts.items()),
+            lost=tuple((*key, attempt) for key, attempt in self._lost.items()),
+        )
 
     def kept_above(self, number: int) -> list[tuple[int, ListedFile]]:
         """Files that are kept, behind the first ``number``, with their numbers from 1."""
         new = max(0, min(self.files - number, len(self._kept)))
         return list(enumerate(islice(self._kept, len(self._kept) - new, None), self.files - new + 1))
 
-    def recall(self, record: Mapping[str, Any], files: Iterable[ListedFile]) -> None:
+    def recall(self, record: ManifestRecord, files: Iterable[ListedFile]) -> None:
         """Become what the records say; ``files`` are in order."""
-        self.files, self.rows = record["files"], record["rows"]
+        self.files, self.rows = record.files, record.rows
         self._kept.extend(files)
-        self._counts = {(operator, index): counts for operator, index, counts in record["counts"]}
-        self._lost = {(operator, index): attempt for operator, index, attempt in record["lost"]}
+        self._counts = {(operator, index): counts for operator, index, counts in record.counts}
+        self._lost = {(operator, index): attempt for operator, index, attempt in record.lost}
 
     def counts(self, operator: int, index: int) -> dict[int, int]:
         """By attempt of a subtask, how many of its files are listed."""

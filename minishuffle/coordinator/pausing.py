@@ -19,11 +19,12 @@ cannot come to a barrier: it counts as one that stands, and what it waits with s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field, fields
+from typing import Final, Literal
 
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.lifecycle import WAITING, Subtask, names_of
+from minishuffle.coordinator.recordcodec import Record
 from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import PauseTasks, Standing
 
@@ -36,11 +37,8 @@ _RUNS: Final = Standing()
 
 
 @dataclass(slots=True)
-class JobPause:
-    """Times are of the wall clock: a coordinator that takes over goes on with them.
-
-    Invariant: what stands is known of no attempt while no barrier is out.
-    """
+class PauseRecord(Record):
+    """Times are of the wall clock: a coordinator that takes over goes on with them."""
 
     phase: Phase = "none"
     barrier: int = 0
@@ -55,6 +53,12 @@ class JobPause:
     """When it was complete."""
     problem: str = ""
     """Why the last one failed."""
+
+
+@dataclass(slots=True)
+class JobPause(PauseRecord):
+    """Invariant: what stands is known of no attempt while no barrier is out."""
+
     unsent: bool = field(default=False, repr=False)
     """The workers have yet to hear of the barrier, or that it has ended."""
     _stand: dict[TaskKey, tuple[int, Standing]] = field(default_factory=dict, repr=False)
@@ -224,17 +228,9 @@ class JobPause:
 
     # --- journal ---------------------------------------------------------------------------------
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> PauseRecord:
         """How tasks stand, heartbeats say again."""
-        return {
-            "phase": self.phase,
-            "barrier": self.barrier,
-            "tries": self.tries,
-            "until": self.until,
-            "seconds": self.seconds,
-            "since": self.since,
-            "problem": self.problem,
-        }
+        return PauseRecord(**{each.name: getattr(self, each.name) for each in fields(PauseRecord)})
 
 
 def _live(tasks: Iterable[Subtask]) -> list[Subtask]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from minishuffle.coordinator.recordcodec import Record
 from minishuffle.wire.messages import WritePosition
-from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
+from minishuffle.wire.packed import PositionTable, SplitPosition, pack_positions, unpack_positions
 
 __all__ = ["Resumption", "SourceProgress", "WriteProgress"]
 
@@ -21,6 +22,24 @@ class Resumption(NamedTuple):
     files: Mapping[int, int] = MappingProxyType({})
     writes: tuple[WritePosition, ...] = ()
     first_row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PositionsRecord(Record):
+    """Where the attempts of a source's subtask are."""
+
+    at: float
+    """When that was reported."""
+    splits: PositionTable
+    began: int
+
+
+@dataclass(frozen=True, slots=True)
+class WritesRecord(Record):
+    """Where they are of one that external clients write to."""
+
+    began: int
+    entries: tuple[WritePosition, ...]
 
 
 @dataclass(slots=True)
@@ -57,19 +76,18 @@ class SourceProgress:
             subtask.reported_at = at
             subtask.splits.update((entry.split, entry) for entry in unpack_positions(positions))
 
-    def record(self, operator: int, index: int) -> dict[str, Any] | None:
+    def record(self, operator: int, index: int) -> PositionsRecord | None:
         """For the journal; None if nothing was reported."""
         subtask = self._subtasks.get((operator, index))
         if subtask is None:
             return None
-        splits = pack_positions(subtask.splits.values())
-        return {"at": subtask.reported_at, "splits": splits, "began": subtask.began}
+        return PositionsRecord(subtask.reported_at, pack_positions(subtask.splits.values()), subtask.began)
 
-    def recall(self, operator: int, index: int, record: Mapping[str, Any] | None) -> None:
+    def recall(self, operator: int, index: int, record: PositionsRecord | None) -> None:
         """A subtask is where the record says."""
         if record is not None:
-            splits = {entry.split: entry for entry in unpack_positions(record["splits"])}
-            self._subtasks[operator, index] = _Subtask(record["at"], splits, record["began"])
+            splits = {entry.split: entry for entry in unpack_positions(record.splits)}
+            self._subtasks[operator, index] = _Subtask(record.at, splits, record.began)
 
     def rows_made(self, operator: int, index: int) -> int:
         """Rows that the current attempt may have emitted, its leases included, or skipped."""
@@ -161,18 +179,16 @@ class WriteProgress:
         known.began = sum(entry.end for entry in known.partitions.values())
         return tuple(known.partitions.values())
 
-    def record(self, operator: int, index: int) -> dict[str, Any] | None:
+    def record(self, operator: int, index: int) -> WritesRecord | None:
         """For the journal; None if nothing was reported."""
         known = self._subtasks.get((operator, index))
-        if known is None:
-            return None
-        return {"began": known.began, "entries": [each.model_dump() for each in known.partitions.values()]}
+        return None if known is None else WritesRecord(known.began, tuple(known.partitions.values()))
 
-    def recall(self, operator: int, index: int, record: Mapping[str, Any] | None) -> None:
+    def recall(self, operator: int, index: int, record: WritesRecord | None) -> None:
         """A subtask is where the record says."""
         if record is not None:
-            self.report(operator, index, [WritePosition(**entry) for entry in record["entries"]])
-            self._subtasks.setdefault((operator, index), _Writes()).began = record["began"]
+            self.report(operator, index, record.entries)
+            self._subtasks.setdefault((operator, index), _Writes()).began = record.began
 
     def forget(self, write: str) -> None:
         """Nobody will ask for a write again."""

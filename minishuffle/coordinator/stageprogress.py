@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.lifecycle import WAITING, Subtask
@@ -50,6 +50,9 @@ class DueStage:
     slots: frozenset[int]
     early: bool = False
     """It has yet to wait for inputs, for whose stages some of the slots are."""
+
+
+StagesRecord: TypeAlias = tuple[tuple[str, int], ...]
 
 
 class StageProgress:
@@ -216,11 +219,11 @@ class StageProgress:
 
     # --- the journal ----------------------------------------------------------------------------
 
-    def record(self) -> list[Any]:
+    def record(self) -> StagesRecord:
         """For the journal: where each stage is, and its version."""
-        return [[self.state(number), version] for number, version in enumerate(self._versions)]
+        return tuple((self.state(number), version) for number, version in enumerate(self._versions))
 
-    def recall(self, record: Iterable[Any], tasks: Mapping[TaskKey, Subtask]) -> None:
+    def recall(self, record: StagesRecord, tasks: Mapping[TaskKey, Subtask]) -> None:
         """Become what the record says, where the tasks are as they were recalled."""
         self._versions = [version for _, version in record] or self._versions
         self._waiting, self._unfinished = Counter(), Counter()

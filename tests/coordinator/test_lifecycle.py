@@ -86,5 +86,5 @@ def test_nothing_else_changes_a_state() -> None:
         "jobs.py __init__",
         "jobs.py _transition",
         "jobs.py _transition_job",
-        "journalrecords.py _recall",
+        "jobs.py recall",
     }

@@ -125,7 +125,7 @@ def test_a_complete_stage_runs_again_in_its_next_version() -> None:
     assert [tasks.progress.version(stage) for stage in range(3)] == [2, 1, 1], "once for both"
     tasks.move(0, "created", 1)
     tasks.move(0, "finished")
-    assert tasks.due() == [1] and tasks.progress.record() == [["complete", 2], ["waiting", 1], ["waiting", 1]]
+    assert tasks.due() == [1] and tasks.progress.record() == (("complete", 2), ("waiting", 1), ("waiting", 1))
 
 
 @pytest.mark.parametrize(
