@@ -265,7 +265,7 @@ class Job:
             strategy=self._regions.strategy,
             manifest=self.manifest.record(),
             links=self.links.record(),
-            pause=self.pause.record(),
+            pause=self.pause,
             stages=self.stages.record(),
         )
 

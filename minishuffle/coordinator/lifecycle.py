@@ -72,7 +72,8 @@ The journal is written with each, too. Effects for a job::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 from minishuffle import limits
@@ -276,8 +277,8 @@ class Subtask(AttemptRecord):
 
     def record(self) -> Subtask:
         """For the journal. What an attempt that runs has counted is in a record of its own."""
-        resumption = self.resumption._replace(files=dict(self.resumption.files))
-        task = replace(self, resumption=resumption)
+        task = Subtask(*_FIELDS_OF(self))  # Takes a fifth of the time of ``replace``.
+        task.resumption = self.resumption._replace(files=dict(self.resumption.files))
         if self.runs:
             task.counters, task.traffic = TaskCounters(), b""
         return task
@@ -321,6 +322,9 @@ class Subtask(AttemptRecord):
             result=self.result if results else b"",
             state_rows_lost=totals.state_rows_lost,
         )
+
+
+_FIELDS_OF: Final = attrgetter(*(each.name for each in fields(Subtask)))
 
 
 def first_attempts(graph: JobGraph, placement: Placement, *, waiting: bool = False) -> dict[TaskKey, Subtask]:

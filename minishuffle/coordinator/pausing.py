@@ -19,7 +19,7 @@ cannot come to a barrier: it counts as one that stands, and what it waits with s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from minishuffle.coordinator.books import TaskKey
@@ -225,12 +225,6 @@ class JobPause(PauseRecord):
         ]
         found += [f"{dead_letters:,} dead letters, in its log"] if dead_letters else []
         return found
-
-    # --- journal ---------------------------------------------------------------------------------
-
-    def record(self) -> PauseRecord:
-        """How tasks stand, heartbeats say again."""
-        return PauseRecord(**{each.name: getattr(self, each.name) for each in fields(PauseRecord)})
 
 
 def _live(tasks: Iterable[Subtask]) -> list[Subtask]:
