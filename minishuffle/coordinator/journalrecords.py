@@ -41,6 +41,8 @@ from minishuffle.coordinator.history import LinesRecord, RowsRecord
 from minishuffle.coordinator.jobs import Job, JobRecord, TaskRecord
 from minishuffle.coordinator.lifecycle import CountsRecord
 from minishuffle.coordinator.recordcodec import Fact, Record, pack_record, unpack_record
+from minishuffle.coordinator.results import ResultRecord
+from minishuffle.coordinator.streams import StreamRecord
 from minishuffle.coordinator.workers import AppliedRecord, RegistryNumbers, Worker, WorkerRecord
 from minishuffle.errors import InvalidGraph, ShuffleError
 from minishuffle.ids import Changes, RecordKey
@@ -98,6 +100,10 @@ class GraphRecord(Record):
 
 
 KINDS: Final[Mapping[str, type[Any]]] = {
+    "coordinator": ClusterRecord,
+    "clock": ClockRecord,
+    "worker": WorkerRecord,
+    "applied": AppliedRecord,
     "graph": GraphRecord,
     "job": JobRecord,
     "task": TaskRecord,
@@ -105,10 +111,12 @@ KINDS: Final[Mapping[str, type[Any]]] = {
     "past": PastRecord,
     "event": JobEvent,
     "file": ListedFile,
+    "stream": StreamRecord,
+    "result": ResultRecord,
     "lines": LinesRecord,
     "rows": RowsRecord,
 }
-"""What is known of a job."""
+"""The type of the facts of each kind."""
 
 
 def _digest(record: bytes) -> bytes:
@@ -208,10 +216,14 @@ class Recorder:
             old = range(before.get(kind, 0) - kept + 1, last - kept + 1)
             self._put({(kind, f"{job.id}/{number}"): None for number in old if number > 0})
 
-    def clients(self, job: str, **kinds: Mapping[int, Mapping[str, Any]]) -> None:
-        """What there is of a job that external clients use, by kind and operator."""
-        for kind, operators in kinds.items():
-            self._put({(kind, f"{job}/{each}"): pack_record(fields) for each, fields in operators.items()})
+    def clients(
+        self, job: str, streams: Mapping[int, StreamRecord], results: Mapping[int, ResultRecord]
+    ) -> None:
+        """What there is of a job that external clients use, by operator."""
+        for operator, stream in streams.items():
+            self._put({("stream", f"{job}/{operator}"): pack_record(stream)})
+        for operator, result in results.items():
+            self._put({("result", f"{job}/{operator}"): pack_record(result)})
 
     def forget_job(self, job: str) -> None:
         """It is not known any more."""
@@ -304,8 +316,9 @@ def recalled_jobs(records: Mapping[RecordKey, bytes], random: Callable[[], float
     found: dict[str, dict[str, dict[tuple[int, ...], Any]]] = {}
     for key, record in records.items():
         job, *rest = key[1].split("/")
-        if key[0] in KINDS and {("job", job), ("graph", job)} <= records.keys():
-            of_job = found.setdefault(job, {kind: {} for kind in KINDS})
+        kinds = OF_JOBS | HANDED_OVER
+        if key[0] in kinds and {("job", job), ("graph", job)} <= records.keys():
+            of_job = found.setdefault(job, {kind: {} for kind in kinds})
             of_job[key[0]][tuple(map(int, rest))] = unpack_record(KINDS[key[0]], key, record)
     jobs = []
     for job in sorted(found, key=lambda job: int(job[1:])):
@@ -331,19 +344,17 @@ def recalled_workers(records: Mapping[RecordKey, bytes], now: float) -> list[Wor
     return found
 
 
-def recalled_clients(
-    records: Mapping[RecordKey, bytes],
-) -> Mapping[tuple[str, str], dict[int, dict[str, Any]]]:
-    """What :meth:`Recorder.clients` was called with last: by kind and job, and by operator.
+def recalled_clients(records: Mapping[RecordKey, bytes], kind: type[Fact]) -> Mapping[str, dict[int, Fact]]:
+    """What :meth:`Recorder.clients` was called with last for facts of that type: by job and operator.
 
     Raises:
         ShuffleError: a record cannot be read.
     """
-    found: defaultdict[tuple[str, str], dict[int, dict[str, Any]]] = defaultdict(dict)
-    for (kind, name), record in records.items():
-        if kind in OF_CLIENTS:
-            job, _, operator = name.partition("/")
-            found[kind, job][int(operator)] = unpack_record(dict, (kind, name), record)
+    found: defaultdict[str, dict[int, Fact]] = defaultdict(dict)
+    for key, record in records.items():
+        if KINDS.get(key[0]) is kind:
+            job, _, operator = key[1].partition("/")
+            found[job][int(operator)] = unpack_record(kind, key, record)
     return found
 
 

@@ -52,8 +52,8 @@ _ADAPTERS: Final = _Adapters()
 
 
 def pack_record(fact: object) -> bytes:
-    """A dataclass or model, whose parts are such or what msgpack has, but no sets; a map as it is."""
-    fields = fact if type(fact) is dict else _ADAPTERS[type(fact)].dump_python(fact)
+    """A dataclass or model, whose parts are such or what msgpack has, but no sets."""
+    fields = _ADAPTERS[type(fact)].serializer.to_python(fact)
     packed: bytes = msgpack.packb(fields, use_bin_type=True, unicode_errors="backslashreplace")
     return bytes((FORMAT,)) + packed
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from minishuffle import limits
 from minishuffle.coordinator.instructions import Instruction, Reply
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.jobtable import JobTable
 from minishuffle.coordinator.pending import Pending, PendingRequests
+from minishuffle.coordinator.recordcodec import Record
 from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError, error_from_code
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.plan.graph import JobGraph
@@ -51,8 +52,7 @@ GIVEN_UP: Final = "what its sinks keep for readers is given up, to make room"
 ResultRequest = DescribeResult | OpenResult | CommitResult
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class RecordedPart(NamedTuple):
     """What one attempt of a subtask keeps: rows from ``begin`` to where the next part begins."""
 
     begin: int
@@ -61,35 +61,27 @@ class _Part:
 
 
 @dataclass(slots=True)
+class ResultRecord(Record):
+    """Where the rows of one sink are."""
+
+    parts: list[list[RecordedPart]]
+    """By subtask, in order; the last one grows."""
+    commits: list[list[int]]
+    """By subtask, where the last batches ended."""
+    dropped: bool = False
+    """It was given up."""
+
+
+@dataclass(slots=True)
 class _Result:
-    """The rows of one sink. ``commits`` has, by subtask, where the last batches ended."""
+    """The rows of one sink."""
 
     job: Job
     sink: str
     operator: int
     bounded: bool
     schema_message: bytes
-    parts: list[list[_Part]]
-    """By subtask, in order; the last one grows."""
-    commits: list[list[int]]
-    dropped: bool = False
-    """It was given up."""
-
-    def record(self) -> dict[str, Any]:
-        """For the journal."""
-        parts = [
-            [[part.begin, part.attempt, part.at and part.at.model_dump()] for part in parts]
-            for parts in self.parts
-        ]
-        return {"parts": parts, "commits": self.commits, "dropped": self.dropped}
-
-    def recall(self, fields: Mapping[str, Any]) -> None:
-        """What :meth:`record` gave."""
-        self.commits, self.dropped = fields["commits"], fields.get("dropped", False)
-        self.parts = [
-            [_Part(begin, attempt, at and WorkerAddress(**at)) for begin, attempt, at in parts]
-            for parts in fields["parts"]
-        ]
+    kept: ResultRecord
 
     def announce(self) -> None:
         """Readers are about to hear where the rows end."""
@@ -98,21 +90,21 @@ class _Result:
                 task.announced = task.rows_kept
                 self.job.changed.add(task.key)
 
-    def ranges(self, subtask: int) -> list[tuple[_Part, int]]:
+    def ranges(self, subtask: int) -> list[tuple[RecordedPart, int]]:
         """The parts of a subtask that can be read, and where each ends."""
-        parts = self.parts[subtask]
+        parts = self.kept.parts[subtask]
         end = max(parts[-1].begin, self.job.rows_kept(self.operator)[subtask])
         ends = [*(part.begin for part in parts[1:]), end]
         return [(part, last) for part, last in zip(parts, ends, strict=True)]
 
     def begin(self, subtask: int) -> int:
         """The first row that can be read."""
-        ends = self.commits[subtask]
+        ends = self.kept.commits[subtask]
         return ends[0] if len(ends) > BATCHES_REPLAYABLE else 0
 
     def commit(self, subtask: int, end: int) -> bool:
         """Note where a batch ended; False if that is nothing new."""
-        ends = self.commits[subtask]
+        ends = self.kept.commits[subtask]
         if ends and end <= ends[-1]:
             return False
         ends.append(end)
@@ -166,9 +158,9 @@ class Results:
         changed, self._changed = self._changed, set()
         return changed
 
-    def record(self, job: str) -> dict[int, dict[str, Any]]:
+    def record(self, job: str) -> dict[int, ResultRecord]:
         """What the journal keeps of the job's results, by operator."""
-        return {result.operator: result.record() for result in self._results.get(job, {}).values()}
+        return {result.operator: result.kept for result in self._results.get(job, {}).values()}
 
     # --- jobs ------------------------------------------------------------------------------------
 
@@ -180,7 +172,7 @@ class Results:
             if names.count(name) > 1:
                 raise InvalidGraph(f"two sinks are named {name!r}: give each another name, to_spark('...')")
 
-    def add(self, job: Job, graph: JobGraph, records: Mapping[int, Mapping[str, Any]]) -> None:
+    def add(self, job: Job, graph: JobGraph, records: Mapping[int, ResultRecord]) -> None:
         """A job was submitted, with no ``records``, or is recalled with what :meth:`record` gave."""
         found = {
             vertex.sink: _Result(
@@ -189,27 +181,20 @@ class Results:
                 operator,
                 vertex.bounded,
                 vertex.sink_schema,
-                [
-                    [
-                        _Part(
-                            0,
-                            FIRST_ATTEMPT,
-                            self.address(job.slots.placement[job.slot_of((operator, index))]),
-                        )
-                    ]
-                    for index in range(vertex.parallelism)
-                ],
-                [[] for _ in range(vertex.parallelism)],
+                records[operator] if operator in records else self._first_kept(job, operator),
             )
             for operator, vertex in enumerate(graph.vertices)
             if vertex.sink
         }
-        for result in found.values():
-            if (fields := records.get(result.operator)) is not None:
-                result.recall(fields)
         if found:
             self._results[job.id] = found
             self._changed.add(job.id)
+
+    def _first_kept(self, job: Job, operator: int) -> ResultRecord:
+        keys = [(operator, index) for index in range(job.graph.vertices[operator].parallelism)]
+        workers = [job.slots.placement[job.slot_of(key)] for key in keys]
+        parts = [[RecordedPart(0, FIRST_ATTEMPT, self.address(worker))] for worker in workers]
+        return ResultRecord(parts, [[] for _ in keys])
 
     def job_ended(self, job: Job) -> None:
         """A job has ended: the oldest results beyond the limit are given up."""
@@ -240,14 +225,14 @@ class Results:
 
     def _is_dropped(self, name: str) -> bool:
         """Whether a job keeps nothing, or nothing any more."""
-        return all(result.dropped for result in self._results.get(name, {}).values())
+        return all(result.kept.dropped for result in self._results.get(name, {}).values())
 
     def _drop(self, name: str) -> None:
         """Give up what a job keeps that has ended. Each attempt that has kept some was in one of its
         slots."""
         workers = set[int]()
         for result in self._results[name].values():
-            result.dropped = True
+            result.kept.dropped = True
             workers |= {*self._held(result), *result.job.slots.workers()}
         for worker in sorted(workers):
             self.send(worker, DropResult(term=self.term, job=name))
@@ -259,16 +244,16 @@ class Results:
         """The next attempt of a subtask was deployed: it keeps the rows from now on."""
         for result in self._results.get(job.id, {}).values():
             if result.operator == operator:
-                parts = result.parts[index]
+                parts = result.kept.parts[index]
                 begin = job.rows_kept(operator)[index]
                 at = self.address(job.slots.placement[job.slot_of((operator, index))])
                 parts[:] = [part for part in parts if part.begin < begin]
-                parts.append(_Part(begin, job.attempt_of(operator, index), at))
+                parts.append(RecordedPart(begin, job.attempt_of(operator, index), at))
                 self._changed.add(job.id)
 
     def _held(self, result: _Result) -> set[int]:
         """Workers that still keep rows of it."""
-        found = {part.at for parts in result.parts for part in parts}
+        found = {part.at for parts in result.kept.parts for part in parts}
         return {at.worker for at in found if at is not None and self._is_there(at)}
 
     def _is_there(self, at: WorkerAddress | None) -> bool:
@@ -302,7 +287,7 @@ class Results:
             raise UnknownName(
                 f"job {job.id} ({job.name}) has no sink {sink!r}: name one of {', '.join(sorted(found))}"
             )
-        if result.dropped:
+        if result.kept.dropped:
             raise UsageError(
                 f"the results of job {job.id} ({job.name}) were given up: those of the last "
                 f"{limits.JOB_RESULTS_KEPT} jobs are kept, but for jobs that are cancelled with "
@@ -331,7 +316,7 @@ class Results:
             terminal=job.terminal,
             submitted_at=job.submitted_at,
             causes=job.history.causes,
-            subtasks=[self._kept(result, subtask) for subtask in range(len(result.parts))],
+            subtasks=[self._kept(result, subtask) for subtask in range(len(result.kept.parts))],
         )
 
     def _kept(self, result: _Result, subtask: int) -> KeptRows:
@@ -383,9 +368,9 @@ class Results:
 
     @staticmethod
     def _check_subtask(result: _Result, subtask: int) -> None:
-        if not 0 <= subtask < len(result.parts):
+        if not 0 <= subtask < len(result.kept.parts):
             raise UsageError(
-                f"sink {result.sink!r} of job {result.job.id} has {len(result.parts)} subtasks, and "
+                f"sink {result.sink!r} of job {result.job.id} has {len(result.kept.parts)} subtasks, and "
                 f"subtask {subtask} was asked for: count from 0"
             )
 
@@ -417,7 +402,7 @@ class Results:
                     read=read,
                 )
                 self.send(part.at.worker, free)
-        result.parts[subtask] = [part for part, end in ranges[:-1] if end > begin] + [ranges[-1][0]]
+        result.kept.parts[subtask] = [part for part, end in ranges[:-1] if end > begin] + [ranges[-1][0]]
 
     # --- workers and links -----------------------------------------------------------------------
 
@@ -442,7 +427,7 @@ class Results:
     def worker_back(self, worker: int) -> None:
         """It has a new control link: what was sent over the last one, or answered, may not have arrived."""
         for name, found in self._results.items():
-            if any(result.dropped and worker in result.job.slots.workers() for result in found.values()):
+            if any(result.kept.dropped and worker in result.job.slots.workers() for result in found.values()):
                 self.send(worker, DropResult(term=self.term, job=name))
         for pending in self.pending.of(_PendingRead):
             if pending.worker.worker == worker:
@@ -460,7 +445,7 @@ class Results:
         return [self.pending.refuse(each, error) for each in gone]
 
     def _lose(self, result: _Result, worker: int, epoch: int, at: float) -> None:
-        for subtask, commits in enumerate(result.commits):
+        for subtask, commits in enumerate(result.kept.commits):
             read = commits[-1] if commits else 0
             for part, end in result.ranges(subtask):
                 begin = max(read, part.begin)
@@ -475,7 +460,7 @@ class Results:
 
     def _unread(self, found: Mapping[str, _Result], worker: int) -> Iterator[bool]:
         for result in found.values():
-            for subtask, commits in enumerate(result.commits if not result.dropped else ()):
+            for subtask, commits in enumerate(result.kept.commits if not result.kept.dropped else ()):
                 read = commits[-1] if commits else 0
                 for part, end in result.ranges(subtask):
                     is_there = part.at is not None and part.at.worker == worker and self._is_there(part.at)
@@ -486,8 +471,8 @@ class Results:
         assert len(self._over) <= limits.JOB_RESULTS_KEPT
         for found in self._results.values():
             for result in found.values():
-                assert all(len(ends) <= BATCHES_REPLAYABLE + 1 for ends in result.commits)
-                assert result.dropped == (result.job.terminal and result.job.id not in self._over)
-                for parts in result.parts:
+                assert all(len(ends) <= BATCHES_REPLAYABLE + 1 for ends in result.kept.commits)
+                assert result.kept.dropped == (result.job.terminal and result.job.id not in self._over)
+                for parts in result.kept.parts:
                     begins = [part.begin for part in parts]
                     assert parts and begins == sorted(set(begins))

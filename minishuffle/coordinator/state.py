@@ -41,7 +41,7 @@ from minishuffle.coordinator.links import ANSWER_SECONDS, Links, PairKey, pair_o
 from minishuffle.coordinator.pending import Pending, PendingRequests
 from minishuffle.coordinator.polls import LongPolls, Poll
 from minishuffle.coordinator.questions import Questions
-from minishuffle.coordinator.results import GIVEN_UP, ResultRequest, Results
+from minishuffle.coordinator.results import GIVEN_UP, ResultRecord, ResultRequest, Results
 from minishuffle.coordinator.scheduling import admit, checked_graph
 from minishuffle.coordinator.shutdown import OrderlyStop
 from minishuffle.coordinator.silenthosts import (
@@ -59,7 +59,7 @@ from minishuffle.coordinator.status import (
     coordinator_snapshot,
     status_reply,
 )
-from minishuffle.coordinator.streams import StreamRequest, Streams
+from minishuffle.coordinator.streams import StreamRecord, StreamRequest, Streams
 from minishuffle.coordinator.submissions import Submission, Submissions
 from minishuffle.coordinator.takeover import missing, reconciled
 from minishuffle.coordinator.workers import Worker, WorkerRegistry
@@ -224,11 +224,12 @@ class CoordinatorState:
         if self._facts.workers_anew:
             self._workers.forget_standby()
         self._awaiting = bool(self._workers.awaited())
-        kept = journalrecords.recalled_clients(records)
+        streams = journalrecords.recalled_clients(records, StreamRecord)
+        results = journalrecords.recalled_clients(records, ResultRecord)
         for job in journalrecords.recalled_jobs(records, self._random):
             self._jobs[job.id] = job
-            self._results.add(job, job.graph, kept["result", job.id])
-            self._streams.add(job, job.graph, kept["stream", job.id])
+            self._results.add(job, job.graph, results[job.id])
+            self._streams.add(job, job.graph, streams[job.id])
             if job.terminal:
                 self._results.job_ended(job)
                 self._streams.remove(job)
@@ -1083,7 +1084,7 @@ class CoordinatorState:
         for job in self._jobs.keys() & jobs:
             self._recorder.job(self._jobs[job])
         for name in self._jobs.keys() & (self._streams.changed() | self._results.changed() | {*clients}):
-            self._recorder.clients(name, stream=self._streams.record(name), result=self._results.record(name))
+            self._recorder.clients(name, self._streams.record(name), self._results.record(name))
         for worker in self._changed.values():
             self._recorder.worker(worker)
         self._changed.clear()

@@ -26,6 +26,7 @@ from minishuffle import limits
 from minishuffle.coordinator.instructions import Instruction, Reply
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.pending import Pending, PendingRequests
+from minishuffle.coordinator.recordcodec import Record
 from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError, error_from_code
 from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.clients import (
@@ -54,6 +55,27 @@ OVER_KEPT: Final = 100
 """Streams of ended jobs whose end is remembered."""
 
 StreamRequest = DescribeStream | OpenUpstream | CommitWrite | AbortWrite | EndStream
+
+
+class RecordedWrite(NamedTuple):
+    """A write into a stream, as the journal has it."""
+
+    name: str
+    partitions: int
+    begun: bool
+    """Everywhere."""
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord(Record):
+    """Whose a stream of a job is, and the writes into it; see :class:`_Stream`."""
+
+    writer: str
+    ended: bool
+    ended_by: str
+    writes: tuple[RecordedWrite, ...]
+    forgotten: dict[str, int]
 
 
 @dataclass(slots=True)
@@ -88,6 +110,14 @@ class _Stream:
     writes: dict[str, _Write] = field(default_factory=dict)
     forgotten: dict[str, int] = field(default_factory=dict)
     """By streaming query, the last batch that has ended and is not in ``writes`` any more."""
+
+    def record(self) -> StreamRecord:
+        """For the journal."""
+        writes = tuple(
+            RecordedWrite(name, write.partitions, write.open_answers == 0, write.ended)
+            for name, write in self.writes.items()
+        )
+        return StreamRecord(self.writer, self.ended, self.ended_by, writes, self.forgotten)
 
 
 class _Opening(NamedTuple):
@@ -150,22 +180,9 @@ class Streams:
         changed, self._changed = self._changed, set()
         return changed
 
-    def record(self, job: str) -> dict[int, dict[str, Any]]:
+    def record(self, job: str) -> dict[int, StreamRecord]:
         """What the journal keeps of the job's streams, by operator."""
-        return {
-            stream.operator: {
-                "writer": stream.writer,
-                "ended": stream.ended,
-                "ended_by": stream.ended_by,
-                "writes": [
-                    [name, write.partitions, write.open_answers == 0, write.ended]
-                    for name, write in stream.writes.items()
-                ],
-                "forgotten": stream.forgotten,
-            }
-            for stream in self._streams.values()
-            if stream.job.id == job
-        }
+        return {stream.operator: stream.record() for stream in self._streams.values() if stream.job.id == job}
 
     def worker_back(self, worker: int) -> None:
         """It has a new control link: each subtask there hears again what it should have heard, and what it
@@ -196,7 +213,7 @@ class Streams:
                     "cancel that job, or name the stream otherwise"
                 )
 
-    def add(self, job: Job, graph: JobGraph, records: Mapping[int, Mapping[str, Any]]) -> None:
+    def add(self, job: Job, graph: JobGraph, records: Mapping[int, StreamRecord]) -> None:
         """A job was submitted, with no ``records``, or is recalled with what :meth:`record` gave."""
         for operator, vertex in enumerate(graph.vertices):
             if vertex.stream:
@@ -204,18 +221,18 @@ class Streams:
                 stream = self._streams[vertex.stream] = _Stream(
                     vertex.stream, job, operator, vertex.parallelism, vertex.bounded, vertex.stream_schema
                 )
-                if (fields := records.get(operator)) is not None:
-                    self._recall(stream, fields)
+                if (record := records.get(operator)) is not None:
+                    self._recall(stream, record)
                 self._changed.add(job.id)
 
-    def _recall(self, stream: _Stream, fields: Mapping[str, Any]) -> None:
+    def _recall(self, stream: _Stream, record: StreamRecord) -> None:
         """A write that had not begun everywhere begins now."""
-        stream.writer, stream.ended = fields["writer"], fields["ended"]
-        stream.ended_by, stream.forgotten = fields["ended_by"], dict(fields["forgotten"])
-        for name, partitions, begun, ended in fields["writes"]:
-            write = stream.writes[name] = _Write(partitions, 0, ended=ended)
-            if not begun:
-                self._announce(stream, name, write)
+        stream.writer, stream.ended, stream.ended_by = record.writer, record.ended, record.ended_by
+        stream.forgotten = record.forgotten
+        for each in record.writes:
+            write = stream.writes[each.name] = _Write(each.partitions, 0, ended=each.ended)
+            if not each.begun:
+                self._announce(stream, each.name, write)
 
     def remove(self, job: Job) -> list[Instruction]:
         """The job has ended: requests that still wait fail."""
