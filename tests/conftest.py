@@ -153,7 +153,7 @@ def left_behind(before: Held) -> list[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    text = "write into the transcripts what the machines do now: see support.transcripts"
+    text = "write what the machines do now into the transcripts, and into the journal of this format"
     parser.addoption("--rewrite-transcripts", action="store_true", help=text)
 
 

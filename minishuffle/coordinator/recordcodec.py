@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final, TypeVar
 
 import msgpack
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from minishuffle.errors import ShuffleError
 from minishuffle.ids import RecordKey
@@ -18,7 +18,8 @@ from minishuffle.wire.control import what_does_not_fit
 __all__ = ["FORMAT", "OtherFormat", "Record", "pack_record", "require_format", "unpack_record"]
 
 FORMAT: Final = 2
-"""The first byte of each record; a release that changes what records say has the next one."""
+"""The first byte of each record; a release that changes what records say has the next one. A journal of it is
+among those of ``tests/coordinator/journals``."""
 FORMATS_MAX: Final = 31
 """Greater first bytes are damage, not formats to come."""
 Fact = TypeVar("Fact")
@@ -51,8 +52,8 @@ class _Adapters(dict[type[Any], TypeAdapter[Any]]):
 _ADAPTERS: Final = _Adapters()
 
 
-def pack_record(fact: object) -> bytes:
-    """A dataclass or model, whose parts are such or what msgpack has, but no sets."""
+def pack_record(fact: Record | BaseModel) -> bytes:
+    """The fact as bytes; its parts are records, models, or what msgpack has, but no sets."""
     fields = _ADAPTERS[type(fact)].serializer.to_python(fact)
     packed: bytes = msgpack.packb(fields, use_bin_type=True, unicode_errors="backslashreplace")
     return bytes((FORMAT,)) + packed

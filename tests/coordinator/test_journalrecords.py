@@ -1,13 +1,22 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import is_dataclass
+from pathlib import Path
+from shutil import copyfile
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
+import msgpack
 import pytest
+from pydantic import BaseModel
 
 from minishuffle import limits
 from minishuffle.coordinator.instructions import Journal
+from minishuffle.coordinator.journal import FILE_NAME, CoordinatorJournal
 from minishuffle.coordinator.journalrecords import (
+    KINDS,
     Recorder,
     job_records,
     recalled_clock,
@@ -15,14 +24,18 @@ from minishuffle.coordinator.journalrecords import (
     recalled_jobs,
     recalled_workers,
 )
-from minishuffle.coordinator.recordcodec import pack_record
+from minishuffle.coordinator.recordcodec import FORMAT, pack_record, require_format, unpack_record
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
+from minishuffle.counters import TaskCounters
 from minishuffle.errors import ShuffleError
 from minishuffle.ids import RecordKey
-from minishuffle.plan.graph import JobGraph
+from minishuffle.plan.graph import Edge, JobGraph, Vertex
+from minishuffle.wire.clients import CommitResult, DescribeResult, DescribeStream, OpenUpstream
+from minishuffle.wire.messages import SourcePositions, TaskReport
+from minishuffle.wire.outputs import FileCompleted
 from minishuffle.wire.packed import SplitPosition, pack_positions
-from minishuffle.wire.requests import CancelJob, GetEvents
+from minishuffle.wire.requests import CancelJob, GetEvents, GetLogs
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -30,8 +43,134 @@ if TYPE_CHECKING:
 MakeGraph = Callable[..., JobGraph]
 
 
+JOURNALS = Path(__file__).with_name("journals")
+TERM = 7
+ORDERS = Vertex(
+    name="from_spark orders",
+    parallelism=1,
+    operators=["from_spark"],
+    is_source=True,
+    bounded=False,
+    program=b"",
+    stream="orders",
+    stream_schema=b"s",
+)
+KEPT = Vertex(
+    name="to_spark",
+    parallelism=1,
+    operators=["to_spark"],
+    is_source=False,
+    bounded=False,
+    program=b"",
+    sink="kept",
+    sink_schema=b"s",
+)
+
+
 def half() -> float:
     return 0.5
+
+
+# --- formats ---------------------------------------------------------------------------------------
+
+
+def live_in(cluster: FakeCluster, make_graph: MakeGraph) -> None:
+    """Have happen what the journal keeps records of each kind of; the coordinator then hands over."""
+    worker = cluster.add(slots=4)
+    cluster.add(standby=True)
+    cluster.submit(make_graph(1, 1, restart_strategy="individual"))
+    cluster.report_all("j1", "running")
+    positions = pack_positions([SplitPosition(0, 10, 5)])
+    source: dict[str, Any] = {"term": TERM, "job": "j1", "operator": 0, "index": 0, "positions": positions}
+    cluster.send(worker, SourcePositions(number=1, attempt=1, **source))
+    cluster.fail(worker, ("j1", 0, 0), 1, "first")
+    cluster.advance(1.0)
+    cluster.report(worker, ("j1", 0, 0), "running", attempt=2)
+    cluster.send(worker, SourcePositions(number=2, attempt=2, **source))
+    sink: dict[str, Any] = {"term": TERM, "job": "j1", "operator": 1, "index": 0, "attempt": 1}
+    cluster.send(
+        worker,
+        FileCompleted(number=3, file=0, path="/out/a.parquet", rows=10, bytes=99, checksum="ab", **sink),
+    )
+    cluster.collect(worker, ("j1", 1, 0), b"rows")
+    cluster.log(worker, "j1", "a line")
+    edges = [Edge(source=0, target=1, partitioner="forward")]
+    cluster.submit(JobGraph(vertices=[ORDERS, KEPT], edges=edges))
+    cluster.report_all("j2", "running")
+    cluster.ask(
+        OpenUpstream(stream="orders", write="w", partition=0, partitions=1, attempt=1, schema_message=b"s")
+    )
+    counters = TaskCounters(rows_kept=6)
+    kept = TaskReport(job="j2", operator=1, index=0, attempt=1, counters=counters)
+    cluster.heartbeat(worker, [kept])
+    cluster.request(CommitResult(job="j2", sink="kept", offsets={0: 4}))
+    cluster.do(cluster.state.hand_over(cluster.now))
+
+
+def written(path: Path, records: Mapping[RecordKey, bytes]) -> None:
+    """A journal with these records alone, and no longer than it has to be."""
+    path.unlink(missing_ok=True)
+    with CoordinatorJournal(path.parent) as journal:
+        journal.write(records)
+    (path.parent / FILE_NAME).rename(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        for statement in ("PRAGMA journal_mode = DELETE", "PRAGMA page_size = 1024", "VACUUM"):
+            database.execute(statement)
+
+
+def test_a_journal_of_this_format_says_what_would_be_written_now(
+    make_cluster: Callable[..., FakeCluster],
+    make_graph: MakeGraph,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Who changes what records say gives ``FORMAT`` the next number, unless no release has this one, and has
+    a journal of it written: ``--rewrite-transcripts``."""
+    path = JOURNALS / f"format-{FORMAT}.sqlite"
+    if request.config.getoption("--rewrite-transcripts"):
+        cluster = make_cluster()
+        live_in(cluster, make_graph)
+        written(path, cluster.journal)
+    copyfile(path, tmp_path / FILE_NAME)
+    with CoordinatorJournal(tmp_path) as journal:
+        records = journal.records
+    require_format(records)
+    assert {kind for kind, _ in records} == KINDS.keys()
+    for key, record in records.items():
+        assert pack_record(unpack_record(KINDS[key[0]], key, record)) == record, key
+    cluster = make_cluster(records)
+    job = cluster.show("j1")
+    assert (job.name, job.state, job.restarts) == ("count words", "running", {"failed": 1})
+    assert (job.file_rows, job.collected_batches, [task.attempt for task in job.tasks]) == (10, 1, [2, 1])
+    assert cluster.request(GetLogs(job="j1")).lines == ["a line"]
+    cluster.advance(cluster.settings.heartbeat_timeout)  # Nobody comes back.
+    assert cluster.request(DescribeStream(stream="orders")).job == "j2"
+    (subtask,) = cluster.request(DescribeResult(job="j2", sink="kept")).subtasks
+    assert subtask.end == 6
+
+
+def parts_of(kind: Any) -> Iterator[Any]:
+    """The types of which facts of a type consist."""
+    yield kind
+    parts: Iterable[Any] = () if get_origin(kind) is Literal else get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        parts = [each.annotation for each in kind.model_fields.values()]
+    elif is_dataclass(kind) or hasattr(kind, "_fields"):
+        parts = [each for each in get_type_hints(kind).values() if get_origin(each) is not ClassVar]
+    for each in parts:
+        yield from parts_of(each)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_has_types_down_to_its_last_part(kind: str) -> None:
+    """There is no map or list in it whose entries are packed and unpacked by hand."""
+    parts = list(parts_of(KINDS[kind]))
+    assert [each for each in parts if each in (Any, object, dict, list, tuple, Mapping, Sequence)] == []
+    for each in parts:
+        assert not is_dataclass(each) or each.__pydantic_config__["extra"] == "forbid"
+
+
+# --- jobs ------------------------------------------------------------------------------------------
 
 
 def test_what_is_recalled_has_the_same_records(cluster: FakeCluster, make_graph: MakeGraph) -> None:
@@ -144,7 +283,7 @@ def test_the_wall_clock_of_a_host_is_recalled_there_as_long_as_it_runs(cluster: 
     assert written(500.9) == [None, None, None], "it has not moved far enough"
     assert written(501.1) == [501.1, None, None]
     with pytest.raises(ShuffleError, match="record clock cannot be read: ClockRecord.offset: Field required"):
-        recalled_clock({("clock", ""): pack_record({"host": "h"})}, "h")
+        recalled_clock({("clock", ""): bytes((FORMAT,)) + msgpack.packb({"host": "h"})}, "h")
 
 
 def test_the_wall_clock_of_a_coordinator_does_not_run_back(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from shutil import copyfile
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +20,7 @@ from minishuffle.config import ClusterSettings, read_coordinator
 from minishuffle.coordinator import journal
 from minishuffle.coordinator.journal import CoordinatorJournal, JournalLost
 from minishuffle.coordinator.process import Coordinator, run_coordinator
+from minishuffle.coordinator.recordcodec import FORMAT
 from minishuffle.errors import AuthenticationError, ResourceExhausted, ShuffleError, UnknownName, UsageError
 from minishuffle.ids import Address, Changes, RecordKey
 from minishuffle.plan.graph import JobGraph
@@ -60,6 +62,8 @@ from support.waiting import comes_true
 
 SECRET = b"the secret of this cluster"
 SECONDS_MAX = 20.0
+FORMATS = {int(path.stem.split("-")[1]): path for path in Path(__file__).parent.glob("journals/*.sqlite")}
+"""Journals that releases wrote, by their format."""
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -577,12 +581,18 @@ def test_a_taken_port_is_an_error_and_nothing_is_left_open(run: Run, tmp_path: P
     run(main())
 
 
-def test_a_journal_of_another_release_is_refused_in_words(run: Run, tmp_path: Path) -> None:
-    with CoordinatorJournal(tmp_path) as journal:
-        journal.write({("job", "j1"): b"\x01\x80"})
+@pytest.mark.parametrize("number", sorted({*FORMATS, FORMAT + 1} - {FORMAT}))
+def test_a_journal_of_another_release_is_refused_in_words(run: Run, tmp_path: Path, number: int) -> None:
+    """The release before, whose journal is here, or one that nobody knows."""
+    if number in FORMATS:
+        copyfile(FORMATS[number], tmp_path / journal.FILE_NAME)
+    else:
+        with CoordinatorJournal(tmp_path) as empty:
+            empty.write({("job", "j1"): bytes((number,)) + b"\x80"})
 
     async def main() -> None:
-        with pytest.raises(ShuffleError, match="is of another release .*cluster down") as raised:
+        words = f"is of another release .*it has format {number}, this release reads .*cluster down"
+        with pytest.raises(ShuffleError, match=words) as raised:
             await run_one(tmp_path)
         assert str(tmp_path) in str(raised.value)
 
