@@ -270,7 +270,7 @@ class Subtask(AttemptRecord):
     rows_collected: int = 0
     """Rows that the client has of the attempt."""
     readable: list[int] = field(default_factory=list)
-    """Transitions for which the attempt has begun a buffer, as far as their consumers waited for that."""
+    """Edges for which the attempt has begun a buffer, as far as their consumers waited for that."""
 
     def __str__(self) -> str:
         return f"{self.name}[{self.index}]"
