@@ -18,10 +18,10 @@ from pyarrow import _acero as acero
 from minishuffle.errors import UsageError, WrongColumns
 from minishuffle.exchange.batch import Numbers
 from minishuffle.exchange.schemas import long_types, with_columns_of, with_innermost, without_dictionary
+from minishuffle.operators.expression_errors import refusal_text
 from minishuffle.operators.expression_parts import names_in
 
 __all__ = [
-    "cast_advice",
     "computed",
     "evaluated",
     "fits_no_value",
@@ -32,10 +32,6 @@ __all__ = [
 
 _FITS_NONE: Final = re.compile("Invalid regular expression|Cannot locate or parse timezone")
 _MISSING_COLUMN: Final = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ")
-_OPERANDS: Final = re.compile(
-    r"Function '(?:equal|not_equal|less|greater|add|subtract|multiply|divide)\w*' has no kernel matching "
-    r"input types \((.+)\)"
-)
 _STAND_INS: Final = (
     pa.int64(),
     pa.float64(),
@@ -66,21 +62,9 @@ def evaluated(batch: pa.RecordBatch, expressions: list[pc.Expression], where: st
             return [of_untyped(table, expression) for expression in expressions]
         table = computed(table, expressions)
     except (pa.ArrowException, WrongColumns) as error:
-        shown = "; ".join(map(str, expressions))
         kind = WrongColumns if isinstance(error, WrongColumns) or fits_no_value(error) else UsageError
-        raise kind(f"{where}: {shown:.200}: {error!s:.400}{cast_advice(error)}") from error
+        raise kind(f"{where}: {refusal_text(expressions, error)}") from error
     return [_one_array(column) for column in table.columns]
-
-
-def cast_advice(error: Exception) -> str:
-    """What to write if pyarrow compares or computes with two types that do not go together."""
-    found = _OPERANDS.search(str(error))
-    if found is None:
-        return ""
-    middle = len(found[1]) // 2 - 1
-    if found[1][:middle] == found[1][middle + 2 :]:
-        return ""  # twice the same
-    return ": cast one of them to the type of the other, as in col('x').cast('int64')"
 
 
 def rows_where(batch: pa.RecordBatch, condition: pc.Expression, where: str) -> Numbers:

@@ -44,7 +44,8 @@ def expression_type(schema: pa.Schema, expression: pc.Expression, where: str) ->
     """
     import pyarrow as pa
 
-    from minishuffle.operators.evaluation import cast_advice, missing_column
+    from minishuffle.operators.evaluation import missing_column
+    from minishuffle.operators.expression_errors import refusal_text
     from minishuffle.operators.ordered_categories import refuse_order_in
 
     refuse_order_in(where, schema, [expression])
@@ -62,7 +63,7 @@ def expression_type(schema: pa.Schema, expression: pc.Expression, where: str) ->
             check_columns([missing], schema.names, where)
         if "MetaFunction" in str(error):
             raise _of_many_rows(expression, where) from error
-        raise UsageError(f"{where}: {expression!s:.200}: {error!s:.400}{cast_advice(error)}") from error
+        raise UsageError(f"{where}: {refusal_text([expression], error)}") from error
 
 
 def _untyped_type(schema: pa.Schema, expression: pc.Expression) -> pa.DataType:
