@@ -14,7 +14,7 @@ import pyarrow.csv as pa_csv
 
 from minishuffle.connectors.filerecords import CsvRecords
 from minishuffle.connectors.files import Paths, decompressed
-from minishuffle.connectors.inferred import Part
+from minishuffle.connectors.inferred import InferredTypes, Part
 from minishuffle.connectors.recordfiles import (
     CORRECT,
     OnFault,
@@ -32,6 +32,7 @@ __all__ = ["CsvSource"]
 
 _TOGETHER_BYTES: Final = 3 * CSV_BLOCK_BYTES
 """More than any block has."""
+_SEPARATORS: Final = (";", "\t", "|", ",")
 _HEXADECIMAL: Final = re.compile(rb"0[xX]")
 
 
@@ -51,8 +52,8 @@ class CsvSource(RecordFiles):
     Raises:
         UnknownName: no such file, or no file's header has a column of ``schema``.
         UsageError: the delimiter cannot be one; a file or its header cannot be read; without a schema, there
-            is no header, a file is larger than INFERRED_FILE_BYTES_MAX, or a column has types with none in
-            common.
+            is no header, it names one column, which another delimiter would part, a file is larger than
+            INFERRED_FILE_BYTES_MAX, or a column has types with none in common.
         WrongInput: (also from ``read``) with "fail", a record cannot be read; named with file and line. (From
             ``read``) a file has changed since it was listed.
     """
@@ -100,7 +101,17 @@ class CsvSource(RecordFiles):
             where = f"any of {len(headers)} files: {hint}there are"
         else:
             where = f"{next(iter(headers))}: {hint}its first line has"
-        raise UnknownName(f"no column {missing[0]!r} in {where} {found}")
+        way = next((f": write delimiter={each!r}" for each in map(_separator, headers.values()) if each), "")
+        raise UnknownName(f"no column {missing[0]!r} in {where} {found}{way}")
+
+    def _infer(self, path: str, types: InferredTypes) -> None:
+        names = (self._names(path) or []) if self.header else []
+        if separator := _separator(names):
+            raise UsageError(
+                f"{path}: its first line names one column, {names[0]!r:.200}: write delimiter={separator!r}; "
+                "if that is its name, declare it, as in schema={...: 'string'}"
+            )
+        super()._infer(path, types)
 
     def _names(self, path: str) -> list[str] | None:
         """Those of its columns; None of an empty file."""
@@ -272,6 +283,14 @@ def _infinite(column: pa.Array) -> pa.Array | None:
         return None
     mask = pc.is_inf(column)
     return mask if pc.any(mask).as_py() else None
+
+
+def _separator(names: Sequence[str]) -> str:
+    """What may stand between the values of a file whose only column has this name; empty if nothing does."""
+    if len(names) != 1:
+        return ""
+    most = max(_SEPARATORS, key=names[0].count)
+    return most if most in names[0] else ""
 
 
 def _check_delimiter(delimiter: str) -> None:

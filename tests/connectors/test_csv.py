@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -219,6 +220,24 @@ def test_each_column_without_a_name_has_its_own_values(tmp_path: Path) -> None:
     bad = CsvSource(written(tmp_path, "a,,,b\n1,7,8,\n2,9,1e400,x\n"), on_error="skip")
     (portion,) = bad.read(bad.splits()[0], 0)
     assert (portion.records, portion.batch["a"].to_pylist()) == (2, [1])
+
+
+@pytest.mark.parametrize(
+    ("header", "delimiter", "way"),
+    [("n;m,k;o", ",", ";"), ("n\tm;o\tp", ",", "\t"), ("n|m", ",", "|"), ("n,m", ";", ",")],
+)
+def test_a_header_that_another_delimiter_parts_says_which(
+    header: str, delimiter: str, way: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text(f"{header.replace(delimiter, '.')}\n1{way}2,5\n")
+    written = re.escape(f": write delimiter={way!r}")
+    with pytest.raises(UsageError, match=f"a.csv: its first line names one column, .*{written}; if that is"):
+        CsvSource(str(file), delimiter=delimiter)
+    with pytest.raises(UnknownName, match=f"no column 'x' in .*: its first line has .*{written}"):
+        CsvSource(str(file), pa.schema([("x", pa.string())]), delimiter=delimiter)
+    name = header.replace(delimiter, ".")
+    assert CsvSource(str(file), pa.schema([(name, pa.string())]), delimiter=delimiter).schema.names == [name]
 
 
 def test_a_header_that_cannot_be_read_is_told(tmp_path: Path) -> None:
