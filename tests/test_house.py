@@ -116,6 +116,34 @@ PRIVATE = re.compile(r"_(?!_|(replace|asdict)$)")
 PRIVATES = re.compile(r"\._(?!_)\w+\._(?!_)\w+")
 JOBS = ("plan/", "api/", "operators/", "connectors/")
 """The rooms in which jobs are planned, and those of what runs in their tasks."""
+PROCESSES = ("worker/", "coordinator/")
+SET_FROM_OUTSIDE = {
+    "worker/handoff.py": ("notified", "the wake flag of a subpartition: set by whoever queues it"),
+    "worker/jobimports.py": ("__import__", "Python's, which a worker wraps"),
+    "worker/peers.py": ("one_way", "not yet a call of the endpoint"),
+    "worker/process.py": ("identity", "not yet a call of the endpoint"),
+    "coordinator/deployer.py": ("unsent stop_sent", "not yet a call of Job"),
+    "coordinator/jobs.py": (
+        "ahead attempt barrier base base_round counters end passed_on_max readable repeated result"
+        " resumption round rows_collected rows_leased rows_listed rows_made spent state traffic unsent until"
+        " worker",
+        "not yet calls of Task and of the parts of Job",
+    ),
+    "coordinator/journalrecords.py": (
+        "_abandoned _drained _regions _result_bytes _states _to_cancel changed ended_at left moving pause"
+        " released restarts round segments state stop_sent vacant",
+        "not yet a call of Job for each record",
+    ),
+    "coordinator/process.py": ("web_port", "not yet an argument"),
+    "coordinator/results.py": ("announced", "not yet a call of the task"),
+    "coordinator/scheduling.py": ("round shortage standby", "not yet calls of Slots, Ends and Worker"),
+    "coordinator/state.py": (
+        "applied heard_at numbers standby_short suspicions",
+        "not yet calls of Workers and Worker",
+    ),
+    "coordinator/workers.py": ("others_leave", "not yet a call of Drain"),
+}
+"""By module of the two processes: attributes of other objects that it assigns, and why. The list shrinks."""
 SMALL_LINES_MAX = 75
 SMALL = {
     "__main__": "``python -m minishuffle``",
@@ -163,7 +191,6 @@ SMALL = {
     "worker/filereports": "reports of files that a sink has completed",
     "worker/preparation": "programs that are loaded ahead of need",
     "worker/reattachments": "reports of what recoveries attach again",
-    "worker/repairs": "when failed channels are requested again",
     "worker/stuck": "tasks that are stuck in the user's code",
     "worker/wallclock": "the readings of the clocks of a worker",
 }
@@ -592,6 +619,45 @@ def test_attributes_are_assigned_by_their_own_class(others: list[Access]) -> Non
     none_of([str(each) for each in others if each.assigned and each.module.startswith(JOBS)])
 
 
+def is_record(node: ast.AST) -> TypeGuard[ast.ClassDef]:
+    """A dataclass: its fields are for all of its module."""
+    return isinstance(node, ast.ClassDef) and any(
+        "dataclass" in ast.unparse(each) for each in node.decorator_list
+    )
+
+
+def assigned(module: Module, own: dict[str, set[str]]) -> Iterator[ast.Attribute]:
+    """Attributes of other objects than ``self`` that are assigned: not those of the module's own records, nor
+    counters, which are for whoever counts, nor what is called when something happens, by name ``on_...``."""
+    shared = {"TaskCounters", "OperatorCounters", "ConnectionCounters"}
+    shared |= {node.name for node in module.nodes if is_record(node)}
+    fields = {field for name in shared for field in own.get(name, ())}
+    for node in module.nodes:
+        if not isinstance(node, ast.Attribute) or isinstance(node.ctx, ast.Load) or is_of_self(node):
+            continue
+        if node.attr not in fields and not node.attr.startswith("on_"):
+            yield node
+
+
+def test_each_attribute_is_assigned_by_the_class_that_declares_it(package: tuple[Module, ...]) -> None:
+    """In both processes: what is written in one place is understood in one place."""
+    own, left = defined(package), {name: set(each.split()) for name, (each, _) in SET_FROM_OUTSIDE.items()}
+    problems = []
+    for module in package:
+        found = list(assigned(module, own)) if module.name.startswith(PROCESSES) else []
+        may = set(SET_FROM_OUTSIDE.get(module.name, ("", ""))[0].split())
+        problems += [
+            f"{module.name}:{node.lineno} assigns {ast.unparse(node)}: call a method of its class"
+            for node in found
+            if node.attr not in may
+        ]
+        if module.name in left:
+            left[module.name] -= {node.attr for node in found}
+    none_of(problems)
+    over = [f"{name} does not assign {each} any more: take it out" for name in left for each in left[name]]
+    none_of(over)
+
+
 # --- words -----------------------------------------------------------------------------------------
 
 WORDS = {
@@ -703,6 +769,23 @@ def test_each_rule_finds_what_breaks_it(rule: Callable[[Module], Iterator[str]],
 def test_what_is_of_another_class_is_found(line: str, found: list[str]) -> None:
     module = parsed(f"class A:\n    _a: int\n\nclass B(A):\n    def f(self, other):\n        {line}")
     assert [str(each).partition(" ")[2] for each in accesses(module, defined((module,)))] == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("self.a = other.b", []),
+        ("record.c += 1", []),
+        ("counters.rows_done += 1; link.on_written = print", []),
+        ("other.d, self.a = 1, 2", ["d"]),
+        ("del other.a.e", ["e"]),
+    ],
+)
+def test_what_is_assigned_from_outside_is_found(line: str, found: list[str]) -> None:
+    record = "@dataclass(slots=True)\nclass R:\n    c: int"
+    module = parsed(f"{record}\n\ndef f(self, other, record, counters, link):\n    {line}")
+    own = defined((module,)) | {"TaskCounters": {"rows_done"}}
+    assert [node.attr for node in assigned(module, own)] == found
 
 
 def test_a_circle_is_found() -> None:

@@ -81,11 +81,17 @@ class _Write:
 class UpstreamChannel(InputChannel):
     """An attempt to write a partition. A broken link ends the channel and not the task."""
 
-    def __init__(self, gate: InputGate, write: _Write, progress: Progress) -> None:
+    def __init__(
+        self,
+        gate: InputGate,
+        write: _Write,
+        progress: Progress,
+        disconnect: Callable[[ShuffleError], None],
+    ) -> None:
         super().__init__(progress.split, 0, Assembler(gate.budget), gate.buffers, gate.ready)
         self.write = write
         self.progress = progress
-        self.disconnect: Callable[[ShuffleError], None] = lambda error: None
+        self.disconnect = disconnect
         """Ends the program's link. Only a channel that was read to its end is cancelled: that is the
         program's receipt."""
 
@@ -340,8 +346,14 @@ class UpstreamGate:
         if not known.partitions and not self._open_splits:
             self.changes.append((NO_SPLIT, "none"))
 
-    def open_channel(self, write: str, partition: int, attempt: int) -> UpstreamChannel:
-        """The channel of an attempt whose client has come.
+    def open_channel(
+        self,
+        write: str,
+        partition: int,
+        attempt: int,
+        disconnect: Callable[[ShuffleError], None] = lambda error: None,
+    ) -> UpstreamChannel:
+        """The channel of an attempt whose client has come; ``disconnect`` ends the client's link.
 
         Raises:
             Superseded: a newer one has come meanwhile.
@@ -353,7 +365,7 @@ class UpstreamGate:
             raise UsageError(f"write {write} has ended without partition {partition}: save again")
         if progress.attempt != attempt or progress.channel is not None:
             raise Superseded(f"a newer attempt than {attempt} writes partition {partition} of {write}")
-        channel = UpstreamChannel(self.gate, known, progress)
+        channel = UpstreamChannel(self.gate, known, progress, disconnect)
         progress.channel, progress.expected = channel, False
         self.gate.channels.append(channel)
         return channel

@@ -377,11 +377,12 @@ class ExternalClients:
             return
         message = self._tickets.pop(link.peer.worker)
         try:
-            channel = self._gate(message).open_channel(message.write, message.partition, message.attempt)
+            channel = self._gate(message).open_channel(
+                message.write, message.partition, message.attempt, link.abort
+            )
         except ShuffleError as error:
             link.abort(error)
             return
-        channel.disconnect = link.abort
         partition = PartitionId(JobId(message.job), UPSTREAM_EDGE, message.partition)
         channel.attach_remote(link, PartitionRequest(partition, message.index, message.attempt))
 

@@ -236,8 +236,7 @@ class TaskPaths:
 
     def _set_blocked(self, blocked: bool) -> None:
         """It waits for its consumers, or does no more: that counts if it is to stop."""
-        if blocked != self.pause.blocked:
-            self.pause.blocked = blocked
+        if self.pause.block(blocked):
             self.post(self._stands)
 
     def linger(self, ready: Callable[[], bool], seconds: float) -> None:
@@ -274,6 +273,10 @@ class TaskPaths:
         self.check()
 
     # --- loop ------------------------------------------------------------------------------------
+
+    def record(self, calls: TaskCalls) -> None:
+        """The thread is about to start: it writes there from now on what it has in hand."""
+        self.calls = calls
 
     def cancel(self) -> None:
         """Wake the task and have it stop at its next look."""

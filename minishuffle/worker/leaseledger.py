@@ -122,7 +122,7 @@ class LeaseLedger:
         guesses: bool = False,
     ) -> None:
         self.acknowledged = 0
-        """Reports that the coordinator has applied; whoever hears of it counts here."""
+        """(Any thread.) Reports that the coordinator has applied."""
         self.within = 0.0
         """Seconds within which the last report is to be acknowledged; 0: at once."""
         self._positions = positions
@@ -236,6 +236,10 @@ class LeaseLedger:
                 left -= rows
                 wanted[split] = self._rows or max(rows, self._first)
         return wanted
+
+    def acknowledge(self) -> None:
+        """(Loop.) The coordinator has applied the next report."""
+        self.acknowledged += 1
 
     def _settle(self) -> None:
         if self._under_way and self.acknowledged >= self._reports:

@@ -107,7 +107,7 @@ class SourceLeases:
     def acknowledge(self) -> None:
         """The coordinator has applied the report that was under way."""
         if self._ledger is not None:
-            self._ledger.acknowledged += 1
+            self._ledger.acknowledge()
             self._paths.bell.ring()
 
 
@@ -174,6 +174,6 @@ class WriteLeases:
 
     def acknowledge(self) -> int:
         """The coordinator has applied the report that was under way; gives how many it has applied."""
-        self._ledger.acknowledged += 1
+        self._ledger.acknowledge()
         self._paths.bell.ring()
         return self._ledger.acknowledged

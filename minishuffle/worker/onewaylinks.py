@@ -88,6 +88,14 @@ class Inlet:
         """None before it is connected."""
         self._drained = drained
 
+    def connect(self, link: DataLink) -> None:
+        """The connection is established."""
+        self.link = link
+
+    def disconnect(self) -> None:
+        """It is gone."""
+        self.link = None
+
     def flush_soon(self) -> None:
         self.pair.flush_soon()
         if self.link is not None:
@@ -130,6 +138,19 @@ class Outlet:
         self._now, self._call_at = now, call_at
         self._looks = False
         """There will be another look."""
+
+    def connect(self, link: DataLink) -> None:
+        """The connection is established."""
+        self.link = link
+        link.on_written = self.written
+
+    def disconnect(self) -> None:
+        """It is gone, or is to go."""
+        self.link = None
+
+    def use(self) -> None:
+        """A request for it is granted."""
+        self.used = True
 
     @property
     def paused(self) -> bool:
@@ -226,7 +247,7 @@ class OneWayLinks:
         """The outlet that answers ``request``."""
         partition = request.partition
         outlet = self._outlet(pair, partition.job, partition.edge, request.one_way)
-        outlet.used = True
+        outlet.use()
         return outlet
 
     def _outlet(self, pair: DataLink, job: str, edge: int, number: int) -> Outlet:
@@ -260,7 +281,7 @@ class OneWayLinks:
                 del self.outlets[key]
                 if outlet.link is not None:
                     outlet.link.close()
-                    outlet.link = None
+                    outlet.disconnect()
 
     # --- connecting -------------------------------------------------------------------------------
 
@@ -331,9 +352,7 @@ class OneWayLinks:
         """A one-way connection is established."""
         for end in self._ends():
             if end.connection is link.machine:
-                end.link = link
-                if isinstance(end, Outlet):
-                    link.on_written = end.written
+                end.connect(link)
                 link.flush_soon()
 
     def link_down(self, link: DataLink) -> None:
@@ -341,7 +360,7 @@ class OneWayLinks:
         for end in self._ends():
             if end.link is link:
                 self._drop(end)
-                end.link = None
+                end.disconnect()
                 end.pair.flush_soon()
 
     # --- ends -------------------------------------------------------------------------------------

@@ -80,15 +80,15 @@ class Outbox:
         "_hurried",
         "_items",
         "_lines_dropped",
+        "_notified",
         "_notify",
         "_paths",
         "_put",
+        "_rests",
         "_rows_put",
         "_rows_taken",
         "_taken",
-        "notified",
-        "rests",
-        "took_columns",
+        "_took_columns",
     )
 
     def __init__(
@@ -98,11 +98,11 @@ class Outbox:
         notify: Callable[[Outbox], None],
         away: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.notified = False
+        self._notified = False
         """Set by whoever gives notice, cleared by the loop before it looks."""
-        self.rests = False
+        self._rests = False
         """The loop's: what comes waits for more, unless it is :attr:`due`."""
-        self.took_columns = False
+        self._took_columns = False
         """Whether the loop took record batches last that were put together."""
         self._attempt_id = attempt_id
         self._paths = paths
@@ -180,8 +180,7 @@ class Outbox:
         self._give_notice()
 
     def _give_notice(self) -> None:
-        if self.due and not self.notified:
-            self.notified = True
+        if self.claim_notice():
             self._paths.post(self._notify, self)
 
     # --- loop ------------------------------------------------------------------------------------
@@ -189,12 +188,34 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._items)
 
+    def claim_notice(self) -> bool:
+        """(Any thread.) Whether the loop is to look and has no notice yet: the caller gives it."""
+        if self._notified or not self.due:
+            return False
+        self._notified = True
+        return True
+
+    def take_notice(self) -> None:
+        """The loop has had its notice, and is about to look."""
+        self._notified = False
+
+    def rest(self) -> bool:
+        """After record batches were taken, what comes waits for more; gives whether that begins now."""
+        if self._rests or not self._took_columns:
+            return False
+        self._rests = True
+        return True
+
+    def end_rest(self) -> None:
+        """What comes waits for no more."""
+        self._rests = False
+
     @property
     def due(self) -> bool:
         """(Any thread.) Whether there is something that does not wait for more."""
         if not self._items:
             return False
-        return not self.rests or self._taken < self._hurried or self.unsent_bytes >= limits.GATHERED_BYTES
+        return not self._rests or self._taken < self._hurried or self.unsent_bytes >= limits.GATHERED_BYTES
 
     @property
     def unsent_bytes(self) -> int:
@@ -208,7 +229,7 @@ class Outbox:
 
     def take(self, term: int) -> Collected | LogLines | None:
         """The next message, or None; the task may go on."""
-        self.took_columns = False
+        self._took_columns = False
         if not self._items:
             return None
         subtask = self._attempt_id.subtask
@@ -240,7 +261,7 @@ class Outbox:
                 return item
         payload, count = pack_gathered([each.payload for each in found])
         self._items.extendleft(reversed(found[count:]))
-        self.took_columns = True
+        self._took_columns = True
         return _Rows(
             payload, sum(each.rows for each in found[:count]), sum(each.size for each in found[:count])
         )
@@ -438,12 +459,11 @@ class OutboxSender:
             if not self._writable():
                 return
             outbox = self._ready.popleft()
-            outbox.notified = False
+            outbox.take_notice()
             message = outbox.take(self._term())
             if message is not None:
                 self._send(message)
-            if outbox.took_columns and not outbox.rests:
-                outbox.rests = True
+            if outbox.rest():
                 self._later(REST_SECONDS, partial(self._end_rest, outbox))
             self._look_again(outbox)
         if self._ready and not self._scheduled:
@@ -451,12 +471,11 @@ class OutboxSender:
             self._soon(self._pump_again)
 
     def _look_again(self, outbox: Outbox) -> None:
-        if outbox.due and not outbox.notified:
-            outbox.notified = True
+        if outbox.claim_notice():
             self._ready.append(outbox)
 
     def _end_rest(self, outbox: Outbox) -> None:
-        outbox.rests = False  # before the look
+        outbox.end_rest()  # before the look
         self._look_again(outbox)
         self.pump()
 

@@ -8,7 +8,7 @@ operator until the coordinator ends the barrier.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 __all__ = ["TaskPause"]
 
@@ -35,7 +35,7 @@ class TaskPause:
         move."""
         self.dividers: deque[tuple[int, dict[int, set[int]]]] = deque()
         """(Loop.) Barriers to send to moving consumers, by edge, without stopping; taken by the task."""
-        self.unread: list[int] = []
+        self.unread: Sequence[int] = ()
         """(Task.) Edges of inputs that it reads later, once others have ended; while it stands."""
         self._clock = clock
         self._wanted = barrier
@@ -46,12 +46,18 @@ class TaskPause:
     # --- loop ------------------------------------------------------------------------------------
 
     def want(self, barrier: int, *, paused: bool) -> None:
-        """The task must stop at ``barrier``, or continue if it has stopped there."""
+        """The task must stop at ``barrier``, or continue if it has stopped there. It does not move."""
+        self.moving = ()
         self._wanted = max(barrier, self._wanted)
         over = max(barrier - 1 if paused else barrier, self._over)
         # Before the task hears that it may go on: it would stop at the same barrier again.
         self.due = self._wanted if self._wanted > over else 0
         self._over = over
+
+    def move(self, barrier: int, moving: Collection[tuple[int, int]]) -> None:
+        """The task is among the subtasks ``moving``: it must stop at ``barrier``."""
+        self.want(barrier, paused=True)
+        self.moving = moving
 
     @property
     def ended(self) -> int:
@@ -60,8 +66,15 @@ class TaskPause:
 
     # --- task ------------------------------------------------------------------------------------
 
-    def stop(self, barrier: int) -> None:
-        """The task has stopped at ``barrier``."""
+    def block(self, blocked: bool) -> bool:
+        """The task waits for its consumers, or does so no more; gives whether that is new."""
+        is_new = blocked != self.blocked
+        self.blocked = blocked
+        return is_new
+
+    def stop(self, barrier: int, unread: Sequence[int] = ()) -> None:
+        """The task has stopped at ``barrier``; edges that are ``unread`` it reads later."""
+        self.unread = unread
         self._stopped_at = self._clock()
         self.at = barrier
 

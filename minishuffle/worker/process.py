@@ -258,7 +258,7 @@ class Worker:
             if self._machine is None:
                 self._begin(message)
             else:
-                self._go_on(message)
+                self._machine.taken_back(message)
             self._control = link
             link.on_writable = self._sender.pump
             self._answer.set_result(message)
@@ -400,17 +400,6 @@ class Worker:
         )
         self._home = home
         _log.warning("the coordinator at %s has taken this worker back, in term %d", home, state.term)
-
-    def _go_on(self, message: Registered) -> None:
-        """A coordinator takes this worker back."""
-        state = self._state
-        if message.term < state.term:
-            raise RemoteProtocolError(
-                f"a coordinator of term {message.term} answered, and this worker obeys term {state.term}"
-            )
-        if (message.worker, message.epoch) != (state.worker, state.epoch):
-            raise RemoteProtocolError(f"the coordinator took worker {state.worker} for another one")
-        state.term = message.term
 
     def _say_kept(self, applied: int) -> None:
         """Resend the reports that the coordinator has not applied, after it has registered this worker.
@@ -697,17 +686,10 @@ class Worker:
     def _on_report(self, task: Task, outcome: TaskOutcome | None) -> None:
         key = task.attempt_id
         if outcome is None:
-            task.state = "running"
             self._carry_out(self._state.task_running(key))
             return
-        task.state = outcome.state
-        attempt = self._deployment.attempts.get(key)
-        traffic, writes = b"", list[WritePosition]()
-        if attempt is not None:  # else it was released meanwhile
-            writes = attempt.last_writes()
-            attempt.close()
-            attempt.reported = attempt.rows()
-            traffic = attempt.reported[0]
+        attempt = self._deployment.attempts.get(key)  # None: it was released meanwhile
+        traffic, writes = attempt.end() if attempt is not None else (b"", [])
         self._sender.end(task.outbox, rows=outcome.state != "finished")
         try:
             counters = task.read_counters()
@@ -824,7 +806,7 @@ class Worker:
         self._look_for_successor()
         self._tell_clock_set()
         stuck = self._stuck.slots()
-        state.stuck = len(self._stuck)
+        state.still_run(len(self._stuck))
         report = worker_report(
             self.pool,
             self.remote,

@@ -5,6 +5,7 @@ Both are keyed by attempt: several attempts of a subtask may be on a worker at o
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -15,6 +16,7 @@ from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.ids import FIRST_ATTEMPT, AttemptId, OperatorId, PartitionId, SubtaskId
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import OutputSpec
+from minishuffle.worker.dialing import LINK_BACKOFF
 
 __all__ = [
     "LIVE_PHASES",
@@ -151,6 +153,12 @@ class InputRegistry:
         self._by_producer: dict[SubtaskId, dict[ChannelKey, None]] = {}
         self._undrained: dict[ChannelKey, float] = {}
         """When to look at the tasks of channels that are cached; the earliest first."""
+        self._retries: list[tuple[float, int, ChannelKey, int]] = []
+        """A heap of the times at which failed channels are requested again, each with the generation that
+        failed: an entry is stale once there is a later one. The running number keeps the order of entries
+        with the same time."""
+        self._failed = 0
+        """The last running number."""
 
     def want(self, key: ChannelKey, entry: ChannelEntry) -> None:
         self._entries[key] = entry
@@ -181,10 +189,44 @@ class InputRegistry:
             entry.cached = None
         return entry
 
-    def renew(self, key: ChannelKey, upstream: Upstream, drain_by: float) -> ChannelEntry:
-        """The next generation reads from ``upstream``; at once, or when the task has drained the channel,
-        which is looked at at ``drain_by`` (later ones do not put that off)."""
+    def answered(self, key: ChannelKey) -> None:
+        """The producer of the current generation has answered."""
+        self._entries[key].failures = 0
+
+    def retry_later(self, key: ChannelKey, now: float) -> None:
+        """The current generation has failed: request the same attempt again in a while, if the task does not
+        fail of it."""
         entry = self._entries[key]
+        if entry.repairs:
+            entry.failures += 1
+            self._failed += 1
+            entry.retry_at = now + LINK_BACKOFF.seconds(entry.failures)
+            heapq.heappush(self._retries, (entry.retry_at, self._failed, key, entry.request.generation))
+
+    def take_retries(self, now: float) -> list[ChannelKey]:
+        """Drained channels whose time to be requested again has come. Those that are not drained yet are
+        requested when they are."""
+        found: list[ChannelKey] = []
+        while self._retries and self._retries[0][0] <= now:
+            _, _, key, generation = heapq.heappop(self._retries)
+            entry = self._entries.get(key)
+            if entry is None or entry.request.generation != generation or entry.retry_at is None:
+                continue
+            if entry.phase is ChannelPhase.DOWN:
+                found.append(key)
+        return found
+
+    def give_up(self, key: ChannelKey) -> None:
+        """Do not request the same attempt again."""
+        self._entries[key].retry_at = None
+
+    def renew(
+        self, key: ChannelKey, upstream: Upstream, drain_by: float, progress: Progress = None
+    ) -> ChannelEntry:
+        """The next generation reads from ``upstream``; at once, or when the task has drained the channel,
+        which is looked at at ``drain_by`` (later ones do not put that off). ``progress`` is the task's."""
+        entry = self._entries[key]
+        entry.progress = progress
         self.move(key, entry.request.generation, ChannelEvent.RENEW)
         if entry.phase is ChannelPhase.CACHED:
             entry.cached = upstream
@@ -235,6 +277,11 @@ class InputRegistry:
         """Every channel whose current generation is that worker's."""
         return list(self._by_worker.get(worker, ()))
 
+    def next_deadline(self) -> float | None:
+        """When :meth:`undrained` or :meth:`take_retries` has something."""
+        retry_at = self._retries[0][0] if self._retries else None
+        return min((at for at in (self.drain_by(), retry_at) if at is not None), default=None)
+
     def drain_by(self) -> float | None:
         """When to look whether the task of a channel that is cached is stuck."""
         return next(iter(self._undrained.values()), None)
@@ -279,6 +326,10 @@ class InputRegistry:
         assert cached == set(self._undrained)
         assert cached == {k for k, entry in self._entries.items() if entry.phase is ChannelPhase.CACHED}
         assert list(self._undrained.values()) == sorted(self._undrained.values())
+        planned = {(key, generation) for _, _, key, generation in self._retries}
+        for key, entry in self._entries.items():
+            if entry.retry_at is not None and entry.phase is not ChannelPhase.DRAINING:
+                assert entry.phase is ChannelPhase.DOWN and (key, entry.request.generation) in planned
 
 
 # --- partitions -----------------------------------------------------------------------------------

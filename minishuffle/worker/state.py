@@ -14,7 +14,15 @@ from typing import Final
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import PartitionLost, PeerLost, PeerSuspected, ShuffleError, Superseded, clipped
+from minishuffle.errors import (
+    PartitionLost,
+    PeerLost,
+    PeerSuspected,
+    RemoteProtocolError,
+    ShuffleError,
+    Superseded,
+    clipped,
+)
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.ids import AttemptId, OperatorId, PartitionId, SubtaskId
 from minishuffle.wire.clients import (
@@ -46,6 +54,7 @@ from minishuffle.wire.messages import (
     PrepareJob,
     Probe,
     Probed,
+    Registered,
     ReleaseJob,
     Shutdown,
     TaskSpec,
@@ -55,7 +64,7 @@ from minishuffle.wire.messages import (
     WorkerLost,
     WritePosition,
 )
-from minishuffle.worker.dialing import LINK_BACKOFF, Dialing
+from minishuffle.worker.dialing import Dialing
 from minishuffle.worker.endreports import EndReports
 from minishuffle.worker.instructions import (
     AbandonTask,
@@ -101,7 +110,6 @@ from minishuffle.worker.registry import (
     Upstream,
     Waiting,
 )
-from minishuffle.worker.repairs import Repairs
 from minishuffle.worker.stuck import stuck_error
 
 __all__ = ["LEAVE_GRACE_SECONDS", "WorkerState"]
@@ -148,7 +156,7 @@ class WorkerState:
         self.epoch = epoch
         self.term = term
         self.abandoned = self.stuck = 0
-        """Tasks abandoned so far, and how many of their threads still run. The shell counts both."""
+        """Tasks abandoned so far, and how many of their threads still run."""
         self.suspicions = 0
         """How often a peer has answered no Ping."""
         self.inputs = InputRegistry()
@@ -164,7 +172,6 @@ class WorkerState:
         self._partitions = PartitionRegistry()
         self._waiting: dict[tuple[int, int | ChannelKey], Waiting] = {}
         """Requests that cannot be answered yet, by link and channel, in the order of their deadlines."""
-        self._repairs = Repairs()
         self._reattachments = Reattachments()
         self._ends = EndReports()
         self._peers = Dialing(worker, max(GOOD_LINK_SECONDS_MIN, 2.0 * settings.suspect_after))
@@ -192,6 +199,24 @@ class WorkerState:
         much time as the coordinator gives it, ``heartbeat_timeout``."""
         waits = all(entry.waits or entry.terminal for entry in self._tasks.values())
         return waits and silence < self._settings.heartbeat_timeout
+
+    def taken_back(self, message: Registered) -> None:
+        """A coordinator, which may be another one, has registered this worker again.
+
+        Raises:
+            RemoteProtocolError: it is one that was replaced, or means another worker.
+        """
+        if message.term < self.term:
+            raise RemoteProtocolError(
+                f"a coordinator of term {message.term} answered, and this worker obeys term {self.term}"
+            )
+        if (message.worker, message.epoch) != (self.worker, self.epoch):
+            raise RemoteProtocolError(f"the coordinator took worker {self.worker} for another one")
+        self.term = message.term
+
+    def still_run(self, threads: int) -> None:
+        """That many threads of abandoned tasks have not ended."""
+        self.stuck = threads
 
     def leave(self, now: float) -> list[Instruction]:
         """The process was sent SIGTERM: the coordinator has the tasks move, and says when to end."""
@@ -290,8 +315,13 @@ class WorkerState:
                 channel = ChannelKey(key, gate.edge, producer)
                 subtask = SubtaskId(key.subtask.job, OperatorId(gate.operator), producer)
                 is_there = producer not in later
-                entry = ChannelEntry(subtask, worker if is_there else NO_WORKER, request, repairs)
-                entry.base = bases.get(producer, 0)
+                entry = ChannelEntry(
+                    subtask,
+                    worker if is_there else NO_WORKER,
+                    request,
+                    repairs,
+                    base=bases.get(producer, 0),
+                )
                 self.inputs.want(channel, entry)
                 instructions += self._request(channel, entry, now) if is_there else []
         return instructions
@@ -423,7 +453,7 @@ class WorkerState:
             self._ends.read(channel, now)
         match event:
             case ChannelEvent.ATTACH:
-                entry.failures = 0
+                self.inputs.answered(channel)
                 self._attached(channel, entry, now)
             case ChannelEvent.FAIL if live:
                 self._repair_later(channel, entry, now)
@@ -453,8 +483,8 @@ class WorkerState:
 
     def _renew(self, channel: ChannelKey, upstream: Upstream, now: float) -> list[Instruction]:
         """The next generation reads from ``upstream``, now or when the channel is drained."""
-        entry = self.inputs.renew(channel, upstream, now + self._settings.reconnect_timeout)
-        entry.progress = self._progress(channel.attempt)
+        drain_by = now + self._settings.reconnect_timeout
+        entry = self.inputs.renew(channel, upstream, drain_by, self._progress(channel.attempt))
         return self._request(channel, entry, now) if entry.phase is ChannelPhase.WANTED else []
 
     def _reattach(self, channel: ChannelKey, upstream: Upstream, now: float) -> list[Instruction]:
@@ -483,23 +513,14 @@ class WorkerState:
 
     def _repair_later(self, channel: ChannelKey, entry: ChannelEntry, now: float) -> None:
         """Request the same attempt again in a while, unless it is known that this is of no use."""
-        lost = entry.worker != self.worker and self._peers.is_lost(entry.worker)
-        if lost or not entry.repairs:
-            return
-        entry.failures += 1
-        entry.retry_at = now + LINK_BACKOFF.seconds(entry.failures)
-        self._repairs.plan(channel, entry.request.generation, entry.retry_at)
+        if entry.worker == self.worker or not self._peers.is_lost(entry.worker):
+            self.inputs.retry_later(channel, now)
 
     def _repair(self, now: float) -> list[Instruction]:
-        """Request what failed a while ago; what the task has not drained is requested when it has."""
+        """Request what failed a while ago."""
         instructions: list[Instruction] = []
-        while (repair := self._repairs.take(now)) is not None:
-            channel, generation = repair
-            entry = self.inputs.get(channel)
-            if entry is None or entry.request.generation != generation or entry.retry_at is None:
-                continue
-            if entry.phase is ChannelPhase.DOWN:
-                instructions += self._renew(channel, entry.upstream, now)
+        for channel in self.inputs.take_retries(now):
+            instructions += self._renew(channel, self.inputs[channel].upstream, now)
         return instructions
 
     def _fence_stuck(self, now: float) -> list[Instruction]:
@@ -560,7 +581,7 @@ class WorkerState:
             entry = self.inputs[channel]
             if entry.phase in LIVE_PHASES:
                 instructions.append(self._fail(channel, error, now))
-            entry.retry_at = None
+            self.inputs.give_up(channel)
         return instructions
 
     def _want_link(self, worker: int, now: float) -> list[Instruction]:
@@ -723,9 +744,8 @@ class WorkerState:
 
     def next_deadline(self) -> float | None:
         """When :meth:`handle_timer` wants to be called; None for not at all."""
-        times = [self._peers.next_deadline(), self.inputs.drain_by()]
+        times = [self._peers.next_deadline(), self.inputs.next_deadline(), self._leave_by]
         times += [self._reattachments.next_deadline(), self._ends.next_deadline()]
-        times += [self._repairs.next_deadline(), self._leave_by]
         times.append(next(iter(self._canceling.values()), None))
         times.append(next((waiting.deadline for waiting in self._waiting.values()), None))
         return min((time for time in times if time is not None), default=None)
@@ -788,9 +808,5 @@ class WorkerState:
                 there = self._peers.is_up(entry.worker) or self._peers.is_lost(entry.worker)
                 assert entry.worker == NO_WORKER or not there
             assert (key in local) == (is_local and entry.phase is ChannelPhase.REQUESTED)
-            if entry.retry_at is not None:
-                assert entry.phase in (ChannelPhase.DRAINING, ChannelPhase.DOWN)
-                is_draining = entry.phase is ChannelPhase.DRAINING
-                assert is_draining or self._repairs.has(key, entry.request.generation)
         deadlines = [each.deadline for each in self._waiting.values()]
         assert deadlines == sorted(deadlines)

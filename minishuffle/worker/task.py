@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import CodeType, FrameType
@@ -147,7 +147,7 @@ class Task:
     _cpu_wait_seconds: float = field(default=0.0, init=False)
 
     def start(self) -> None:
-        self.paths.calls = self.record.claim(self.attempt_id)
+        self.paths.record(self.record.claim(self.attempt_id))
         self.thread = threading.Thread(target=self._run, name=self._thread_name, daemon=True)
         try:
             self.thread.start()
@@ -184,6 +184,10 @@ class Task:
             hot_keys=self._hot_keys(),
             latency=self.latency.summary(),
         )
+
+    def abandon(self) -> None:
+        """(Loop.) Its thread does not stop; :meth:`write_off` follows."""
+        self.state = "abandoned"
 
     def write_off(self) -> None:
         """(Loop.) It was abandoned, and its paths are closed: the rows that it has in hand are lost."""
@@ -250,7 +254,12 @@ class Task:
         self._cpu_clock = None
         self.paths.clock.enter(None)
         self.record.release(self.paths.calls)
-        self.paths.post(self.report, self, outcome)
+        self.paths.post(self._reached, outcome)
+
+    def _reached(self, outcome: TaskOutcome | None) -> None:
+        """(Loop.) It runs, or has ended."""
+        self.state = "running" if outcome is None else outcome.state
+        self.report(self, outcome)
 
     def _outcome(self) -> TaskOutcome:
         try:
@@ -280,10 +289,9 @@ class Task:
         self.paths.calls.enter()
         program = open_program(self.program, cloudpickle.loads)
         import_from(program.modules)
-        context = self._context()
         kept = {gate.input for gate in self.gates if gate.kept}
-        chain = Chain(program, self.partitions, context.index, self.counters, kept)
-        self._drop, context.put_aside = chain.drop, chain.put_aside
+        chain = Chain(program, self.partitions, self.attempt_id.subtask.index, self.counters, kept)
+        context, self._drop = self._context(chain), chain.drop
         try:
             produced = [] if program.source is None else [OperatorCounters(self.first_operator)]
             metrics = [
@@ -294,7 +302,7 @@ class Task:
             chain.open(replace(context, metrics=own) for own in metrics)
             self.operators = (*produced, *chain.counters)
             self.paths.calls.leave()
-            self.paths.post(self.report, self, None)
+            self.paths.post(self._reached, None)
             if self.paths.pause.starts_paused and (barrier := self.paths.pause.due):
                 self._stand(chain, barrier)
             if program.source is not None:
@@ -321,7 +329,7 @@ class Task:
         self.outbox.drain()
         return packed
 
-    def _context(self) -> TaskContext:
+    def _context(self, chain: Chain) -> TaskContext:
         return TaskContext(
             job=self.attempt_id.subtask.job,
             name=self.name,
@@ -338,6 +346,7 @@ class Task:
             wait_until=self.paths.wait_until,
             spool=self.spool,
             files=self.files,
+            put_aside=chain.put_aside,
             async_calls=self._loop_calls,
         )
 
@@ -413,8 +422,7 @@ class Task:
             if pause.dividers:
                 self._divide()
             if (barrier := pause.due) and inputs.is_aligned(barrier):
-                pause.unread = inputs.unread()
-                self._stand(chain, barrier)
+                self._stand(chain, barrier, inputs.unread())
                 continue
             now = pause.now()
             due = self._look_at_clock(chain, now)
@@ -463,8 +471,9 @@ class Task:
             self._recovers = False
             self.paths.post(self.first_record, self.attempt_id)
 
-    def _stand(self, chain: Chain, barrier: int) -> None:
-        """Send a barrier after all emitted records, and stop until the barrier has ended."""
+    def _stand(self, chain: Chain, barrier: int, unread: Sequence[int] = ()) -> None:
+        """Send a barrier after all emitted records, and stop until the barrier has ended. Edges that are
+        ``unread`` are read later."""
         self.paths.calls.enter()
         chain.on_barrier(self.paths.check)
         self.paths.calls.leave()
@@ -473,7 +482,7 @@ class Task:
             partition.broadcast_barrier(barrier)
         self.outbox.hurry()
         pause = self.paths.pause
-        pause.stop(barrier)
+        pause.stop(barrier, unread)
         self.paths.stand(lambda: pause.ended >= barrier)
         pause.go_on()
 

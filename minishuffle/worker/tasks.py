@@ -182,6 +182,7 @@ class Attempt:
             self._latency,
             services.wall,
             services.record,
+            self._spool() if spec.sink else None,
         )
         try:
             for input_spec in spec.inputs:
@@ -191,14 +192,15 @@ class Attempt:
                 self.gates.append(self.upstreams.gate)
             for output in spec.outputs:
                 self._build_partition(output)
-            if spec.sink:
-                bytes_max = None if spec.bounded else services.spool_bytes_max
-                store = partial(ElementStore, f"what {self._where()} keeps for readers", services.place)
-                self.task.spool = Spool(store, bytes_max, spec.first_row)
             self.task.start()
         except BaseException:
             self.release()
             raise
+
+    def _spool(self) -> Spool:
+        bytes_max = None if self.spec.bounded else self._services.spool_bytes_max
+        store = partial(ElementStore, f"what {self._where()} keeps for readers", self._services.place)
+        return Spool(store, bytes_max, self.spec.first_row)
 
     def _source_leases(self) -> SourceLeases:
         restarts = self.settings.restart_strategy != "none"
@@ -358,7 +360,6 @@ class Attempt:
     def set_pause(self, barrier: int, *, paused: bool) -> None:
         """The task must stop after this barrier (``paused``), or the barrier has ended."""
         self.paths.pause.want(barrier, paused=paused)
-        self.paths.pause.moving = ()
         over = self.paths.pause.ended
         for gate in self.gates:
             gate.end_barriers(over)
@@ -372,8 +373,7 @@ class Attempt:
         subtasks from now on wait for their next attempts."""
         pause, subtask = self.paths.pause, self.id.subtask
         if (subtask.operator, subtask.index) in moving:
-            pause.moving = moving
-            pause.want(barrier, paused=True)
+            pause.move(barrier, moving)
         else:
             for gate in self.gates:
                 gate.end_barriers(barrier)
@@ -411,6 +411,14 @@ class Attempt:
 
     # --- taking down -----------------------------------------------------------------------------
 
+    def end(self) -> tuple[bytes, list[WritePosition]]:
+        """The task's thread is done: gives the rows exchanged, as in :meth:`rows`, and the final positions in
+        the writes of external clients, for its last report."""
+        writes = self._last_writes()
+        self.close()
+        self.reported = self.rows()
+        return self.reported[0], writes
+
     def close(self) -> None:
         """The task's thread is done (or written off): its inputs close. Idempotent.
 
@@ -431,7 +439,7 @@ class Attempt:
 
     def abandon(self) -> None:
         """Its thread does not stop: whatever it does from now on, nobody sees or counts it."""
-        self.task.state = "abandoned"
+        self.task.abandon()
         self.close()
         self.task.write_off()
 
@@ -518,10 +526,10 @@ class Attempt:
         source or of external writes. Rows in hand are lost; later output of the thread is discarded."""
         self.reported = self.rows()
         counts = {"counters": self.task.read_counters(), "traffic": self.reported[0]}
-        found = {"positions": self.task.leases.exact(), "writes": self.last_writes()}
+        found = {"positions": self.task.leases.exact(), "writes": self._last_writes()}
         return message.model_copy(update={**counts, **found})
 
-    def last_writes(self) -> list[WritePosition]:
+    def _last_writes(self) -> list[WritePosition]:
         """Final positions in the writes of external clients, for the last report."""
         return [] if self.upstreams is None else self.upstreams.exact()
 
@@ -544,7 +552,7 @@ class Attempt:
         return Standing(
             barrier=pause.at,
             blocked=pause.blocked,
-            unread=pause.unread if pause.at else [],
+            unread=list(pause.unread) if pause.at else [],
             taken=self.has_moved_on,
             outbox=self.task.outbox.unsent_bytes,
         )

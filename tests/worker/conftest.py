@@ -76,10 +76,7 @@ class Site:
     def _on_report(self, task: Task, outcome: TaskOutcome | None) -> None:
         key = task.attempt_id
         self.reports.append((key, outcome))
-        if outcome is None:
-            task.state = "running"
-        else:
-            task.state = outcome.state
+        if outcome is not None:
             self.outcomes[key] = outcome
             self.deployment.attempts[key].close()
 
@@ -97,7 +94,7 @@ class Site:
             self.deployment.attempts[key].task.files.acknowledge()
 
     def _on_said(self, outbox: Outbox) -> None:
-        outbox.notified = False
+        outbox.take_notice()
         while (message := outbox.take(1)) is not None:
             if isinstance(message, LogLines):
                 self.lines += message.lines

@@ -132,6 +132,26 @@ def test_a_channel_that_turns_out_to_have_ended_wants_nothing_of_the_attempt_tha
     registry.validate()
 
 
+def test_a_failed_channel_is_requested_again_once_it_is_drained_and_its_time_has_come() -> None:
+    registry = InputRegistry()
+    keys = first, second, third = [ChannelKey(attempt(1), 0, producer) for producer in range(3)]
+    for key in keys:
+        registry.want(key, entry(producer=key.producer))
+        registry.move(key, 1, ChannelEvent.FAIL)
+    registry.move(second, 1, ChannelEvent.DRAIN)
+    for key, now in ((third, 3.0), (second, 1.0), (first, 1.0)):
+        registry.retry_later(key, now)
+    registry.validate()
+    assert registry.next_deadline() == registry[first].retry_at == registry[second].retry_at
+    assert registry.take_retries(1.0) == []
+    assert registry.take_retries(2.0) == [second], "the task has yet to read what the first has"
+    registry.renew(second, Upstream(1, 3), drain_by=9.0)
+    assert registry.next_deadline() == registry[third].retry_at
+    registry.move(third, 1, ChannelEvent.DRAIN)
+    registry.renew(third, NEXT, drain_by=9.0)
+    assert registry.take_retries(9.0) == [], "that was the generation before"
+
+
 def test_what_belongs_to_another_generation_or_to_no_channel_changes_nothing() -> None:
     registry = registry_in(ChannelPhase.ATTACHED)
     assert registry.move(KEY, 2, ChannelEvent.END) is None
