@@ -66,6 +66,7 @@ MAY_BLOCK = frozenset(
         "worker/task.py",
         "worker/process.py",
         "worker/wallclock.py",
+        "worker/registration.py",
         "worker/service.py",
         "worker/clients.py",
         "coordinator/process.py",

@@ -120,8 +120,6 @@ PROCESSES = ("worker/", "coordinator/")
 SET_FROM_OUTSIDE = {
     "worker/handoff.py": ("notified", "the wake flag of a subpartition: set by whoever queues it"),
     "worker/jobimports.py": ("__import__", "Python's, which a worker wraps"),
-    "worker/peers.py": ("one_way", "not yet a call of the endpoint"),
-    "worker/process.py": ("identity", "not yet a call of the endpoint"),
     "coordinator/deployer.py": ("unsent stop_sent", "not yet a call of Job"),
     "coordinator/jobs.py": (
         "ahead attempt barrier base base_round counters end passed_on_max readable repeated result"

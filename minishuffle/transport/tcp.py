@@ -506,6 +506,16 @@ class DataEndpoint:
         self._dialed: dict[int, int] = {}
         """How many times each worker was dialed."""
 
+    def serve(
+        self,
+        identity: Identity,
+        handler: EndpointHandler,
+        one_way: Callable[[Identity, OneWay, bool], Machine | None],
+    ) -> None:
+        """The process has an identity: it proves that from now on, and ``handler`` decides who may connect.
+        ``one_way``: see there."""
+        self.identity, self.handler, self.one_way = identity, handler, one_way
+
     async def listen(self, host: str, port: int = 0) -> int:
         """Start listening; returns the port.
 

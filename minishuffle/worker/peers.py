@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 from minishuffle import limits
-from minishuffle.counters import OneWayCounts
 from minishuffle.errors import PeerLost, PeerSuspected, RemoteProtocolError, ShuffleError
 from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.partition import PartitionView, ResultPartition, serve
@@ -50,9 +49,12 @@ class _EarlyLink:
 
 
 class PeerLinks:
-    """The ``EndpointHandler`` of a worker; at most one link to each peer.
+    """The ``EndpointHandler`` of a registered worker; at most one link to each peer.
 
     Args:
+        endpoint: which this serves from now on.
+        external: the clients of this worker.
+        refusals: those of the endpoint.
         carry_out: what the worker does with instructions.
         now: the loop's clock, in seconds.
         call_at: has a function called at a time of that clock.
@@ -61,67 +63,41 @@ class PeerLinks:
 
     def __init__(
         self,
+        endpoint: DataEndpoint,
+        identity: Identity,
+        state: WorkerState,
+        external: ExternalClients,
+        *,
+        refusals: RefusalLog,
         carry_out: Callable[[list[Instruction]], None],
         now: Callable[[], float],
         call_at: Callable[[float, Callable[[], None]], object],
         in_background: Callable[[Coroutine[None, None, None], str], None],
     ) -> None:
-        self.refusals = RefusalLog(_log.warning, call_at)
+        self.external = external
+        self._endpoint = endpoint
+        self._state = state
+        self._refusals = refusals
         self._carry_out = carry_out
         self._now = now
-        self._call_at = call_at
-        self._in_background = in_background
         self._links: dict[int, DataLink] = {}
         """By worker; of the epoch that the coordinator announced."""
         self._early: dict[tuple[int, int], _EarlyLink] = {}
         """By worker and epoch."""
-        self._endpoint: DataEndpoint | None = None
-        self._machine: WorkerState | None = None
-        self._clients: ExternalClients | None = None
-        self._one_way: OneWayLinks | None = None
-
-    def registered(self, endpoint: DataEndpoint, state: WorkerState, external: ExternalClients) -> None:
-        """The worker has its id: peers may connect from now on."""
-        self._endpoint = endpoint
-        self._machine = state
-        self._clients = external
-        self._one_way = OneWayLinks(
+        self.one_way = OneWayLinks(
             endpoint.counters,
             self._pair,
             lambda worker: state.worker < worker,
             self._dial_one_way,
-            self._in_background,
-            now=self._now,
-            call_at=self._call_at,
+            in_background,
+            now=now,
+            call_at=call_at,
         )
-        endpoint.one_way = self._one_way.machine
-
-    @property
-    def one_way(self) -> OneWayLinks:
-        """The one-way connections of a registered worker."""
-        assert self._one_way is not None, "the worker is not registered yet"
-        return self._one_way
-
-    def one_way_counts(self) -> OneWayCounts:
-        """See :meth:`OneWayLinks.counts`."""
-        return self._one_way.counts() if self._one_way is not None else OneWayCounts()
-
-    @property
-    def _state(self) -> WorkerState:
-        assert self._machine is not None, "the worker is not registered yet"
-        return self._machine
-
-    @property
-    def external(self) -> ExternalClients:
-        """The external clients of a registered worker."""
-        assert self._clients is not None, "the worker is not registered yet"
-        return self._clients
+        endpoint.serve(identity, self, self.one_way.machine)
 
     # --- EndpointHandler -------------------------------------------------------------------------
 
     def authorize(self, peer: Identity) -> str | None:
-        if self._endpoint is None:
-            return "this worker is not registered yet"
         if peer.role == Role.CLIENT:
             return self.external.refusal(peer.worker, peer.epoch)
         if peer.role == Role.PROBE:
@@ -151,7 +127,7 @@ class PeerLinks:
         return link if link is not None and link.peer.epoch == epoch else None
 
     def refused(self, reason: str, text: str, remote: str) -> None:
-        self.refusals.refused(reason, text, remote, self._now())
+        self._refusals.refused(reason, text, remote, self._now())
 
     def link_up(self, link: DataLink) -> None:
         if link.peer.role == Role.CLIENT:
@@ -293,7 +269,6 @@ class PeerLinks:
 
     async def dial(self, peer: WorkerAddress) -> None:
         """Connect to a peer, or say why that failed."""
-        assert self._endpoint is not None
         try:
             await self._endpoint.dial(Address(peer.host, peer.data_port), peer.worker, peer.epoch)
         except ShuffleError as error:
@@ -301,7 +276,6 @@ class PeerLinks:
             self._carry_out(self._state.dial_failed(peer, error, self._now()))
 
     async def _dial_one_way(self, worker: int, epoch: int, purpose: OneWay) -> DataLink:
-        assert self._endpoint is not None
         peer = self._state.address(worker)
         return await self._endpoint.dial(Address(peer.host, peer.data_port), worker, epoch, purpose)
 
@@ -355,10 +329,9 @@ class PeerLinks:
     def reports(self) -> list[PeerReport]:
         """For the heartbeat: every ordinary connection, by peer; early links are nobody's yet. The others are
         checked."""
-        if self._one_way is not None:
-            self._one_way.check()
+        self.one_way.check()
         links: dict[int, list[DataLink]] = {}
-        for link in self._endpoint.links if self._endpoint is not None else ():
+        for link in self._endpoint.links:
             if link.peer.role == Role.WORKER and self._early_of(link) is None and link.one_way is None:
                 links.setdefault(link.peer.worker, []).append(link)
         return [_report(peer, all_) for peer, all_ in sorted(links.items())]

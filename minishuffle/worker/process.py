@@ -1,7 +1,7 @@
 """The worker process: an event loop that owns the network, around the machines that decide.
 
-It registers with the coordinator, listens for peers, carries out the instructions of
-:class:`WorkerState`, and sends heartbeats. Servers (metrics) are handed in by whoever starts it.
+Once registered (``registration``) it talks to peers, carries out the instructions of :class:`WorkerState`,
+and sends heartbeats.
 """
 
 from __future__ import annotations
@@ -9,40 +9,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from typing import Final
 
 from minishuffle import limits
 from minishuffle.backoff import Backoff
 from minishuffle.clock import set_by
-from minishuffle.config import ClusterSettings, CoordinatorPlace
 from minishuffle.counters import (
     LAG_SECONDS_BOUNDS,
-    ConnectionCounters,
     Histogram,
     TaskCounters,
     WorkerSnapshot,
 )
 from minishuffle.errors import (
     PartitionLost,
-    PeerLost,
-    RemoteProtocolError,
     ShuffleError,
     UsageError,
-    error_from_code,
 )
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.debloater import DEBLOAT_SECONDS
-from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import Address, AttemptId
 from minishuffle.operators.base import CompleteFile
 from minishuffle.runtime.usererrors import describe_failure
 from minishuffle.transport.control import ControlLink, connect_control
-from minishuffle.transport.credentials import Credentials
 from minishuffle.transport.hostlook import host_answers
 from minishuffle.transport.interfaces import address_toward
-from minishuffle.transport.tcp import DataEndpoint
 from minishuffle.wire.advertised import is_loopback, is_wildcard
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
@@ -66,9 +58,7 @@ from minishuffle.wire.messages import (
     WritePosition,
 )
 from minishuffle.wire.outputs import FileCompleted
-from minishuffle.wire.requests import Failure
 from minishuffle.worker.clients import ExternalClients, ResultReaders
-from minishuffle.worker.crashrecord import CrashRecord
 from minishuffle.worker.flow import FLOW_SECONDS
 from minishuffle.worker.handoff import LoopInbox
 from minishuffle.worker.inspection import Inspection
@@ -102,18 +92,18 @@ from minishuffle.worker.instructions import (
     StartTask,
     attempt_id,
 )
-from minishuffle.worker.interpreter import GarbageClock, collect_garbage
+from minishuffle.worker.interpreter import collect_garbage
 from minishuffle.worker.outbox import ACKNOWLEDGE_LOOKS, NumberedReport, OutboxSender, ReportLog
 from minishuffle.worker.peers import PeerLinks
 from minishuffle.worker.preparation import ProgramLoader
 from minishuffle.worker.probing import Prober
+from minishuffle.worker.registration import UnregisteredWorker, ask_registration
 from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.state import WorkerState
 from minishuffle.worker.stuck import StuckThreads
 from minishuffle.worker.task import Task, TaskOutcome
 from minishuffle.worker.tasks import Attempt, Deployment
 from minishuffle.worker.timers import Alarm, Timers
-from minishuffle.worker.wallclock import WallClock
 from minishuffle.worker.workerreports import (
     resident_bytes,
     short_failure,
@@ -121,11 +111,9 @@ from minishuffle.worker.workerreports import (
     worker_snapshot,
 )
 
-__all__ = ["COORDINATOR_SECONDS_MAX", "Worker"]
+__all__ = ["Worker"]
 
 LAG_PROBE_SECONDS: Final = 0.05
-COORDINATOR_SECONDS_MAX: Final = 30.0
-"""How long a worker tries to reach its coordinator at its start before it gives up."""
 MOVES_SECONDS: Final = 0.02
 """Between two looks at tasks that are to move."""
 LEAVE_SECONDS_MAX: Final = 0.4
@@ -136,42 +124,24 @@ _log = logging.getLogger("minishuffle.worker")
 
 
 class Worker:
-    """One registration of this process."""
+    """One registration of this process.
+
+    Args:
+        start: the process so far.
+        request: what it has said of itself.
+        home: where the coordinator is.
+        registered: the coordinator's answer.
+    """
 
     def __init__(
-        self,
-        settings: ClusterSettings,
-        cluster: str,
-        secret: bytes,
-        spool_directory: str | None = None,
-        find: Callable[[], CoordinatorPlace | None] = lambda: None,
-        *,
-        record: CrashRecord | None = None,
-        tls: Credentials | None = None,
+        self, start: UnregisteredWorker, request: Register, home: Address, registered: Registered
     ) -> None:
-        self.settings = settings
-        self._record = record or CrashRecord()
-        self._secret = secret
-        self._spool_directory = spool_directory
-        self._find = find
-        self.remote, self.loop_lag = ConnectionCounters(), Histogram(LAG_SECONDS_BOUNDS)
-        self._garbage, self._wall = GarbageClock(time.perf_counter), WallClock()
-        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Resolved with the reason why this worker is to stop; empty for an orderly one."""
+        self.settings, self.pool, self.endpoint = start.settings, start.pool, start.endpoint
+        self.ended, self._secret, self._find = start.ended, start.secret, start.find
+        self._refusals, self._garbage, self._wall = start.refusals, start.garbage, start.wall
+        self.loop_lag = Histogram(LAG_SECONDS_BOUNDS)
         self._loop = asyncio.get_running_loop()
         self._inbox = LoopInbox(self._loop)
-        self.pool = _network_pool(settings)
-        self._peers = PeerLinks(self._carry_out, self._loop.time, self._loop.call_at, self._in_background)
-        self.refusals = self._peers.refusals.counts
-        self.endpoint = DataEndpoint(
-            self._peers,
-            Identity(Role.WORKER, cluster, 0, 0),
-            secret,
-            self.remote,
-            settings.ping_interval,
-            suspect_after=settings.suspect_after,
-            tls=tls,
-        )
         self._background: set[asyncio.Task[None]] = set()
         """Dials, and what else is awaited beside the loop's other work."""
         self._timers = Timers(self._loop, self.loop_lag)
@@ -181,119 +151,57 @@ class Worker:
         """Buffer timeouts that have a timer, in seconds."""
         self._control: ControlLink | None = None
         """To the coordinator; None while there is none."""
-        self._unregistered: ControlLink | None = None
-        """A link over which the answer to a registration is awaited."""
-        self._request: Register | None = None
-        self._given_address = False
+        self._request = request
+        self._given_address = bool(request.advertise)
         """It was started with an address to advertise."""
-        self._home: Address | None = None
+        self._home = home
         """Where the coordinator was found last."""
         self._return: asyncio.Task[None] | None = None
         """Looks for the coordinator while there is none."""
-        self._machine: WorkerState | None = None
-        self._deployed: Deployment | None = None
-        self._prober: Prober | None = None
-        self._outgoing: OutboxSender | None = None
-        self._inspection: Inspection | None = None
         self._reports, self._stuck, self._programs = ReportLog(), StuckThreads(), ProgramLoader()
-        self._answer: asyncio.Future[Registered] = self._loop.create_future()
-        """To the registration that was asked for last."""
-
-    @property
-    def _state(self) -> WorkerState:
-        assert self._machine is not None, "the worker is not registered yet"
-        return self._machine
-
-    @property
-    def _deployment(self) -> Deployment:
-        assert self._deployed is not None, "the worker is not registered yet"
-        return self._deployed
-
-    @property
-    def _sender(self) -> OutboxSender:
-        assert self._outgoing is not None, "the worker is not registered yet"
-        return self._outgoing
-
-    # --- registration and end ----------------------------------------------------------------------
-
-    async def register(self, control: ControlLink, request: Register, home: Address) -> Registered:
-        """Say who we are and learn our id; ``home`` is where the coordinator is.
-
-        Raises:
-            ShuffleError: the coordinator refuses, or went away.
-        """
-        request = request.model_copy(update={"end_is_told": self._record.is_read})
-        self._request, self._home = request, home
-        self._given_address = bool(request.advertise)
-        reply = await self._ask(control, request)
-        self._timers.every("heartbeat", reply.heartbeat_interval, self._heartbeat)
-        self._timers.every("lag", LAG_PROBE_SECONDS, lambda: None)
-        self._timers.every("reports", self.settings.heartbeat_timeout / ACKNOWLEDGE_LOOKS, self._excuse_late)
-        return reply
-
-    async def _ask(self, link: ControlLink, request: Register) -> Registered:
-        """Have a registration answered over that link, which is the control link from then on."""
-        answer = self._answer = self._loop.create_future()
-        self._unregistered = link
-        link.start(partial(self._on_control, link), partial(self._on_control_closed, link))
-        link.send(request)
-        try:
-            return await asyncio.wait_for(answer, COORDINATOR_SECONDS_MAX)
-        except TimeoutError as error:
-            raise PeerLost(
-                f"the coordinator did not register this worker within {COORDINATOR_SECONDS_MAX:g} s"
-            ) from error
-        finally:
-            self._unregistered = None
-            if self._control is not link:
-                link.close()
-
-    def _on_control(self, link: ControlLink, message: ControlMessage, request: int) -> None:
-        if link is self._control:
-            self._carry_out(self._state.handle(message, self._loop.time()))
-            self._peers.review()
-        elif link is not self._unregistered or self._answer.done():
-            return
-        elif isinstance(message, Registered):
-            if self._machine is None:
-                self._begin(message)
-            else:
-                self._machine.taken_back(message)
-            self._control = link
-            link.on_writable = self._sender.pump
-            self._answer.set_result(message)
-            self._say_kept(message.applied)
-        elif isinstance(message, Failure):
-            self._answer.set_exception(error_from_code(message.code, message.text))
-        else:
-            name = type(message).__name__
-            raise RemoteProtocolError(f"the coordinator sent {name} before it registered this worker")
-
-    def _begin(self, message: Registered) -> None:
-        """The first registration. Before anything else is handled: peers may dial, and be dialed, from now
-        on."""
-        cluster = self.endpoint.identity.cluster
-        self.endpoint.identity = Identity(Role.WORKER, cluster, message.worker, message.epoch)
-        state = self._machine = WorkerState(
-            self.settings, message.worker, message.epoch, message.term, self._progress
-        )
-        self._prober = Prober(
-            self.endpoint.identity,
-            self._secret,
-            self.remote,
-            self.settings.ping_interval,
-            tls=self.endpoint.tls,
-        )
-        self._outgoing = OutboxSender(
+        worker, epoch = registered.worker, registered.epoch
+        self._state = state = WorkerState(self.settings, worker, epoch, registered.term, self._progress)
+        self._sender = OutboxSender(
             lambda: state.term, self._send, self._writable, self._loop.call_soon, self._loop.call_later
         )
-        self._deployed = Deployment(
-            message.worker,
+        self._deployment = self._new_deployment(start)
+        identity = Identity(Role.WORKER, self.endpoint.identity.cluster, worker, epoch)
+        self._prober = Prober(
+            identity, self._secret, self.endpoint.counters, self.settings.ping_interval, tls=self.endpoint.tls
+        )
+        self._inspection = Inspection(
+            state,
+            self._deployment,
+            self.endpoint.links,
+            self._inbox,
+            outgoing=self._sender,
+            reports=self._reports,
+            connected=lambda: self._control is not None,
+            clock=self._loop.time,
+            wall=self._wall,
+        )
+        readers = ResultReaders(lambda: state.term, self._deployment, self._inbox, self._send)
+        self._peers = PeerLinks(
+            self.endpoint,
+            identity,
+            state,
+            ExternalClients(lambda: state.term, self._deployment, readers, self._send),
+            refusals=self._refusals,
+            carry_out=self._carry_out,
+            now=self._loop.time,
+            call_at=self._loop.call_at,
+            in_background=self._in_background,
+        )
+        self._begin_timers(registered.heartbeat_interval)
+
+    def _new_deployment(self, start: UnregisteredWorker) -> Deployment:
+        return Deployment(
+            self._state.worker,
             self.pool,
             self._inbox,
             self._on_report,
             self._sender.notify,
-            spool_directory=self._spool_directory,
+            spool_directory=start.spool_directory,
             spool_bytes_max=self.settings.spool_bytes_max,
             blocking_bytes_max=self.settings.blocking_bytes_max,
             channel_event=self._on_channel_event,
@@ -306,34 +214,36 @@ class Worker:
             clock=self._loop.time,
             wall=self._wall,
             away=lambda: self._control is None,
-            record=self._record,
+            record=start.record,
         )
-        self._inspection = Inspection(
-            state,
-            self._deployed,
-            self.endpoint.links,
-            self._inbox,
-            outgoing=self._outgoing,
-            reports=self._reports,
-            connected=lambda: self._control is not None,
-            clock=self._loop.time,
-            wall=self._wall,
-        )
+
+    def _begin_timers(self, heartbeat_interval: float) -> None:
         self._timers.every("flow", FLOW_SECONDS, self._inspection.look)
-        readers = ResultReaders(lambda: state.term, self._deployment, self._inbox, self._send)
-        external = ExternalClients(lambda: state.term, self._deployment, readers, self._send)
-        self._peers.registered(self.endpoint, self._state, external)
+        self._timers.every("heartbeat", heartbeat_interval, self._heartbeat)
+        self._timers.every("lag", LAG_PROBE_SECONDS, lambda: None)
+        self._timers.every("reports", self.settings.heartbeat_timeout / ACKNOWLEDGE_LOOKS, self._excuse_late)
+
+    # --- the coordinator's link, and the end -------------------------------------------------------
+
+    def connect(self, link: ControlLink, registered: Registered) -> None:
+        """The coordinator at the other end of that link has registered this worker, for the first time or
+        again."""
+        self._control = link
+        link.on_writable = self._sender.pump
+        self._say_kept(registered.applied)
+
+    def on_message(self, link: ControlLink, message: ControlMessage) -> None:
+        if link is self._control:
+            self._carry_out(self._state.handle(message, self._loop.time()))
+            self._peers.review()
+
+    def on_closed(self, link: ControlLink, error: Exception | None) -> None:
+        if link is self._control:
+            self._lose_coordinator(str(error) if error is not None else "it closed the connection")
 
     def _writable(self) -> bool:
         """Whether rows and lines may be sent."""
         return self._control is not None and self._control.writable and not self._reports.full
-
-    def _on_control_closed(self, link: ControlLink, error: Exception | None) -> None:
-        why = str(error) if error is not None else "it closed the connection"
-        if link is self._control:
-            self._lose_coordinator(why)
-        elif link is self._unregistered and not self._answer.done():
-            self._answer.set_exception(error or PeerLost("the coordinator closed the connection"))
 
     # --- without a coordinator -----------------------------------------------------------------------
     #
@@ -379,27 +289,28 @@ class Worker:
             UsageError: the coordinator refuses.
             ShuffleError: there is none, or one that other workers do not obey any more.
         """
-        state, request, home = self._state, self._request, self._home
-        assert request is not None and home is not None
+        state, home = self._state, self._home
         if (place := self._find()) is not None:
             home = place.address
         identity = Identity(Role.WORKER, self.endpoint.identity.cluster, state.worker, state.epoch)
         timeout = min(seconds, limits.HANDSHAKE_SECONDS_MAX)
         link = await connect_control(home, identity, self._secret, timeout=timeout, tls=self.endpoint.tls)
-        await self._ask(
-            link,
-            request.model_copy(
-                update={
-                    "requested_worker": state.worker,
-                    "epoch": state.epoch,
-                    "term": state.term,
-                    "attempts": state.held(),
-                    "jobs": state.jobs(),
-                }
-            ),
-        )
+        held = {
+            "requested_worker": state.worker,
+            "epoch": state.epoch,
+            "term": state.term,
+            "attempts": state.held(),
+            "jobs": state.jobs(),
+        }
+        await ask_registration(link, self._request.model_copy(update=held), partial(self._go_on, link))
         self._home = home
         _log.warning("the coordinator at %s has taken this worker back, in term %d", home, state.term)
+
+    def _go_on(self, link: ControlLink, registered: Registered) -> Worker:
+        """A coordinator takes this worker back."""
+        self._state.taken_back(registered)
+        self.connect(link, registered)
+        return self
 
     def _say_kept(self, applied: int) -> None:
         """Resend the reports that the coordinator has not applied, after it has registered this worker.
@@ -436,12 +347,10 @@ class Worker:
     def leave(self) -> None:
         """The process was sent SIGTERM: end once its tasks have moved elsewhere, or at once if there is no
         coordinator to see to that."""
-        if self._machine is None:
+        if self._control is None:
+            self._state.leave(self._loop.time())
             self._end("")
-        elif self._control is None:
-            self._machine.leave(self._loop.time())
-            self._end("")
-        elif not self._machine.leaving:
+        elif not self._state.leaving:
             _log.info(
                 "sent SIGTERM: it leaves when nothing runs on it, or after %g s", self.settings.drain_timeout
             )
@@ -458,32 +367,27 @@ class Worker:
         if self._control is not None:
             # The final message: without it a closed link looks as if this process had been killed.
             self._send(Shutdown(term=self._state.term, reason="the worker is stopped"))
-        if self._machine is not None:
-            attempts = list(self._deployment.attempts.values())
-            for attempt in attempts:
-                attempt.paths.cancel()
-            threads = [attempt.task.thread for attempt in attempts if attempt.task.thread is not None]
-            threads += [*self._peers.external.readers.close(), *self._programs.threads]
-            if self._inspection is not None:
-                threads += self._inspection.profiles.close()
-            seconds = self.settings.task_cancel_timeout
-            if self._machine.leaving:
-                seconds = min(seconds, LEAVE_SECONDS_MAX)
-            deadline = self._loop.time() + seconds
-            while any(thread.is_alive() for thread in threads) and self._loop.time() < deadline:
-                await asyncio.sleep(0.02)
+        attempts = list(self._deployment.attempts.values())
+        for attempt in attempts:
+            attempt.paths.cancel()
+        threads = [attempt.task.thread for attempt in attempts if attempt.task.thread is not None]
+        threads += [*self._peers.external.readers.close(), *self._programs.threads]
+        threads += self._inspection.profiles.close()
+        seconds = self.settings.task_cancel_timeout
+        if self._state.leaving:
+            seconds = min(seconds, LEAVE_SECONDS_MAX)
+        deadline = self._loop.time() + seconds
+        while any(thread.is_alive() for thread in threads) and self._loop.time() < deadline:
+            await asyncio.sleep(0.02)
         for task in self._background:
             task.cancel()
-        if self._prober is not None:
-            await self._prober.close()
+        await self._prober.close()
         await self.endpoint.close()
-        if self._deployed is not None:
-            self._deployed.disk.close()
+        self._deployment.disk.close()
         self._inbox.close()
         self._alarm.cancel()
-        for link in (self._control, self._unregistered):
-            if link is not None:
-                link.close()
+        if self._control is not None:
+            self._control.close()
 
     def _send(self, message: ControlMessage) -> None:
         control = self._control
@@ -583,7 +487,7 @@ class Worker:
             case Acknowledged(number, refused, journaled):
                 self._acknowledged(number, refused=refused, journaled=journaled)
                 self._sender.pump()  # rows that wait behind reports may follow
-            case AnswerQuestion(question) if self._inspection is not None:
+            case AnswerQuestion(question):
                 self._send(self._inspection.answer(question))
             case Exit(reason):
                 self._end(reason)
@@ -650,7 +554,6 @@ class Worker:
 
     async def _probe(self, peer: WorkerAddress) -> None:
         """Say whether that worker can be reached."""
-        assert self._prober is not None
         why = await self._prober.probe(peer)
         if why is not None:
             self._send(Probed(term=self._state.term, worker=peer.worker, epoch=peer.epoch, why=why))
@@ -658,7 +561,6 @@ class Worker:
     async def _advertise(self, toward: str) -> None:
         """Have others use the address by which that host is reached, if this worker listens on all and was
         given none; say so if it has none."""
-        assert self._request is not None
         found = ""
         if is_wildcard(self._request.host) and not self._given_address:
             found = await address_toward(toward)
@@ -809,7 +711,7 @@ class Worker:
         state.still_run(len(self._stuck))
         report = worker_report(
             self.pool,
-            self.remote,
+            self.endpoint.counters,
             self._deployment,
             self.loop_lag,
             abandoned=state.abandoned,
@@ -847,25 +749,17 @@ class Worker:
             self._lose_coordinator(f"one of term {place.term} has taken its place")
 
     def snapshot(self) -> WorkerSnapshot:
-        """Everything that ``/metrics`` is made from. It may be asked for before the registration, which says
-        where it is served."""
+        """Everything that ``/metrics`` is made from."""
         return worker_snapshot(
-            self.endpoint.identity,
+            self.endpoint,
             self.pool,
-            self._deployed,
+            self._deployment,
             slots=self.settings.slots,
-            remote=self.remote,
-            connections=len(self.endpoint.links),
-            refused=self.refusals,
+            refused=self._refusals.counts,
             loop_lag=self.loop_lag,
-            abandoned=self._machine.abandoned if self._machine is not None else 0,
-            suspicions=self._machine.suspicions if self._machine is not None else 0,
+            abandoned=self._state.abandoned,
+            suspicions=self._state.suspicions,
             gc_seconds=self._garbage.seconds,
             wall=self._wall(),
-            one_way=self._peers.one_way_counts(),
+            one_way=self._peers.one_way.counts(),
         )
-
-
-def _network_pool(settings: ClusterSettings) -> NetworkBufferPool:
-    stride = settings.segment_bytes + limits.SEGMENT_HEADROOM_BYTES
-    return NetworkBufferPool(settings.network_memory_bytes // stride, settings.segment_bytes)

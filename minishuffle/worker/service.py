@@ -18,9 +18,11 @@ from minishuffle.transport.interfaces import address_toward
 from minishuffle.wire.advertised import is_loopback, is_wildcard
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
+from minishuffle.wire.messages import Registered
 from minishuffle.worker.crashrecord import CrashRecord
 from minishuffle.worker.interpreter import tune_interpreter
-from minishuffle.worker.process import COORDINATOR_SECONDS_MAX, Worker
+from minishuffle.worker.process import Worker
+from minishuffle.worker.registration import COORDINATOR_SECONDS_MAX, UnregisteredWorker, ask_registration
 from minishuffle.worker.workerreports import registration
 
 __all__ = ["run_worker"]
@@ -71,31 +73,46 @@ async def run_worker(
     """
     tune_interpreter(settings.switch_interval, lets_tasks_finish=settings.loop_lets_tasks_finish)
     host = await _listening_host(host, advertise, coordinator, tls)
-    worker = Worker(settings, cluster, secret, spool_directory, find, record=record, tls=tls)
-    data_port, server = await worker.endpoint.listen(host), await web(worker.snapshot, host)
+    start = UnregisteredWorker(settings, cluster, secret, spool_directory, find, record=record, tls=tls)
+    current: UnregisteredWorker | Worker = start
+    data_port = await start.endpoint.listen(host)
+    server = await web(lambda: current.snapshot(), host)
 
     async def serve() -> None:
         identity = Identity(Role.WORKER, cluster, requested_worker, 0)
         control = await _connect(coordinator, identity, secret, tls, advertise or host)
         request = registration(
             settings,
-            worker.pool,
+            start.pool,
             host=host,
             advertise=advertise,
             data_port=data_port,
             metrics_port=server.port,
             requested_worker=requested_worker,
             standby=standby,
+            end_is_told=record.is_read,
         )
-        registered = await worker.register(control, request, coordinator)
+
+        def accept(registered: Registered) -> Worker:
+            nonlocal current
+            current = worker = Worker(start, request, coordinator, registered)
+            worker.connect(control, registered)
+            return worker
+
+        registered = await ask_registration(control, request, accept)
         ready(request.model_dump(include=READY) | registered.model_dump(include=READY))
-        if reason := await worker.ended:
+        if reason := await start.ended:
             raise PeerLost(reason)
 
+    async def leaving() -> None:
+        await leave.wait()
+        current.leave()
+        await start.ended
+
     try:
-        await _until_ended(serve(), worker, stop, leave, record)
+        await _until_ended(serve(), leaving(), stop, leave, record)
     finally:
-        await worker.close()
+        await current.close()
         await server.close()
 
 
@@ -121,20 +138,14 @@ async def _connect(
 
 async def _until_ended(
     serve: Coroutine[None, None, None],
-    worker: Worker,
+    leaving: Coroutine[None, None, None],
     stop: asyncio.Event,
     leave: asyncio.Event,
     record: CrashRecord,
 ) -> None:
     """Serve until that ends, or until ``stop`` is set, or the worker has left: in any case it ends by itself.
     Raises what serving raises before."""
-
-    async def leaving() -> None:
-        await leave.wait()
-        worker.leave()
-        await worker.ended
-
-    tasks = [asyncio.create_task(each) for each in (serve, stop.wait(), leaving())]
+    tasks = [asyncio.create_task(each) for each in (serve, stop.wait(), leaving)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set() and not leave.is_set():

@@ -17,7 +17,7 @@ from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import AttemptId
 from minishuffle.releases import releases_here
 from minishuffle.transport.interfaces import host_identity
-from minishuffle.wire.handshake import Identity
+from minishuffle.transport.tcp import DataEndpoint
 from minishuffle.wire.messages import ErrorInfo, Register, TaskStateChanged, WorkerReport
 from minishuffle.worker.instructions import state_change
 from minishuffle.worker.tasks import Deployment
@@ -37,6 +37,7 @@ def registration(
     metrics_port: int,
     requested_worker: int,
     standby: bool,
+    end_is_told: bool = False,
 ) -> Register:
     """What this process says when it registers."""
     return Register(
@@ -53,6 +54,7 @@ def registration(
         segment_bytes=pool.segment_bytes,
         requested_worker=requested_worker,
         standby=standby,
+        end_is_told=end_is_told,
     )
 
 
@@ -103,17 +105,15 @@ def resident_bytes() -> int:
 
 
 def worker_snapshot(
-    identity: Identity,
+    endpoint: DataEndpoint,
     pool: NetworkBufferPool,
     deployment: Deployment | None,
     *,
     slots: int,
-    remote: ConnectionCounters,
-    connections: int,
     refused: dict[str, int],
     loop_lag: Histogram,
-    abandoned: int,
-    suspicions: int,
+    abandoned: int = 0,
+    suspicions: int = 0,
     gc_seconds: float,
     wall: float,
     one_way: OneWayCounts,
@@ -121,14 +121,14 @@ def worker_snapshot(
     """For ``/metrics``; there is no deployment before the worker is registered."""
     tasks = deployment.snapshots() if deployment is not None else ()
     return WorkerSnapshot(
-        worker=identity.worker,
-        epoch=identity.epoch,
+        worker=endpoint.identity.worker,
+        epoch=endpoint.identity.epoch,
         slots=slots,
         slots_used=len({(task.job, task.slot) for task in tasks}),
-        remote=remote,
+        remote=endpoint.counters,
         local_bytes=deployment.local_bytes if deployment is not None else 0,
         local_buffers=deployment.local_buffers if deployment is not None else 0,
-        connections=connections,
+        connections=len(endpoint.links),
         segments_total=pool.total,
         segments_free=pool.free,
         segments_peak=pool.peak_used,

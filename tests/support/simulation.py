@@ -33,6 +33,7 @@ from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
     Heartbeat,
+    Registered,
     ReleaseJob,
     TasksRestarted,
     TaskStateChanged,
@@ -40,6 +41,7 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.worker import handoff, process, task, tasks, wallclock
 from minishuffle.worker.process import Worker
+from minishuffle.worker.registration import UnregisteredWorker, ask_registration
 from minishuffle.worker.tasks import Attempt
 from minishuffle.worker.workerreports import registration
 from support.simulated_jobs import AUDITS, Audit
@@ -116,27 +118,33 @@ class SimulatedWorker:
     """A worker process."""
 
     host: Host
-    worker: Worker
+    start: UnregisteredWorker
     settings: ClusterSettings
+    registered: Worker | None = None
+
+    @property
+    def worker(self) -> Worker:
+        assert self.registered is not None, "it is not registered yet"
+        return self.registered
 
     @property
     def number(self) -> int:
         """The worker's id; 0 before it is registered."""
-        return self.worker.endpoint.identity.worker
+        return self.start.endpoint.identity.worker
 
     @property
     def segments_out(self) -> int:
         """Segments that are not home and were not written off."""
-        pool = self.worker.pool
+        pool = self.start.pool
         return pool.total + pool.extra - pool.free - pool.written_off
 
     def validate(self) -> None:
         """Check the invariants of everything in the process."""
-        self.worker.pool.validate()
+        self.start.pool.validate()
         if self.number:
             self.worker._state.validate()
             self._check_fences()
-        for link in self.worker.endpoint.links:
+        for link in self.start.endpoint.links:
             link.machine.validate()
 
     def _check_fences(self) -> None:
@@ -303,26 +311,25 @@ class Cluster:
 
     async def _start_worker(self, host: Host, settings: ClusterSettings, standby: bool) -> None:
         """What ``run_worker`` does, without a server for metrics and signals."""
-        worker = Worker(settings, CLUSTER, SECRET, find=lambda: self.place)
-        simulated = SimulatedWorker(host, worker, settings)
+        start = UnregisteredWorker(settings, CLUSTER, SECRET, find=lambda: self.place)
+        simulated = SimulatedWorker(host, start, settings)
         self.workers.append(simulated)
         self._by_host[host] = simulated
-        port = await worker.endpoint.listen("127.0.0.1")
+        port = await start.endpoint.listen("127.0.0.1")
         try:
-            reason = await self._serve(host, worker, port, settings, standby)
+            reason = await self._serve(simulated, port, standby)
         except ShuffleError as error:
             reason = str(error)
         self.world.note(f"{host.name} ends: {reason}")
         self.world.at(self.world.now, host.kill)
 
-    async def _serve(
-        self, host: Host, worker: Worker, port: int, settings: ClusterSettings, standby: bool
-    ) -> str:
+    async def _serve(self, simulated: SimulatedWorker, port: int, standby: bool) -> str:
+        start, name = simulated.start, simulated.host.name
         home = self.place.address
         control = await connect_control(home, Identity(Role.WORKER, CLUSTER, 0, 0), SECRET, timeout=10.0)
         request = registration(
-            settings,
-            worker.pool,
+            simulated.settings,
+            start.pool,
             host="127.0.0.1",
             advertise="",
             data_port=port,
@@ -330,11 +337,17 @@ class Cluster:
             requested_worker=0,
             standby=standby,
         )
-        registered = await worker.register(control, request, home)
-        self.world.note(f"{host.name} is worker {registered.worker}")
-        reason = await worker.ended
+
+        def accept(registered: Registered) -> Worker:
+            simulated.registered = worker = Worker(start, request, home, registered)
+            worker.connect(control, registered)
+            return worker
+
+        registered = await ask_registration(control, request, accept)
+        self.world.note(f"{name} is worker {registered.worker}")
+        reason = await start.ended
         if not reason:
-            await worker.close()
+            await simulated.worker.close()
         return reason
 
     def has_input(self, paths: handoff.TaskPaths) -> bool:
