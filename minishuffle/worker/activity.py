@@ -1,28 +1,61 @@
-"""How long a task's thread is busy, idle and back-pressured."""
+"""How long a task's thread is busy, idle and back-pressured, and how long it has a processor."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from minishuffle.counters import Histogram
 
-__all__ = ["BLOCK_SECONDS_BOUNDS", "StateClock", "StateSeconds", "ThreadState", "cpu_wait_seconds"]
+__all__ = ["BLOCK_SECONDS_BOUNDS", "ProcessorClock", "StateClock", "StateSeconds", "ThreadState"]
 
 BLOCK_SECONDS_BOUNDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 
 ThreadState: TypeAlias = Literal["busy", "idle", "backpressured"]
 
 
-def cpu_wait_seconds(thread: int) -> float:
-    """How long a thread of this process, by its native id, was ready to run and had no processor.
+class ProcessorClock:
+    """How long a thread had a processor, and how long it was ready to run and had none. Both stay as they are
+    once it has ended."""
 
-    Raises:
-        OSError: it has ended, or the system does not say (Linux does, in ``schedstat``).
-    """
-    with open(f"/proc/self/task/{thread}/schedstat", "rb", buffering=0) as file:
-        return int(file.read(64).split()[1]) / 1e9
+    __slots__ = ("_had", "_running", "_waited")
+
+    def __init__(self) -> None:
+        self._running: tuple[int, int | None] | None = None
+        """The thread's clock and its native id, while it runs."""
+        self._had = self._waited = 0.0
+
+    def begin(self, thread: int, native_id: int | None) -> None:
+        """(Its thread.) It runs; ``thread`` is what Python calls it, ``native_id`` what the system does."""
+        self._running = time.pthread_getcpuclockid(thread), native_id
+
+    def end(self) -> None:
+        """(Its thread.) It is about to end."""
+        self._had = time.thread_time()
+        self._running = None
+
+    def had_seconds(self) -> float:
+        """(Any thread.) For how long it had a processor."""
+        running = self._running
+        if running is not None:
+            try:
+                return time.clock_gettime(running[0])
+            except OSError:  # it ended after the look at its clock
+                return self._had
+        return self._had
+
+    def waited_seconds(self) -> float:
+        """(Any thread.) For how long it waited for one; 0 where the system does not say (Linux does)."""
+        running = self._running
+        if running is not None and running[1] is not None:
+            try:
+                with open(f"/proc/self/task/{running[1]}/schedstat", "rb", buffering=0) as file:
+                    self._waited = int(file.read(64).split()[1]) / 1e9
+            except OSError:  # it ended after the look at its clock, or nothing is known
+                return self._waited
+        return self._waited
 
 
 class StateSeconds(NamedTuple):

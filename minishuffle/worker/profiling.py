@@ -55,7 +55,7 @@ class Sampler:
             self._result = TaskProfile(state="refused", why=why)
 
     def _sampled(self) -> TaskProfile:
-        hertz, begin, cpu_seconds = self._asked.hertz, self._now(), self._task.read_cpu_seconds()
+        hertz, begin, cpu_seconds = self._asked.hertz, self._now(), self._task.processor.had_seconds()
         ticks, due, why = max(1, round(self._asked.seconds * hertz)), 0, ""
         while due < ticks and not self._wait(max(0.0, begin + (due + 1) / hertz - self._now())):
             late = int((self._now() - begin) * hertz)
@@ -68,7 +68,7 @@ class Sampler:
             why=why,
             attempt=self._task.attempt_id.attempt,
             seconds=self._now() - begin,
-            cpu_seconds=self._task.read_cpu_seconds() - cpu_seconds,
+            cpu_seconds=self._task.processor.had_seconds() - cpu_seconds,
             samples=dict(self._stacks.samples),
             left_out=self._stacks.left_out,
             frames=self._stacks.frames,

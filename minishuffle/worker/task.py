@@ -52,7 +52,7 @@ from minishuffle.runtime.inputs import Inputs
 from minishuffle.runtime.reader import SourceReader
 from minishuffle.runtime.usererrors import describe_failure
 from minishuffle.wire.messages import ErrorInfo
-from minishuffle.worker.activity import cpu_wait_seconds
+from minishuffle.worker.activity import ProcessorClock
 from minishuffle.worker.crashrecord import CrashRecord
 from minishuffle.worker.filereports import FileReports
 from minishuffle.worker.handoff import TaskPaths
@@ -61,6 +61,7 @@ from minishuffle.worker.jobimports import import_from
 from minishuffle.worker.latencymarkers import LatencyMarkers
 from minishuffle.worker.leases import SourceLeases
 from minishuffle.worker.outbox import Outbox
+from minishuffle.worker.taskrows import TaskRows
 from minishuffle.worker.wallclock import WallClock
 
 __all__ = ["Task", "TaskOutcome", "part_of"]
@@ -123,28 +124,19 @@ class Task:
     user_metrics: tuple[UserMetrics, ...] = ()
     _recovers: bool = field(default=False, init=False)
     """No batch was passed on yet since it took the place of another attempt."""
-    _left_rows: int = field(default=0, init=False)
-    """Rows of batches that were read from a gate and not taken when the task ended."""
-    _late_rows: int = field(default=0, init=False)
-    """Rows dropped because they were late after a restart of their producer."""
-    _failed_rows: int = field(default=0, init=False)
-    """Rows of the last batch that were neither passed on nor kept as state when the task ended."""
-    _rows_taken: int = field(default=0, init=False)
-    """Rows that the chain has read, without rows that the next attempt reads again."""
-    _in_hand: tuple[int, int] = field(default=(0, 0), init=False)
-    """Rows of the current batch, and the number of rows passed on before it."""
     _inputs: Inputs | None = field(default=None, init=False)
-    _cpu_clock: int | None = field(default=None, init=False)
-    """The thread's clock while it runs."""
     _loops: list[LoopCalls] = field(default_factory=list, init=False)
     """The loops of its asynchronous functions."""
     _drop: Drop | None = field(default=None, init=False)
     """Called to drop a row that cannot be collected; None: the task fails."""
     _closed_with: bytes = field(default=b"", init=False)
     """The result that the sink returned on close when the task was cancelled."""
-    _cpu_seconds: float = field(default=0.0, init=False)
-    """CPU time of the thread, set when it has ended."""
-    _cpu_wait_seconds: float = field(default=0.0, init=False)
+    processor: ProcessorClock = field(default_factory=ProcessorClock, init=False)
+    """Of its thread."""
+    _rows: TaskRows = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rows = TaskRows(self.counters)
 
     def start(self) -> None:
         self.paths.record(self.record.claim(self.attempt_id))
@@ -179,8 +171,8 @@ class Task:
             busy_seconds=seconds.busy,
             idle_seconds=seconds.idle,
             backpressured_seconds=seconds.backpressured,
-            cpu_seconds=self.read_cpu_seconds(),
-            cpu_wait_seconds=self._read_cpu_wait_seconds(),
+            cpu_seconds=self.processor.had_seconds(),
+            cpu_wait_seconds=self.processor.waited_seconds(),
             hot_keys=self._hot_keys(),
             latency=self.latency.summary(),
         )
@@ -191,18 +183,13 @@ class Task:
 
     def write_off(self) -> None:
         """(Loop.) It was abandoned, and its paths are closed: the rows that it has in hand are lost."""
-        rows, written = self._in_hand
-        self._failed_rows = max(0, rows - (self._rows_passed_on() - written))
+        self._rows.write_off()
         if self._inputs is not None:
-            self._left_rows = self._inputs.rows_left()
-
-    def _rows_passed_on(self) -> int:
-        return self.counters.records_out + self.counters.rows_filed
+            self._rows.leave(self._inputs.rows_left())
 
     def _rows_dropped(self) -> dict[str, int]:
-        dropped = {"failed_batch": self._failed_rows} if self._failed_rows else {}
-        found = [{"queue_discarded": self._left_rows, "late_after_recovery": self._late_rows}]
-        found += [gate.rows_dropped() for gate in self.gates]
+        dropped = self._rows.dropped()
+        found = [gate.rows_dropped() for gate in self.gates]
         found += [partition.rows_dropped() for partition in self.partitions.values()]
         for place in found:
             for reason, rows in place.items():
@@ -214,26 +201,6 @@ class Task:
         """(Any thread.) Where one of its asynchronous functions is, of the innermost frames of all threads;
         None: none of them runs."""
         return next((frame for calls in self._loops if (frame := calls.frame(frames)) is not None), None)
-
-    def read_cpu_seconds(self) -> float:
-        """(Any thread.) How long its thread had a processor."""
-        clock = self._cpu_clock
-        if clock is not None:
-            try:
-                return time.clock_gettime(clock)
-            except OSError:  # the thread ended after the look at its clock
-                return self._cpu_seconds
-        return self._cpu_seconds
-
-    def _read_cpu_wait_seconds(self) -> float:
-        """After the end of the thread: the last known value."""
-        thread = self.thread
-        if thread is not None and thread.native_id is not None and self._cpu_clock is not None:
-            try:
-                self._cpu_wait_seconds = cpu_wait_seconds(thread.native_id)
-            except OSError:  # the thread ended after the look at its clock, or nothing is known
-                return self._cpu_wait_seconds
-        return self._cpu_wait_seconds
 
     def _hot_keys(self) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -248,10 +215,10 @@ class Task:
     def _run(self) -> None:
         compete()
         self.paths.clock.enter("busy")
-        self._cpu_clock = time.pthread_getcpuclockid(threading.get_ident())
+        assert self.thread is not None
+        self.processor.begin(threading.get_ident(), self.thread.native_id)
         outcome = replace(self._outcome(), positions=self.leases.exact())
-        self._cpu_seconds = time.thread_time()
-        self._cpu_clock = None
+        self.processor.end()
         self.paths.clock.enter(None)
         self.record.release(self.paths.calls)
         self.paths.post(self._reached, outcome)
@@ -314,10 +281,10 @@ class Task:
                 try:
                     self._run_gates(inputs, chain)
                 finally:
-                    self._left_rows = inputs.rows_left()
+                    self._rows.leave(inputs.rows_left())
             self.paths.calls.enter()
             chain.finish(self.paths.check)
-            self.counters.state_rows, self.counters.rows_done = 0, self._rows_taken
+            self.counters.state_rows, self.counters.rows_done = 0, self._rows.taken
             self._end_partitions()
         except BaseException as error:
             self.paths.calls.enter()
@@ -442,29 +409,25 @@ class Task:
                 late = counters.late_dropped
                 self._pass(item, entrances[number], chain, repeated=number in inputs.repeated)
                 if inputs.lagging:
-                    self._late_rows += counters.late_dropped - late
+                    self._rows.drop_late(counters.late_dropped - late)
                 counters.last_input_at = time.monotonic()
 
     def _pass(self, batch: Batch, entrance: Emit, chain: Chain, *, repeated: bool = False) -> None:
         """Have the chain take a batch; if that raises, count the rows of it that are lost. The next attempt
         gets all of an input that is ``repeated`` again."""
-        written, kept = self._rows_passed_on(), chain.rows_kept()
+        kept = chain.rows_kept()
         calls, rows = self.paths.calls, len(batch.payload)
-        self._in_hand = rows, written
+        self._rows.take(rows)
         calls.enter(rows)
         try:
             entrance(batch)
         except BaseException:
             if self.state != "abandoned" and not repeated:
-                # Rows that were kept before and were emitted now are not this batch's.
-                passed = self._rows_passed_on() - written + chain.rows_kept() - kept
-                self._failed_rows = min(max(0, rows - passed), rows)
+                self._rows.fail(chain.rows_kept() - kept)
             raise
         else:
             calls.leave(rows)
-            self._in_hand = 0, 0
-            if not repeated:
-                self._rows_taken += rows
+            self._rows.done(repeated=repeated)
         finally:
             self._count_state(chain)
         if self._recovers:
@@ -497,7 +460,7 @@ class Task:
 
     def _count_state(self, chain: Chain) -> None:
         self.counters.state_rows = chain.state_rows()
-        self.counters.rows_done = max(0, self._rows_taken - chain.rows_kept())
+        self.counters.rows_done = max(0, self._rows.taken - chain.rows_kept())
 
     def _look_at_clock(self, chain: Chain, now: float) -> float:
         """Call operators whose time has come, and emit a latency marker if it is time; returns when the next

@@ -39,7 +39,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerLost,
 )
-from minishuffle.worker import handoff, process, task, tasks, wallclock
+from minishuffle.worker import activity, handoff, process, task, tasks, wallclock
 from minishuffle.worker.process import Worker
 from minishuffle.worker.registration import UnregisteredWorker, ask_registration
 from minishuffle.worker.tasks import Attempt
@@ -424,7 +424,8 @@ def _simulate_threads_and_clocks(patch: pytest.MonkeyPatch, cluster: Cluster) ->
         patch.setattr(module, "threading", cluster.threads)
         patch.setattr(module, "time", time)
     patch.setattr(coordinator_process, "time", time)
-    patch.setattr(wallclock, "time", time)
+    for module in (wallclock, activity):
+        patch.setattr(module, "time", time)
     patch.setattr(random, "random", cluster.world.random.random)
     patch.setattr(process, "collect_garbage", lambda *, settled: None)
     patch.setattr(process, "LAG_PROBE_SECONDS", LAG_PROBE_SECONDS)
