@@ -190,6 +190,7 @@ SMALL = {
     "worker/preparation": "programs that are loaded ahead of need",
     "worker/reattachments": "reports of what recoveries attach again",
     "worker/stuck": "tasks that are stuck in the user's code",
+    "worker/taskrows": "the rows that a task has taken, and those that it has lost",
     "worker/wallclock": "the readings of the clocks of a worker",
 }
 """Small modules, and the subject of each, which has no other home. What is not a subject of its own stands

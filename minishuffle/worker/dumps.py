@@ -79,7 +79,7 @@ def worker_dump(worker: DumpedWorker, job: str) -> bytes:
     room, served = _Room(), _served(worker.links)
     frames = sys._current_frames()
     tasks = [_task(attempt, worker, served, room, frames) for attempt in attempts[: limits.DUMP_TASKS_MAX]]
-    waiting = worker.state.waiting()
+    waiting = worker.state.partitions.waiting()
     pool = worker.deployment.pool
     found: Fields = {
         "worker": worker.state.worker,

@@ -365,16 +365,23 @@ class Waiting:
     channel: ChannelKey | None
     deadline: float
 
+    @property
+    def key(self) -> tuple[int, int | ChannelKey]:
+        """What there is one request of at a time."""
+        return self.link, self.channel or self.request.channel
+
 
 class PartitionRegistry:
-    """The partitions of all attempts here that were not released, and the attempts that the coordinator
-    has spoken of."""
+    """The partitions of all attempts here that were not released, the attempts that the coordinator has
+    spoken of, and the line of requests that cannot be answered yet."""
 
     def __init__(self) -> None:
         self._partitions: dict[PartitionId, dict[int, _Partition]] = {}
         """By attempt of the producer."""
         self._attempts: dict[SubtaskId, int] = {}
         """The highest attempt that the coordinator has named, where that is not the first."""
+        self._waiting: dict[tuple[int, int | ChannelKey], Waiting] = {}
+        """In the order of their deadlines."""
 
     def learn(self, attempt: AttemptId) -> list[tuple[AttemptId, int]]:
         """The coordinator speaks of that attempt. If it is a new one, gives the producers here, with the
@@ -411,6 +418,52 @@ class PartitionRegistry:
     def forget(self, job: str) -> None:
         """The job has ended everywhere."""
         self._attempts = {subtask: n for subtask, n in self._attempts.items() if subtask.job != job}
+
+    def request(self, waiting: Waiting) -> AttemptId | None:
+        """The attempt that serves the request; None: it stands in line from now on.
+
+        Raises:
+            ShuffleError: it never can be served.
+        """
+        producer = self.grant(waiting.request)
+        if producer is None:
+            self._waiting[waiting.key] = waiting
+        return producer
+
+    def waiting(self) -> list[Waiting]:
+        """The line, ordered by deadlines."""
+        return list(self._waiting.values())
+
+    def take_answers(self) -> Iterator[tuple[Waiting, AttemptId | ShuffleError]]:
+        """Take out of the line what can be answered by now: with the attempt that serves it, or why none
+        does."""
+        for key, waiting in list(self._waiting.items()):
+            try:
+                answer: AttemptId | ShuffleError | None = self.grant(waiting.request)
+            except ShuffleError as error:
+                answer = error
+            if answer is not None:
+                self._waiting.pop(key, None)
+                yield waiting, answer
+
+    def take_late(self, now: float, worker: int) -> list[tuple[Waiting, ShuffleError]]:
+        """Take out of the line what has waited in vain on ``worker``, with the reason."""
+        late = [waiting for waiting in self._waiting.values() if now >= waiting.deadline]
+        for waiting in late:
+            del self._waiting[waiting.key]
+        return [(waiting, self._late(waiting.request, worker)) for waiting in late]
+
+    def take_back(self, link: int, channel: int | ChannelKey) -> None:
+        """Nobody waits for the answer any more."""
+        self._waiting.pop((link, channel), None)
+
+    def drop_link(self, link: int) -> None:
+        """Nor for any that would go over that link."""
+        self._waiting = {key: waiting for key, waiting in self._waiting.items() if waiting.link != link}
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`take_late` has something."""
+        return next((waiting.deadline for waiting in self._waiting.values()), None)
 
     def grant(self, request: PartitionRequest) -> AttemptId | None:
         """The attempt that serves the request; None: it has to wait.
@@ -457,8 +510,7 @@ class PartitionRegistry:
                 f"{request.generation} was requested"
             )
 
-    def late(self, request: PartitionRequest, worker: int) -> ShuffleError:
-        """Why a request has waited in vain on ``worker``."""
+    def _late(self, request: PartitionRequest, worker: int) -> ShuffleError:
         name = request.partition
         if request.producer_attempt not in self._partitions.get(name, {}):
             return PartitionNotFound(
@@ -480,3 +532,5 @@ class PartitionRegistry:
         for attempts in self._partitions.values():
             assert attempts and all(n == each.producer.attempt for n, each in attempts.items())
         assert all(attempt > FIRST_ATTEMPT for attempt in self._attempts.values())
+        deadlines = [each.deadline for each in self._waiting.values()]
+        assert deadlines == sorted(deadlines)

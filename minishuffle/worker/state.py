@@ -169,9 +169,7 @@ class WorkerState:
         """When attempts that were cancelled are abandoned; the earliest first."""
         self._prepared: dict[str, dict[int, bytes]] = {}
         """By job and operator: programs that came ahead of need."""
-        self._partitions = PartitionRegistry()
-        self._waiting: dict[tuple[int, int | ChannelKey], Waiting] = {}
-        """Requests that cannot be answered yet, by link and channel, in the order of their deadlines."""
+        self.partitions = PartitionRegistry()
         self._reattachments = Reattachments()
         self._ends = EndReports()
         self._peers = Dialing(worker, max(GOOD_LINK_SECONDS_MIN, 2.0 * settings.suspect_after))
@@ -187,10 +185,6 @@ class WorkerState:
     def jobs(self) -> list[str]:
         """Jobs to release when they have ended."""
         return sorted(self._prepared.keys() | {key.job for key in self._newest})
-
-    def waiting(self) -> list[Waiting]:
-        """Requests for partitions that cannot be answered yet, ordered by their deadline."""
-        return list(self._waiting.values())
 
     def tolerates_silence(self, silence: float) -> bool:
         """Whether to keep the link to a peer that has been silent for ``silence`` seconds.
@@ -295,7 +289,7 @@ class WorkerState:
                 continue
             self._newest[key.subtask] = spec.attempt
             self._tasks[key] = _TaskEntry(spec, message.settings.get("on_unavailable") == "wait")
-            self._partitions.add(key, spec.outputs, repeats=bool(spec.base))
+            self.partitions.add(key, spec.outputs, repeats=bool(spec.base))
             instructions += self._learn(key)
             new.append((key, spec))
             instructions.append(StartTask(message, spec))
@@ -342,7 +336,7 @@ class WorkerState:
 
     def _learn(self, attempt: AttemptId) -> list[Instruction]:
         """The coordinator speaks of an attempt: what reads here for earlier ones is let go."""
-        return [Fence(producer, edge, attempt) for producer, edge in self._partitions.learn(attempt)]
+        return [Fence(producer, edge, attempt) for producer, edge in self.partitions.learn(attempt)]
 
     def _worker_lost(self, message: WorkerLost, now: float) -> list[Instruction]:
         """Channels that read from the lost worker wait until the coordinator says where they continue."""
@@ -372,11 +366,11 @@ class WorkerState:
         released = list(dict.fromkeys(self._named(message)))
         for key in released:
             self._end(key)
-            self._partitions.remove(key, self._tasks.pop(key).spec.outputs)
+            self.partitions.remove(key, self._tasks.pop(key).spec.outputs)
         if message.attempts:
             return [Release(released)]
         self._prepared.pop(message.job, None)
-        self._partitions.forget(message.job)
+        self.partitions.forget(message.job)
         self._newest = {key: value for key, value in self._newest.items() if key.job != message.job}
         return [Release(released), ForgetJob(message.job)]
 
@@ -436,7 +430,7 @@ class WorkerState:
         self._canceling.pop(key, None)
         self._ends.forget(key)
         for channel in self.inputs.remove(key):
-            self._waiting.pop((self.worker, channel), None)
+            self.partitions.take_back(self.worker, channel)
 
     # --- channels --------------------------------------------------------------------------------
 
@@ -506,7 +500,7 @@ class WorkerState:
         """Nothing more comes of the current generation, which had not failed before."""
         entry = self.inputs[channel]
         generation = entry.request.generation
-        self._waiting.pop((self.worker, channel), None)
+        self.partitions.take_back(self.worker, channel)
         self.inputs.move(channel, generation, ChannelEvent.FAIL)
         self._repair_later(channel, entry, now)
         return FailChannel(channel, generation, error)
@@ -575,7 +569,7 @@ class WorkerState:
 
     def _abandon_worker(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
         """A process is gone for good: nothing is requested of it again."""
-        self._drop_waiting(lambda each: each.link == worker)
+        self.partitions.drop_link(worker)
         instructions: list[Instruction] = []
         for channel in self.inputs.of_worker(worker):
             entry = self.inputs[channel]
@@ -637,7 +631,7 @@ class WorkerState:
 
     def _link_gone(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
         """Requests on the link, in both directions, are dropped: other links do not know their channels."""
-        self._drop_waiting(lambda each: each.link == worker)
+        self.partitions.drop_link(worker)
         return [self._fail(channel, error, now) for channel in self.inputs.reading(worker)]
 
     def _jobs_reading(self, worker: int) -> list[str]:
@@ -693,52 +687,35 @@ class WorkerState:
 
     def partition_cancelled(self, link: int, channel: int) -> None:
         """The peer takes a request back that was not answered."""
-        self._waiting.pop((link, channel), None)
+        self.partitions.take_back(link, channel)
 
     def _requested(
         self, link: int, request: PartitionRequest, channel: ChannelKey | None, now: float
     ) -> list[Instruction]:
         """Requests of peers and of this worker's own channels stand in one line."""
         waiting = Waiting(link, request, channel, now + self._settings.partition_request_timeout)
-        answer = self._answer(waiting, now)
-        if answer is not None:
-            return [answer]
-        self._waiting[link, channel or request.channel] = waiting
-        return []
-
-    def _answer(self, waiting: Waiting, now: float) -> Instruction | None:
-        """The instruction that answers a request; None: the request waits."""
-        request, channel = waiting.request, waiting.channel
         try:
-            producer = self._partitions.grant(request)
+            producer = self.partitions.request(waiting)
         except ShuffleError as error:
-            return self._refused(waiting, error, now)
-        if producer is None:
-            return None
+            return [self._answer(waiting, error, now)]
+        return [self._answer(waiting, producer, now)] if producer is not None else []
+
+    def _answer(self, waiting: Waiting, answer: AttemptId | ShuffleError, now: float) -> Instruction:
+        """Attach who asked to that attempt, or say why not."""
+        request, channel = waiting.request, waiting.channel
+        if isinstance(answer, ShuffleError):
+            if channel is None:
+                return Refuse(waiting.link, request.channel, answer)
+            return self._fail(channel, answer, now)
         if channel is None:
-            return Attach(waiting.link, request, producer)
+            return Attach(waiting.link, request, answer)
         entry = self.inputs.move(channel, request.generation, ChannelEvent.ATTACH)
         assert entry is not None
         self._attached(channel, entry, now)
-        return ConnectLocal(channel, producer, request.generation, entry.base)
-
-    def _refused(self, waiting: Waiting, error: ShuffleError, now: float) -> Instruction:
-        if waiting.channel is None:
-            return Refuse(waiting.link, waiting.request.channel, error)
-        return self._fail(waiting.channel, error, now)
+        return ConnectLocal(channel, answer, request.generation, entry.base)
 
     def _serve_waiting(self, now: float) -> list[Instruction]:
-        instructions: list[Instruction] = []
-        for number, waiting in list(self._waiting.items()):
-            answer = self._answer(waiting, now)
-            if answer is not None:
-                self._waiting.pop(number, None)
-                instructions.append(answer)
-        return instructions
-
-    def _drop_waiting(self, gone: Callable[[Waiting], bool]) -> None:
-        for number in [number for number, waiting in self._waiting.items() if gone(waiting)]:
-            del self._waiting[number]
+        return [self._answer(waiting, answer, now) for waiting, answer in self.partitions.take_answers()]
 
     # --- time ------------------------------------------------------------------------------------
 
@@ -746,8 +723,8 @@ class WorkerState:
         """When :meth:`handle_timer` wants to be called; None for not at all."""
         times = [self._peers.next_deadline(), self.inputs.next_deadline(), self._leave_by]
         times += [self._reattachments.next_deadline(), self._ends.next_deadline()]
+        times.append(self.partitions.next_deadline())
         times.append(next(iter(self._canceling.values()), None))
-        times.append(next((waiting.deadline for waiting in self._waiting.values()), None))
         return min((time for time in times if time is not None), default=None)
 
     def handle_timer(self, now: float) -> list[Instruction]:
@@ -779,10 +756,7 @@ class WorkerState:
         return [AbandonTask(key), Send(state_change(self.term, key, "abandoned", error))]
 
     def _refuse_expired(self, now: float) -> list[Instruction]:
-        expired = [number for number, waiting in self._waiting.items() if now >= waiting.deadline]
-        late = [self._waiting.pop(number) for number in expired]
-        found = self._partitions.late
-        return [self._refused(each, found(each.request, self.worker), now) for each in late]
+        return [self._answer(each, why, now) for each, why in self.partitions.take_late(now, self.worker)]
 
     def _chase_peers(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
@@ -794,12 +768,12 @@ class WorkerState:
         """Check the invariants; for tests, after each step."""
         self.inputs.validate()
         self._peers.validate()
-        self._partitions.validate({key: entry.spec.outputs for key, entry in self._tasks.items()})
+        self.partitions.validate({key: entry.spec.outputs for key, entry in self._tasks.items()})
         live = {key for key, entry in self._tasks.items() if not entry.terminal}
         assert set(self._canceling) <= live
         assert list(self._canceling.values()) == sorted(self._canceling.values())
         assert all(key.attempt <= self._newest[key.subtask] for key in self._tasks)
-        local = {each.channel for each in self._waiting.values() if each.channel is not None}
+        local = {each.channel for each in self.partitions.waiting() if each.channel is not None}
         for key, entry in self.inputs.phases():
             assert key.attempt in live
             is_local = entry.worker == self.worker
@@ -808,5 +782,3 @@ class WorkerState:
                 there = self._peers.is_up(entry.worker) or self._peers.is_lost(entry.worker)
                 assert entry.worker == NO_WORKER or not there
             assert (key in local) == (is_local and entry.phase is ChannelPhase.REQUESTED)
-        deadlines = [each.deadline for each in self._waiting.values()]
-        assert deadlines == sorted(deadlines)
