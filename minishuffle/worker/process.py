@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Final
 
@@ -111,7 +111,7 @@ from minishuffle.worker.workerreports import (
     worker_snapshot,
 )
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "register"]
 
 LAG_PROBE_SECONDS: Final = 0.05
 MOVES_SECONDS: Final = 0.02
@@ -121,6 +121,31 @@ LEAVE_SECONDS_MAX: Final = 0.4
 RETURN_BACKOFF: Final = Backoff(0.1, 0.5)
 """Between two tries to reach a coordinator that was lost."""
 _log = logging.getLogger("minishuffle.worker")
+
+
+async def register(
+    start: UnregisteredWorker,
+    link: ControlLink,
+    request: Register,
+    home: Address,
+    began: Callable[[Worker], None],
+) -> Registered:
+    """Have the coordinator, which is at ``home``, register a process for the first time.
+
+    Args:
+        began: gets what the process is from then on. Peers may dial, and be dialed, before this returns.
+
+    Raises:
+        ShuffleError: the coordinator refuses, went away, or does not answer.
+    """
+
+    def accept(registered: Registered) -> Worker:
+        worker = Worker(start, request, home, registered)
+        began(worker)
+        worker.connect(link, registered)
+        return worker
+
+    return await ask_registration(link, request, accept)
 
 
 class Worker:

@@ -372,8 +372,8 @@ class Waiting:
 
 
 class PartitionRegistry:
-    """The partitions of all attempts here that were not released, the attempts that the coordinator has
-    spoken of, and the line of requests that cannot be answered yet."""
+    """The partitions of all attempts here that were not released, and the line of requests for partitions
+    that come later. It knows which attempts the coordinator has spoken of."""
 
     def __init__(self) -> None:
         self._partitions: dict[PartitionId, dict[int, _Partition]] = {}

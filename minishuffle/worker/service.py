@@ -18,11 +18,10 @@ from minishuffle.transport.interfaces import address_toward
 from minishuffle.wire.advertised import is_loopback, is_wildcard
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import Registered
 from minishuffle.worker.crashrecord import CrashRecord
 from minishuffle.worker.interpreter import tune_interpreter
-from minishuffle.worker.process import Worker
-from minishuffle.worker.registration import COORDINATOR_SECONDS_MAX, UnregisteredWorker, ask_registration
+from minishuffle.worker.process import Worker, register
+from minishuffle.worker.registration import COORDINATOR_SECONDS_MAX, UnregisteredWorker
 from minishuffle.worker.workerreports import registration
 
 __all__ = ["run_worker"]
@@ -63,9 +62,7 @@ async def run_worker(
     Args:
         host: where it listens; empty: where it reaches the coordinator.
         advertise: the address that others use; empty: see :mod:`~minishuffle.wire.advertised`.
-        spool_directory: where sinks keep what other programs read; None: the system's for temporary files.
-        find: where the coordinator is by now, if that is known; ``coordinator`` is where it is at first.
-        record: where its tasks say what they have in hand, for its launcher.
+        coordinator: where it is at first; for the arguments not listed see :class:`UnregisteredWorker`.
         web: starts the metrics server (snapshot, host); ``ready`` is called once registered.
 
     Raises:
@@ -74,9 +71,8 @@ async def run_worker(
     tune_interpreter(settings.switch_interval, lets_tasks_finish=settings.loop_lets_tasks_finish)
     host = await _listening_host(host, advertise, coordinator, tls)
     start = UnregisteredWorker(settings, cluster, secret, spool_directory, find, record=record, tls=tls)
-    current: UnregisteredWorker | Worker = start
-    data_port = await start.endpoint.listen(host)
-    server = await web(lambda: current.snapshot(), host)
+    forms: list[UnregisteredWorker | Worker] = [start]  # the last is what the process is by now
+    data_port, server = await start.endpoint.listen(host), await web(lambda: forms[-1].snapshot(), host)
 
     async def serve() -> None:
         identity = Identity(Role.WORKER, cluster, requested_worker, 0)
@@ -92,27 +88,15 @@ async def run_worker(
             standby=standby,
             end_is_told=record.is_read,
         )
-
-        def accept(registered: Registered) -> Worker:
-            nonlocal current
-            current = worker = Worker(start, request, coordinator, registered)
-            worker.connect(control, registered)
-            return worker
-
-        registered = await ask_registration(control, request, accept)
+        registered = await register(start, control, request, coordinator, forms.append)
         ready(request.model_dump(include=READY) | registered.model_dump(include=READY))
         if reason := await start.ended:
             raise PeerLost(reason)
 
-    async def leaving() -> None:
-        await leave.wait()
-        current.leave()
-        await start.ended
-
     try:
-        await _until_ended(serve(), leaving(), stop, leave, record)
+        await _until_ended(serve(), start, lambda: forms[-1].leave(), stop, leave)
     finally:
-        await current.close()
+        await forms[-1].close()
         await server.close()
 
 
@@ -138,20 +122,26 @@ async def _connect(
 
 async def _until_ended(
     serve: Coroutine[None, None, None],
-    leaving: Coroutine[None, None, None],
+    start: UnregisteredWorker,
+    begin_to_leave: Callable[[], None],
     stop: asyncio.Event,
     leave: asyncio.Event,
-    record: CrashRecord,
 ) -> None:
     """Serve until that ends, or until ``stop`` is set, or the worker has left: in any case it ends by itself.
     Raises what serving raises before."""
-    tasks = [asyncio.create_task(each) for each in (serve, stop.wait(), leaving)]
+
+    async def leaving() -> None:
+        await leave.wait()
+        begin_to_leave()
+        await start.ended
+
+    tasks = [asyncio.create_task(each) for each in (serve, stop.wait(), leaving())]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set() and not leave.is_set():
             await tasks[0]
     finally:
-        record.leave()
+        start.record.leave()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

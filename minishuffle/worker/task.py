@@ -132,7 +132,7 @@ class Task:
     _closed_with: bytes = field(default=b"", init=False)
     """The result that the sink returned on close when the task was cancelled."""
     processor: ProcessorClock = field(default_factory=ProcessorClock, init=False)
-    """Of its thread."""
+    """The clock of its thread."""
     _rows: TaskRows = field(init=False)
 
     def __post_init__(self) -> None:

@@ -33,15 +33,14 @@ from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
     Heartbeat,
-    Registered,
     ReleaseJob,
     TasksRestarted,
     TaskStateChanged,
     WorkerLost,
 )
 from minishuffle.worker import activity, handoff, process, task, tasks, wallclock
-from minishuffle.worker.process import Worker
-from minishuffle.worker.registration import UnregisteredWorker, ask_registration
+from minishuffle.worker.process import Worker, register
+from minishuffle.worker.registration import UnregisteredWorker
 from minishuffle.worker.tasks import Attempt
 from minishuffle.worker.workerreports import registration
 from support.simulated_jobs import AUDITS, Audit
@@ -338,12 +337,10 @@ class Cluster:
             standby=standby,
         )
 
-        def accept(registered: Registered) -> Worker:
-            simulated.registered = worker = Worker(start, request, home, registered)
-            worker.connect(control, registered)
-            return worker
+        def began(worker: Worker) -> None:
+            simulated.registered = worker
 
-        registered = await ask_registration(control, request, accept)
+        registered = await register(start, control, request, home, began)
         self.world.note(f"{name} is worker {registered.worker}")
         reason = await start.ended
         if not reason:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.api.stream import Stream
-from minishuffle.config import CoordinatorPlace
+from minishuffle.config import ClusterSettings, CoordinatorPlace
 from minishuffle.errors import PeerLost, UsageError
 from minishuffle.ids import Address
 from minishuffle.plan.graph import JobSettings
@@ -26,7 +26,6 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
 )
 from minishuffle.wire.requests import Failure
-from minishuffle.worker import process
 from minishuffle.worker.outbox import NumberedReport
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ async def test_a_source_waits_for_a_coordinator_that_is_slow_but_not_for_long(
     lease before that comes twice."""
     coordinator.acknowledges = False
     timing: Any = {"heartbeat_interval": 0.02, "heartbeat_timeout": 2.5, "task_cancel_timeout": 5.0}
-    running = await coordinator.worker(settings=process.ClusterSettings(**timing))
+    running = await coordinator.worker(settings=ClusterSettings(**timing))
     began = time.monotonic()
     settings = JobSettings(source_lease=LEASE)
     coordinator.deploy(Stream.source(Numbers()).rebalance().to_count(), {0: 1}, settings=settings)
@@ -196,7 +195,7 @@ async def test_a_worker_that_is_not_taken_back_ends_with_the_reason(coordinator:
 
 
 async def test_a_worker_that_finds_no_coordinator_gives_up(coordinator: Coordinator) -> None:
-    settings: Any = process.ClusterSettings(coordinator_timeout=0.2, task_cancel_timeout=5.0)
+    settings: Any = ClusterSettings(coordinator_timeout=0.2, task_cancel_timeout=5.0)
     running = await coordinator.worker(settings=settings)
     await coordinator.lose()
     with pytest.raises(PeerLost, match=r"the coordinator is gone, and none was found within 0.2 s: cannot"):
