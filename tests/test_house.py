@@ -123,15 +123,11 @@ SET_FROM_OUTSIDE = {
     "coordinator/deployer.py": ("unsent stop_sent", "not yet a call of Job"),
     "coordinator/jobs.py": (
         "ahead attempt barrier base base_round counters end passed_on_max readable repeated result"
-        " resumption round rows_collected rows_leased rows_listed rows_made spent state traffic unsent until"
-        " worker",
+        " resumption round rows_collected rows_leased rows_listed rows_made spent traffic unsent until"
+        " vacant worker",
         "not yet calls of Task and of the parts of Job",
     ),
-    "coordinator/journalrecords.py": (
-        "_abandoned _drained _regions _result_bytes _states _to_cancel changed ended_at left moving pause"
-        " released restarts round segments state stop_sent vacant",
-        "not yet a call of Job for each record",
-    ),
+    "coordinator/journalrecords.py": ("changed", "not yet a call of Job"),
     "coordinator/process.py": ("web_port", "not yet an argument"),
     "coordinator/results.py": ("announced", "not yet a call of the task"),
     "coordinator/scheduling.py": ("round shortage standby", "not yet calls of Slots, Ends and Worker"),
