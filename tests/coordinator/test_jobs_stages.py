@@ -209,6 +209,7 @@ def test_a_stage_of_which_a_partition_is_lost_while_nothing_runs_runs_again_at_o
     info = cluster.show("j1")
     assert where(info)[READ, 0] == ("created", 2, 3) and stages(info) == [("deployed", 2), ("waiting", 1)]
     assert events(cluster, "stage restarting") == ["stage 1 of 2 (v0) runs again, version 2"]
+    assert all(" is lost: worker 1 " in text for text in events(cluster, "task lost"))
     end(cluster, 0, job="j2")
     end(cluster, READ)
     assert stages(cluster.show("j1")) == [("complete", 2), ("deployed", 1)]
