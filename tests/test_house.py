@@ -120,17 +120,15 @@ PROCESSES = ("worker/", "coordinator/")
 SET_FROM_OUTSIDE = {
     "worker/handoff.py": ("notified", "the wake flag of a subpartition: set by whoever queues it"),
     "worker/jobimports.py": ("__import__", "Python's, which a worker wraps"),
-    "coordinator/deployer.py": ("unsent stop_sent", "not yet a call of Job"),
     "coordinator/jobs.py": (
-        "ahead attempt barrier base base_round counters end passed_on_max readable repeated result"
-        " resumption round rows_collected rows_leased rows_listed rows_made spent traffic unsent until"
-        " vacant worker",
+        "counters end passed_on_max readable repeated result round rows_collected rows_leased rows_listed"
+        " rows_made traffic vacant",
         "not yet calls of Task and of the parts of Job",
     ),
     "coordinator/journalrecords.py": ("changed", "not yet a call of Job"),
     "coordinator/process.py": ("web_port", "not yet an argument"),
     "coordinator/results.py": ("announced", "not yet a call of the task"),
-    "coordinator/scheduling.py": ("round shortage standby", "not yet calls of Slots, Ends and Worker"),
+    "coordinator/scheduling.py": ("shortage standby", "not yet calls of Slots and Worker"),
     "coordinator/state.py": (
         "applied heard_at numbers standby_short suspicions",
         "not yet calls of Workers and Worker",
@@ -156,7 +154,6 @@ SMALL = {
     "coordinator/firstoutput": "the schedule ``first_output``",
     "coordinator/holdings": "slots and segments in use, by worker",
     "coordinator/jobreports": "which report of a worker goes where in a job",
-    "coordinator/moving": "subtasks that leave their slots in order",
     "coordinator/shutdown": "the orderly stop of a cluster",
     "examples/keyby": "the example of an endless job",
     "examples/wordcount": "the example of word count",

@@ -216,13 +216,11 @@ class Deployer:
 
     def _tell_barrier(self, job: Job) -> None:
         """All that runs is to stop behind a barrier, or to go on."""
-        message = job.pause.message(self.term, job.id) if job.pause.unsent else None
+        message = job.pause.message(self.term, job.id) if job.pause.take_unsent() else None
         if message is not None:
             for number in sorted({task.worker for task in job.tasks() if task.on_worker}):
                 self.send(number, message)
-        job.pause.unsent = False
-        if job.move.unsent:
-            job.move.unsent = False
+        if job.move.take_unsent():
             moving = current_attempts(task for task in job.tasks() if job.is_to_end(task))
             divide = DivideTasks(term=self.term, job=job.id, barrier=job.move.barrier, moving=moving)
             for number in sorted({task.worker for task in job.tasks() if task.on_worker}):
@@ -239,8 +237,7 @@ class Deployer:
         nobody else would say that they have ended."""
         for number, message in self.write_ahead.give_up(job.id):
             job.undeployed(number, message, None, at)
-        if not job.stop_sent:
-            job.stop_sent = True
+        if job.take_stop():
             for number in job.open_workers():
                 self.send(number, CancelTasks(term=self.term, job=job.id))
 

@@ -63,7 +63,7 @@ class Ends:
         """Sources whose subtasks write their rows once more."""
         self.round = 0
         """How often attempts that take the place of others were deployed."""
-        self.spent: list[TaskKey] = []
+        self._spent: list[TaskKey] = []
         """Producers whose partitions nobody needs any more, until ReleaseJob is sent."""
         self.news: list[tuple[TaskKey, int, int]] = []
         """Channels whose end was read, by producer, edge and consumer, until somebody looks."""
@@ -100,6 +100,19 @@ class Ends:
         for edge in self._graph.inputs_of(consumer[0]):
             complete += self.read(consumer, edge, self._graph.producers_of(edge, consumer[1]))
         return complete
+
+    def spend(self, producers: Iterable[TaskKey], tasks: Mapping[TaskKey, Subtask]) -> None:
+        """The partitions of these are released if they have finished and nobody needs them."""
+        self._spent += [key for key in producers if self.is_spent(tasks[key])]
+
+    def take_spent(self, tasks: Mapping[TaskKey, Subtask]) -> list[Subtask]:
+        """Tasks that are to be released, and were not given before."""
+        spent, self._spent = [tasks[key] for key in self._spent], []
+        return [task for task in spent if task.on_worker and self.is_spent(task)]
+
+    def next_round(self) -> None:
+        """Attempts are about to be deployed that take the place of others."""
+        self.round += 1
 
     def begins_anew(self, consumer: TaskKey) -> None:
         """The next attempt of a consumer reads all of what is kept, or of everything."""

@@ -54,6 +54,10 @@ class FirstOutputs:
             found += [pipelined] if pipelined else [[number] for number in edges]
         return found
 
+    def go_ahead(self, vertices: Iterable[int]) -> None:
+        """These wait for no input any more."""
+        self.ahead.update(vertices)
+
     def due(self, waiting: Iterable[int], has_something: Callable[[int], bool]) -> list[int]:
         """Those of the vertices that wait which may be deployed.
 

@@ -65,7 +65,6 @@ from minishuffle.errors import (
     UsageError,
     error_from_code,
 )
-from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.plan.graph import JobGraph, Placement
 from minishuffle.plan.stages import deploys_later
 from minishuffle.wire.messages import (
@@ -581,7 +580,7 @@ class Job:
             task = self._named(worker, each)
             if task is not None:
                 known = True
-                self._read_to_the_end(self.ends.read(task.key, each.edge, each.producers))
+                self.ends.spend(self.ends.read(task.key, each.edge, each.producers), self._tasks)
         return known
 
     def partition_readable(self, worker: int, message: PartitionReadable, at: float) -> bool:
@@ -602,14 +601,9 @@ class Job:
         indices = range(self.graph.vertices[vertex].parallelism)
         return any(self._tasks[vertex, index].state == WAITING for index in indices)
 
-    def _read_to_the_end(self, producers: Iterable[TaskKey]) -> None:
-        """The partitions of these are released if they have finished and nobody needs them."""
-        self.ends.spent += [key for key in producers if self.ends.is_spent(self._tasks[key])]
-
     def take_spent(self) -> list[Subtask]:
-        """Tasks that are to be released, and were not given before."""
-        spent, self.ends.spent = [self._tasks[key] for key in self.ends.spent], []
-        return [task for task in spent if task.on_worker and self.ends.is_spent(task)]
+        """See :meth:`Ends.take_spent`."""
+        return self.ends.take_spent(self._tasks)
 
     def take_heard_late(self) -> list[EndsOfOne]:
         """See :meth:`Ends.take_heard_late`."""
@@ -975,6 +969,11 @@ class Job:
         letters = sum(errors.get("dead_letter", 0) for errors in counts)
         return self.pause.left(self.graph, self._tasks.values(), letters)
 
+    def take_stop(self) -> bool:
+        """Whether CancelTasks is to be sent: True once."""
+        stop_sent, self.stop_sent = self.stop_sent, True
+        return not stop_sent
+
     def release(self) -> None:
         """ReleaseJob was sent: no task will start again."""
         self.released = True
@@ -1104,8 +1103,8 @@ class Job:
     def end_overdue_move(self, at: float) -> None:
         """What moves ends, and what waits for it waits no more, if the time for that has ended."""
         if self.move.is_overdue(at):
-            self._to_cancel += self.move.give_up()
-            self.move.barrier, self.pause.unsent = 0, True
+            self._to_cancel += self.move.end()
+            self.pause.repeat()
 
     def evict(self, worker: int, at: float) -> None:
         """The slots that a worker has are to leave it, wherever they go."""
@@ -1298,37 +1297,25 @@ class Job:
 
     def _begin_next(self, task: Subtask, at: float) -> None:
         """It goes on where the last attempt ended, whose books are closed."""
+        key, worker = task.key, self.slots.placement[self.slot_of(task.key)]
         if task.repeated:
-            self.positions.begin_anew(*task.key, task.resumption.positions)
+            self.positions.begin_anew(*key, task.resumption.positions)
         elif self.ends.keeps(task.operator) or task.operator in self.replays.vertices:
-            self.positions.begin_anew(*task.key)
+            self.positions.begin_anew(*key)
         self._books.repeat(self._rows_again(task))
-        files, kept, writes = self.manifest.counts(*task.key), task.rows_kept, self.writes.resume(*task.key)
+        files, kept, writes = self.manifest.counts(*key), task.rows_kept, self.writes.resume(*key)
         running_at = self.pause.since if self.pause.phase == "paused" else at
-        task.resumption = self.positions.resume(*task.key, running_at)._replace(
-            files=files, writes=writes, first_row=kept
-        )
+        resumption = self.positions.resume(*key, running_at)
         self._books.close(task, self._tasks.values())
-        worker = self.slots.placement[self.slot_of(task.key)]
-        task.attempt, task.round = task.attempt + 1, self.ends.round
-        if not task.repeated:
-            task.base, task.base_round = task.attempt, task.round
+        self._result_bytes -= len(task.result)
         in_place = task.on_worker and task.worker == worker
         where = "in its slot" if in_place else f"in place of worker {task.worker}"
-        task.worker, task.on_worker, task.end = worker, True, ""
-        self._result_bytes -= len(task.result)
-        task.counters, task.traffic, task.result, task.rows_made = TaskCounters(), b"", b"", 0
-        task.rows_listed, task.rows_leased, task.passed_on_max, task.repeated = 0, 0, None, ""
-        task.rows_collected, task.readable = 0, []
-        self.replays.deployed(task.key)
-        inputs, outputs = self.ends.channels_left(task.key)
-        self.recoveries.deployed(task.key, at, inputs=inputs, outputs=outputs)
+        resumption = resumption._replace(files=files, writes=writes, first_row=kept)
+        task.begin_next(worker, self.ends.round, resumption)
+        self.replays.deployed(key)
+        inputs, outputs = self.ends.channels_left(key)
+        self.recoveries.deployed(key, at, inputs=inputs, outputs=outputs)
         self._note(task, "task rescheduled", at, f"{task} to worker {worker}, {where}")
-
-    def _begin_first(self, task: Subtask) -> None:
-        task.attempt = task.base = FIRST_ATTEMPT
-        task.round = task.base_round = self.ends.round
-        task.worker, task.on_worker = self.slots.placement[self.slot_of(task.key)], True
 
     def _rows_again(self, task: Subtask) -> int:
         """At most how many rows its consumers get twice: from the attempt that ended, and from the next one,
@@ -1423,7 +1410,7 @@ class Job:
                 del self._times[key]
                 self._held.pop(key, None)
             case "begin first":
-                self._begin_first(task)
+                task.begin_first(self.slots.placement[self.slot_of(key)], self.ends.round)
             case "begin next":
                 self._begin_next(task, at)
             case "record event":
@@ -1432,7 +1419,7 @@ class Job:
                 if self.deaths.finished(key):
                     self._widen(at)
             case "read inputs":
-                self._read_to_the_end([*self.ends.finished(key), key])
+                self.ends.spend([*self.ends.finished(key), key], self._tasks)
             case "complete exchange":
                 self._complete_exchange(task, at)
             case _:
@@ -1455,8 +1442,7 @@ class Job:
     def _interrupt(self, task: Subtask, change: _Change) -> None:
         """A move of slots, or a pause, has waited for an attempt whose work is not done."""
         if self.move.is_aligning or change.to == "lost":
-            self._to_cancel += self.move.give_up()
-            self.move.until = min(change.at, self.move.until)
+            self._to_cancel += self.move.interrupt(change.at)
         if problem := self.pause.interrupted(task):
             self._give_pause_up(problem, change.at)
 
@@ -1513,7 +1499,7 @@ class Job:
                 self.history.note(at, self.state, text)
             case "end pause":
                 problem = "the job has ended" if self.terminal else f"the job is {self.state}"
-                self.pause.end(problem if self.pause.under_way else "")
+                self.pause.end(problem if self.pause.under_way else "", tells=self.state == "running")
             case "stop tasks":
                 self._stop_tasks(at)
             case "resume clocks":
@@ -1528,7 +1514,6 @@ class Job:
 
     def _stop_tasks(self, at: float) -> None:
         """What is pending is not deployed any more, and nothing stands any more."""
-        self.pause.unsent = False
         for task in self._tasks.values():
             if task.state in PENDING or task.state == WAITING:
                 self._transition(task, "canceled", "coordinator", at, "the job ends")
@@ -1606,7 +1591,7 @@ class Job:
             for edge in self.graph.outputs_of(task.operator)
             if not self.ends.is_kept(edge) and self._waits(self.graph.edges[edge].target)
         }
-        self.first_outputs.ahead |= found
+        self.first_outputs.go_ahead(found)
         return bool(found)
 
     def stages_due(self) -> list[DueStage]:

@@ -275,6 +275,22 @@ class Subtask(AttemptRecord):
     def __str__(self) -> str:
         return f"{self.name}[{self.index}]"
 
+    def begin_first(self, worker: int, round: int) -> None:
+        """Its first attempt is deployed there."""
+        self.attempt = self.base = FIRST_ATTEMPT
+        self.round = self.base_round = round
+        self.worker, self.on_worker = worker, True
+
+    def begin_next(self, worker: int, round: int, resumption: Resumption) -> None:
+        """The next attempt is deployed there, of which nothing is known so far."""
+        self.attempt, self.round, self.resumption = self.attempt + 1, round, resumption
+        if not self.repeated:
+            self.base, self.base_round = self.attempt, round
+        self.worker, self.on_worker, self.end = worker, True, ""
+        self.counters, self.traffic, self.result, self.rows_made = TaskCounters(), b"", b"", 0
+        self.rows_listed, self.rows_leased, self.passed_on_max, self.repeated = 0, 0, None, ""
+        self.rows_collected, self.readable = 0, []
+
     def record(self) -> Subtask:
         """For the journal. What an attempt that runs has counted is in a record of its own."""
         task = Subtask(*_FIELDS_OF(self))  # Takes a fifth of the time of ``replace``.

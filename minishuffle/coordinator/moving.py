@@ -59,6 +59,21 @@ class JobMove:
         self.unsent = False
         return moving
 
+    def interrupt(self, at: float) -> list[TaskKey]:
+        """The same, since an attempt has failed; what is held back is so no longer."""
+        self.until = min(at, self.until)
+        return self.give_up()
+
+    def end(self) -> list[TaskKey]:
+        """The same, and nothing is held back any more."""
+        self.barrier = 0
+        return self.give_up()
+
+    def take_unsent(self) -> bool:
+        """Whether the workers have yet to hear of the move: True once."""
+        unsent, self.unsent = self.unsent, False
+        return unsent
+
     def is_overdue(self, at: float) -> bool:
         """Whether what is held back is to be held back no more."""
         return bool(self.barrier) and at >= self.until

@@ -118,10 +118,21 @@ class JobPause(PauseRecord):
             return ""
         return f"{task} restarted, as tasks did in each of {TRIES_MAX} tries"
 
-    def end(self, problem: str = "") -> None:
-        """It has ended, or has failed for that ``problem``: whatever stands goes on."""
+    def end(self, problem: str = "", *, tells: bool = True) -> None:
+        """It has ended, or has failed for that ``problem``: whatever stands goes on. Workers hear of it,
+        unless the job ends as well."""
         self.problem = problem
         self._take_back("none")
+        self.unsent = self.unsent and tells
+
+    def repeat(self) -> None:
+        """The workers hear once more what holds now."""
+        self.unsent = True
+
+    def take_unsent(self) -> bool:
+        """Whether the workers have yet to hear of the barrier, or that it has ended: True once."""
+        unsent, self.unsent = self.unsent, False
+        return unsent
 
     def _take_back(self, phase: Phase) -> None:
         self.unsent = self.unsent or self.is_out

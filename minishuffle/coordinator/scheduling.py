@@ -612,7 +612,7 @@ def redeployments(
     and goes on.
     """
     released: dict[int, list[TaskAttempt]] = {}
-    job.ends.round += 1
+    job.ends.next_round()
     for task in tasks:
         last = TaskAttempt(operator=task.operator, index=task.index, attempt=task.attempt)
         worker = job.deployed(task, at)
