@@ -121,14 +121,10 @@ SET_FROM_OUTSIDE = {
     "worker/handoff.py": ("notified", "the wake flag of a subpartition: set by whoever queues it"),
     "worker/jobimports.py": ("__import__", "Python's, which a worker wraps"),
     "coordinator/jobs.py": (
-        "counters end passed_on_max readable repeated result round rows_collected rows_leased rows_listed"
-        " rows_made traffic vacant",
+        "counters readable result rows_collected rows_listed traffic",
         "not yet calls of Task and of the parts of Job",
     ),
-    "coordinator/journalrecords.py": ("changed", "not yet a call of Job"),
     "coordinator/process.py": ("web_port", "not yet an argument"),
-    "coordinator/results.py": ("announced", "not yet a call of the task"),
-    "coordinator/scheduling.py": ("shortage standby", "not yet calls of Slots and Worker"),
     "coordinator/state.py": (
         "applied heard_at numbers standby_short suspicions",
         "not yet calls of Workers and Worker",

@@ -96,6 +96,26 @@ class AttemptRecord(Record):
     def id(self) -> Attempt:
         return self.operator, self.index, self.attempt
 
+    def ended(self, state: str) -> None:
+        """It has come to that state, and runs no more."""
+        self.end = "died" if state == "lost" else "finished" if state == "finished" else "early"
+
+    def repeats(self, part: Literal["all", "part"]) -> None:
+        """The next attempt writes its rows once more, for all or for some that have yet to read them."""
+        self.repeated = part
+
+    def repeats_in_part(self) -> None:
+        """Somebody gets nothing of what is written once more."""
+        self.repeated = "part" if self.repeated else ""
+
+    def may_have_made(self, rows: int, leased: int) -> None:
+        """It is lost: see ``rows_made`` and ``rows_leased``."""
+        self.rows_made, self.rows_leased = rows, leased
+
+    def passed_on(self, most: int | None) -> None:
+        """See ``passed_on_max``."""
+        self.passed_on_max = most
+
 
 class Totals(NamedTuple):
     """Counts of a subtask over all its attempts."""
@@ -239,7 +259,7 @@ class Books:
     def repeat_in_part(self, key: TaskKey) -> None:
         """Not everybody gets the rows of earlier attempts of a source that are written once more."""
         for record in self._ended.get(key, ()):
-            record.repeated = "part" if record.repeated else ""
+            record.repeats_in_part()
 
     def report(
         self, worker: int, key: TaskKey, attempt: int, traffic: bytes, rows_dropped: dict[str, int]

@@ -237,8 +237,9 @@ class Ends:
         """For the journal: what a consumer has read, by edge."""
         return tuple((edge, tuple(_members(mask))) for edge, mask in self._read.get(consumer, {}).items())
 
-    def recall(self, consumer: TaskKey, record: EndsRecord) -> None:
-        """Become what the record says."""
+    def recall(self, consumer: TaskKey, record: EndsRecord, round: int) -> None:
+        """Become what the record says; the attempt of the consumer was deployed in that round."""
+        self.round = max(self.round, round)
         for edge, producers in record:
             self.read(consumer, edge, producers)
         self.news.clear()

@@ -25,6 +25,7 @@ __all__ = [
     "QUIET_SECONDS",
     "RESTART_BACKOFF",
     "Failures",
+    "JobFailures",
     "Regions",
     "pipelined_regions",
 ]
@@ -98,6 +99,30 @@ class Failures:
             "cause, or allow more with --set restart_failures_max=N"
         )
         return ErrorInfo(code=ResourceExhausted.code, text=text, task=task)
+
+
+class JobFailures:
+    """The failures of all subtasks of one job; the arguments are those of :class:`Failures`."""
+
+    def __init__(self, failures_max: int, random: Callable[[], float]) -> None:
+        self._failures_max = failures_max
+        self._random = random
+        self._of: dict[TaskKey, Failures] = {}
+
+    def of(self, key: TaskKey) -> Failures:
+        """Those of a subtask."""
+        if key not in self._of:
+            self._of[key] = Failures(self._failures_max, self._random)
+        return self._of[key]
+
+    def record(self, key: TaskKey) -> FailuresRecord | None:
+        """For the journal; None if there were none."""
+        return self._of[key].record() if key in self._of else None
+
+    def recall(self, key: TaskKey, record: FailuresRecord | None) -> None:
+        """What :meth:`record` gave."""
+        if record is not None:
+            self.of(key).recall(record)
 
 
 # --- regions --------------------------------------------------------------------------------------

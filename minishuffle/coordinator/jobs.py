@@ -23,7 +23,13 @@ from minishuffle.coordinator.books import (
 )
 from minishuffle.coordinator.deaths import STRATEGIES, Deaths, TaskDeaths
 from minishuffle.coordinator.ends import Done, Ends, EndsOfOne, EndsRecord, done_with, is_stale, wanted_again
-from minishuffle.coordinator.failover import RESTART_BACKOFF, Failures, FailuresRecord, Regions, RegionsRecord
+from minishuffle.coordinator.failover import (
+    RESTART_BACKOFF,
+    FailuresRecord,
+    JobFailures,
+    Regions,
+    RegionsRecord,
+)
 from minishuffle.coordinator.firstoutput import FirstOutputs
 from minishuffle.coordinator.history import History, HistoryRecord
 from minishuffle.coordinator.joblinks import Exclusion, JobLinks, LinksRecord
@@ -210,7 +216,6 @@ class Job:
         """Subtasks that the journal is behind with."""
         self._losses: Losses | None = None
         """What they are, until something changes."""
-        self._random = random
         self.positions = SourceProgress(repeats=graph.settings.source_lease == 0)
         """Where its sources are. The next attempt of one gets what :meth:`SourceProgress.resume` says."""
         self.writes = WriteProgress(repeats=graph.settings.source_lease == 0)
@@ -222,7 +227,7 @@ class Job:
         self.stages, self.first_outputs = StageProgress(graph), FirstOutputs(graph)
         self._times: dict[TaskKey, float] = {}
         """When a pending task is deployed, or gives the wait for a slot up."""
-        self._failures: dict[TaskKey, Failures] = {}
+        self._failures = JobFailures(graph.settings.restart_failures_max, random)
         self.deaths = Deaths(graph.settings.restart_failures_max, at)
         self._held: dict[TaskKey, tuple[int, float]] = {}
         """The worker of pending tasks that wait to hear how it ended; and until when."""
@@ -270,12 +275,11 @@ class Job:
 
     def task_record(self, key: TaskKey) -> TaskRecord:
         """What is of a subtask, but for its counts while it runs, and attempts that were replaced."""
-        failures = self._failures.get(key)
         return TaskRecord(
             task=self._tasks[key].record(),
             due=self._times.get(key),
             recovery=self.recoveries.record(key),
-            failures=failures.record() if failures is not None else None,
+            failures=self._failures.record(key),
             deaths=self.deaths.record(key),
             source=self.positions.record(*key),
             writes=self.writes.record(*key),
@@ -301,8 +305,7 @@ class Job:
         """A new job becomes what the records say; its history and manifest are recalled with what they
         have listed."""
         self.state, self.ended_at, self.released = record.state, record.ended_at, record.released
-        self.slots.vacant, self.slots.segments = set(record.lost_slots), record.segments
-        self.slots.moving, self.slots.left = record.moving, set(record.left)
+        self.slots.recall(record.lost_slots, record.segments, record.moving, record.left)
         self.links.recall(record.links)
         self.pause = JobPause(**asdict(record.pause))
         self.restarts, self._abandoned = Counter(record.restarts), set(record.abandoned)
@@ -322,16 +325,12 @@ class Job:
         record.task.recall_counts(counts)
         self.positions.recall(*key, record.source)
         self.writes.recall(*key, record.writes)
-        self.ends.recall(key, record.ends)
-        self.ends.round = max(self.ends.round, record.task.round)
+        self.ends.recall(key, record.ends, record.task.round)
         self.recoveries.recall(key, record.recovery)
         self.deaths.recall(key, record.deaths)
         if record.due is not None:
             self._times[key] = record.due
-        if record.failures is not None:
-            failures = Failures(self.graph.settings.restart_failures_max, self._random)
-            failures.recall(record.failures)
-            self._failures[key] = failures
+        self._failures.recall(key, record.failures)
 
     # --- state -----------------------------------------------------------------------------------
 
@@ -509,6 +508,15 @@ class Job:
             return self.history.rows_after(number, self.terminal)
         except ResourceExhausted as error:
             raise ResourceExhausted(f"the rows of job {self.id} ({self.name}) are gone: {error}") from None
+
+    def announce(self, operator: int) -> None:
+        """Readers are about to hear where the rows of a sink end."""
+        self.changed |= {task.key for task in self.tasks() if task.operator == operator and task.announce()}
+
+    def take_changed(self) -> set[TaskKey]:
+        """Subtasks that the journal is behind with, and that were not given before."""
+        changed, self.changed = self.changed, set()
+        return changed
 
     def keys(self) -> Iterable[TaskKey]:
         return self._tasks
@@ -760,7 +768,7 @@ class Job:
         for key in failed:
             counted = self.replays.counts_for(key)
             self.changed.add(counted)
-            failures = self._failures_of(counted)
+            failures = self._failures.of(counted)
             if not self.stopping and failures.add(cause, at) is None:
                 self.history.blame(failures.first, verdict=True)
                 self.fail(failures.limit_reached(str(self._tasks[key])), at)
@@ -840,14 +848,14 @@ class Job:
         passed_on = self._books.passed_on(list(self._tasks.values()))
         for task in tasks:
             if task.worker in sources and task.passed_on_max is None:
-                task.passed_on_max = passed_on[task.id]
+                task.passed_on(passed_on[task.id])
                 self.changed.add(task.key)
 
     def worker_back(self, worker: int) -> None:
         """It has come back after its coordinator was lost, and says what its tasks have done."""
         for task in self._tasks.values():
             if task.worker == worker and task.passed_on_max is not None:
-                task.passed_on_max = None
+                task.passed_on(None)
                 self.changed.add(task.key)
 
     def never_there(self, keys: Iterable[TaskKey], at: float) -> None:
@@ -994,7 +1002,7 @@ class Job:
             return
         counted = self.replays.counts_for(task.key)
         self.changed.add(counted)
-        failures = self._failures_of(counted)
+        failures = self._failures.of(counted)
         delay = failures.add(error, at)
         if delay is None:
             self.history.blame(failures.first, verdict=True)
@@ -1007,11 +1015,6 @@ class Job:
         text = f"attempt {task.attempt + 1} follows {when} ({count}): {error.text}"
         self._transition(task, "restarting", "coordinator", at, text, due=at + delay)
         self._cancel_beside([task])
-
-    def _failures_of(self, key: TaskKey) -> Failures:
-        if key not in self._failures:
-            self._failures[key] = Failures(self.graph.settings.restart_failures_max, self._random)
-        return self._failures[key]
 
     def _widen(self, at: float) -> bool:
         """Have as much restart with a task as the deaths of any make advisable; True: that is more than it
@@ -1388,8 +1391,10 @@ class Job:
                 self._leave_channels(task, change)
             case "count lost rows":
                 self.manifest.lost(*key, task.attempt)
-                task.rows_made = self.positions.rows_made(*key) + self.writes.rows_made(*key)
-                task.rows_leased = self.positions.rows_leased(*key) + self.writes.rows_leased(*key)
+                task.may_have_made(
+                    self.positions.rows_made(*key) + self.writes.rows_made(*key),
+                    self.positions.rows_leased(*key) + self.writes.rows_leased(*key),
+                )
             case "move stage":
                 self._move_stage(task, change)
             case "settle files":
@@ -1436,7 +1441,7 @@ class Job:
         self._drained.discard(task.key)
         self._regions.ended(task.key)
         self.replays.ended(task.key)
-        task.end = "died" if change.to == "lost" else "finished" if change.to == "finished" else "early"
+        task.ended(change.to)
         self.recoveries.moved(task.key, change.to, change.at)
 
     def _interrupt(self, task: Subtask, change: _Change) -> None:
@@ -1449,7 +1454,7 @@ class Job:
     def _count_restart(self, task: Subtask, change: _Change) -> None:
         self.restarts[change.reason or change.before] += 1
         if change.before == "finished" and self._comes_again(task.operator):
-            task.end = "early"
+            task.ended(change.to)
         self.recoveries.moved(task.key, change.to, change.at)
 
     def _comes_again(self, operator: int) -> bool:
@@ -1465,11 +1470,11 @@ class Job:
         comes_again = change.before == "finished" or task.base < task.attempt or unread
         if task.operator in self.ends.repeating and comes_again:
             left = [each for each in consumers if not self.ends.read_between(task.key, each.key)]
-            task.repeated = "part" if any(is_stale(each, task) for each in left) else "all"
+            task.repeats("part" if any(is_stale(each, task) for each in left) else "all")
         for key in self.graph.producers(*task.key):
             if key[0] in self.ends.repeating and not self.ends.read_between(key, task.key):
                 self.changed.add(key)
-                self._tasks[key].repeated = "part" if self._tasks[key].repeated else ""
+                self._tasks[key].repeats_in_part()
                 self._books.repeat_in_part(key)
 
     def _note(self, task: Subtask, kind: str, at: float, text: str, *, traceback: str = "") -> None:

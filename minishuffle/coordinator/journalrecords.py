@@ -204,7 +204,7 @@ class Recorder:
 
     def job(self, job: Job) -> None:
         """Something may have happened to it."""
-        keys, job.changed = job.changed, set()
+        keys = job.take_changed()
         if job.id not in self._of_jobs or (job.released and job.id not in self._released):
             self._put({("graph", job.id): _graph(job)})
         if job.released:

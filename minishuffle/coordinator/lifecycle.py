@@ -323,6 +323,11 @@ class Subtask(AttemptRecord):
         """See :meth:`Job.rows_kept`."""
         return max(self.resumption.first_row, self.counters.rows_kept, self.announced)
 
+    def announce(self) -> bool:
+        """Readers hear where its rows end; False if they have heard that before."""
+        before, self.announced = self.announced, max(self.announced, self.rows_kept)
+        return self.announced > before
+
     def info(self, totals: Totals, results: bool) -> TaskInfo:
         """As clients see it, with the totals of all its attempts."""
         return TaskInfo(

@@ -85,10 +85,7 @@ class _Result:
 
     def announce(self) -> None:
         """Readers are about to hear where the rows end."""
-        for task in self.job.tasks():
-            if task.operator == self.operator and task.announced < task.rows_kept:
-                task.announced = task.rows_kept
-                self.job.changed.add(task.key)
+        self.job.announce(self.operator)
 
     def ranges(self, subtask: int) -> list[tuple[RecordedPart, int]]:
         """The parts of a subtask that can be read, and where each ends."""

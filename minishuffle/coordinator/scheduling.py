@@ -364,11 +364,11 @@ def move_slots(
             break
         else:
             if slot in job.slots.vacant:
-                job.slots.shortage = _shortage(able, used, closed)
+                job.slots.lacks(_shortage(able, used, closed))
     for slot, worker in found.items() if len(found) == len(slots) or not all_or_none else ():
         job.slots.move(slot, worker.worker, segments[worker.worker])
         if worker.standby:
-            worker.standby = False
+            worker.call_up()
             called.add(worker.worker)
 
 

@@ -45,6 +45,21 @@ class Slots:
         self.gave_back = False
         """Others may have what was given back; until somebody looks."""
 
+    def recall(
+        self,
+        vacant: Iterable[int],
+        segments: Mapping[int, int],
+        moving: Mapping[int, int],
+        left: Iterable[int],
+    ) -> None:
+        """Become what these are, of which the journal has each."""
+        self.vacant, self.segments = set(vacant), dict(segments)
+        self.moving, self.left = dict(moving), set(left)
+
+    def lacks(self, why: str) -> None:
+        """No worker can take a vacant slot, for that reason."""
+        self.shortage = why
+
     def held(self) -> Counter[int]:
         """Number of slots by worker, without those that are vacant. One that moves is held on both."""
         held = Counter(worker for slot, worker in enumerate(self.placement) if slot not in self.vacant)

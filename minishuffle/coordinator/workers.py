@@ -138,6 +138,10 @@ class Worker:
             drain=record.drain,
         )
 
+    def call_up(self) -> None:
+        """It is on standby no more."""
+        self.standby = False
+
     def registered(self, term: int, heartbeat_interval: float) -> Registered:
         """The answer to its registration."""
         return Registered(
@@ -346,7 +350,7 @@ class WorkerRegistry:
         """No place on standby is to be filled again, nor that of one that is there, once it is lost."""
         self.standby_short = 0
         for worker in self.there():
-            worker.standby = False
+            worker.call_up()
 
     def recall(self, worker: Worker) -> None:
         """It was registered with an earlier coordinator, and is awaited."""
