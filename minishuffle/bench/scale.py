@@ -31,7 +31,7 @@ from typing import Any, Final, Literal
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
-from minishuffle.coordinator.instructions import Instruction, Journal, SendToWorker
+from minishuffle.coordinator.instructions import CoordinatorStep, SendToWorker
 from minishuffle.coordinator.links import Links
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
@@ -171,16 +171,16 @@ class _Coordinator:
         self.seconds = 0.0
         """Processor time of deciding, and of packing what is sent."""
 
-    def call(self, instructions: Sequence[Instruction]) -> None:
-        for instruction in instructions:
+    def call(self, step: CoordinatorStep) -> None:
+        for instruction in step.messages:
             if isinstance(instruction, SendToWorker):
                 if isinstance(instruction.message, Registered):
                     self.epochs[instruction.worker] = instruction.message.epoch
                 elif isinstance(instruction.message, FAILOVER):
                     encode_message(instruction.message, 0)
                     self.sent.append((instruction.worker, instruction.message))
-            elif isinstance(instruction, Journal) and instruction.submission:
-                self.call(self.state.journaled(None, 1.0))
+        for _ in step.submissions:
+            self.call(self.state.journaled(None, 1.0))
 
     def begin(self, slots: int, strategy: Strategy) -> dict[int, bytes]:
         """Register all workers and start the job; gives what was deployed, packed."""
@@ -266,9 +266,8 @@ class _Workers:
             ]
             tasks.append(spec.model_copy(update={"inputs": inputs}))
         ends = [address for address in message.workers if address.worker == VICTIM]
-        instructions = machine.handle(message.model_copy(update={"tasks": tasks, "workers": ends}), 1.0)
-        instructions += machine.peer_up(VICTIM, 1.0)
-        for instruction in instructions:
+        deployed = machine.handle(message.model_copy(update={"tasks": tasks, "workers": ends}), 1.0)
+        for instruction in (*deployed.messages, *machine.peer_up(VICTIM, 1.0).messages):
             if isinstance(instruction, RequestPartition):
                 generation = instruction.request.generation
                 machine.channel_event(instruction.channel, generation, ChannelEvent.ATTACH, 1.0)
@@ -280,23 +279,22 @@ class _Workers:
         attached: Counter[str] = Counter()
         for worker, message in sent:
             machine = self._machines[worker]
-            instructions = list(machine.handle(message, 1.0))
+            instructions = list(machine.handle(message, 1.0).messages)
             for instruction in instructions:
                 if isinstance(instruction, FailChannel):
                     generation = instruction.generation
-                    instructions += machine.channel_event(
-                        instruction.channel, generation, ChannelEvent.DRAIN, 1.0
-                    )
+                    drained = machine.channel_event(instruction.channel, generation, ChannelEvent.DRAIN, 1.0)
+                    instructions += drained.messages
             if worker != self.standby and isinstance(message, TasksRestarted):
-                instructions += machine.peer_up(self.standby, 1.0)
+                instructions += machine.peer_up(self.standby, 1.0).messages
             attached["local"] += sum(isinstance(each, ConnectLocal) for each in instructions)
             requests += [(worker, each) for each in instructions if isinstance(each, RequestPartition)]
         for peer in self._machines:
             if peer != self.standby:
-                found = self._machines[self.standby].peer_up(peer, 1.0)
+                found = self._machines[self.standby].peer_up(peer, 1.0).messages
                 requests += [(self.standby, each) for each in found if isinstance(each, RequestPartition)]
         for worker, asked in requests:
-            answer = self._machines[asked.worker].partition_requested(worker, asked.request, 1.0)
+            answer = self._machines[asked.worker].partition_requested(worker, asked.request, 1.0).messages
             attached["remote"] += sum(isinstance(each, Attach) for each in answer)
         return attached.total()
 

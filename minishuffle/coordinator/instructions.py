@@ -1,11 +1,13 @@
 """What :class:`~minishuffle.coordinator.state.CoordinatorState` tells its shell to do.
 
-Links are numbered by the shell; a number is never used again.
+Each event gives one :class:`CoordinatorStep`, which says what the shell owes. Links are numbered by the
+shell; a number is never used again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from minishuffle.errors import ShuffleError
@@ -16,10 +18,10 @@ from minishuffle.wire.requests import Failure
 __all__ = [
     "CloseLink",
     "Instruction",
-    "Journal",
     "LookForHost",
     "Reply",
     "SendToWorker",
+    "CoordinatorStep",
     "Stopped",
     "WatchProcess",
     "refusal",
@@ -70,21 +72,40 @@ class LookForHost:
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
-    """Have these records in the journal before anything that follows is carried out. If they cannot be
-    written, the state's ``write_ahead`` says what is carried out instead."""
-
-    changes: Changes
-    submission: bool = False
-    """Answer with ``journaled``."""
-
-
-@dataclass(frozen=True, slots=True)
 class Stopped:
     """The cluster is shut down: end the process."""
 
 
-Instruction: TypeAlias = SendToWorker | Reply | CloseLink | WatchProcess | LookForHost | Journal | Stopped
+Instruction: TypeAlias = SendToWorker | Reply | CloseLink | WatchProcess | LookForHost | Stopped
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorStep:
+    """What comes of one event: what must be durable, what may be sent once it is, and when the machine is to
+    be called again. (The model: ``Ready`` of etcd's raft.)
+
+    The shell's duties, for steps in the order in which it gets them:
+
+    1. It calls ``handle_timer`` at ``timers`` of the latest step, whatever that waits for. Early is harmless.
+    2. It writes ``records`` and ``submissions`` to the journal. Those of steps that came during a write go
+       together into the next one: more is durable then than has to be before the first of them is sent.
+    3. Once they are durable it carries out ``messages``, in order, and then says ``journaled`` for each of
+       the submissions. Messages of later steps never overtake.
+    4. If they cannot be written, it keeps ``records``, says ``journaled`` with the error for each submission,
+       and goes on: ``write_ahead.failed`` leaves of ``messages`` what may be sent all the same. It tries
+       again, with each submission and now and then, until all that it keeps is written; then it carries out
+       what ``write_ahead.written`` gives. If the journal has lost what it had, it writes ``everything``.
+    5. If another coordinator has begun a later term, nothing that waits is sent, and this one ends.
+    """
+
+    records: Changes = field(default_factory=dict)
+    """By kind and name; None: it is forgotten."""
+    submissions: Sequence[Changes] = ()
+    """The records of jobs that were submitted: a job whose records cannot be written is refused, and they are
+    not kept."""
+    messages: Sequence[Instruction] = ()
+    timers: float | None = None
+    """None: nothing is due."""
 
 
 def refusal(link: int, request: int, error: ShuffleError) -> Reply:

@@ -14,8 +14,9 @@ import platform
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -32,8 +33,8 @@ from minishuffle.config import (
 )
 from minishuffle.coordinator.instructions import (
     CloseLink,
+    CoordinatorStep,
     Instruction,
-    Journal,
     LookForHost,
     Reply,
     SendToWorker,
@@ -166,15 +167,18 @@ class Coordinator:
         self._replies: dict[int, asyncio.Future[ControlMessage]] = {}
         """Requests of this process itself that wait for their reply."""
         self._asked = 0
-        self._instructions: deque[Instruction] = deque()
+        self._messages: deque[Instruction] = deque()
+        """What may be sent."""
+        self._steps: deque[CoordinatorStep] = deque()
+        """What is to be carried out behind that, and behind what the journal is being written for."""
         self._leaving = False
         """Another coordinator goes on: nothing that comes is heard any more."""
         self._is_writing = False
-        """The journal is; what is to be done waits behind that."""
+        """The journal is; :attr:`_steps` wait for that unless it could not be written last."""
         self._unwritten: Changes | None = None
         """What could not be written, or is not under way; None while all could."""
-        self._submitted: list[Journal] = []
-        """Submissions that wait for the next try to write that."""
+        self._submitted: list[Changes] = []
+        """Records of submissions that wait for the next try to write that."""
         self._whole = False
         """What is to be written is all that there is."""
         self._watches: set[asyncio.Task[None]] = set()
@@ -367,27 +371,33 @@ class Coordinator:
     def _on_refused(self, reason: str, text: str, remote: str) -> None:
         self._refusals.refused(reason, text, remote, self._loop.time())
 
-    # --- instructions ----------------------------------------------------------------------------
+    # --- steps -----------------------------------------------------------------------------------
 
-    def _carry_out(self, instructions: Iterable[Instruction]) -> None:
-        self._instructions.extend(instructions)
+    def _carry_out(self, step: CoordinatorStep) -> None:
+        """See to the duties that come with a step: see :class:`CoordinatorStep`."""
+        self._take(step)
         self._go_on()
-        self._schedule()
+
+    def _take(self, step: CoordinatorStep) -> None:
+        """It is carried out behind those before it."""
+        self._steps.append(step)
+        self._set_timer(step.timers)
 
     def _go_on(self) -> None:
         """Carry out what does not wait for the journal, to the last when another coordinator goes on."""
-        while self._instructions and (self._unwritten is not None or not self._is_writing):
-            instruction = self._instructions.popleft()
-            if not isinstance(instruction, Journal):
-                self._carry_out_one(instruction)
-            elif self._unwritten is None:
-                self._write(instruction)
-            elif instruction.submission:
-                self._submitted.append(instruction)
-                self._write_again()
+        while True:
+            while self._messages:
+                self._carry_out_one(self._messages.popleft())
+            if not self._steps or (self._is_writing and self._unwritten is None):
+                break
+            step = self._steps.popleft()
+            if self._unwritten is not None:
+                self._keep(step)
+            elif step.records or step.submissions:
+                self._write(step)
             else:
-                self._unwritten.update(instruction.changes)
-        if self._leaving and not self._instructions and not self._is_writing:
+                self._messages.extend(step.messages)
+        if self._leaving and not self._is_writing:
             self._carry_out_one(Stopped())
 
     def _carry_out_one(self, instruction: Instruction) -> None:
@@ -408,69 +418,80 @@ class Coordinator:
 
     # --- journal ---------------------------------------------------------------------------------
 
-    def _write(self, first: Journal) -> None:
-        """Write that, and with it all that is to be written behind it: one write takes long enough."""
-        together = [first, *(each for each in self._instructions if isinstance(each, Journal))]
-        self._instructions = deque(each for each in self._instructions if not isinstance(each, Journal))
-        changes = Changes()
+    def _write(self, first: CoordinatorStep) -> None:
+        """Write what that step needs, and with it what all behind it do: one write takes long enough."""
+        together = [first, *self._steps]
+        self._steps.clear()
+        records = Changes()
         for each in together:
-            if not each.submission:
-                changes.update(each.changes)
-        self._begin_write(changes, [each for each in together if each.submission])
+            records.update(each.records)
+        submissions = [changes for each in together for changes in each.submissions]
+        messages = [each for step in together for each in step.messages]
+        self._begin_write(CoordinatorStep(records, submissions, messages))
+
+    def _keep(self, step: CoordinatorStep) -> None:
+        """The journal could not be written last: the step does not wait for it."""
+        assert self._unwritten is not None
+        self._unwritten.update(step.records)
+        self._messages.extend(step.messages)
+        if step.submissions:
+            self._submitted.extend(step.submissions)
+            self._write_again()
 
     def _write_again(self) -> None:
         """Try to write what could not be written; meanwhile the rest goes on."""
         if self._unwritten is not None and not self._is_writing:
-            changes, self._unwritten = self._unwritten, Changes()
+            records, self._unwritten = self._unwritten, Changes()
             submissions, self._submitted = self._submitted, []
-            self._begin_write(changes, submissions)
+            self._begin_write(CoordinatorStep(records, submissions))
 
-    def _begin_write(self, changes: Changes, submissions: Sequence[Journal]) -> None:
-        together = changes.copy()
-        for each in submissions:
-            together.update(each.changes)
+    def _begin_write(self, step: CoordinatorStep) -> None:
+        together = step.records.copy()
+        for each in step.submissions:
+            together.update(each)
         self._is_writing = True
-        done = partial(self._written, changes, len(submissions))
-        self._journal.write(together, done, whole=self._whole)
+        self._journal.write(together, partial(self._written, step), whole=self._whole)
 
-    def _written(self, changes: Changes, submissions: int, error: Exception | None) -> None:
-        """The journal has it; or not, and what follows is carried out but for what has to wait for that."""
+    def _written(self, step: CoordinatorStep, error: Exception | None) -> None:
+        """The journal has what is to be durable of that; or not, and what follows is carried out but for what
+        has to wait for that."""
         self._is_writing = False
         newer, now = self._unwritten, self._loop.time()
         if error is not None and not isinstance(error, ResourceExhausted):
-            self._instructions.clear()
+            self._steps.clear()
             if not self.stopped.done():
                 self.stopped.set_exception(error)
             return
-        self._unwritten = None if error is None else changes | (newer or {})
+        self._unwritten = None if error is None else step.records | (newer or {})
+        self._steps.appendleft(CoordinatorStep(messages=step.messages))
         if error is not None:
             if newer is None:
                 _log.error("submissions are refused, and restarts wait, until it can be written: %s", error)
+            self._steps = deque(self._state.write_ahead.failed(self._steps, str(error)))
             if isinstance(error, JournalLost):
                 self._unwritten, self._whole = self._state.everything(now), True
-            self._instructions = deque(self._state.write_ahead.failed(self._instructions, str(error)))
+                self._steps = deque(replace(each, records=Changes()) for each in self._steps)
         else:
             self._whole = False
             if newer is not None:
                 _log.warning("the journal is written again, with everything that happened meanwhile")
-                self._instructions.appendleft(Journal(newer))
-                self._instructions.extend([*self._state.write_ahead.written(), *self._submitted])
+                self._steps.append(CoordinatorStep(newer, self._submitted, self._state.write_ahead.written()))
                 self._submitted = []
-        for _ in range(submissions):
-            self._instructions.extend(self._state.journaled(error, now))
+        for _ in step.submissions:
+            self._take(self._state.journaled(error, now))
         if isinstance(error, JournalLost):
             self._write_again()
         self._go_on()
-        self._schedule()
 
     def _look_at_term(self) -> None:
         """Now and then, also to write what could not be written: it finds out that another has taken over."""
         if not self.stopped.done():
             self._look = self._loop.call_later(TERM_SECONDS, self._look_at_term)
             now = self._loop.time()
-            self._state.anchor(self._clock.read(time.time(), now) - now)
+            self._carry_out(self._state.anchor(self._clock.read(time.time(), now) - now))
             self._write_again()
-            self._carry_out([Journal({})])
+            if not self._is_writing:
+                self._begin_write(CoordinatorStep())
 
     def _close_link(self, number: int, why: str, refusal: str) -> None:
         link = self._links.get(number)
@@ -492,7 +513,7 @@ class Coordinator:
             if not isinstance(message, DeployTasks):
                 raise
             # After what is queued: CancelTasks must not overtake DeployTasks.
-            self._instructions.extend(self._state.undeployable(worker, message, error, self._loop.time()))
+            self._take(self._state.undeployable(worker, message, error, self._loop.time()))
 
     def _reply(self, number: int, request: int, message: ControlMessage) -> None:
         if number == OWN_LINK and (asked := self._replies.get(request)) is not None and not asked.done():
@@ -507,9 +528,8 @@ class Coordinator:
 
     # --- time ------------------------------------------------------------------------------------
 
-    def _schedule(self) -> None:
-        """See to it that the machine is called at its next deadline; early is harmless."""
-        deadline = self._state.next_deadline()
+    def _set_timer(self, deadline: float | None) -> None:
+        """See to it that the machine is called then; early is harmless."""
         if deadline is None or self._leaving or self.stopped.done():
             return
         if self._timer is not None:

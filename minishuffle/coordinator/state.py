@@ -1,9 +1,8 @@
-"""The coordinator's decisions, as a pure machine: messages, closed links and time in, instructions out.
+"""The coordinator's decisions, as a pure machine: messages, closed links and time in, steps out.
 
 It registers workers and notices when they are lost, admits jobs that fit and places them, follows their
-life cycles (:mod:`~minishuffle.coordinator.jobs`), and answers clients. The shell (``process``)
-carries the instructions out, in order, and calls :meth:`CoordinatorState.handle_timer` at
-:meth:`CoordinatorState.next_deadline`.
+life cycles (:mod:`~minishuffle.coordinator.jobs`), and answers clients. Each event gives a
+:class:`~minishuffle.coordinator.instructions.CoordinatorStep`, which the shell (``process``) carries out.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from minishuffle.coordinator.deployer import Deployer
 from minishuffle.coordinator.history import History
 from minishuffle.coordinator.instructions import (
     CloseLink,
+    CoordinatorStep,
     Instruction,
-    Journal,
     LookForHost,
     Reply,
     SendToWorker,
@@ -201,6 +200,7 @@ class CoordinatorState:
         self._results = Results(facts.term, self._jobs, self._send_to, self._address, self._pending)
         self._questions = Questions(facts.term, self._send_to, self._pending)
         self._out: list[Instruction] = []
+        self._to_journal: list[Changes] = []  # Of submissions, each answered with journaled().
         self._touched: dict[str, Job] = {}
         """Jobs to look after before the verb at hand returns, for which ``_jobs.held`` may be out of date."""
         self._changed: dict[int, Worker] = {}
@@ -239,9 +239,9 @@ class CoordinatorState:
 
     # --- the verbs -------------------------------------------------------------------------------
 
-    def worker_message(self, link: int, message: ControlMessage, now: float) -> list[Instruction]:
+    def worker_message(self, link: int, message: ControlMessage, now: float) -> CoordinatorStep:
         """A message over the link of a worker process. What follows from positions that need not be
-        acknowledged at once follows with the next verb, by :meth:`next_deadline` at the latest."""
+        acknowledged at once follows with the next event, by the deadline of this step at the latest."""
         worker = self._workers.by_link(link)
         if isinstance(message, Register):
             self._register(link, message, worker, now)
@@ -258,12 +258,10 @@ class CoordinatorState:
             if isinstance(message, SourcePositions) and message.within:
                 due = now + min(message.within, TOGETHER_SECONDS_MAX)
                 self._settle_by = due if self._settle_by is None else min(self._settle_by, due)
-                return []
+                return self._nothing_yet()
         return self._settle(now)
 
-    def client_request(
-        self, link: int, request: int, message: ControlMessage, now: float
-    ) -> list[Instruction]:
+    def client_request(self, link: int, request: int, message: ControlMessage, now: float) -> CoordinatorStep:
         """A request of a client; it is answered once, now or later."""
         try:
             self._request(link, request, message, now)
@@ -273,7 +271,7 @@ class CoordinatorState:
 
     def link_closed(
         self, link: int, now: float, why: str = "its control link closed", *, for_cause: bool = False
-    ) -> list[Instruction]:
+    ) -> CoordinatorStep:
         """A link of a worker or client is gone.
 
         The process of a worker may be there: then it comes back at once, and nothing restarts. Until that is
@@ -292,24 +290,24 @@ class CoordinatorState:
             self._out.append(WatchProcess(link, worker.address))
         return self._settle(now)
 
-    def process_found(self, link: int, now: float) -> list[Instruction]:
+    def process_found(self, link: int, now: float) -> CoordinatorStep:
         """The process of the worker whose control link that was is there."""
         self._workers.process_found(link)
         return self._settle(now)
 
-    def process_gone(self, link: int, now: float) -> list[Instruction]:
+    def process_gone(self, link: int, now: float) -> CoordinatorStep:
         """The process of the worker whose control link that was is not there any more."""
         worker = self._workers.absent(link)
         if worker is not None and worker.absence is not None:
             self._process_ended(worker, worker.absence.why, now)
         return self._settle(now)
 
-    def host_looked(self, ticket: int, answer: bool | None, now: float) -> list[Instruction]:
+    def host_looked(self, ticket: int, answer: bool | None, now: float) -> CoordinatorStep:
         """What came of a :class:`LookForHost`."""
         self._host_looked(OWN, ticket, answer, now)
         return self._settle(now)
 
-    def journaled(self, error: ShuffleError | None, now: float) -> list[Instruction]:
+    def journaled(self, error: ShuffleError | None, now: float) -> CoordinatorStep:
         """The oldest submission was written, or could not be."""
         submission = self._submissions.journaled()
         try:
@@ -336,14 +334,14 @@ class CoordinatorState:
 
     def undeployable(
         self, worker: int, message: DeployTasks, error: ShuffleError, now: float
-    ) -> list[Instruction]:
+    ) -> CoordinatorStep:
         """The shell could not send that DeployTasks (it is too long)."""
         job = self._jobs[message.job]
         job.undeployed(worker, message, error, self._wall(now))
         self._touch(job)
         return self._settle(now)
 
-    def hand_over(self, now: float) -> list[Instruction]:
+    def hand_over(self, now: float) -> CoordinatorStep:
         """This coordinator ends, and jobs and workers go on to the next one, which is to miss nothing. What
         happens from now on it hears of from them; only :meth:`journaled` may follow."""
         self._recorder.hand_over(self._jobs.values())
@@ -354,17 +352,18 @@ class CoordinatorState:
         """The cluster is being shut down."""
         return self._orderly_stop.phase != "up"
 
-    def anchor(self, wall_offset: float) -> None:
+    def anchor(self, wall_offset: float) -> CoordinatorStep:
         """How far the wall clock is ahead of the clock of ``now``: it follows the system clock, if somebody
         sets that."""
         self._wall_offset = wall_offset
+        return self._nothing_yet()
 
-    def stop(self, now: float) -> list[Instruction]:
+    def stop(self, now: float) -> CoordinatorStep:
         """Shut the cluster down: cancel jobs, shut workers down, then :class:`Stopped`. Idempotent."""
         self._begin_stop(now)
         return self._settle(now)
 
-    def handle_timer(self, now: float) -> list[Instruction]:
+    def handle_timer(self, now: float) -> CoordinatorStep:
         for worker in self._workers.silent(now):
             seconds = self._workers.silence_max(worker)
             if worker.state == "awaited":
@@ -392,7 +391,11 @@ class CoordinatorState:
                 self._touch(job)
         return self._settle(now)
 
-    def next_deadline(self) -> float | None:
+    def _nothing_yet(self) -> CoordinatorStep:
+        """Nothing has followed so far."""
+        return CoordinatorStep(timers=self._next_deadline())
+
+    def _next_deadline(self) -> float | None:
         """When :meth:`handle_timer` wants to be called; None for not at all."""
         times = [
             self._workers.next_deadline(),
@@ -985,7 +988,7 @@ class CoordinatorState:
         submission = self._submissions.accept(link, request, message, graph, at, warning=warning)
         job = submission.make_job(*placement, self._random)
         submission.changes.update(journalrecords.job_records(job))
-        self._out.append(Journal(submission.changes, submission=True))
+        self._to_journal.append(submission.changes)
 
     def _admit(self, graph: JobGraph, at: float) -> tuple[Placement, dict[int, int]]:
         """Raises ShuffleError: the job does not fit."""
@@ -1028,8 +1031,8 @@ class CoordinatorState:
         """Slots have come free: some job may wait for them."""
         self._touch(*self._jobs.waiting())
 
-    def _settle(self, now: float) -> list[Instruction]:
-        """Do what follows from what just happened, and give all instructions out."""
+    def _settle(self, now: float) -> CoordinatorStep:
+        """Do what follows from what just happened, and give all of it out."""
         self._settle_by = None
         self._jobs.held.note(*self._touched.values())
         if self._awaiting and not self._workers.awaited():
@@ -1052,9 +1055,9 @@ class CoordinatorState:
         self._workers.standby_short += len(called)
         self._advance_stop(now)
         self._record(touched | {job.id for job in self._jobs.values() if job.changed})
-        out, self._out = list(self.write_ahead.passed(self._out)), []
-        changes = self._recorder.take(now)
-        return [Journal(changes), *out] if changes else out
+        messages, self._out = list(self.write_ahead.passed(self._out)), []
+        submissions, self._to_journal = self._to_journal, []
+        return CoordinatorStep(self._recorder.take(now), submissions, messages, self._next_deadline())
 
     def _follow(self, now: float, called: set[int]) -> set[str]:
         """Look after the jobs to which something has happened; gives their ids. To ``called``, the standby
@@ -1176,6 +1179,7 @@ class CoordinatorState:
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
         assert self._settle_by is not None or not (self._out or self._touched or self._changed)
+        assert not self._to_journal
         self._workers.validate()
         self._results.validate()
         self.write_ahead.validate()

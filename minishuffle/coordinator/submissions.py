@@ -61,7 +61,7 @@ class Submissions:
         self.accepted = accepted
         """So far; the last job that was given an id has this number."""
         self._pending: deque[Submission] = deque()
-        """In the order of their Journal instructions."""
+        """In the order in which they are journaled."""
         self._withdrawn: dict[str, None] = {}
         """The last ones that were cancelled before they had a job."""
 

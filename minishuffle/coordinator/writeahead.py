@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from minishuffle.coordinator.instructions import Instruction, Reply, SendToWorker
+from minishuffle.coordinator.instructions import CoordinatorStep, Instruction, Reply, SendToWorker
 from minishuffle.wire.clients import DropResult, ServeResult
 from minishuffle.wire.inquiries import WorkerAsked
 from minishuffle.wire.messages import (
@@ -67,10 +67,11 @@ class WriteAhead:
         self._journaled: dict[int, int] = {}
         """By worker of which reports were applied since: the last one before them."""
 
-    def failed(self, behind: Iterable[Instruction], problem: str) -> list[Instruction]:
-        """The journal could not be written; gives what may be carried out of what stands ``behind`` that."""
+    def failed(self, steps: Iterable[CoordinatorStep], problem: str) -> list[CoordinatorStep]:
+        """The journal could not be written; gives the steps that wait for it, in their order, with such of
+        their messages as may be carried out."""
         self.problem = problem
-        return list(self.passed(behind))
+        return [replace(each, messages=list(self.passed(each.messages))) for each in steps]
 
     def written(self) -> list[Instruction]:
         """All of it is written: gives what was held back."""

@@ -1,4 +1,5 @@
-"""Instructions of the worker's state machine to its shell."""
+"""What :class:`~minishuffle.worker.state.WorkerState` tells its shell to do: each event gives one
+:class:`WorkerStep`."""
 
 from __future__ import annotations
 
@@ -60,6 +61,7 @@ __all__ = [
     "ServeStream",
     "SetPause",
     "StartTask",
+    "WorkerStep",
     "attempt_id",
     "held_attempt",
 ]
@@ -331,3 +333,22 @@ Instruction: TypeAlias = (
     | AnswerQuestion
     | Exit
 )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStep:
+    """What comes of one event: what to do, and when the machine is to be called again.
+
+    The shell's duties, in this order:
+
+    1. It has ``handle_timer`` called at ``timers``; those of the latest step count. Early is harmless.
+    2. It carries ``messages`` out, in order and at once. If a message leads to another event, the step of
+       that event goes before the next message.
+
+    There are no records, as in a ``CoordinatorStep``: a worker has no journal. It repeats each report
+    that must outlive it until the coordinator acknowledges that the report is in the journal: see ``outbox``.
+    """
+
+    messages: Sequence[Instruction] = ()
+    timers: float | None = None
+    """None: nothing is due."""

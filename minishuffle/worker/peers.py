@@ -30,7 +30,7 @@ from minishuffle.wire.frames import OneWay, PartitionRequest, Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import PeerReport, WorkerAddress
 from minishuffle.worker.clients import ExternalClients
-from minishuffle.worker.instructions import Attach, CloseLinks, Instruction, Refuse, RequestPartition
+from minishuffle.worker.instructions import Attach, CloseLinks, Refuse, RequestPartition, WorkerStep
 from minishuffle.worker.onewaylinks import OneWayLinks
 from minishuffle.worker.state import WorkerState
 
@@ -55,7 +55,7 @@ class PeerLinks:
         endpoint: which this serves from now on.
         external: the clients of this worker.
         refusals: those of the endpoint.
-        carry_out: what the worker does with instructions.
+        carry_out: what the worker does with the steps of its machine.
         now: the loop's clock, in seconds.
         call_at: has a function called at a time of that clock.
         in_background: runs a coroutine beside the loop's other work.
@@ -69,7 +69,7 @@ class PeerLinks:
         external: ExternalClients,
         *,
         refusals: RefusalLog,
-        carry_out: Callable[[list[Instruction]], None],
+        carry_out: Callable[[WorkerStep], None],
         now: Callable[[], float],
         call_at: Callable[[float, Callable[[], None]], object],
         in_background: Callable[[Coroutine[None, None, None], str], None],
@@ -239,7 +239,7 @@ class PeerLinks:
 
     def _cancelled(self, link: DataLink, channel: int) -> None:
         if self._links.get(link.peer.worker) is link:
-            self._state.partition_cancelled(link.peer.worker, channel)
+            self._carry_out(self._state.partition_cancelled(link.peer.worker, channel))
         elif (early := self._early_of(link)) is not None:
             early.requests.pop(channel, None)
 

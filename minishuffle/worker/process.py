@@ -90,6 +90,7 @@ from minishuffle.worker.instructions import (
     ServeStream,
     SetPause,
     StartTask,
+    WorkerStep,
     attempt_id,
 )
 from minishuffle.worker.interpreter import collect_garbage
@@ -450,12 +451,13 @@ class Worker:
             else:
                 self._grant(report)
 
-    # --- instructions ------------------------------------------------------------------------------
+    # --- steps -------------------------------------------------------------------------------------
 
-    def _carry_out(self, instructions: list[Instruction]) -> None:
-        for instruction in instructions:
+    def _carry_out(self, step: WorkerStep) -> None:
+        """See :class:`WorkerStep`."""
+        self._alarm.set(step.timers)
+        for instruction in step.messages:
             self._carry_out_one(instruction)
-        self._alarm.set(self._state.next_deadline())
 
     def _carry_out_one(self, instruction: Instruction) -> None:
         deployment = self._deployment
@@ -656,8 +658,7 @@ class Worker:
         return self._deployment.progress(key)
 
     def _on_first_record(self, key: AttemptId) -> None:
-        self._state.first_record(key, self._loop.time())
-        self._alarm.set(self._state.next_deadline())
+        self._carry_out(self._state.first_record(key, self._loop.time()))
 
     def _on_partition_lost(self, key: AttemptId, error: PartitionLost) -> None:
         _log.warning("%s", error)

@@ -1,8 +1,8 @@
-"""The worker's decisions, as a pure machine: control messages and events in, instructions out.
+"""The worker's decisions, as a pure machine: control messages and events in, steps out.
 
 It knows which attempts are deployed here, which peers are connected, which partition requests wait
-for what, and when to give a task up. The shell (``process``) carries instructions out and reports
-what came of them.
+for what, and when to give a task up. The shell (``process``) carries each step out and reports what came
+of it.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ from minishuffle.worker.instructions import (
     ServeStream,
     SetPause,
     StartTask,
+    WorkerStep,
     attempt_id,
     held_attempt,
     state_change,
@@ -212,20 +213,26 @@ class WorkerState:
         """That many threads of abandoned tasks have not ended."""
         self.stuck = threads
 
-    def leave(self, now: float) -> list[Instruction]:
+    def leave(self, now: float) -> WorkerStep:
         """The process was sent SIGTERM: the coordinator has the tasks move, and says when to end."""
         seconds = self._settings.drain_timeout
         self.leaving, self._leave_by = True, now + seconds + LEAVE_GRACE_SECONDS
-        return [Send(Leaving(term=self.term, seconds=seconds))]
+        return self._step([Send(Leaving(term=self.term, seconds=seconds))])
+
+    def _step(self, messages: Sequence[Instruction] = ()) -> WorkerStep:
+        return WorkerStep(messages, self._next_deadline())
 
     # --- control messages ------------------------------------------------------------------------
 
-    def handle(self, message: ControlMessage, now: float) -> list[Instruction]:
+    def handle(self, message: ControlMessage, now: float) -> WorkerStep:
         """Handle a message of the coordinator; messages of a lower term are ignored."""
         term: int = getattr(message, "term", self.term)
         if term < self.term:
-            return []
+            return self._step()
         self.term = term
+        return self._step(self._handle(message, now))
+
+    def _handle(self, message: ControlMessage, now: float) -> list[Instruction]:
         match message:
             case DeployTasks():
                 return self._deploy(message, now)
@@ -376,15 +383,16 @@ class WorkerState:
 
     # --- what came of instructions ---------------------------------------------------------------
 
-    def task_running(self, key: AttemptId) -> list[Instruction]:
+    def task_running(self, key: AttemptId) -> WorkerStep:
         entry = self._tasks.get(key)
         if entry is None or entry.terminal:
-            return []
-        return [Send(state_change(self.term, key, "running"))]
+            return self._step()
+        return self._step([Send(state_change(self.term, key, "running"))])
 
-    def first_record(self, key: AttemptId, now: float) -> None:
+    def first_record(self, key: AttemptId, now: float) -> WorkerStep:
         """The attempt has passed its first batch on."""
         self._reattachments.first_record(key, now)
+        return self._step()
 
     def task_ended(
         self,
@@ -397,25 +405,25 @@ class WorkerState:
         traffic: bytes = b"",
         positions: bytes = b"",
         writes: Sequence[WritePosition] = (),
-    ) -> list[Instruction]:
+    ) -> WorkerStep:
         """The attempt's thread came to its end; a second report changes nothing."""
         entry = self._tasks.get(key)
         if entry is None or entry.terminal:
-            return []
+            return self._step()
         self._end(key)
         entry.finished = state == "finished"
         ended = state_change(self.term, key, state, error, result, counters=counters)
         found = {"traffic": traffic, "positions": positions, "writes": list(writes)}
-        return [Send(ended.model_copy(update=found)), *self._tell_lost(key)]
+        return self._step([Send(ended.model_copy(update=found)), *self._tell_lost(key)])
 
-    def partition_lost(self, key: AttemptId, error: PartitionLost) -> list[Instruction]:
+    def partition_lost(self, key: AttemptId, error: PartitionLost) -> WorkerStep:
         """The stored partition of an attempt cannot be read; this is reported once the attempt has
         finished."""
         entry = self._tasks.get(key)
         if entry is None:
-            return []
+            return self._step()
         entry.lost = ErrorInfo(code=error.code, text=str(error), task=entry.spec.name)
-        return self._tell_lost(key)
+        return self._step(self._tell_lost(key))
 
     def _tell_lost(self, key: AttemptId) -> list[Instruction]:
         entry = self._tasks[key]
@@ -436,8 +444,13 @@ class WorkerState:
 
     def channel_event(
         self, channel: ChannelKey, generation: int, event: ChannelEvent, now: float
-    ) -> list[Instruction]:
+    ) -> WorkerStep:
         """Something happened to that generation of an input channel."""
+        return self._step(self._channel_event(channel, generation, event, now))
+
+    def _channel_event(
+        self, channel: ChannelKey, generation: int, event: ChannelEvent, now: float
+    ) -> list[Instruction]:
         before = self.inputs.get(channel)
         live = before is not None and before.phase in LIVE_PHASES
         entry = self.inputs.move(channel, generation, event)
@@ -593,16 +606,16 @@ class WorkerState:
         instructions = self._announce(address, now)
         return instructions if self._peers.is_up(worker) else instructions + self._want_link(worker, now)
 
-    def peer_up(self, worker: int, now: float) -> list[Instruction]:
+    def peer_up(self, worker: int, now: float) -> WorkerStep:
         """A link to that worker, of the epoch that the coordinator announced, replaces any before."""
         instructions = self._link_gone(worker, PeerLost(f"worker {worker} connected anew"), now)
         instructions += self._suspect(worker, False)
         self._peers.link_up(worker, now)
         for channel in self.inputs.wanting(worker):
             instructions += self._request(channel, self.inputs[channel], now)
-        return instructions
+        return self._step(instructions)
 
-    def peer_down(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
+    def peer_down(self, worker: int, error: ShuffleError, now: float) -> WorkerStep:
         """The link of that worker that was up last is gone. Until the coordinator's verdict the channels of a
         peer that is suspected are repaired like any others."""
         self._peers.link_down(worker, error, now)
@@ -610,10 +623,10 @@ class WorkerState:
             self._peers.need(worker, now)
         if not isinstance(error, PeerSuspected):
             self._restore(worker, now)
-            return self._link_gone(worker, error, now)
+            return self._step(self._link_gone(worker, error, now))
         suspicion = self._suspect(worker, True) + self._link_gone(worker, error, now)
         # At once, whoever needs the link: a process that was stopped finds it in its socket when it goes on.
-        return suspicion + self._want_link(worker, now)
+        return self._step(suspicion + self._want_link(worker, now))
 
     def _restore(self, worker: int, now: float) -> None:
         """Until the verdict, a link that is gone is dialed as long as there are tasks here: if none of them
@@ -666,10 +679,10 @@ class WorkerState:
         answers = [Probed(term=self.term, worker=each.worker, epoch=each.epoch) for each in linked]
         return [*map(Send, answers), *(ProbePeer(each) for each in peers if each not in linked)]
 
-    def dial_failed(self, dialed: WorkerAddress, error: ShuffleError, now: float) -> list[Instruction]:
+    def dial_failed(self, dialed: WorkerAddress, error: ShuffleError, now: float) -> WorkerStep:
         """A dial came to nothing: it is tried again, or what needs that peer fails."""
         given_up = self._peers.dial_failed(dialed, error, now)
-        return self._give_peer_up(dialed.worker, error, now) if given_up else []
+        return self._step(self._give_peer_up(dialed.worker, error, now) if given_up else [])
 
     def _give_peer_up(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
         if error.retriable:
@@ -678,16 +691,17 @@ class WorkerState:
 
     # --- requests --------------------------------------------------------------------------------
 
-    def partition_requested(self, link: int, request: PartitionRequest, now: float) -> list[Instruction]:
+    def partition_requested(self, link: int, request: PartitionRequest, now: float) -> WorkerStep:
         """A peer wants a partition: granted now, later, or never.
 
         ``link`` is the peer's worker id.
         """
-        return self._requested(link, request, None, now)
+        return self._step(self._requested(link, request, None, now))
 
-    def partition_cancelled(self, link: int, channel: int) -> None:
+    def partition_cancelled(self, link: int, channel: int) -> WorkerStep:
         """The peer takes a request back that was not answered."""
         self.partitions.take_back(link, channel)
+        return self._step()
 
     def _requested(
         self, link: int, request: PartitionRequest, channel: ChannelKey | None, now: float
@@ -719,7 +733,7 @@ class WorkerState:
 
     # --- time ------------------------------------------------------------------------------------
 
-    def next_deadline(self) -> float | None:
+    def _next_deadline(self) -> float | None:
         """When :meth:`handle_timer` wants to be called; None for not at all."""
         times = [self._peers.next_deadline(), self.inputs.next_deadline(), self._leave_by]
         times += [self._reattachments.next_deadline(), self._ends.next_deadline()]
@@ -727,7 +741,7 @@ class WorkerState:
         times.append(next(iter(self._canceling.values()), None))
         return min((time for time in times if time is not None), default=None)
 
-    def handle_timer(self, now: float) -> list[Instruction]:
+    def handle_timer(self, now: float) -> WorkerStep:
         stuck = self.stuck
         instructions = [*self._abandon_uncancelled(now), *self._fence_stuck(now)]
         limit = self._settings.abandoned_max
@@ -740,7 +754,7 @@ class WorkerState:
         instructions += self._repair(now)
         instructions += map(Send, self._reattachments.take(self.term, now))
         instructions += map(Send, self._ends.take(self.term, now))
-        return instructions + self._chase_peers(now)
+        return self._step(instructions + self._chase_peers(now))
 
     def _abandon_uncancelled(self, now: float) -> list[Instruction]:
         """Give up tasks that still run although they were cancelled long ago."""

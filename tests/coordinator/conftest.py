@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -13,8 +12,8 @@ import pytest
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.instructions import (
     CloseLink,
+    CoordinatorStep,
     Instruction,
-    Journal,
     LookForHost,
     Reply,
     SendToWorker,
@@ -126,7 +125,7 @@ class FakeWorker:
 
 
 class FakeCluster:
-    """Carries instructions out and checks the invariants after every step."""
+    """Carries steps out and checks the invariants after each."""
 
     def __init__(self, settings: ClusterSettings, records: dict[RecordKey, bytes] | None = None) -> None:
         self.settings = settings
@@ -151,6 +150,8 @@ class FakeCluster:
         """What writing the journal fails with."""
         self.unwritten: Changes | None = None
         """What could not be written."""
+        self.timers: float | None = None
+        """When the machine is to be called."""
         self.stopped = False
         self.takes = True
         """Tasks that are to move say at once that all was taken."""
@@ -201,12 +202,11 @@ class FakeCluster:
                 wanted |= {key: record for key, record in job_records(job).items() if record is not None}
             assert held == wanted
 
-    def do(self, instructions: list[Instruction]) -> None:
+    def do(self, step: CoordinatorStep) -> None:
         self.decisions += 1
-        decision = self.decisions
-        waiting = deque(instructions)
-        while waiting:
-            match waiting.popleft():
+        decision, self.timers = self.decisions, step.timers
+        for each in self._write(step):
+            match each:
                 case SendToWorker(_, link, message):
                     self.sent.append((link, message))
                     self.sent_by.append(decision)
@@ -226,25 +226,31 @@ class FakeCluster:
                     self.looks.append(look)
                 case WatchProcess(link, address):
                     self.watched[link] = address
-                case Journal(changes, submission):
-                    waiting = deque(self._write(changes, waiting, keep=not submission))
-                    if submission:
-                        self.do(self.state.journaled(self.journal_error, self.now))
                 case Stopped():
                     self.stopped = True
+        for _ in step.submissions:
+            self.do(self.state.journaled(self.journal_error, self.now))
         self.state.validate()
 
-    def _write(self, changes: Changes, behind: Iterable[Instruction], *, keep: bool) -> Iterable[Instruction]:
-        """Gives what follows."""
-        failed_before, wanted = self.unwritten is not None, (self.unwritten or {}) | changes
+    def write_again(self) -> None:
+        """Try to write what could not be written."""
+        self.do(CoordinatorStep(self.unwritten or {}, timers=self.timers))
+
+    def _write(self, step: CoordinatorStep) -> list[Instruction]:
+        """Gives what is carried out then."""
+        if not (step.records or step.submissions):
+            return list(step.messages)
+        failed_before, wanted = self.unwritten is not None, (self.unwritten or {}) | step.records
         if self.journal_error is not None:
-            self.unwritten = wanted if keep else self.unwritten or {}
-            return self.state.write_ahead.failed(behind, str(self.journal_error))
-        self.journal |= {key: each for key, each in wanted.items() if each is not None}
-        for gone in [key for key, each in wanted.items() if each is None]:
-            self.journal.pop(gone, None)
+            self.unwritten = wanted
+            (step,) = self.state.write_ahead.failed([step], str(self.journal_error))
+            return list(step.messages)
+        for changes in (wanted, *step.submissions):
+            self.journal |= {key: each for key, each in changes.items() if each is not None}
+            for gone in [key for key, each in changes.items() if each is None]:
+                self.journal.pop(gone, None)
         self.unwritten = None
-        return [*behind, *(self.state.write_ahead.written() if failed_before else ())]
+        return [*step.messages, *(self.state.write_ahead.written() if failed_before else ())]
 
     def number(self) -> int:
         self._numbers += 1
@@ -367,7 +373,7 @@ class FakeCluster:
         end = self.now + seconds
         beat = self.now + self.settings.heartbeat_interval
         while True:
-            due = self.state.next_deadline()
+            due = self.timers
             self.now = min(end, beat, max(self.now, due) if due is not None else end)
             if due is not None and self.now >= due:
                 self.do(self.state.handle_timer(self.now))

@@ -8,7 +8,7 @@ from random import Random
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.deployer import Deployer
 from minishuffle.coordinator.holdings import Holdings
-from minishuffle.coordinator.instructions import SendToWorker
+from minishuffle.coordinator.instructions import CoordinatorStep, SendToWorker
 from minishuffle.coordinator.isolation import Isolation
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.standby import Preparations
@@ -114,13 +114,13 @@ def test_a_job_that_ends_does_not_wait_for_attempts_whose_deployment_is_held_bac
     job = make_job(make_graph())
     workers.deployer.deploy(job)
     first, second = (SendToWorker(number, number, message) for number, message in workers.take_sent())
-    workers.ahead.failed([second], "the disk is full")
+    workers.ahead.failed([CoordinatorStep(messages=[second])], "the disk is full")
     job.cancel(1.0, "cancelled by a client")
     for _ in range(2):
         workers.deployer.stop(job, 1.0)
         assert {task.key for task in job.tasks() if task.state == "canceled"} == {(0, 1), (1, 1)}
     assert workers.take_sent() == [(1, CancelTasks(term=1, job="j1"))]
     assert workers.ahead.written() == []
-    workers.ahead.failed([first], "the disk is full")
+    workers.ahead.failed([CoordinatorStep(messages=[first])], "the disk is full")
     workers.deployer.stop(job, 1.0)
     assert job.state == "canceled" and workers.take_sent() == []

@@ -13,7 +13,6 @@ import pytest
 from pydantic import BaseModel
 
 from minishuffle import limits
-from minishuffle.coordinator.instructions import Journal
 from minishuffle.coordinator.journal import FILE_NAME, CoordinatorJournal
 from minishuffle.coordinator.journalrecords import (
     KINDS,
@@ -273,10 +272,8 @@ def test_the_wall_clock_of_a_host_is_recalled_there_as_long_as_it_runs(cluster: 
 
     def written(offset: float) -> list[float | None]:
         state.anchor(offset)
-        records: dict[RecordKey, bytes] = {}
-        for each in state.handle_timer(1.0):
-            if isinstance(each, Journal):
-                records.update({key: record for key, record in each.changes.items() if record is not None})
+        changes = state.handle_timer(1.0).records
+        records = {key: record for key, record in changes.items() if record is not None}
         return [recalled_clock(records, host) for host in ("host 1", "host 2", "")]
 
     assert written(500.0) == [500.0, None, None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from minishuffle import limits
-from minishuffle.coordinator.instructions import Journal
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ResourceExhausted
 from minishuffle.plan.graph import JobGraph, JobSettings, Vertex
@@ -136,7 +135,7 @@ def test_what_was_given_up_stays_so_and_a_worker_that_was_away_hears_of_it(
     cluster.report(pair[1], (job, 0, 1), "canceled")
     assert all(worker.got(DropResult) for worker in pair)
     cluster.journal_error = None
-    cluster.do([Journal({})])
+    cluster.write_again()
     take_over(cluster, pair)
     assert "were given up" in cluster.refusal(DescribeResult(job=job))[1]
     assert pair[0].got(DropResult)[1:] == [DropResult(term=cluster.term, job=job)]

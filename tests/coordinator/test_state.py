@@ -348,7 +348,7 @@ def test_a_stop_is_bounded_when_nobody_answers(
 def test_a_cluster_without_workers_stops_at_once(cluster: FakeCluster) -> None:
     cluster.do(cluster.state.stop(cluster.now))
     assert cluster.stopped
-    assert cluster.state.next_deadline() is None
+    assert cluster.timers is None
 
 
 # --- reports that are acknowledged ----------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minishuffle.coordinator.instructions import Journal, Reply, SendToWorker
+from minishuffle.coordinator.instructions import CoordinatorStep, Instruction, Reply, SendToWorker
 from minishuffle.coordinator.writeahead import WriteAhead
 from minishuffle.errors import CannotWrite, ResourceExhausted
 from minishuffle.plan.graph import JobGraph, JobSettings, Vertex
@@ -70,13 +70,19 @@ def completed(file: int, number: int) -> FileCompleted:
 # --- the machine ----------------------------------------------------------------------------------
 
 
+def failed(ahead: WriteAhead, behind: list[Instruction]) -> list[Instruction]:
+    """The journal could not be written; gives what is carried out of what stands behind that."""
+    (step,) = ahead.failed([CoordinatorStep(messages=behind)], FULL)
+    return list(step.messages)
+
+
 def test_what_stands_behind_a_write_that_failed_is_held_back_and_told_later() -> None:
     ahead = WriteAhead()
     restarted = SendToWorker(1, 5, TasksRestarted(term=TERM, job="j1", tasks=[], workers=[]))
     before = SendToWorker(1, 5, acknowledge(3))
     assert list(ahead.passed([before, restarted])) == [before, restarted]
     behind = [SendToWorker(1, 5, acknowledge(4)), restarted, Reply(8, 2, JobInfo.model_construct(job="j1"))]
-    now = ahead.failed(behind, FULL)
+    now = failed(ahead, behind)
     assert now == [SendToWorker(1, 5, acknowledge(4, journaled=False)), behind[2]]
     ahead.validate()
     assert ahead.written() == [restarted, behind[0]]
@@ -93,14 +99,14 @@ def test_that_consumers_have_ended_is_said_at_once_but_not_before_the_attempts_t
         for job in ("j1", "j2")
     ]
     deploy = DeployTasks.model_construct(job="j1")
-    assert ahead.failed([ended[0], SendToWorker(1, 1, deploy), *ended], FULL) == [ended[0], *ended[1:]]
+    assert failed(ahead, [ended[0], SendToWorker(1, 1, deploy), *ended]) == [ended[0], *ended[1:]]
     ahead.validate()
     assert ahead.written() == [SendToWorker(1, 1, deploy), ended[0]]
 
 
 def test_acknowledgements_stand_for_those_before_but_for_files_that_are_refused() -> None:
     ahead = WriteAhead()
-    ahead.failed([], FULL)
+    failed(ahead, [])
     given = [acknowledge(1), acknowledge(2), acknowledge(3, refused=True), acknowledge(4), acknowledge(5)]
     told = list(ahead.passed(SendToWorker(1, 5, each) for each in given))
     assert [each.message.journaled for each in told if isinstance(each, SendToWorker)] == [False] * 5  # type: ignore[attr-defined]
@@ -109,7 +115,7 @@ def test_acknowledgements_stand_for_those_before_but_for_files_that_are_refused(
 
 def test_a_worker_that_comes_back_is_to_repeat_what_is_not_journaled() -> None:
     ahead = WriteAhead()
-    ahead.failed([SendToWorker(1, 5, acknowledge(4))], FULL)
+    failed(ahead, [SendToWorker(1, 5, acknowledge(4))])
     list(ahead.passed([SendToWorker(1, 5, acknowledge(5))]))
     back = list(ahead.passed([SendToWorker(1, 6, registered(5)), SendToWorker(2, 7, registered(9))]))
     assert [each.message.applied for each in back if isinstance(each, SendToWorker)] == [3, 9]  # type: ignore[attr-defined]
@@ -121,7 +127,7 @@ def test_a_job_is_cancelled_at_once_and_again_behind_what_was_held_back() -> Non
     ahead = WriteAhead()
     restarted = SendToWorker(1, 5, TasksRestarted(term=TERM, job="j1", tasks=[], workers=[]))
     cancel = SendToWorker(1, 5, CancelTasks(term=TERM, job="j1"))
-    assert ahead.failed([restarted, cancel], FULL) == [cancel]
+    assert failed(ahead, [restarted, cancel]) == [cancel]
     assert ahead.written() == [restarted, cancel]
 
 
@@ -145,7 +151,7 @@ def test_attempts_of_a_job_that_ends_are_not_spoken_of_and_other_jobs_keep_their
         for attempt in [TaskAttempt(operator=0, index=0, attempt=1)]
         for job in ("j1", "j2")
     )
-    assert ahead.failed([each for both in zip(one, other, strict=True) for each in both], FULL) == []
+    assert failed(ahead, [each for both in zip(one, other, strict=True) for each in both]) == []
     assert ahead.give_up("j3") == []
     assert ahead.give_up("j1") == [(2, deploy("j1")), (1, deploy("j1"))]
     assert ahead.give_up("j1") == []
@@ -154,9 +160,7 @@ def test_attempts_of_a_job_that_ends_are_not_spoken_of_and_other_jobs_keep_their
 
 def test_who_changes_something_is_warned() -> None:
     ahead = WriteAhead()
-    replies = ahead.failed(
-        [Reply(8, 2, Accepted(job="j1")), Reply(8, 3, Accepted(warning="it is late"))], FULL
-    )
+    replies = failed(ahead, [Reply(8, 2, Accepted(job="j1")), Reply(8, 3, Accepted(warning="it is late"))])
     warning = f"{FULL}; a coordinator that is started again would not know of this"
     assert replies == [
         Reply(8, 2, Accepted(job="j1", warning=warning)),
@@ -252,7 +256,7 @@ def test_a_job_whose_restart_is_held_back_can_be_cancelled_without_room(
     assert found.state == "canceled" and found.tasks[2].attempt == 2 and found.rows_dropped == before
     assert not pair[0].got(ReleaseJob), "the next coordinator would ask for what it has"
     cluster.journal_error = None
-    cluster.do([Journal({})])
+    cluster.write_again()
     assert [message.job for message in pair[0].got(DeployTasks)] == [job, other, other]
     assert {message.job for message in pair[0].got(TasksRestarted)} == {other}
     assert {key for key in pair[0].tasks if key[0] == job} == set(), "all of it is released"
@@ -266,11 +270,12 @@ def test_a_restart_that_is_held_back_only_after_the_job_was_cancelled_is_given_u
     failed = TaskStateChanged(
         term=TERM, job=job, operator=1, index=0, attempt=1, state="failed", number=1, error=BOOM
     )
-    together = cluster.state.worker_message(pair[0].link, failed, cluster.now)
-    together += cluster.state.client_request(1_000, 99, CancelJob(job=job), cluster.now)
-    assert any(isinstance(each, SendToWorker) and isinstance(each.message, DeployTasks) for each in together)
+    first = cluster.state.worker_message(pair[0].link, failed, cluster.now)
+    then = cluster.state.client_request(1_000, 99, CancelJob(job=job), cluster.now)
+    messages = [*first.messages, *then.messages]
+    assert any(isinstance(each, SendToWorker) and isinstance(each.message, DeployTasks) for each in messages)
     cluster.journal_error = ResourceExhausted(FULL)
-    cluster.do(together)
+    cluster.do(CoordinatorStep(first.records | then.records, messages=messages, timers=then.timers))
     assert pair[0].got(CancelTasks) and len(pair[0].got(DeployTasks)) == 1
     for worker, key in ((pair[0], READ0), (pair[1], READ1), (pair[1], COUNT1)):
         cluster.report(worker, key, "canceled")

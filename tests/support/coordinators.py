@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from minishuffle.config import ClusterSettings
-from minishuffle.coordinator.instructions import Instruction, Journal, Reply, SendToWorker
+from minishuffle.coordinator.instructions import CoordinatorStep, Reply, SendToWorker
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
@@ -88,11 +88,11 @@ class ScriptedCoordinator:
         )
         self._carry_out(self.state.worker_message(WORKER_LINK, register, self.now))
 
-    def _carry_out(self, instructions: list[Instruction]) -> None:
-        for each in instructions:
+    def _carry_out(self, step: CoordinatorStep) -> None:
+        for _ in step.submissions:
+            self._carry_out(self.state.journaled(None, self.now))
+        for each in step.messages:
             match each:
-                case Journal(submission=True):
-                    self._carry_out(self.state.journaled(None, self.now))
                 case Reply(message=message):
                     self._reply = message
                 case SendToWorker(message=Registered(epoch=epoch)):

@@ -20,15 +20,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Final
 
 from minishuffle.config import ClusterSettings
-from minishuffle.coordinator.instructions import Instruction, Journal, Reply, SendToWorker
+from minishuffle.coordinator.instructions import CoordinatorStep, Instruction, Reply, SendToWorker
 from minishuffle.coordinator.recordcodec import unpack_record
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
@@ -46,7 +45,7 @@ from minishuffle.wire.messages import (
     Registered,
 )
 from minishuffle.wire.requests import JobEvent
-from minishuffle.worker.instructions import Send, StartTask, attempt_id
+from minishuffle.worker.instructions import Send, StartTask, WorkerStep, attempt_id
 from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.state import WorkerState
 from support.messagewords import WALL, Words, split_words
@@ -107,6 +106,8 @@ class Transcript:
         self.words = Words()
         self.settings = ClusterSettings()
         self._directory = directory
+        self._due: float | None = None
+        """When the machine is to be called."""
         self._parts: list[str] = []
 
     def play(self, each: Input) -> list[str]:
@@ -142,7 +143,7 @@ class Transcript:
         end, lines = self.now + float(seconds), list[str]()
         beat = self.now + self.settings.heartbeat_interval if beating else end + 1.0
         while True:
-            due = self._next_deadline()
+            due = self._due
             self.now = min(end, beat, end if due is None else max(due, self.now))
             came = self._timer() if due is not None and self.now >= due else []
             if self.now >= beat:
@@ -153,9 +154,6 @@ class Transcript:
             ]
             if self.now >= end:
                 return lines
-
-    def _next_deadline(self) -> float | None:
-        raise NotImplementedError
 
     def _timer(self) -> list[str]:
         raise NotImplementedError
@@ -225,9 +223,6 @@ class CoordinatorTranscript(Transcript):
             facts = CoordinatorFacts("blue", "1.2.3", "3.13", 4711, self.words.term, WALL, "host")
             self._machine = CoordinatorState(self.settings, facts, self._journal, Random(0).random, self.now)
         return self._machine
-
-    def _next_deadline(self) -> float | None:
-        return self.state.next_deadline()
 
     def _timer(self) -> list[str]:
         return self._carry_out(self.state.handle_timer(self.now))
@@ -318,7 +313,8 @@ class CoordinatorTranscript(Transcript):
     def _write_again(self, lost: str | None) -> list[str]:
         changes = self.state.everything(self.now) if lost else self._unwritten or {}
         self._problem, self._unwritten = "", None
-        return self._carry_out([Journal(changes), *self.state.write_ahead.written()])
+        held = self.state.write_ahead.written()
+        return self._carry_out(CoordinatorStep(changes, messages=held, timers=self._due))
 
     @event(r"link of (?P<name>w\d|client\d?) closes(?P<cause>, for cause)?(: (?P<why>.+))?")
     def _close(self, name: str, cause: str | None, why: str | None) -> list[str]:
@@ -367,7 +363,7 @@ class CoordinatorTranscript(Transcript):
 
     @event(r"the wall clock is (?P<seconds>[\d.]+) s ahead")
     def _anchor(self, seconds: str) -> list[str]:
-        self.state.anchor(WALL + float(seconds))
+        self._carry_out(self.state.anchor(WALL + float(seconds)))
         return []
 
     # --- links -----------------------------------------------------------------------------------
@@ -389,23 +385,29 @@ class CoordinatorTranscript(Transcript):
 
     # --- what comes out --------------------------------------------------------------------------
 
-    def _carry_out(self, instructions: Iterable[Instruction]) -> list[str]:
-        lines, waiting = list[str](), deque(instructions)
-        while waiting:
-            each = waiting.popleft()
-            lines += self._lines(each)
-            if isinstance(each, Journal) and not self._write(each) and not self.state.write_ahead.problem:
-                waiting = deque(self.state.write_ahead.failed(waiting, self._problem))
+    def _carry_out(self, step: CoordinatorStep) -> list[str]:
+        self._due = step.timers
+        lines = self._write(step)
+        if lines and self._problem and not self.state.write_ahead.problem:
+            (step,) = self.state.write_ahead.failed([step], self._problem)
+        lines += [line for each in step.messages for line in self._lines(each)]
         self.state.validate()
         return lines
 
-    def _write(self, each: Journal) -> bool:
+    def _write(self, step: CoordinatorStep) -> list[str]:
         """A submission is answered with an event of its own."""
+        failed = " (not written)" if self._problem else ""
+        lines = [f"journal{failed}: {self._records(step.records)}"] if step.records else []
+        for changes in step.submissions:
+            (job,) = [name for kind, name in changes if kind == "job"]
+            self.words.vertices[job] = self._submitted
+            lines.append(f"journal submission{failed}: {self._records(changes)}")
         if not self._problem:
-            self._keep(each.changes)
-        elif not each.submission:
-            self._unwritten = (self._unwritten or {}) | each.changes
-        return not self._problem
+            for changes in (step.records, *step.submissions):
+                self._keep(changes)
+        elif step.records:
+            self._unwritten = (self._unwritten or {}) | step.records
+        return lines
 
     def _keep(self, changes: Changes) -> None:
         for key, record in changes.items():
@@ -428,13 +430,6 @@ class CoordinatorTranscript(Transcript):
             case Reply(link, request, message):
                 asked = self._asked.pop((link, request)) if request else "register"
                 return lines(f"{self._named(link)} <- {message.type} (to {asked})", message)  # type: ignore[attr-defined]
-            case Journal():
-                if each.submission:
-                    (job,) = [name for kind, name in each.changes if kind == "job"]
-                    self.words.vertices[job] = self._submitted
-                failed = " (not written)" if self._problem else ""
-                kind = "journal submission" if each.submission else "journal"
-                return [f"{kind}{failed}: {self._records(each.changes)}"]
         if not hasattr(each, "link"):
             return lines(word_of(type(each)), each)
         named = f"{word_of(type(each))} {self._named(each.link)}"
@@ -492,20 +487,18 @@ class WorkerTranscript(Transcript):
     def _progress_of(self, key: AttemptId) -> Progress:
         return self._progress.get(key, (0.0, 0, 0))
 
-    def _next_deadline(self) -> float | None:
-        return self.state.next_deadline()
-
     def _timer(self) -> list[str]:
         return self._shown(self.state.handle_timer(self.now))
 
     def _beat(self, beating: list[str]) -> list[str]:
         raise AssertionError("a worker's heartbeats are made by its shell")
 
-    def _shown(self, instructions: Iterable[Any]) -> list[str]:
+    def _shown(self, step: WorkerStep) -> list[str]:
         self.state.validate()
+        self._due = step.timers
         self.words.term = self.state.term
         lines = list[str]()
-        for each in instructions:
+        for each in step.messages:
             if isinstance(each, Send):
                 lines += self.words.lines(f"coordinator <- {each.message.type}", each.message)  # type: ignore[attr-defined]
             elif isinstance(each, StartTask):  # The rest is what was deployed.
@@ -540,7 +533,7 @@ class WorkerTranscript(Transcript):
         if what == "runs":
             return self._shown(self.state.task_running(key))
         if what == "passes its first batch on":
-            self.state.first_record(key, self.now)
+            self._shown(self.state.first_record(key, self.now))
             return []
         state = {"finishes": "finished", "fails": "failed", "stops": "canceled"}[what]
         error = ErrorInfo(code=60, text=why) if why else None
@@ -606,8 +599,7 @@ class WorkerTranscript(Transcript):
 
     @event(r"w(?P<worker>\d) takes its request for channel (?P<channel>\d+) back")
     def _taken_back(self, worker: str, channel: str) -> list[str]:
-        self.state.partition_cancelled(int(worker), int(channel))
-        return []
+        return self._shown(self.state.partition_cancelled(int(worker), int(channel)))
 
     @event(r"the process is sent SIGTERM")
     def _leave(self) -> list[str]:

@@ -22,6 +22,7 @@ from minishuffle.wire.packed import pack_placement
 from minishuffle.worker.instructions import (
     Instruction,
     Send,
+    WorkerStep,
 )
 from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.state import WorkerState
@@ -84,43 +85,47 @@ class Machine:
     def __init__(self, worker: int = 2) -> None:
         self.progress: Progress = (0.0, 0, 0)
         """Of every task."""
+        self.due: float | None = None
+        """When the machine is to be called."""
         self.state = WorkerState(SETTINGS, worker, epoch=4, term=1, progress=lambda key: self.progress)
 
     def tell(self, message: ControlMessage, now: float = 0.0) -> list[Instruction]:
-        return self._checked(self.state.handle(message, now))
+        return self.do(self.state.handle(message, now))
 
     def tick(self, now: float) -> list[Instruction]:
-        return self._checked(self.state.handle_timer(now))
+        return self.do(self.state.handle_timer(now))
 
     def up(self, worker: int, now: float = 0.0) -> list[Instruction]:
-        return self._checked(self.state.peer_up(worker, now))
+        return self.do(self.state.peer_up(worker, now))
 
     def down(self, worker: int, now: float = 0.0, error: PeerLost | None = None) -> list[Instruction]:
         error = error or PeerLost(f"the link to worker {worker} broke")
-        return self._checked(self.state.peer_down(worker, error, now))
+        return self.do(self.state.peer_down(worker, error, now))
 
     def asked(self, link: int, request: PartitionRequest, now: float = 0.0) -> list[Instruction]:
-        return self._checked(self.state.partition_requested(link, request, now))
+        return self.do(self.state.partition_requested(link, request, now))
 
     def dial_failed(
         self, worker: int, error: ShuffleError, now: float = 0.0, epoch: int = 1
     ) -> list[Instruction]:
-        return self._checked(self.state.dial_failed(address(worker, epoch), error, now))
+        return self.do(self.state.dial_failed(address(worker, epoch), error, now))
 
-    def _checked(self, instructions: list[Instruction]) -> list[Instruction]:
+    def do(self, step: WorkerStep) -> list[Instruction]:
+        """Gives what the shell is to carry out."""
         self.state.validate()
-        return instructions
+        self.due = step.timers
+        return list(step.messages)
 
     def happens(self, channel: ChannelKey, event: ChannelEvent, now: float = 0.0) -> list[Instruction]:
         """To the channel's current generation, as the shell reports it."""
         generation = self.state.inputs[channel].request.generation
-        return self._checked(self.state.channel_event(channel, generation, event, now))
+        return self.do(self.state.channel_event(channel, generation, event, now))
 
     def ended(self, operator: int = 0, attempt: int = 1, state: str = "finished") -> list[Instruction]:
         error = ErrorInfo(code=60, text="boom") if state == "failed" else None
         key = attempt_of(operator, number=attempt)
         ended = self.state.task_ended(key, state, error, b"", TaskCounters())
-        return self._checked(ended)
+        return self.do(ended)
 
 
 def request(

@@ -106,11 +106,11 @@ def test_a_failed_dial_is_tried_again_until_it_is_given_up() -> None:
     machine = Machine()
     machine.tell(deploy(SOURCE, sink()), now=0.0)
     assert machine.dial_failed(3, PeerLost("refused"), 0.0) == []
-    assert machine.state.next_deadline() == pytest.approx(0.1)
+    assert machine.due == pytest.approx(0.1)
     assert machine.tick(0.05) == []
     assert machine.tick(0.1) == [DialPeer(address(3))]
     assert machine.dial_failed(3, PeerLost("refused"), 0.2) == []
-    assert machine.state.next_deadline() == pytest.approx(0.4), "twice as long as before"
+    assert machine.due == pytest.approx(0.4), "twice as long as before"
     (failed,) = machine.tick(10.0)
     assert isinstance(failed, FailChannel)
     assert failed.channel == ChannelKey(attempt_of(1), 0, 1)
@@ -134,7 +134,7 @@ def test_another_refused_handshake_is_not_tried_again(reason: str) -> None:
     machine.tell(deploy(SOURCE, sink(), strategy="none"))
     (failed,) = machine.dial_failed(3, HandshakeRefused(reason, "no"), 0.0)
     assert isinstance(failed, FailChannel)
-    assert machine.state.next_deadline() is None
+    assert machine.due is None
 
 
 @pytest.mark.parametrize("error", [PeerLost("refused"), HandshakeRefused("cluster", "another's")])
@@ -211,7 +211,7 @@ def test_a_request_for_a_partition_that_never_comes_is_refused() -> None:
     machine.asked(3, request(), 1.0)
     machine.tell(deploy(SOURCE))
     machine.asked(3, request(attempt=2), 1.0)
-    assert machine.state.next_deadline() == 6.0
+    assert machine.due == 6.0
     (refused,) = machine.tick(6.0)
     assert isinstance(refused, Refuse)
     assert isinstance(refused.error, PartitionNotFound)
@@ -284,8 +284,8 @@ def test_a_request_that_is_taken_back_is_forgotten() -> None:
     """Case 46, PartitionRequestListenerManagerTest."""
     machine = serving()
     machine.asked(3, request())
-    machine.state.partition_cancelled(3, request().channel)
-    assert machine.state.next_deadline() is None
+    machine.do(machine.state.partition_cancelled(3, request().channel))
+    assert machine.due is None
     assert not [i for i in machine.tell(deploy(SOURCE)) if isinstance(i, Attach)]
 
 
@@ -379,10 +379,10 @@ def test_each_attempt_serves_its_own_partition() -> None:
 
 def test_a_worker_that_is_sent_sigterm_ends_by_itself_if_nobody_tells_it_to() -> None:
     machine = Machine()
-    machine.state.leave(0.0)
+    machine.do(machine.state.leave(0.0))
     due = 8.0 + LEAVE_GRACE_SECONDS
-    assert machine.state.next_deadline() == due
-    assert machine.state.handle_timer(due - 0.01) == []
-    assert machine.state.handle_timer(due) == [Exit("")]
-    assert machine.state.handle_timer(due + 1) == [], "once"
-    assert machine.state.next_deadline() is None and machine.state.leaving
+    assert machine.due == due
+    assert machine.tick(due - 0.01) == []
+    assert machine.tick(due) == [Exit("")]
+    assert machine.tick(due + 1) == [], "once"
+    assert machine.due is None and machine.state.leaving

@@ -79,7 +79,7 @@ def test_a_channel_that_fails_is_requested_again_when_it_is_drained_and_a_while_
     assert requests(machine.happens(REMOTE, ChannelEvent.DRAIN, 1.2)) == [(3, 1, 2)]
     machine.happens(REMOTE, ChannelEvent.FAIL, 2.0)
     assert machine.happens(REMOTE, ChannelEvent.DRAIN, 2.0) == []
-    assert machine.state.next_deadline() == pytest.approx(2.2), "it failed before the producer had answered"
+    assert machine.due == pytest.approx(2.2), "it failed before the producer had answered"
     assert requests(machine.tick(2.2)) == [(3, 1, 3)]
     machine.happens(REMOTE, ChannelEvent.ATTACH, 2.3)
     machine.happens(REMOTE, ChannelEvent.FAIL, 3.0)
@@ -91,7 +91,7 @@ def test_a_job_that_does_not_restart_requests_nothing_again() -> None:
     """Case 98, RemoteInputChannelTest."""
     machine = reading(strategy="none")
     machine.happens(REMOTE, ChannelEvent.FAIL, 1.0)
-    assert machine.state.next_deadline() is None
+    assert machine.due is None
 
 
 def test_a_link_that_breaks_is_dialed_anew_and_its_channels_go_on_at_the_next_generation() -> None:
@@ -112,7 +112,7 @@ def test_a_peer_that_cannot_be_reached_is_tried_for_ever_until_the_verdict() -> 
     machine.happens(REMOTE, ChannelEvent.DRAIN, 0.0)
     now, dials = 0.0, 0
     while now < 60.0:
-        now = machine.state.next_deadline() or pytest.fail("nothing is tried any more")
+        now = machine.due or pytest.fail("nothing is tried any more")
         for instruction in machine.tick(now):
             if isinstance(instruction, DialPeer):
                 dials += 1
@@ -121,7 +121,7 @@ def test_a_peer_that_cannot_be_reached_is_tried_for_ever_until_the_verdict() -> 
                 machine.happens(instruction.channel, ChannelEvent.DRAIN, now)
     assert 25 <= dials <= 60
     machine.tell(WorkerLost(term=1, worker=3, epoch=1), now)
-    assert machine.tick(now + 60.0) == [] and machine.state.next_deadline() is None
+    assert machine.tick(now + 60.0) == [] and machine.due is None
 
 
 def test_links_that_channels_need_are_reported_with_their_jobs_since_they_are_missing() -> None:
@@ -165,7 +165,7 @@ def test_a_verdict_fails_what_reads_from_there_and_nothing_is_requested_there_ag
     assert failures(told) == [(REMOTE, 1, "worker 3 was declared lost")]
     machine.down(3, 1.0)
     assert machine.happens(REMOTE, ChannelEvent.DRAIN, 1.0) == []
-    assert machine.state.next_deadline() is None
+    assert machine.due is None
     assert machine.state.refusal(3, 1) == "worker 3 was declared lost"
     assert machine.state.refusal(3, 2) is None
     assert machine.tell(WorkerLost(term=1, worker=3, epoch=1), 2.0) == [CloseLinks(3, 1)]
@@ -212,7 +212,7 @@ def test_channels_of_restarted_attempts_are_reported_when_they_are_attached() ->
     machine.happens(REMOTE, ChannelEvent.DRAIN, 2.0)
     machine.happens(LOCAL, ChannelEvent.DRAIN, 2.0)
     machine.happens(LOCAL, ChannelEvent.ATTACH, 2.0)
-    machine.state.first_record(attempt_of(0, 1, number=2), 2.0)
+    machine.do(machine.state.first_record(attempt_of(0, 1, number=2), 2.0))
     sent = [each.message for each in machine.tick(2.0 + REPORT_SECONDS) if isinstance(each, Send)]
     (report,) = [message for message in sent if isinstance(message, RecoverySteps)]
     found = [(step.index, step.attempt, step.step, step.channels) for step in report.steps]
@@ -223,8 +223,8 @@ def test_a_task_that_does_not_drain_a_channel_is_abandoned_and_the_error_says_wh
     machine = reading()
     machine.tell(restarted((0, 1, 2, 3)), 1.0)
     machine.tell(restarted((0, 1, 3, 3)), 3.0)
-    assert machine.state.next_deadline() == 1.1 and machine.tick(1.1) == []
-    assert machine.state.next_deadline() == 5.0, "4 s after the first word"
+    assert machine.due == 1.1 and machine.tick(1.1) == []
+    assert machine.due == 5.0, "4 s after the first word"
     instructions = machine.tick(5.0)
     assert instructions[0] == AbandonTask(attempt_of(1))
     assert states(instructions) == ["abandoned"]
@@ -234,7 +234,7 @@ def test_a_task_that_does_not_drain_a_channel_is_abandoned_and_the_error_says_wh
         "sink[0] is stuck: for 4 s its function has not returned. It has yet to read what is left of edge 0 "
         "from subtask j1/0.1, whose attempt 3 waits"
     )
-    assert machine.state.next_deadline() is None
+    assert machine.due is None
     assert machine.ended(operator=1) == []
 
 
@@ -246,7 +246,7 @@ def test_a_task_that_waits_or_moves_is_not_stuck_however_long_it_takes(later: Pr
         before, machine.progress = machine.progress, later if machine.progress != later else (9.0, 9, 9)
         assert before != machine.progress
         assert AbandonTask(attempt_of(1)) not in machine.tick(now)
-        assert machine.state.next_deadline() == now + 4.0
+        assert machine.due == now + 4.0
     assert AbandonTask(attempt_of(1)) in machine.tick(13.0), "now it has been in one call for 4 s"
 
 
@@ -265,7 +265,7 @@ def test_a_channel_that_is_down_has_no_timer() -> None:
     machine = reading()
     machine.tell(WorkerLost(term=1, worker=3, epoch=1), 1.0)
     machine.happens(REMOTE, ChannelEvent.DRAIN, 1.0)
-    assert machine.tick(1000.0) == [] and machine.state.next_deadline() is None
+    assert machine.tick(1000.0) == [] and machine.due is None
     told = machine.tell(restarted((0, 1, 2, 3), epoch=2), 1000.0)
     assert told == [DialPeer(address(3, epoch=2))]
     assert requests(machine.up(3, 1000.0)) == [(3, 2, 2)]
@@ -313,10 +313,10 @@ def test_a_link_that_breaks_while_there_is_no_coordinator_is_dialed_though_only_
     assert machine.down(3, 1.0) == [], "most peers are gone then, and the verdict is under way"
     assert machine.tick(1.1) == [DialPeer(address(3))]
     machine.up(3, 1.2)
-    assert machine.state.next_deadline() is None
+    assert machine.due is None
     machine.down(3, 2.0)
     machine.tell(WorkerLost(term=1, worker=3, epoch=1), 2.05)
-    assert machine.state.next_deadline() is None
+    assert machine.due is None
 
 
 # --- suspicion ------------------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_no_silence_is_borne_where_a_task_drops_what_its_consumers_do_not_take_u
 def test_the_verdict_ends_a_suspicion() -> None:
     machine = reading()
     machine.down(3, 1.0, PeerSuspected("worker 3 has answered no Ping for 0.5 s"))
-    assert machine.state.next_deadline() is not None
+    assert machine.due is not None
     machine.tell(WorkerLost(term=1, worker=3, epoch=1), 3.0)
     assert machine.tick(60.0) == []
     machine.tell(restarted((0, 1, 2, 3), epoch=2), 61.0)
