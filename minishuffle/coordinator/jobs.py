@@ -21,13 +21,13 @@ from minishuffle.coordinator.books import (
     Totals,
     rows_received,
 )
+from minishuffle.coordinator.cancellations import Cancellations
 from minishuffle.coordinator.deaths import STRATEGIES, Deaths, TaskDeaths
 from minishuffle.coordinator.ends import Done, Ends, EndsOfOne, EndsRecord, done_with, is_stale, wanted_again
 from minishuffle.coordinator.failover import (
     RESTART_BACKOFF,
     FailuresRecord,
     JobFailures,
-    Regions,
     RegionsRecord,
 )
 from minishuffle.coordinator.firstoutput import FirstOutputs
@@ -231,15 +231,11 @@ class Job:
         self.deaths = Deaths(graph.settings.restart_failures_max, at)
         self._held: dict[TaskKey, tuple[int, float]] = {}
         """The worker of pending tasks that wait to hear how it ended; and until when."""
-        self._regions = Regions(graph)
-        self._to_cancel: list[TaskKey] = []
-        """Those that restart because others do or because their slot moves, until CancelTasks is sent."""
-        self._drained: set[TaskKey] = set()
-        """Those that have to end because a slot moves, and have not so far."""
         self._abandoned: set[tuple[int, int]] = set()
         """Worker and slot of attempts that were abandoned."""
         self.recoveries, self.links = Recoveries(), JobLinks(self.history)
         self.pause, self.move = JobPause(), JobMove()
+        self.cancellations = Cancellations(graph, self.replays, self.move)
         self.history.note(at, "created", f"{name}: {len(self._tasks)} tasks {self._where(placement)}")
 
     def _where(self, placement: Placement) -> str:
@@ -258,15 +254,15 @@ class Job:
             lost_slots=tuple(sorted(self.slots.vacant)),
             moving=self.slots.moving,
             left=tuple(sorted(self.slots.left)),
-            drained=tuple(sorted(self._drained)),
+            drained=tuple(sorted(self.cancellations.drained)),
             segments=self.slots.segments,
             restarts=dict(self.restarts),
             abandoned=tuple(self.abandoned_slots()),
             history=self.history.record(),
             books=self._books.record(),
-            regions=self._regions.record(),
+            regions=self.cancellations.regions.record(),
             replays=self.replays.record(),
-            strategy=self._regions.strategy,
+            strategy=self.cancellations.regions.strategy,
             manifest=self.manifest.record(),
             links=self.links.record(),
             pause=self.pause,
@@ -313,9 +309,7 @@ class Job:
         for key, each in tasks.items():
             self._recall_task(key, each, counts.get(key))
         self.stop_sent = self.stopping
-        self._regions, self._drained = Regions(self.graph, record.strategy), set(record.drained)
-        ending = [*self._regions.recall(record.regions), *self.replays.recall(record.replays)]
-        self._to_cancel = [*ending, *record.drained]
+        self.cancellations.recall(record.strategy, record.regions, record.replays, record.drained)
         self.stages.recall(record.stages, self._tasks)
         self._states = Counter(task.state for task in self._tasks.values())
         self._result_bytes = sum(len(task.result) for task in self._tasks.values())
@@ -539,7 +533,7 @@ class Job:
             return self._partitions_lost(task, message.error, at)
         if task is None or not may(TASK_TRANSITIONS, task.state, message.state, "worker"):
             return False
-        error, asked = message.error, self._asked(task.key)
+        error, asked = message.error, self.cancellations.why(task.key)
         said = ErrorInfo(code=0, text=str(task)) if error is None else error
         if message.state != "running":
             task.counters = message.counters
@@ -625,7 +619,7 @@ class Job:
             self.fail(results_too_large(task), at)
 
     def _ended_early(self, task: Subtask, error: ErrorInfo | None, asked: str, at: float) -> None:
-        """A task ended, and not because its work was done; ``asked``: see :meth:`_asked`."""
+        """A task ended, and not because its work was done; ``asked``: see :meth:`Cancellations.why`."""
         gave_way = task.state in ("canceled", "abandoned") or asked == "replayed"
         if self.state == "canceling" or (self.stopping and gave_way):
             return
@@ -779,8 +773,7 @@ class Job:
         held = [key for key, (lost_with, _) in self._held.items() if lost_with == worker]
         for key in held:
             del self._held[key]
-        beside = held if any(map(self._regions.is_ending, held)) else self._regions.of(held)
-        for key in self.replays.beside(held).union(beside):
+        for key in self.cancellations.beside(held):
             if self._tasks[key].state == "restarting":
                 self._times[key] = min(at, self._times[key])
                 self.changed.add(key)
@@ -821,7 +814,7 @@ class Job:
             if self._restarts and self.deaths.too_many(deaths):
                 self.fail(self.deaths.limit_reached(str(task), deaths), at, verdict=True)
             elif self._widen(at) and task.state == "restarting":
-                self._cancel_beside([task])
+                self.cancellations.restart_beside([task.key], self._tasks)
                 self._advance(at)
 
     def last_seen_inside(
@@ -877,7 +870,7 @@ class Job:
             for task in lost:
                 _, due = self._held.get(task.key, (0, at))
                 self._restart(task, at, where, due=due)
-            self._cancel_beside(lost)
+            self.cancellations.restart_beside([task.key for task in lost], self._tasks)
         self._advance(at)
 
     def _fail_of_loss(self, lost: list[Subtask], cause: ErrorInfo, at: float) -> None:
@@ -891,7 +884,7 @@ class Job:
     def _unreadable(self, gone: Sequence[Subtask]) -> list[Subtask]:
         """These subtasks, and all that restart with them, whose stored rows no run can make again."""
         keys = {task.key for task in gone}
-        beside = [self._tasks[key] for key in self.replays.cannot(self._regions.of(keys))]
+        beside = [self._tasks[key] for key in self.replays.cannot(self.cancellations.regions.of(keys))]
         return [task for task in beside if task.key in keys or task.runs or self._is_stored_for_others(task)]
 
     def _fail_of_unreadable(self, lost: Sequence[Subtask], cause: ErrorInfo, at: float) -> None:
@@ -959,12 +952,13 @@ class Job:
     def end_overdue_pause(self, at: float) -> None:
         """Give the pause up if its time has ended."""
         if self.pause.under_way and at >= self.pause.until:
-            self._give_pause_up(self.pause.overdue(self.graph, self._tasks.values(), self._drained), at)
+            drained = self.cancellations.drained
+            self._give_pause_up(self.pause.overdue(self.graph, self._tasks.values(), drained), at)
 
     def _advance_pause(self, at: float) -> None:
         if self.state == "running" and self.pause.under_way:
             self._transition_job("pausing", "user", at, "a client asks for it")
-        may_be = self.state == "pausing" and not (self._drained or self._times)
+        may_be = self.state == "pausing" and not (self.cancellations.drained or self._times)
         if may_be and self.pause.look(self.graph, self._tasks, at):
             left = "; ".join(self._left())
             text = f"after {at - self.pause.until + self.pause.seconds:.3f} s"
@@ -1014,47 +1008,26 @@ class Job:
         count = f"failure {failures.count} of {settings.restart_failures_max}"
         text = f"attempt {task.attempt + 1} follows {when} ({count}): {error.text}"
         self._transition(task, "restarting", "coordinator", at, text, due=at + delay)
-        self._cancel_beside([task])
+        self.cancellations.restart_beside([task.key], self._tasks)
 
     def _widen(self, at: float) -> bool:
         """Have as much restart with a task as the deaths of any make advisable; True: that is more than it
         was. It is the job's own strategy again when none counts any more."""
-        own, before = self.graph.settings.restart_strategy, self._regions.strategy
+        own, before = self.graph.settings.restart_strategy, self.cancellations.regions.strategy
         strategy = self.deaths.strategy(own)
-        if strategy == before or not self._regions.at_rest or self._drained:
+        if not self.cancellations.widen(strategy):
             return False
-        self._regions = Regions(self.graph, strategy)
         text = f"{strategy}, for as long as attempts die in the same step of their recovery"
         self.history.note(at, "restart strategy", text if strategy != own else f"{own} again")
         return STRATEGIES.index(strategy) > STRATEGIES.index(before)
 
-    def _cancel_beside(self, tasks: list[Subtask]) -> None:
-        """What restarts together with these has to end first."""
-
-        def running(key: TaskKey) -> bool:
-            return self._tasks[key].state in ("created", "running")
-
-        self._to_cancel += self._regions.restart([task.key for task in tasks], running)
-
-    def _asked(self, key: TaskKey) -> str:
-        """Why the attempt of a subtask is to end that runs: drained, since a slot moves; replayed, since what
-        it reads or writes runs again from its beginning; or canceled, since its region restarts; empty: it is
-        not."""
-        if key in self._drained:
-            return "drained"
-        if self.replays.asked(key):
-            return "replayed"
-        return "canceled" if self._regions.asked(key) else ""
-
     def is_to_end(self, task: Subtask) -> bool:
         """Whether its attempt was cancelled and is to restart, and runs as far as is known."""
-        return task.on_worker and bool(self._asked(task.key))
+        return task.on_worker and bool(self.cancellations.why(task.key))
 
     def take_to_cancel(self) -> list[Subtask]:
         """Tasks that are to be cancelled and to restart, and were not given before."""
-        found = [self._tasks[key] for key in dict.fromkeys(self._to_cancel) if self._asked(key)]
-        self._to_cancel.clear()
-        return found
+        return [self._tasks[key] for key in self.cancellations.take()]
 
     # --- slots that move -------------------------------------------------------------------------
 
@@ -1066,7 +1039,7 @@ class Job:
     @property
     def moves_as_a_whole(self) -> bool:
         """Whether others restart with a task whose slot moves: the fewer moves the better."""
-        return self._regions.joint
+        return self.cancellations.regions.joint
 
     def movable(self, slots: Iterable[int]) -> list[int]:
         """Those of these slots that can leave their worker: all but those with what cannot be made again, and
@@ -1091,27 +1064,24 @@ class Job:
             seconds: for so long at most it first takes what was emitted for it.
         """
         moving = set(slots)
-        runs = {key for key, task in self._tasks.items() if task.runs}
-        keys = [key for key in runs if self.slot_of(key) in moving]
-        if self._regions.joint:
-            keys = self._regions.restart(keys, runs.__contains__)
-        self._drained.update(keys)
+        here = [key for key, task in self._tasks.items() if task.runs and self.slot_of(key) in moving]
+        keys = self.cancellations.drain(here, self._tasks)
         if keys and seconds and self.state in ("running", "pausing") and not self.pause.is_out:
             tasks = [self._tasks[key] for key in keys]
             self.move.begin(self.pause.next_barrier(), tasks, at + seconds)
         else:
-            self._to_cancel += sorted(keys)
+            self.cancellations.cancel(sorted(keys))
         self._advance(at)
 
     def end_overdue_move(self, at: float) -> None:
         """What moves ends, and what waits for it waits no more, if the time for that has ended."""
         if self.move.is_overdue(at):
-            self._to_cancel += self.move.end()
+            self.cancellations.cancel(self.move.end())
             self.pause.repeat()
 
     def evict(self, worker: int, at: float) -> None:
         """The slots that a worker has are to leave it, wherever they go."""
-        self._to_cancel += self.move.give_up()
+        self.cancellations.cancel(self.move.give_up())
         slots = self.movable(self.slots.on([worker]))
         self.slots.evict(worker, slots)
         self.slots_move(slots, at)
@@ -1153,7 +1123,7 @@ class Job:
             again = wanted_again(self.graph, self.ends, self._tasks, pending, kept)
             for task in again:
                 self._restart(task, at, self._after_the_move(task), reason="drained")
-            self._cancel_beside(again)
+            self.cancellations.restart_beside([task.key for task in again], self._tasks)
 
     @staticmethod
     def _is_on(task: Subtask, worker: int) -> bool:
@@ -1178,7 +1148,7 @@ class Job:
         """What these have stored is made anew elsewhere, since their workers are to leave."""
         for task in tasks:
             self._restart(task, at, self._after_the_move(task), reason="drained")
-        self._cancel_beside(tasks)
+        self.cancellations.restart_beside([task.key for task in tasks], self._tasks)
         self._advance(at)
 
     def _restart_together(self, keys: list[TaskKey], at: float) -> None:
@@ -1209,7 +1179,7 @@ class Job:
         for key in sorted(again.tasks):
             task = self._tasks[key]
             if task.runs:
-                self._to_cancel.append(key)
+                self.cancellations.cancel([key])
             elif task.state == "finished":
                 self._restart(task, at, "with those beside it")
         ready = [key for key in self.replays.take_ready() if self._tasks[key].state == "restarting"]
@@ -1236,8 +1206,7 @@ class Job:
 
     def _holds_back(self, key: TaskKey) -> bool:
         """Whether a pending task waits for others to end."""
-        moving = self.slot_of(key) in self.slots.moving
-        return moving or self._regions.is_ending(key) or self.replays.holds_back(key)
+        return self.slot_of(key) in self.slots.moving or self.cancellations.holds_back(key)
 
     @property
     def _waits_whole(self) -> bool:
@@ -1372,7 +1341,7 @@ class Job:
             AssertionError: it cannot come to that state, or not by that actor.
         """
         effects = effects_of(TASK_TRANSITIONS, str(task), task.state, to, by)
-        kind = "drained" if to == "canceled" and task.key in self._drained else to
+        kind = "drained" if to == "canceled" and task.key in self.cancellations.drained else to
         kind = "task deployed" if to == "created" else f"task {kind}"
         change = _Change(task.state, to, at, kind, text, traceback, due, reason)
         self._states[task.state] -= 1
@@ -1438,16 +1407,14 @@ class Job:
 
     def _end_attempt(self, task: Subtask, change: _Change) -> None:
         """Nobody waits for its end any more."""
-        self._drained.discard(task.key)
-        self._regions.ended(task.key)
-        self.replays.ended(task.key)
+        self.cancellations.ended(task.key)
         task.ended(change.to)
         self.recoveries.moved(task.key, change.to, change.at)
 
     def _interrupt(self, task: Subtask, change: _Change) -> None:
         """A move of slots, or a pause, has waited for an attempt whose work is not done."""
         if self.move.is_aligning or change.to == "lost":
-            self._to_cancel += self.move.interrupt(change.at)
+            self.cancellations.cancel(self.move.interrupt(change.at))
         if problem := self.pause.interrupted(task):
             self._give_pause_up(problem, change.at)
 
@@ -1523,17 +1490,14 @@ class Job:
             if task.state in PENDING or task.state == WAITING:
                 self._transition(task, "canceled", "coordinator", at, "the job ends")
         self.stages.give_up()
-        self._drained.clear()
-        self.move.give_up()
-        self._regions.give_up()
-        self.replays.give_up()
+        self.cancellations.give_up()
 
     def _advance(self, at: float) -> None:
         """Follow from the states of the tasks to the places of slots, and to the states of regions and of the
         job."""
-        self._to_cancel += self.move.take_ready()
+        self.cancellations.cancel(self.move.take_ready())
         self._arrive(at)
-        for keys in self._regions.take_ended():
+        for keys in self.cancellations.regions.take_ended():
             self._restart_together(keys, at)
         self._replay(at)
         states = self._states
@@ -1654,7 +1618,7 @@ class Job:
             idle = set(range(len(self.slots.placement))) - self.slots.vacant - self.stages.slots_wanted()
             assert not idle, f"slots {sorted(idle)} are held for nothing"
         assert self._held.keys() <= self._times.keys()
-        assert all(self._tasks[key].runs for key in self._drained)
+        assert all(self._tasks[key].runs for key in self.cancellations.drained)
         for task in self._tasks.values():
             if task.runs and not self.released:
                 assert task.on_worker and self.slot_of(task.key) not in self.slots.vacant

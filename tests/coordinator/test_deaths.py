@@ -512,11 +512,11 @@ def test_a_job_whose_attempts_die_again_and_again_as_they_recover_restarts_more_
     cluster.lose_coordinator()
     for each in (worker, others):
         cluster.come_back(each)
-    assert cluster.state._jobs["j1"]._regions.strategy == "region"
+    assert cluster.state._jobs["j1"].cancellations.regions.strategy == "region"
     current = {task.index: task.attempt for task in cluster.show("j1").tasks if task.operator == 1}[slot]
     past = report(current, 5).model_copy(update={"operator": 1, "index": slot})
     cluster.heartbeat(worker, tasks=[past])
-    assert cluster.state._jobs["j1"]._regions.strategy == "individual"
+    assert cluster.state._jobs["j1"].cancellations.regions.strategy == "individual"
     cluster.check_journal()
 
 
