@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from minishuffle.local import LocalCluster as LocalCluster
     from minishuffle.operators.base import Aside as Aside
     from minishuffle.operators.base import Source as Source
+    from minishuffle.operators.base import SplitSource as SplitSource
     from minishuffle.operators.base import TaskContext as TaskContext
     from minishuffle.operators.event_time import EVENT_TIME as EVENT_TIME
     from minishuffle.operators.keyed_process import ProcessContext as ProcessContext
@@ -76,6 +77,7 @@ _MODULE_OF: Final = {
     "WindowedTable": "minishuffle.api.stream",
     "Aside": "minishuffle.operators.base",
     "Source": "minishuffle.operators.base",
+    "SplitSource": "minishuffle.operators.base",
     "TaskContext": "minishuffle.operators.base",
     "ProcessContext": "minishuffle.operators.keyed_process",
     "Sink": "minishuffle.connectors.sinks",

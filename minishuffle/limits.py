@@ -73,6 +73,10 @@ UNAUTHENTICATED_CONNECTIONS_MAX: Final = 2 * LISTEN_BACKLOG
 read: a burst of connections closes none that has sent a Hello."""
 SPLITS_MAX: Final = 1 << 20
 """Splits of one source's subtask whose positions a message may hold."""
+NAMED_SPLITS_MAX: Final = 8_192
+"""Those of a source that names them, with a name and a position of bytes each."""
+SPLIT_NAME_BYTES_MAX: Final = KIB
+SPLIT_POSITION_BYTES_MAX: Final = KIB
 EARLY_LINKS_MAX: Final = 64
 """Links of workers that the coordinator has not announced yet; the oldest makes room."""
 EARLY_REQUESTS_MAX: Final = 16_384

@@ -32,7 +32,7 @@ from minishuffle.api.stream_base import SideOutputs, StreamBase
 from minishuffle.api.stream_sinks import StreamSinks
 from minishuffle.api.table_sources import TableSources
 from minishuffle.errors import InvalidGraph, UsageError
-from minishuffle.operators.base import Aside, Source
+from minishuffle.operators.base import AnySource, Aside, Source, SplitSource
 from minishuffle.operators.event_time import EVENT_TIME
 from minishuffle.plan.arguments import (
     check_callable,
@@ -315,15 +315,20 @@ class Stream(StreamSinks, SideOutputs["Stream[Any]"], Bridged, Generic[T]):
 
     @overload
     @classmethod
+    def source(cls, source: SplitSource[list[U]]) -> Stream[U]: ...
+
+    @overload
+    @classmethod
     def source(cls, source: Source[list[U]]) -> Stream[U]: ...
 
     @overload
     @classmethod
-    def source(cls, source: Source) -> Stream[Any]: ...
+    def source(cls, source: AnySource) -> Stream[Any]: ...
 
     @classmethod
-    def source(cls, source: Source) -> Stream[Any]:
-        """The user's own :class:`~minishuffle.operators.base.Source`, named after its class."""
+    def source(cls, source: AnySource) -> Stream[Any]:
+        """The user's own :class:`~minishuffle.operators.base.Source` or
+        :class:`~minishuffle.operators.base.SplitSource`, named after its class."""
         name = type(source).__name__
         if isinstance(source, type) or not isinstance(source, Source):
             raise UsageError(f"{name} is not a source: it needs the methods splits() and read(split, offset)")
@@ -335,7 +340,7 @@ class Stream(StreamSinks, SideOutputs["Stream[Any]"], Bridged, Generic[T]):
         return cls._scanned(name, source)
 
     @classmethod
-    def _scanned(cls, label: str, source: Source, rows: KnownRows | None = None) -> Stream[Any]:
+    def _scanned(cls, label: str, source: AnySource, rows: KnownRows | None = None) -> Stream[Any]:
         schema = ObjectSchema(origins=() if rows is None else (rows,))
         return cls(Relation.of(ScanStep(label, source, schema)))
 

@@ -11,7 +11,7 @@ from minishuffle.api.drafts import Draft
 from minishuffle.api.stream_base import StreamBase
 from minishuffle.errors import UsageError
 from minishuffle.limits import DRAFT_ROWS
-from minishuffle.operators.base import Source
+from minishuffle.operators.base import AnySource, Source
 from minishuffle.plan.arguments import check_callable, checked_name, checked_paths
 from minishuffle.plan.column_steps import CheckStep, UnknownStep
 from minishuffle.plan.end_steps import ExternalStep, ScanStep
@@ -154,10 +154,10 @@ class TableSources(StreamBase):
         return cls._checked("generate", source, with_schema(schema, StepColumns, shown))
 
     @classmethod
-    def source(cls, source: Source, schema: pa.Schema | Mapping[str, Any] | None = None) -> Self:
-        """The user's own :class:`~minishuffle.operators.base.Source`, named after its class, whose
-        ``format`` is "arrow". Its columns are those of ``schema``, else of ``source.schema``; it is not read
-        for them.
+    def source(cls, source: AnySource, schema: pa.Schema | Mapping[str, Any] | None = None) -> Self:
+        """The user's own :class:`~minishuffle.operators.base.Source` or
+        :class:`~minishuffle.operators.base.SplitSource`, named after its class, whose ``format`` is "arrow".
+        Its columns are those of ``schema``, else of ``source.schema``; it is not read for them.
 
         Raises:
             InvalidGraph: it has neither.
@@ -202,12 +202,12 @@ class TableSources(StreamBase):
         return cls(Relation.of(step))
 
     @classmethod
-    def _scanned(cls, label: str, source: Source, schema: pa.Schema) -> Self:
+    def _scanned(cls, label: str, source: AnySource, schema: pa.Schema) -> Self:
         """What a source gives whose batches have the schema as they are."""
         return cls(Relation.of(ScanStep(label, source, schema)))
 
     @classmethod
-    def _checked(cls, label: str, source: Source, found: StepColumns) -> Self:
+    def _checked(cls, label: str, source: AnySource, found: StepColumns) -> Self:
         """What a source gives, each batch of which is checked; in a draft a placeholder if its columns are
         not known."""
         from minishuffle.operators.unknown_columns import UnknownColumns

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from minishuffle.exchange.batch import Payload
 from minishuffle.limits import LIST_ROWS
-from minishuffle.operators.base import Portion, Source
+from minishuffle.operators.base import AnySource, Portion, names_splits
 
 __all__ = ["Limit", "LimitedSource"]
 
-OF_THE_SOURCE: Final = frozenset({"bounded", "format", "rate", "schema", "shares"})
+OF_THE_SOURCE: Final = frozenset({"bounded", "format", "rate", "replayable", "schema", "shares"})
 """Attributes that are asked of the source itself, which may not have them."""
 
 
@@ -43,7 +43,7 @@ class LimitedSource:
     It is bounded if that source is; who plans with it shall see the same.
     """
 
-    def __init__(self, source: Source, limit: Limit) -> None:
+    def __init__(self, source: AnySource, limit: Limit) -> None:
         self.limit = limit
         self._source = source
 
@@ -60,7 +60,7 @@ class LimitedSource:
     def splits(self) -> Sequence[Any]:
         return self._source.splits()
 
-    def read(self, split: Any, offset: int) -> Iterator[Any]:
+    def read(self, split: Any, offset: Any) -> Iterator[Any]:
         limit, is_bounded = self.limit, getattr(self._source, "bounded", True)
         if limit.left:
             batches: Any = iter(self._source.read(split, offset))
@@ -68,12 +68,19 @@ class LimitedSource:
                 for batch in batches:
                     if not limit.left:
                         break
-                    yield from self._pieces(batch)
+                    yield from self._pieces_of(batch)
                     if limit.is_cut or not (limit.left or is_bounded):
                         break
                 else:
                     return
         limit.cut()
+
+    def _pieces_of(self, given: Any) -> Iterator[Any]:
+        """Nobody goes on in the middle of a batch: the position behind it is that of all its pieces."""
+        if names_splits(self._source) and isinstance(given, tuple) and given:
+            yield from ((piece, *given[1:]) for piece in self._pieces(given[0]))
+        else:
+            yield from self._pieces(given)
 
     def _pieces(self, batch: Any) -> Iterator[Payload | Portion]:
         limit, begin = self.limit, 0

@@ -270,8 +270,7 @@ def repeating(graph: JobGraph, kept: frozenset[int]) -> frozenset[int]:
         operator
         for operator, vertex in enumerate(graph.vertices)
         if vertex.is_source
-        and vertex.bounded
-        and not vertex.stream
+        and vertex.comes_again
         and operator not in replayed
         and kept.isdisjoint(graph.outputs_of(operator))
     )

@@ -69,7 +69,7 @@ class SourceProgress:
         """The current attempt is there; an empty table says nothing. ``at`` is in seconds of any clock.
 
         Raises:
-            struct.error: ``positions`` is no table of positions.
+            ValueError: ``positions`` is no table of positions.
         """
         if positions:
             subtask = self._subtasks.setdefault((operator, index), _Subtask(at))

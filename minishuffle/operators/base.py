@@ -22,7 +22,7 @@ from typing import (
     runtime_checkable,
 )
 
-from typing_extensions import TypeVar
+from typing_extensions import TypeIs, TypeVar
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import WrongResult
@@ -41,6 +41,7 @@ __all__ = [
     "END_OF_TIME",
     "NO_ROWS",
     "Active",
+    "AnySource",
     "Aside",
     "AsyncCall",
     "AsyncCalls",
@@ -58,8 +59,10 @@ __all__ = [
     "Side",
     "Source",
     "SplitMark",
+    "SplitSource",
     "TaskContext",
     "Watermark",
+    "names_splits",
     "refuse_as_rows",
 ]
 
@@ -336,6 +339,37 @@ class Source(Protocol[B]):
     def read(self, split: Any, offset: int) -> Iterator[B]: ...
 
 
+class SplitSource(Protocol[B]):
+    """The user's own source whose splits have names and whose positions are its own, as of a partition of
+    Kafka or of a database's log. (Flink: ``SourceReader`` and ``SourceSplit``.)
+
+    ``splits()`` is called in each source subtask and must give the same names each time; subtask ``i`` of
+    ``p`` reads ``splits()[i::p]``. Names are different texts of at most 1,024 bytes.
+
+    ``read(split, position)`` yields pairs: a batch as of a :class:`Source`, and the position behind it, at
+    most 1,024 bytes that only the source understands. It begins at a position that it gave before, or at the
+    beginning of the split if that is empty. After a restart the rows behind that position which may have been
+    emitted already are read again and left out: the same rows have to come again in the same order. A source
+    that cannot read them again has ``replayable = False``: none are left out then.
+
+    Optional attributes: those of a :class:`Source`.
+    """
+
+    replayable: bool
+
+    def splits(self) -> Sequence[str]: ...
+
+    def read(self, split: str, position: bytes, /) -> Iterator[tuple[B, bytes]]: ...
+
+
+AnySource: TypeAlias = "Source[Any] | SplitSource[Any]"
+
+
+def names_splits(source: AnySource) -> TypeIs[SplitSource[Any]]:
+    """Whether it is one of those whose splits have names: it says whether it is ``replayable``."""
+    return hasattr(source, "replayable")
+
+
 @dataclass(frozen=True, slots=True)
 class Portion:
     """What a source gives in place of a batch if it left records of the split out, which count as records of
@@ -385,7 +419,7 @@ class Program:
     ``modules`` are what functions may import on workers, by name.
     """
 
-    source: Source | None
+    source: AnySource | None
     operators: list[Operator]
     outputs: list[Output]
     modules: Mapping[str, ModuleSource] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from minishuffle.operators.base import Source
+from minishuffle.operators.base import AnySource
 from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.nodes import Boundary, Known, Node, ObjectSchema, Relation, Schema, SourceStep, Step
 
@@ -20,7 +20,7 @@ class ScanStep(SourceStep):
     """What a source reads."""
 
     name: str
-    source: Source
+    source: AnySource
     schema: Schema
 
     @property
@@ -30,6 +30,11 @@ class ScanStep(SourceStep):
     @property
     def bounded(self) -> bool:
         return bool(getattr(self.source, "bounded", True))
+
+    @property
+    def replayable(self) -> bool:
+        """Whether it can be read again."""
+        return bool(getattr(self.source, "replayable", True))
 
     @property
     def gives(self) -> Known:

@@ -106,6 +106,8 @@ class Vertex(BaseModel):
     operators: Annotated[list[str], FailFast()]
     is_source: bool
     bounded: bool = True
+    replayable: bool = True
+    """False: its source cannot read again what it has given."""
     program: bytes
     slot_group: str = ""
     """Vertices of one group share slots, and no others; ``""`` is that of those which name none."""
@@ -118,6 +120,12 @@ class Vertex(BaseModel):
     sink_schema: bytes = b""
     collects: str = ""
     """The name of a sink whose rows the client gets."""
+
+    @property
+    def comes_again(self) -> bool:
+        """Whether all that it gives can be made again: it ends, and what it reads from outside is still
+        there."""
+        return self.bounded and self.replayable and not self.stream
 
 
 class Edge(BaseModel):
@@ -195,7 +203,8 @@ class JobGraph(BaseModel):
     def replayed(self) -> frozenset[int]:
         """Vertices that run again from their beginning, with all that runs at one time with them, instead of
         going on where they were lost: those that read or write a blocking edge, and those that pipelined
-        edges join with them, if all of these end and none takes what external clients write."""
+        edges join with them, if all of these end, none takes what external clients write, and all sources
+        among them can be read again."""
         blocking = [edge for edge in self.edges if edge.kind == "blocking"]
         if self.settings.restart_strategy == "none" or not blocking:
             return frozenset()
@@ -203,13 +212,13 @@ class JobGraph(BaseModel):
             vertex
             for joined in self.joined()
             if any({edge.source, edge.target} & joined for edge in blocking)
-            and all(self.vertices[each].bounded and not self.vertices[each].stream for each in joined)
+            and all(self.vertices[each].comes_again for each in joined)
             for vertex in joined
         )
 
     def unrepeatable(self) -> frozenset[int]:
         """Vertices of which something is stored by a blocking edge that cannot be made again once it is lost,
-        since an external client wrote it."""
+        since an external client wrote it, or a source cannot read it again."""
         blocking, again = [edge for edge in self.edges if edge.kind == "blocking"], self.replayed()
         if self.settings.restart_strategy == "none" or not blocking:
             return frozenset()

@@ -355,6 +355,7 @@ def _vertex(chain: _Chain) -> Vertex:
         operators=chain.operator_names(),
         is_source=first.is_source,
         bounded=first.bounded,
+        replayable=first.step.replayable if isinstance(first.step, ScanStep) else True,
         slot_group=chain.slot_group,
         program=pickle_program(chain.program(), chain.name),
         stream=stream.name if stream else "",

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
-from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Payload
-from minishuffle.limits import BATCH_ROWS_MAX
-from minishuffle.operators.base import Portion, Source, SplitMark
-from minishuffle.operators.pandas_index import without_unnamed_index
-from minishuffle.wire.packed import SplitPosition
+from minishuffle.operators.base import AnySource, Portion, SplitMark, names_splits
+from minishuffle.runtime.splits import NamedSplit, Split, check_count, checked_names
+from minishuffle.wire.packed import Cursor, SplitPosition
 
 __all__ = ["SourceReader"]
 
@@ -25,17 +21,6 @@ STALL_SECONDS_MAX = 1.0
 
 SPLITS_IN_TURN_MAX = 64
 """Most splits of a bounded source that are read in turn, which keeps that many files open."""
-
-_END: Any = object()
-
-
-@dataclass(slots=True)
-class _Split:
-    number: int
-    value: Any
-    batches: Iterator[Payload] | None = None
-    position: int = 0
-    """Records read; with :meth:`Source.read`'s offset, where to go on."""
 
 
 @dataclass(slots=True)
@@ -65,16 +50,19 @@ class SourceReader:
 
     Args:
         resumed: where an earlier attempt was, which this one goes on from. An endless source with a pace
-            goes on where it would be by now, and what it skips is counted: it is not caught up on.
+            goes on where it would be by now, and what it skips is counted: it is not caught up on. One that
+            names its splits goes on where it was.
         age: seconds since that attempt said so.
 
     Raises:
-        UsageError: (from :meth:`poll`) the source yields what it must not.
+        UsageError: ``splits()`` gives names that it must not, or others than for that attempt; (from
+            :meth:`poll`) the source yields what it must not.
+        ResourceExhausted: this subtask has more than NAMED_SPLITS_MAX splits that have names.
     """
 
     def __init__(
         self,
-        source: Source,
+        source: AnySource,
         index: int,
         parallelism: int,
         started_at: float,
@@ -83,41 +71,54 @@ class SourceReader:
         resumed: Iterable[SplitPosition] = (),
         age: float = 0.0,
     ) -> None:
-        everything = list(source.splits())
-        mine = [_Split(number, everything[number]) for number in range(index, len(everything), parallelism)]
+        everything: list[Any] = list(source.splits())
+        before = {entry.split: entry for entry in resumed}
+        numbers = range(index, len(everything), parallelism)
         rate: float | None = getattr(source, "rate", None)
-        self._source = source
-        self._format = getattr(source, "format", "rows")
         bounded = getattr(source, "bounded", True)
         self.rate = rate / len(everything) if rate and everything else None
         """Records/s of each split; None: as fast as they are taken."""
         self.rows_skipped = 0
         """Records between where an earlier attempt was and where this one began."""
-        self._pace = _Pace(self.rate * len(mine), started_at) if self.rate and mine else None
-        mine = self._go_on(mine, {entry.split: entry for entry in resumed}, 0.0 if bounded else age)
+        self._pace = _Pace(self.rate * len(numbers), started_at) if self.rate and numbers else None
+        places = [before.get(each, SplitPosition(each, 0)) for each in numbers]
+        mine: list[Split] = []
+        if names_splits(source):
+            names = checked_names(source, everything)
+            check_count(source, len(numbers))
+            mine += (NamedSplit(source, names[each.split], each) for each in places)
+        else:
+            mine += (Split(source, everything[each.split], each) for each in places)
+            if before and not bounded:
+                self._go_on(mine, before, age)
+        mine = [split for split in mine if not (split.number in before and before[split.number].done)]
+        self.cursors: dict[int, Cursor] = {
+            split.number: split.cursor for split in mine if split.cursor is not None
+        }
+        """Where each split that has a name begins."""
+        self._moved: dict[int, Cursor] = {}
         self._in_turn = SPLITS_IN_TURN_MAX if bounded and in_turn else 1 if bounded else len(mine)
         """How many splits at the head of those that wait take turns."""
         self._waiting = deque(mine)
         self._marks = [SplitMark(split.number, "open") for split in mine]
         self.current = -1
         """The split of the batch polled last."""
+        self.cursor: Cursor | None = None
+        """Where that is read on, if it has a name."""
         self.records = 0
-        """How many of that split the batch polled last stands for; the source may have left some out."""
+        """How many records of that split the batch polled last stands for."""
         self._left_out: list[Portion] = []
         self._splits = mine
         self.next_due = started_at
 
-    def _go_on(
-        self, mine: Sequence[_Split], resumed: dict[int, SplitPosition], seconds: float
-    ) -> list[_Split]:
-        """The splits that have not ended, where an earlier attempt would be after ``seconds`` more."""
-        due = int(seconds * (self.rate or 0.0)) if resumed else 0
+    def _go_on(self, mine: Sequence[Split], before: Mapping[int, SplitPosition], seconds: float) -> None:
+        """Have the splits go on where an earlier attempt would be after ``seconds`` more."""
+        due = int(seconds * (self.rate or 0.0))
         for split in mine:
-            entry = resumed.get(split.number, SplitPosition(split.number, 0))
-            skipped = max(0, due - entry.lease)
-            split.position = entry.end + skipped
+            entry = before.get(split.number)
+            skipped = max(0, due - (entry.lease if entry is not None else 0))
+            split.position += skipped
             self.rows_skipped += skipped
-        return [split for split in mine if not (split.number in resumed and resumed[split.number].done)]
 
     @property
     def positions(self) -> dict[int, int]:
@@ -146,7 +147,8 @@ class SourceReader:
                 self.next_due = now + IDLE_SECONDS
                 return []
             split = self._waiting[0]
-            batch, count = self._next_of(split)
+            cursor = split.cursor
+            batch = split.take()
             if batch is None:
                 self._waiting.popleft()
                 self._marks.append(SplitMark(split.number, "done"))
@@ -154,18 +156,24 @@ class SourceReader:
             if turns > 1:
                 self._waiting.popleft()
                 self._waiting.insert(turns - 1, split)
-            if count:
-                if split.number != self.current:
-                    self.current = split.number
-                    self._marks.append(SplitMark(split.number, "current"))
-                split.position += count
-                if self._pace is not None:
-                    self._pace.records += count
-                self.next_due = now
-                self.records = count
-                return batch
-            asked += 1
+            if split.left_out is not None:
+                self._left_out.append(split.left_out)
+            if split.records:
+                return self._given(split, batch, now)
+            if split.cursor is not None and split.cursor != cursor:
+                self._moved[split.number] = split.cursor
+            asked += not split.skipped
         return None
+
+    def _given(self, split: Split, batch: Payload, now: float) -> Payload:
+        if split.number != self.current:
+            self.current = split.number
+            self._marks.append(SplitMark(split.number, "current"))
+        if self._pace is not None:
+            self._pace.records += split.records
+        self._moved.pop(split.number, None)
+        self.next_due, self.records, self.cursor = now, split.records, split.cursor
+        return batch
 
     def take_marks(self) -> list[SplitMark]:
         """What changed about splits up to the batch polled last; comes before it."""
@@ -177,50 +185,13 @@ class SourceReader:
         left_out, self._left_out = self._left_out, []
         return left_out
 
+    def take_moved(self) -> dict[int, Cursor]:
+        """Where splits are read on that have moved on without a record since the last call."""
+        moved, self._moved = self._moved, {}
+        return moved
+
     def close(self) -> None:
         """Let go of open files: close every read that has not ended."""
         for split in self._splits:
-            close = getattr(split.batches, "close", None)
-            if close is not None:
-                close()
+            split.close()
         self._waiting.clear()
-
-    def _next_of(self, split: _Split) -> tuple[Payload | None, int]:
-        """The next batch and the records that it stands for."""
-        try:
-            if split.batches is None:
-                split.batches = iter(self._source.read(split.value, split.position))
-            batch = next(split.batches, _END)
-        except Exception as error:
-            error.add_note(
-                f"raised by {type(self._source).__name__}.read in split {split.number} "
-                f"after {split.position} records"
-            )
-            raise
-        if batch is _END:
-            split.batches = None
-            return None, 0
-        count = None
-        if isinstance(batch, Portion):
-            self._left_out.append(batch)
-            batch, count = batch.batch, batch.records
-        self._check(batch)
-        count = len(batch) if count is None else count
-        return without_unnamed_index(batch) if isinstance(batch, pa.RecordBatch) else batch, count
-
-    def _check(self, batch: Any) -> None:
-        name = type(self._source).__name__
-        if isinstance(batch, pa.RecordBatch):
-            if self._format != "arrow":
-                raise UsageError(f'{name} yields Arrow batches: set its attribute format = "arrow"')
-            if batch.num_rows > BATCH_ROWS_MAX:
-                raise UsageError(
-                    f"{name} yields an Arrow batch of {batch.num_rows} rows: "
-                    f"yield slices of at most {BATCH_ROWS_MAX}"
-                )
-        elif not isinstance(batch, list):
-            raise UsageError(
-                f"{name}.read yields a {type(batch).__name__}: yield lists of rows or pyarrow.RecordBatch"
-            )
-        elif self._format != "rows" and batch:
-            raise UsageError(f'{name} yields lists of rows: set its attribute format = "rows"')

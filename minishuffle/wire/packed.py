@@ -1,4 +1,4 @@
-"""Tables of fixed entries that control messages carry as bytes: placements, traffic and positions."""
+"""Tables that control messages carry as bytes: placements, traffic and positions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from minishuffle import limits
 
 __all__ = [
     "WORKER_BYTES",
+    "Cursor",
     "PeerRows",
     "PositionTable",
     "SplitPosition",
@@ -91,20 +92,41 @@ TrafficTable = Annotated[
 
 # --- positions ------------------------------------------------------------------------------------
 
-_POSITION: Final = struct.Struct(">IQQ?")
+_POSITION: Final = struct.Struct(">IQQB")
+_DONE, _HAS_CURSOR = 1, 2
+_CURSOR: Final = struct.Struct(">QHH")
+"""Follows a position that has one: rows, and the bytes of the name and of the position, which come next."""
+_POSITIONS_BYTES_MAX: Final = limits.SPLITS_MAX * _POSITION.size
+assert (
+    limits.NAMED_SPLITS_MAX
+    * (_POSITION.size + _CURSOR.size + limits.SPLIT_NAME_BYTES_MAX + limits.SPLIT_POSITION_BYTES_MAX)
+    <= _POSITIONS_BYTES_MAX
+)
+
+
+class Cursor(NamedTuple):
+    """Where a split that has a name is read on."""
+
+    name: str
+    position: bytes = b""
+    """What the source gave with its last batch; empty at the beginning of the split."""
+    rows: int = 0
+    """Rows of the split before that."""
 
 
 class SplitPosition(NamedTuple):
     """How far a source's subtask is in one of its splits."""
 
     split: int
-    """Its index in ``Source.splits()``."""
+    """Its number: the index in ``Source.splits()``, if that never changes."""
     position: int
     """Rows of the split that were emitted, those that were skipped included."""
     lease: int = 0
     """Rows behind them that may be emitted before the next report."""
     done: bool = False
     """The split has ended."""
+    cursor: Cursor | None = None
+    """None: the split is read on from a number of rows."""
 
     @property
     def end(self) -> int:
@@ -113,15 +135,43 @@ class SplitPosition(NamedTuple):
 
 
 def pack_positions(entries: Iterable[SplitPosition]) -> bytes:
-    return b"".join(_POSITION.pack(*entry) for entry in entries)
+    return b"".join(map(_packed_position, entries))
+
+
+def _packed_position(entry: SplitPosition) -> bytes:
+    split, position, lease, done, cursor = entry
+    if cursor is None:
+        return _POSITION.pack(split, position, lease, done)
+    name = cursor.name.encode()
+    head = _POSITION.pack(split, position, lease, done | _HAS_CURSOR)
+    return b"".join((head, _CURSOR.pack(cursor.rows, len(name), len(cursor.position)), name, cursor.position))
 
 
 def unpack_positions(table: bytes) -> list[SplitPosition]:
-    """Raises struct.error: the table ends in the middle of an entry."""
-    return [SplitPosition(*entry) for entry in _POSITION.iter_unpack(table)]
+    """Raises ValueError: it is no table of positions."""
+    entries, at = [], 0
+    try:
+        while at < len(table):
+            split, position, lease, flags = _POSITION.unpack_from(table, at)
+            at += _POSITION.size
+            cursor = None
+            if flags & _HAS_CURSOR:
+                rows, name_bytes, position_bytes = _CURSOR.unpack_from(table, at)
+                start = at + _CURSOR.size
+                middle, at = start + name_bytes, start + name_bytes + position_bytes
+                if at > len(table):
+                    raise ValueError(f"a table of {len(table)} bytes ends in the middle of a position")
+                cursor = Cursor(table[start:middle].decode(), table[middle:at], rows)
+            entries.append(SplitPosition(split, position, lease, bool(flags & _DONE), cursor))
+    except struct.error as error:
+        raise ValueError(f"a table of {len(table)} bytes is none of positions: {error}") from error
+    return entries
 
 
-PositionTable = Annotated[
-    bytes, Field(max_length=limits.SPLITS_MAX * _POSITION.size), _whole_entries_of(_POSITION.size)
-]
+def _checked_positions(table: bytes) -> bytes:
+    unpack_positions(table)
+    return table
+
+
+PositionTable = Annotated[bytes, Field(max_length=_POSITIONS_BYTES_MAX), AfterValidator(_checked_positions)]
 """Positions of one source's subtask, in a message; see :func:`unpack_positions`."""

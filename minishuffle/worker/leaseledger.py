@@ -16,10 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from minishuffle.limits import LEASE_SECONDS
-from minishuffle.wire.packed import SplitPosition, pack_positions
+from minishuffle.wire.packed import Cursor, SplitPosition, pack_positions
 
 __all__ = ["LeaseLedger"]
 
@@ -95,6 +96,10 @@ class _Split:
     """Rows emitted last."""
     guessed: bool = False
     """The last lease was."""
+    cursor: Cursor | None = None
+    """Where it is read on after ``emitted`` rows, or before those that an attempt skips at its begin."""
+    is_moved: bool = False
+    """The cursor is not the one reported last."""
 
 
 class LeaseLedger:
@@ -108,6 +113,7 @@ class LeaseLedger:
         rows: of each lease, or as many as a single emission has; None: what the split emits in LEASE_SECONDS.
         rate: rows/s of each split, if it is known.
         now: seconds, on the clock of every other ``now``.
+        cursors: where each split that has a name begins; may grow.
         guesses: leases of a split in its first LEASE_SECONDS are up to GROWTH times what it has emitted. For
             an owner that asks for reports also while nothing is emitted: what a burst got is taken back then.
     """
@@ -119,6 +125,7 @@ class LeaseLedger:
         rate: float | None,
         now: float,
         *,
+        cursors: Mapping[int, Cursor] = MappingProxyType({}),
         guesses: bool = False,
     ) -> None:
         self.acknowledged = 0
@@ -126,6 +133,7 @@ class LeaseLedger:
         self.within = 0.0
         """Seconds within which the last report is to be acknowledged; 0: at once."""
         self._positions = positions
+        self._cursors = cursors
         self._rows = rows
         self._first = rows or (FIRST_ROWS if rate is None else max(1, math.ceil(rate * LEASE_SECONDS)))
         self._is_paced = rate is not None
@@ -157,8 +165,8 @@ class LeaseLedger:
         each = self._splits.get(split)
         return each is not None and each.emitted + rows <= each.granted
 
-    def emit(self, split: int, rows: int, now: float) -> None:
-        """Count ``rows`` rows, covered by a lease, as emitted."""
+    def emit(self, split: int, rows: int, now: float, cursor: Cursor | None = None) -> None:
+        """Count ``rows`` rows, covered by a lease, as emitted; the split is read on at the ``cursor``."""
         self._settle()
         each = self._splits[split]
         assert each.emitted + rows <= each.granted
@@ -171,8 +179,14 @@ class LeaseLedger:
             window.add(rows, now)
         each.emitted += rows
         each.batch = rows
+        each.cursor, each.is_moved = cursor, cursor is not None
         if self._is_short(each):
             self._is_due = True
+
+    def move(self, split: int, cursor: Cursor) -> None:
+        """The split is read on there, without a further row."""
+        each = self._splits.get(split) or self._open(split, self._window.since)
+        each.cursor, each.is_moved = cursor, True
 
     def end(self, split: int) -> None:
         """There are no more rows in the split."""
@@ -250,7 +264,8 @@ class LeaseLedger:
     def _open(self, split: int, now: float) -> _Split:
         start = self._positions.get(split, 0)
         window = _Window(now, is_guessed=self._guesses)
-        each = self._splits[split] = _Split(split, start, start, start, window)
+        cursor = self._cursors.get(split)
+        each = self._splits[split] = _Split(split, start, start, start, window, cursor=cursor)
         self._unbegun += 1
         return each
 
@@ -281,11 +296,13 @@ class LeaseLedger:
 
     @staticmethod
     def _is_to_change(each: _Split, need: int, wanted: int) -> bool:
-        """Whether a quarter of a split's lease is used, or it is far too short or too long, or at its end."""
+        """Whether a quarter of a split's lease is used, or it is far too short or too long, or at its end, or
+        it has a cursor that was not reported."""
         left = each.granted - each.emitted
         shrink = GUESS_SHRINK if each.guessed else SHRINK
         return (
             each.done
+            or each.is_moved
             or left < need
             or (4 * left <= 3 * each.lease if each.begun else 2 * left <= wanted)
             or left > shrink * wanted
@@ -294,18 +311,21 @@ class LeaseLedger:
     def _renew(self, each: _Split, rows: int) -> SplitPosition:
         if each.done:
             del self._splits[each.number]
-            return SplitPosition(each.number, each.emitted, 0, True)
+            return SplitPosition(each.number, each.emitted, 0, True, each.cursor)
+        each.is_moved = False
         each.lease, each.guessed = rows, each.window.is_guessed
         each.reported = each.emitted + rows
         each.granted = min(each.granted, each.reported)
         self._under_way.append(each)
-        return SplitPosition(each.number, each.emitted, rows)
+        return SplitPosition(each.number, each.emitted, rows, False, each.cursor)
 
     def exact(self) -> bytes:
         """Where every split is whose last report is not exact: what the attempt emits from now on is lost.
         Any thread may ask, also while the ledger's own goes on: that of an abandoned task does."""
         splits = list(self._splits.values())  # in one step
-        return pack_positions(SplitPosition(each.number, each.emitted, 0, each.done) for each in splits)
+        return pack_positions(
+            SplitPosition(each.number, each.emitted, 0, each.done, each.cursor) for each in splits
+        )
 
 
 def _next_look(now: float) -> float:

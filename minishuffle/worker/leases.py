@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from minishuffle.operators.base import Source
+from minishuffle.operators.base import AnySource
 from minishuffle.runtime.reader import SourceReader
 from minishuffle.wire.packed import SplitPosition, unpack_positions
 from minishuffle.worker.handoff import TaskPaths
@@ -46,7 +46,7 @@ class SourceLeases:
     # --- task ------------------------------------------------------------------------------------
 
     def open(
-        self, source: Source, index: int, parallelism: int, now: float, *, in_turn: bool
+        self, source: AnySource, index: int, parallelism: int, now: float, *, in_turn: bool
     ) -> SourceReader:
         """A reader that goes on where an earlier attempt was; the first leases are asked for.
 
@@ -58,7 +58,7 @@ class SourceLeases:
         )
         if self._report is not None:
             self._reader = reader
-            self._ledger = LeaseLedger(reader.positions, self._rows, reader.rate, now)
+            self._ledger = LeaseLedger(reader.positions, self._rows, reader.rate, now, cursors=reader.cursors)
             self.look(now)
         return reader
 
@@ -71,7 +71,7 @@ class SourceLeases:
         ledger, reader = self._ledger, self._reader
         if ledger is None or reader is None:
             return
-        split = reader.current
+        split, cursor = reader.current, reader.cursor
 
         def ready() -> bool:
             if not ledger.covers(split, rows):
@@ -81,12 +81,14 @@ class SourceLeases:
 
         if not ready():
             self._paths.wait_until(ready)
-        ledger.emit(split, rows, now)
+        ledger.emit(split, rows, now, cursor)
         self.look(now)
 
     def look(self, now: float) -> None:
         """Report what is to be reported by now."""
         if self._ledger is not None and self._reader is not None:
+            for split, cursor in self._reader.take_moved().items():
+                self._ledger.move(split, cursor)
             self._send(self._ledger.report(now, self._reader.upcoming))
 
     def end(self, split: int) -> None:

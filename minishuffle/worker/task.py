@@ -37,10 +37,10 @@ from minishuffle.exchange.spool import Spool
 from minishuffle.ids import FIRST_ATTEMPT, AttemptId
 from minishuffle.operators.base import (
     END_OF_TIME,
+    AnySource,
     Emit,
     Mark,
     Portion,
-    Source,
     TaskContext,
     Watermark,
 )
@@ -323,7 +323,7 @@ class Task:
         self._loops.append(calls)
         return calls
 
-    def _run_source(self, source: Source, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
+    def _run_source(self, source: AnySource, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
         in_turn = any(operator.by_split for operator in chain.operators)
         index, now = self.attempt_id.subtask.index, self.paths.pause.now()
         self.paths.calls.enter()

@@ -10,7 +10,7 @@ from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.positions import Resumption, SourceProgress
 from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import Acknowledge, SourcePositions, TaskStateChanged
-from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
+from minishuffle.wire.packed import Cursor, SplitPosition, pack_positions, unpack_positions
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -57,6 +57,22 @@ def test_without_a_lease_it_goes_on_where_the_position_is() -> None:
     assert progress.resume(0, 1, 100.0) == Resumption(expected, 0.0)
     assert progress.resume(0, 1, 100.0) == Resumption(expected, 0.0)
     assert progress.rows_leased(0, 1) == progress.rows_leased(0, 0) == 0
+
+
+def test_the_cursor_of_a_split_stays_where_it_was_reported() -> None:
+    cursor = Cursor("orders-0", b"\x07", 10)
+    for repeats, closed in (
+        (False, SplitPosition(0, 15, 0, False, cursor)),
+        (True, SplitPosition(0, 10, 0, False, cursor)),
+    ):
+        progress = SourceProgress(repeats=repeats)
+        progress.report(0, 0, packed(SplitPosition(0, 10, 5, False, cursor)), 100.0)
+        progress.resume(0, 0, 100.0)
+        assert unpack_positions(progress.resume(0, 0, 100.0).positions) == [closed]
+        record = progress.record(0, 0)
+        recalled = SourceProgress(repeats=repeats)
+        recalled.recall(0, 0, record)
+        assert recalled.resume(0, 0, 100.0) == progress.resume(0, 0, 100.0)
 
 
 def test_what_never_reported_begins_at_the_beginning() -> None:

@@ -13,7 +13,7 @@ from minishuffle.errors import UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.runtime import reader as reader_module
 from minishuffle.runtime.reader import SourceReader
-from minishuffle.wire.packed import SplitPosition
+from minishuffle.wire.packed import Cursor, SplitPosition
 
 
 def numbered(start: int, count: int) -> list[int]:
@@ -186,6 +186,44 @@ def test_a_next_attempt_goes_on_behind_the_lease_and_reads_no_split_that_has_end
         (0, "done"),
         (2, "done"),
     ]
+
+
+class Partitions:
+    """Of each letter its batches; a position is how many of these were read."""
+
+    replayable = True
+    bounded = False
+
+    def __init__(self, **splits: list[list[str]]) -> None:
+        self._splits = splits
+
+    def splits(self) -> list[str]:
+        return list(self._splits)
+
+    def read(self, split: str, position: bytes, /) -> Iterator[Any]:
+        yield from (
+            (batch, b"%d" % n) for n, batch in enumerate(self._splits[split], 1) if n > int(position or 0)
+        )
+
+
+def test_splits_with_names_go_on_behind_the_lease_and_say_where_each_is_read_on() -> None:
+    source = Partitions(a=[["1", "2"], ["3", "4"], ["5"]], b=[["6"]], c=[[], ["7"]], d=[])
+    resumed = [SplitPosition(0, 2, 1, False, Cursor("a", b"1", 2)), SplitPosition(2, 0, cursor=Cursor("c"))]
+    reader = SourceReader(source, 0, 2, 0.0, resumed=resumed)
+    assert reader.cursors == {0: Cursor("a", b"1", 2), 2: Cursor("c")}
+    assert (reader.poll(0.0), reader.cursor) == (["4"], Cursor("a", b"2", 4))
+    assert (reader.poll(0.0), reader.cursor) == (["5"], Cursor("a", b"3", 5))
+    assert reader.take_moved() == {2: Cursor("c", b"1", 0)}
+    assert reader.take_moved() == {}
+    assert (reader.poll(0.0), reader.current) == (["7"], 2)
+    assert reader.poll(0.0) is None
+    assert reader.positions == {0: 5, 2: 1}
+
+
+def test_what_is_left_out_at_the_beginning_does_not_wait() -> None:
+    source = Partitions(a=[["1"], ["2"], ["3"]])
+    reader = SourceReader(source, 0, 1, 0.0, resumed=[SplitPosition(0, 0, 2, False, Cursor("a"))])
+    assert reader.poll(0.0) == ["3"]
 
 
 def test_an_endless_paced_source_goes_on_where_it_would_be_by_now() -> None:

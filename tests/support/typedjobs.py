@@ -47,6 +47,7 @@ def sources() -> None:
     assert_type(Stream.generate(records=5), Stream[int])
     assert_type(Stream.generate(lambda start, count: ["a"] * count, rate=1.0), Stream[str])
     assert_type(Stream.source(Primes()), Stream[int])
+    assert_type(Stream.source(Partition()), Stream[str])
     assert_type(Table.from_files("a.csv").to_rows(), Stream[dict[str, Any]])
 
 
@@ -56,6 +57,16 @@ class Primes:
 
     def read(self, split: int, offset: int) -> Iterator[list[int]]:
         yield [split]
+
+
+class Partition:
+    replayable = True
+
+    def splits(self) -> list[str]:
+        return ["orders-0"]
+
+    def read(self, split: str, position: bytes) -> Iterator[tuple[list[str], bytes]]:
+        yield [split], b"1"
 
 
 async def looked_up(click: Click) -> tuple[str, int]:

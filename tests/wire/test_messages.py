@@ -33,7 +33,14 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerAddress,
 )
-from minishuffle.wire.packed import PeerRows, SplitPosition, pack_placement, pack_positions, pack_traffic
+from minishuffle.wire.packed import (
+    Cursor,
+    PeerRows,
+    SplitPosition,
+    pack_placement,
+    pack_positions,
+    pack_traffic,
+)
 from minishuffle.wire.requests import GetRows, JobInfo, JobList, ListJobs
 
 ADDRESS = WorkerAddress(worker=7, epoch=1, host="10.0.0.7", data_port=5007)
@@ -86,7 +93,9 @@ def messages(cls: type[ControlMessage]) -> st.SearchStrategy[ControlMessage]:
         count = st.integers(0, 2**32 - 1)
         fields["traffic"] = st.lists(st.builds(PeerRows, *[count] * 7), max_size=2).map(pack_traffic)
     if "positions" in fields:
-        entry = st.builds(SplitPosition, st.integers(0, 2**32 - 1), *[st.integers(0, 2**40)] * 2)
+        rows = st.integers(0, 2**40)
+        cursor = st.none() | st.builds(Cursor, st.text(max_size=3), st.binary(max_size=3), rows)
+        entry = st.builds(SplitPosition, st.integers(0, 2**32 - 1), rows, rows, cursor=cursor)
         fields["positions"] = st.lists(entry, max_size=2).map(pack_positions)
     return st.builds(cls, **fields)
 

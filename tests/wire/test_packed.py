@@ -10,6 +10,7 @@ from minishuffle.errors import RemoteProtocolError
 from minishuffle.wire.control import pack_message, unpack_message
 from minishuffle.wire.messages import ControlMessage, SourcePositions, TaskReleased, TaskReport
 from minishuffle.wire.packed import (
+    Cursor,
     PeerRows,
     SplitPosition,
     pack_placement,
@@ -29,8 +30,9 @@ def test_tables_are_read_as_they_were_written() -> None:
     assert unpack_traffic(b"") == []
     assert unpack_placement(pack_placement([7, 8, 9])) == (7, 8, 9)
     positions = [SplitPosition(0, 5), SplitPosition(2**32 - 1, 2**40, 2**41, True)]
+    positions[1:1] = [SplitPosition(1, 7, 3, done, Cursor("thé", b"\0" * 1024, 4)) for done in (False, True)]
     assert unpack_positions(pack_positions(positions)) == positions
-    assert [position.end for position in positions] == [5, 3 * 2**40]
+    assert [position.end for position in positions] == [5, 10, 10, 3 * 2**40]
     assert unpack_positions(b"") == []
 
 
@@ -50,8 +52,10 @@ def test_a_traffic_of_no_whole_entries_or_of_too_many_is_not_read() -> None:
 
 
 def test_positions_of_no_whole_entries_are_not_read() -> None:
-    one = pack_positions([SplitPosition(0, 5, 3)])
-    made = SourcePositions(term=1, positions=one, **TASK)
-    assert unpack_message(pack_message(made)) == made
-    with pytest.raises(RemoteProtocolError, match=r"SourcePositions\.positions: "):
-        unpack_message(pack_message(made.model_copy(update={"positions": one[:-1]})))
+    for cursor in (None, Cursor("a", b"xyz", 4)):
+        one = pack_positions([SplitPosition(0, 5, 3, cursor=cursor)])
+        made = SourcePositions(term=1, positions=one, **TASK)
+        assert unpack_message(pack_message(made)) == made
+        for end in range(1, len(one)):
+            with pytest.raises(RemoteProtocolError, match=r"SourcePositions\.positions: "):
+                unpack_message(pack_message(made.model_copy(update={"positions": one[:end]})))

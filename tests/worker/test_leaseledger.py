@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from minishuffle.coordinator.positions import SourceProgress
 from minishuffle.limits import LEASE_SECONDS
-from minishuffle.wire.packed import SplitPosition, unpack_positions
+from minishuffle.wire.packed import Cursor, SplitPosition, unpack_positions
 from minishuffle.worker import leaseledger
 from minishuffle.worker.leaseledger import AHEAD, FIRST_ROWS, TOGETHER_SECONDS, LeaseLedger
 from support.soak import examples
@@ -29,9 +29,11 @@ class Source(RuleBasedStateMachine):
         repeats=st.booleans(),
         rate=st.none() | st.just(100.0),
         guesses=st.booleans(),
+        named=st.booleans(),
     )
-    def begin(self, rows: int | None, repeats: bool, rate: float | None, guesses: bool) -> None:
+    def begin(self, rows: int | None, repeats: bool, rate: float | None, guesses: bool, named: bool) -> None:
         self.rows, self.repeats, self.rate, self.guesses = rows, repeats, rate, guesses
+        self.cursors = {split: Cursor(str(split)) for split in range(SPLITS) if named}
         self.now = 1000.0
         self.coordinator = SourceProgress(repeats=repeats)
         self.emitted: Counter[tuple[int, int]] = Counter()
@@ -42,7 +44,9 @@ class Source(RuleBasedStateMachine):
 
     def start(self, positions: dict[int, int]) -> None:
         self.at = {split: positions.get(split, 0) for split in range(SPLITS)}
-        self.ledger = LeaseLedger(dict(self.at), self.rows, self.rate, self.now, guesses=self.guesses)
+        self.ledger = LeaseLedger(
+            dict(self.at), self.rows, self.rate, self.now, cursors=dict(self.cursors), guesses=self.guesses
+        )
         self.reports: deque[bytes] = deque()
         self.acknowledgements = 0
         self.report()
@@ -57,6 +61,7 @@ class Source(RuleBasedStateMachine):
             for entry in unpack_positions(table):
                 assert entry.position == self.at[entry.split]
                 assert entry.done or entry.lease >= 1
+                assert entry.cursor == self.cursors.get(entry.split)
 
     @rule(
         batches=st.lists(st.tuples(st.integers(0, SPLITS - 1), st.integers(1, 60)), min_size=1, max_size=8),
@@ -77,8 +82,22 @@ class Source(RuleBasedStateMachine):
             return
         self.emitted.update((split, self.at[split] + row) for row in range(rows))
         self.at[split] += rows
-        self.ledger.emit(split, rows, self.now)
+        self.move(split, self.at[split])
+        self.ledger.emit(split, rows, self.now, self.cursors.get(split))
         self.report()
+
+    def move(self, split: int, rows: int) -> None:
+        if (cursor := self.cursors.get(split)) is not None:
+            self.cursors[split] = Cursor(cursor.name, cursor.position + b".", rows)
+
+    @precondition(lambda self: self.cursors)
+    @rule(split=st.integers(0, SPLITS - 1))
+    def read_nothing(self, split: int) -> None:
+        """The source goes on without a row."""
+        if split not in self.ended:
+            self.move(split, self.cursors[split].rows)
+            self.ledger.move(split, self.cursors[split])
+            self.report()
 
     @rule(seconds=st.floats(0.0, 3 * LEASE_SECONDS))
     def wait(self, seconds: float) -> None:
@@ -113,6 +132,11 @@ class Source(RuleBasedStateMachine):
         found = self.coordinator.resume(0, 0, self.now)
         entries = {entry.split: entry for entry in unpack_positions(found.positions)}
         self.ended &= {split for split, entry in entries.items() if entry.done}
+        for split in self.cursors:
+            entry = entries.get(split, SplitPosition(split, 0, cursor=Cursor(str(split))))
+            assert entry.cursor is not None
+            assert entry.cursor.rows <= entry.position
+            self.cursors[split] = entry.cursor
         self.start({split: entry.end for split, entry in entries.items()})
         return entries
 

@@ -12,7 +12,7 @@ from minishuffle.api.stream import Stream
 from minishuffle.connectors.generator import TURNS_PER_SECOND
 from minishuffle.plan.graph import JobSettings
 from minishuffle.plan.planner import compile_job
-from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
+from minishuffle.wire.packed import Cursor, SplitPosition, pack_positions, unpack_positions
 from minishuffle.worker.state import StartTask
 from support.attempts import attempt
 
@@ -112,6 +112,33 @@ async def test_the_next_attempt_goes_on_behind_the_lease(site: Site) -> None:
     assert site.rows == list(range(5, 15))
     assert site.recovered == [attempt(number=2)], "its first batch was passed on"
     assert entries_of(site.positions[attempt(number=2)])[0] == SplitPosition(0, 5, 10)
+
+
+class Named:
+    """One split of a hundred numbers whose positions are texts."""
+
+    replayable = True
+
+    def splits(self) -> list[str]:
+        return ["numbers"]
+
+    def read(self, split: str, position: bytes, /) -> Iterator[tuple[list[int], bytes]]:
+        for first in range(int(position or b"0"), 100, 10):
+            yield list(range(first, first + 10)), b"%d" % (first + 10)
+
+
+async def test_a_split_with_a_name_is_read_on_from_the_position_before_the_lease(site: Site) -> None:
+    message = site.message(compile_job(Stream.source(Named()).collect(), settings=LEASE), "j1")
+    positions = pack_positions([SplitPosition(0, 20, 15, False, Cursor("numbers", b"20", 20))])
+    spec = message.tasks[0].model_copy(update={"attempt": 2, "positions": positions})
+    site.deployment.start(StartTask(message, spec))
+    await site.until(lambda: bool(site.outcomes))
+    assert site.rows == list(range(35, 100))
+    first, *others = entries_of(site.positions[attempt(number=2)])
+    assert first == SplitPosition(0, 35, 10, False, Cursor("numbers", b"20", 20))
+    assert others[0] == SplitPosition(0, 40, 10, False, Cursor("numbers", b"40", 40))
+    last = [*others, *entries_of([site.outcomes[attempt(number=2)].positions])][-1]
+    assert last == SplitPosition(0, 100, 0, True, Cursor("numbers", b"100", 100))
 
 
 async def test_rows_that_fell_due_while_nobody_ran_are_counted(site: Site) -> None:

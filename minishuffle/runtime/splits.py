@@ -1,0 +1,195 @@
+"""One split of a source, read from where an earlier attempt was.
+
+A split is read on from a number of records (:class:`~minishuffle.operators.base.Source`), or if it has a name
+from a position of the source's own (:class:`~minishuffle.operators.base.SplitSource`). The second begins at
+or before the records that are wanted, and leaves out what comes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+
+from minishuffle.errors import ResourceExhausted, UsageError
+from minishuffle.exchange.batch import Payload
+from minishuffle.limits import (
+    BATCH_ROWS_MAX,
+    NAMED_SPLITS_MAX,
+    SPLIT_NAME_BYTES_MAX,
+    SPLIT_POSITION_BYTES_MAX,
+)
+from minishuffle.operators.base import AnySource, Portion, SplitSource
+from minishuffle.operators.pandas_index import without_unnamed_index
+from minishuffle.wire.packed import Cursor, SplitPosition
+
+__all__ = ["NamedSplit", "Split", "check_count", "checked_names"]
+
+_END: Final[Any] = object()
+
+
+class Split:
+    """A split that is read on from a number of records.
+
+    Args:
+        value: as the source gives it.
+        resumed: where an earlier attempt was, whose lease counts as read.
+    """
+
+    def __init__(self, source: AnySource, value: Any, resumed: SplitPosition) -> None:
+        self.number = resumed.split
+        self.position = resumed.end
+        """Records read, those included that an earlier attempt has emitted."""
+        self.records = 0
+        """How many of them the batch taken last stands for; the source may have left some out."""
+        self.skipped = 0
+        """How many were left out of it, as an earlier attempt may have emitted them."""
+        self.left_out: Portion | None = None
+        """That batch, if records are missing from it."""
+        self.cursor: Cursor | None = None
+        """Where it is read on, if it has a name."""
+        self._source: Any = source
+        self._source_name = type(source).__name__
+        self._value = value
+        self._batches: Iterator[Any] | None = None
+
+    def take(self) -> Payload | None:
+        """The next batch, or an empty list if there is none now; None at the end.
+
+        Raises:
+            UsageError: the source yields what it must not.
+            Exception: what the source raises.
+        """
+        self.records, self.left_out = 0, None
+        try:
+            if self._batches is None:
+                self._batches = iter(self._begin())
+            given = next(self._batches, _END)
+        except Exception as error:
+            error.add_note(
+                f"raised by {self._source_name}.read in split {self._shown} after {self.position} records"
+            )
+            raise
+        if given is _END:
+            self._batches = None
+            return None
+        return self._taken(given)
+
+    def close(self) -> None:
+        """Let go of what the source has open for it."""
+        close = getattr(self._batches, "close", None)
+        if close is not None:
+            close()
+
+    @property
+    def _shown(self) -> str:
+        return str(self.number)
+
+    def _begin(self) -> Any:
+        return self._source.read(self._value, self.position)
+
+    def _taken(self, given: Any) -> Payload:
+        if isinstance(given, Portion):
+            self.left_out, self.records = given, given.records
+            batch = self._checked(given.batch)
+        else:
+            batch = self._checked(given)
+            self.records = len(batch)
+        self.position += self.records
+        return batch
+
+    def _checked(self, batch: Any) -> Payload:
+        name, format = self._source_name, getattr(self._source, "format", "rows")
+        if isinstance(batch, pa.RecordBatch):
+            if format != "arrow":
+                raise UsageError(f'{name} yields Arrow batches: set its attribute format = "arrow"')
+            if batch.num_rows > BATCH_ROWS_MAX:
+                raise UsageError(
+                    f"{name} yields an Arrow batch of {batch.num_rows} rows: "
+                    f"yield slices of at most {BATCH_ROWS_MAX}"
+                )
+            return without_unnamed_index(batch)
+        if not isinstance(batch, list):
+            raise UsageError(
+                f"{name}.read yields a {type(batch).__name__}: yield lists of rows or pyarrow.RecordBatch"
+            )
+        if format != "rows" and batch:
+            raise UsageError(f'{name} yields lists of rows: set its attribute format = "rows"')
+        return batch
+
+
+class NamedSplit(Split):
+    """A split that has a name, and is read on from a position of the source's own.
+
+    Raises:
+        UsageError: the name is not that of the split which an earlier attempt has read.
+    """
+
+    def __init__(self, source: SplitSource[Any], name: str, resumed: SplitPosition) -> None:
+        super().__init__(source, name, resumed)
+        self.cursor: Cursor = resumed.cursor or Cursor(name)
+        if self.cursor.name != name:
+            raise UsageError(
+                f"{self._source_name}.splits() gives {name!r} where it gave {self.cursor.name!r} before: "
+                "give the same names in the same order each time"
+            )
+        self._skips = self.position - self.cursor.rows if source.replayable else 0
+        """Records behind the cursor that are left out."""
+
+    @property
+    def _shown(self) -> str:
+        return repr(self._value)
+
+    def _begin(self) -> Any:
+        return self._source.read(self._value, self.cursor.position)
+
+    def _taken(self, given: Any) -> Payload:
+        if not isinstance(given, tuple) or len(given) != 2:
+            what = f"a tuple of {len(given)}" if isinstance(given, tuple) else f"a {type(given).__name__}"
+            raise UsageError(
+                f"{self._source_name}.read yields {what}: yield pairs of a batch and the position behind it, "
+                "or leave the attribute replayable out"
+            )
+        batch, position = self._checked(given[0]), given[1]
+        if not isinstance(position, bytes) or len(position) > SPLIT_POSITION_BYTES_MAX:
+            what = f"{len(position)} bytes" if isinstance(position, bytes) else type(position).__name__
+            raise UsageError(
+                f"{self._source_name}.read yields {what} as a position: give bytes, at most "
+                f"{SPLIT_POSITION_BYTES_MAX}"
+            )
+        self.skipped = skipped = min(self._skips, len(batch))
+        self._skips -= skipped
+        self.records = len(batch) - skipped
+        self.position += self.records
+        self.cursor = Cursor(self.cursor.name, position, self.position - self._skips)
+        if not skipped:
+            return batch
+        return batch[skipped:] if isinstance(batch, list) else batch.slice(skipped)
+
+
+def check_count(source: SplitSource[Any], count: int) -> None:
+    """Raises ResourceExhausted unless one subtask can have so many splits."""
+    if count > NAMED_SPLITS_MAX:
+        raise ResourceExhausted(
+            f"{type(source).__name__}.splits() gives {count} splits with names to one subtask, and at most "
+            f"{NAMED_SPLITS_MAX} fit: raise its parallelism"
+        )
+
+
+def checked_names(source: SplitSource[Any], names: list[Any]) -> list[str]:
+    """The names of its splits.
+
+    Raises:
+        UsageError: they are not different texts of at most SPLIT_NAME_BYTES_MAX.
+    """
+    what = f"{type(source).__name__}.splits() gives"
+    for name in names:
+        if not isinstance(name, str):
+            raise UsageError(f"{what} a {type(name).__name__}: give the names of the splits, which are texts")
+        if not 0 < len(name.encode(errors="surrogatepass")) <= SPLIT_NAME_BYTES_MAX:
+            raise UsageError(f"{what} the name {name!r:.80}: give one of 1 to {SPLIT_NAME_BYTES_MAX} bytes")
+    if len(set(names)) < len(names):
+        twice = next(name for number, name in enumerate(names) if name in names[:number])
+        raise UsageError(f"{what} {twice!r} twice: give each split a name of its own")
+    return names
