@@ -1,34 +1,49 @@
-"""Runs a job in a test: without a cluster, in the calling thread, in milliseconds.
+"""Runs a job, a source or a sink in a test: without a cluster, in the calling thread, in milliseconds.
 
 :func:`run` takes rows for each source of a stream or table and gives what reaches its end; :func:`start` does
 the same by steps. The operators are those of a cluster, with one subtask each, in whose chains rows go in the
 order given. Sources and sinks of the plan are not opened. Functions are called as they are, not as copies:
 what an object of yours holds after a run, the next one finds there.
+
+:func:`check_source` and :func:`check_sink` put a source and a sink of your own through what a job does to
+them: copies, subtasks, restarts and ends.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import pyarrow as pa
 
 from minishuffle.connectors.pushed import PushedSource
+from minishuffle.connectors.sinks import Sink, UserSink
 from minishuffle.errors import UsageError, did_you_mean
 from minishuffle.exchange.batch import Batch, Payload
 from minishuffle.exchange.collected import table_of
+from minishuffle.exchange.rows import pack_result
 from minishuffle.exchange.schemas import as_declared, batch_without_rows
+from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.limits import LIST_ROWS
+from minishuffle.operators.base import AnySource, Source, TaskContext
 from minishuffle.operators.batch_times import microseconds
+from minishuffle.operators.pandas_index import given_table
+from minishuffle.plan.arguments import checked_parallelism
 from minishuffle.plan.detached import detached
+from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.nodes import ObjectSchema
+from minishuffle.plan.pickling import copied_program
+from minishuffle.plan.programs import ProgramSpec
+from minishuffle.runtime.conformance import SourceCheck
 from minishuffle.runtime.onethread import OneThread
 
 if TYPE_CHECKING:
     from minishuffle.api.stream_base import StreamBase
 
-__all__ = ["JobHarness", "run", "start"]
+__all__ = ["JobHarness", "check_sink", "check_source", "run", "start"]
 
 CLOCK_STEP: Final = 1e-6
 """Seconds by which the clock goes on at least where something is due."""
@@ -71,6 +86,84 @@ def start(stream: StreamBase) -> JobHarness:
         UsageError: it is none; sinks share a name.
     """
     return JobHarness(stream)
+
+
+def check_source(source: AnySource, *, parallelism: int = 2, records: int = 10_000) -> Any:
+    """Read a source of your own as a job does, each split also from places where a restart could go on: the
+    rest has to be the same then.
+
+    Each reading is of a copy, as each subtask has one. Rows are the same if they are equal, or look alike.
+    Of a source that is not ``replayable`` no split is read again, but at its end.
+
+    Args:
+        parallelism: of its subtasks.
+        records: how many each subtask reads at most. One of an endless source also stops once it had no
+            record a hundred times in a row.
+
+    Returns: what was read first: a list of rows, or a ``pyarrow.Table``, subtask after subtask.
+
+    Raises:
+        UsageError: it does not keep the contract of a :class:`~minishuffle.operators.base.Source` or a
+            :class:`~minishuffle.operators.base.SplitSource`, or cannot be copied.
+        Exception: what it raises.
+    """
+    name = type(source).__name__
+    if not isinstance(source, Source):
+        raise UsageError(f"{name} is not a source: it needs the methods splits() and read(split, offset)")
+    check = SourceCheck(
+        lambda: copied_program(ProgramSpec(source), name).source,
+        checked_parallelism(parallelism, "check_source"),
+        records,
+    )
+    check.run()
+    return _joined(check.batches, None)
+
+
+def check_sink(sink: Sink, rows: Any, *, parallelism: int = 2) -> list[Any]:
+    """Write rows into a sink of your own as a job does whose first attempt of each subtask fails halfway.
+
+    That attempt is closed and another one writes all of its rows; a subtask without rows is opened and closed
+    too. Each attempt has a copy of the sink. What an attempt that failed wrote outside is not taken back.
+
+    Args:
+        rows: a list, or a ``pyarrow.Table`` or what makes one: 4,096 at a time go to the subtasks in
+            turn.
+        parallelism: of its subtasks.
+
+    Returns: the result of each subtask.
+
+    Raises:
+        UsageError: it is no :class:`~minishuffle.connectors.sinks.Sink`, or cannot be copied.
+        WrongResult: a result is not what msgpack takes.
+        Exception: what it raises.
+    """
+    UserSink(sink)
+    if hasattr(rows, "__arrow_c_stream__"):
+        batches: list[Any] = given_table(rows, "check_sink").to_batches(max_chunksize=LIST_ROWS)
+    else:
+        batches = [rows[start : start + LIST_ROWS] for start in range(0, len(rows), LIST_ROWS)]
+    count = checked_parallelism(parallelism, "check_sink")
+    results = []
+    for index in range(count):
+        part = batches[index::count]
+        context = TaskContext("test", type(sink).__name__, index, count, FIRST_ATTEMPT)
+        _written(sink, context, part[: len(part) // 2])
+        results.append(_written(sink, replace(context, attempt=FIRST_ATTEMPT + 1), part))
+    return results
+
+
+def _written(sink: Sink, context: TaskContext, batches: Sequence[Any]) -> Any:
+    """The result of one attempt."""
+    name = type(sink).__name__
+    spec = ProgramSpec(operators=[(name, OperatorSpec("sink", {"sink": UserSink(sink)}))])
+    ((_, copy),) = copied_program(spec, name).operators
+    operator: UserSink = copy.parameters["sink"]
+    operator.open(context)
+    for batch in batches:
+        operator.process(Batch(batch), 0, lambda item: None)
+    result = operator.close()
+    pack_result(result)
+    return result
 
 
 class JobHarness:

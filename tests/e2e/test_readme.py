@@ -41,7 +41,7 @@ AS_PRINTED = {
     "Results": 1,
     "Several sinks": 1,
     "A first look": 1,
-    "Testing your job": 2,
+    "Testing your job": 3,
     "Side outputs": 1,
     "Your own metrics": 1,
     "Asynchronous functions": 1,
