@@ -125,11 +125,7 @@ SET_FROM_OUTSIDE = {
         "not yet calls of Task and of the parts of Job",
     ),
     "coordinator/process.py": ("web_port", "not yet an argument"),
-    "coordinator/state.py": (
-        "applied heard_at numbers standby_short suspicions",
-        "not yet calls of Workers and Worker",
-    ),
-    "coordinator/workers.py": ("others_leave", "not yet a call of Drain"),
+    "coordinator/state.py": ("applied heard_at", "not yet calls of Worker"),
 }
 """By module of the two processes: attributes of other objects that it assigns, and why. The list shrinks."""
 SMALL_LINES_MAX = 75

@@ -41,6 +41,10 @@ class Drain(Record):
         if self.phase == "moving":
             self.until = min((each for each in (self.until, until) if each is not None), default=None)
 
+    def join(self) -> None:
+        """Another worker leaves, too."""
+        self.others_leave = True
+
     def is_to_evict(self, at: float, *, others_stay: bool) -> bool:
         """True, once, when its tasks are to be evicted."""
         is_over = self.until is not None and at >= self.until

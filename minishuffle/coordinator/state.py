@@ -178,7 +178,8 @@ class CoordinatorState:
         """The latest time that the wall clock has shown."""
         self._random = random
         self._recorder = journalrecords.Recorder(records)
-        self._workers = WorkerRegistry(settings, facts.python, facts.version)
+        submitted, numbers = journalrecords.recalled_counts(records)
+        self._workers = WorkerRegistry(settings, facts.python, facts.version, numbers)
         seconds = settings.host_timeout
         self._hosts = SilentHosts(facts.term, facts.identity, None if seconds == "off" else seconds)
         self._jobs = JobTable()
@@ -214,7 +215,6 @@ class CoordinatorState:
         """By epoch. The next coordinator does without: launchers repeat how a process ended, with what was
         inside user code."""
         self._orderly_stop = OrderlyStop(settings.task_cancel_timeout)
-        submitted, self._workers.numbers = journalrecords.recalled_counts(records)
         self._submissions = Submissions(submitted)
         self._recall(records, now)
 
@@ -648,8 +648,8 @@ class CoordinatorState:
         if worker is None or worker.epoch != message.epoch:
             self.ignored += 1
             return
-        worker.suspicions += message.suspected
         if message.suspected:
+            worker.suspect()
             self._prepare_for(worker)
         self._touch(*self._jobs.suspected(by.worker, message, at))
 
@@ -1052,7 +1052,7 @@ class CoordinatorState:
         self._watch(now)
         for number in self._links.take_new():
             self._note_reach(number, self._wall(now))
-        self._workers.standby_short += len(called)
+        self._workers.called_up(len(called))
         self._advance_stop(now)
         self._record(touched | {job.id for job in self._jobs.values() if job.changed})
         messages, self._out = list(self.write_ahead.passed(self._out)), []

@@ -142,6 +142,10 @@ class Worker:
         """It is on standby no more."""
         self.standby = False
 
+    def suspect(self) -> None:
+        """Another worker suspects it."""
+        self.suspicions += 1
+
     def registered(self, term: int, heartbeat_interval: float) -> Registered:
         """The answer to its registration."""
         return Registered(
@@ -237,27 +241,32 @@ class WorkerRegistry:
 
     Invariants: each link belongs to one worker at most, and that one is alive; epochs are
     all different and at most ``epoch``.
+
+    Args:
+        numbers: those of the coordinator before.
     """
 
-    def __init__(self, settings: ClusterSettings, python: str, release: str) -> None:
-        self.epoch = 0
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        python: str,
+        release: str,
+        numbers: RegistryNumbers = RegistryNumbers(),  # noqa: B008  (a tuple)
+    ) -> None:
+        self.epoch = numbers.epoch
         """Registrations accepted so far."""
         self._settings = settings
         self._python, self._release = python, release
         self._workers: dict[int, Worker] = {}
         self._by_link: dict[int, Worker] = {}
-        self.highest = 0
+        self.highest = numbers.highest
         """The highest id that was given."""
-        self.standby_short = 0
+        self.standby_short = numbers.standby_short
         """Standby workers that were called upon or lost, and whose place no other has taken."""
 
     @property
     def numbers(self) -> RegistryNumbers:
         return RegistryNumbers(self.epoch, self.highest, self.standby_short)
-
-    @numbers.setter
-    def numbers(self, numbers: RegistryNumbers) -> None:
-        self.epoch, self.highest, self.standby_short = numbers
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(sorted(self._workers.values(), key=lambda worker: worker.worker))
@@ -345,6 +354,10 @@ class WorkerRegistry:
         about = _settled(about)
         self._check(about)
         return about
+
+    def called_up(self, count: int) -> None:
+        """So many have taken slots over: their places on standby are to be filled again."""
+        self.standby_short += count
 
     def forget_standby(self) -> None:
         """No place on standby is to be filled again, nor that of one that is there, once it is lost."""
@@ -519,7 +532,7 @@ class WorkerRegistry:
         found = [each for each in self.there() if each is not worker and each.drain is not None]
         for each in found:
             if each.drain is not None:
-                each.drain.others_leave = True
+                each.drain.join()
         return found
 
     # --- time ------------------------------------------------------------------------------------
