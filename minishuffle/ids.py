@@ -9,13 +9,12 @@ connections of one logical channel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NewType, TypeAlias, TypedDict
+from typing import Final, NewType, TypeAlias
 
 from minishuffle.errors import UsageError
 
 __all__ = [
     "Address",
-    "AttemptFields",
     "AttemptId",
     "ChannelId",
     "Changes",
@@ -70,17 +69,13 @@ class SubtaskId:
     operator: OperatorId
     index: int
 
+    @property
+    def key(self) -> tuple[OperatorId, int]:
+        """Operator and index: which subtask of its job it is."""
+        return self.operator, self.index
+
     def __str__(self) -> str:
         return f"{self.job}/{self.operator}.{self.index}"
-
-
-class AttemptFields(TypedDict):
-    """The fields of messages that name an attempt."""
-
-    job: JobId
-    operator: OperatorId
-    index: int
-    attempt: int
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -93,10 +88,10 @@ class AttemptId:
     def __str__(self) -> str:
         return f"{self.subtask}#{self.attempt}"
 
-    def fields(self) -> AttemptFields:
-        """As messages name it."""
-        job, operator, index = self.subtask.job, self.subtask.operator, self.subtask.index
-        return {"job": job, "operator": operator, "index": index, "attempt": self.attempt}
+    @classmethod
+    def of(cls, job: str, operator: int, index: int, attempt: int) -> AttemptId:
+        """The attempt with these numbers."""
+        return cls(SubtaskId(JobId(job), OperatorId(operator), index), attempt)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from minishuffle.counters import COUNTED_MAX, Histogram, TaskCounters
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME
+from minishuffle.ids import AttemptId
 from minishuffle.wire.control import pack_message, unpack_message
 from minishuffle.wire.messages import Heartbeat, TaskReport, WorkerReport
 
@@ -24,7 +25,7 @@ from minishuffle.wire.messages import Heartbeat, TaskReport, WorkerReport
     ],
 )
 def test_counters_of_a_message_are_checked_like_its_other_fields(counters: dict[str, Any]) -> None:
-    fields = {"job": "j1", "operator": 0, "index": 0, "attempt": 1}
+    fields = {"attempt": ("j1", 0, 0, 1)}
     found = TaskReport.model_validate({**fields, "counters": {"records_in": 3, "user_errors": {"skip": 1}}})
     assert found.counters == TaskCounters(records_in=3, user_errors={"skip": 1})
     with pytest.raises(ValidationError, match=next(iter(counters))):
@@ -35,7 +36,7 @@ def test_counters_of_a_message_are_checked_like_its_other_fields(counters: dict[
 def test_any_watermark_fits_into_a_heartbeat(watermark: int | None) -> None:
     """Event time before 1970 is negative."""
     counters = TaskCounters(watermark=watermark)
-    report = TaskReport(job="j1", operator=0, index=0, attempt=1, counters=counters)
+    report = TaskReport(attempt=AttemptId.of("j1", 0, 0, 1), counters=counters)
     heartbeat = Heartbeat(term=1, worker=1, epoch=1, report=WorkerReport(), tasks=[report], peers=[])
     message = unpack_message(pack_message(heartbeat))
     assert message == heartbeat

@@ -15,7 +15,7 @@ def test_identifiers_are_short_and_tell_everything() -> None:
     assert str(subtask) == "j1/2.3"
     assert str(AttemptId(subtask, 4)) == "j1/2.3#4"
     assert str(PartitionId(JobId("j1"), 5, 6)) == "j1/edge5.6"
-    assert AttemptId(subtask, 4).fields() == {"job": "j1", "operator": 2, "index": 3, "attempt": 4}
+    assert AttemptId.of("j1", 2, 3, 4) == AttemptId(subtask, 4) and subtask.key == (2, 3)
 
 
 def test_identifiers_sort_by_job_then_operator_then_index() -> None:

@@ -43,6 +43,7 @@ from minishuffle.exchange.elements import AssemblyBudget
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.segments import NetworkBufferPool
+from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.control import encode_message, pack_message, unpack_message
 from minishuffle.wire.messages import (
@@ -55,9 +56,9 @@ from minishuffle.wire.messages import (
     Registered,
     ReleaseJob,
     TasksRestarted,
-    TaskStateChanged,
     WorkerLost,
 )
+from minishuffle.wire.reports import AttemptReport, TaskStateChanged
 from minishuffle.wire.requests import SubmitJob
 from minishuffle.worker.instructions import Attach, ConnectLocal, FailChannel, RequestPartition
 from minishuffle.worker.state import WorkerState
@@ -199,15 +200,10 @@ class _Coordinator:
 
     def report(self, worker: int, message: DeployTasks, state: Literal["running", "canceled"]) -> None:
         for spec in message.tasks:
-            changed = TaskStateChanged(
-                term=TERM,
-                job=message.job,
-                operator=spec.operator,
-                index=spec.index,
-                attempt=spec.attempt,
-                state=state,
-            )
-            self.call(self.state.worker_message(worker, changed, 1.0))
+            attempt = AttemptId.of(message.job, spec.operator, spec.index, spec.attempt)
+            changed = TaskStateChanged(attempt=attempt, state=state)
+            report = AttemptReport(term=TERM, facts=[changed])
+            self.call(self.state.worker_message(worker, report, 1.0))
 
     def lose(self, deployed: dict[int, DeployTasks]) -> None:
         """The victim is lost, and whom the coordinator cancels for that ends."""

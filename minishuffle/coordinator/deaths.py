@@ -162,9 +162,10 @@ class Deaths:
         """A heartbeat of the current attempt of a subtask; True: it is cleared of its deaths by that."""
         life = self._lives.get(key)
         passed_on = report.counters.records_out
-        if life is None or life.attempt != report.attempt:
+        attempt = report.attempt.attempt
+        if life is None or life.attempt != attempt:
             moved_at = life.moved_at if life is not None else self._began_at
-            life = self._lives[key] = _Life(report.attempt, 0, 0, False, 0, moved_at, 0.0)
+            life = self._lives[key] = _Life(attempt, 0, 0, False, 0, moved_at, 0.0)
         moves = report.position > life.position or passed_on > life.passed_on
         if moves:
             life.moved_at = at
@@ -172,7 +173,7 @@ class Deaths:
         life.position, life.passed_on = report.position, passed_on
         life.rows, life.inside = report.in_hand, report.inside
         deaths = self._counted.get(key)
-        if deaths is None or report.attempt <= deaths.attempt:
+        if deaths is None or attempt <= deaths.attempt:
             return False
         settled = moves and at >= life.began_at + SETTLED_SECONDS
         if settled or report.position >= deaths.needed:

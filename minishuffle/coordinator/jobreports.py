@@ -1,64 +1,75 @@
-"""What workers report of a job, and where each report goes."""
+"""What workers report of a job's attempts: whether it counts, and where it goes.
+
+The identity of a report is checked here and nowhere else: it counts if its attempt is the current one of its
+subtask and runs on the worker that reports. What comes of earlier attempts is stale, but for the rows that
+these have exchanged and dropped.
+"""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final
 
 from minishuffle.coordinator.jobs import Job
-from minishuffle.wire.messages import (
+from minishuffle.wire.messages import TaskReport
+from minishuffle.wire.reports import (
+    AttemptReport,
     Collected,
     EndsRead,
-    LogLines,
+    Fact,
+    FileCompleted,
     PartitionReadable,
-    RecoverySteps,
     SourcePositions,
     TaskReleased,
     TaskStands,
     TaskStateChanged,
 )
-from minishuffle.wire.outputs import FileCompleted
 
-__all__ = ["JobReport", "RepeatedReport", "heard", "is_refused"]
+__all__ = ["heard", "may_wait", "refuses"]
 
-RepeatedReport: TypeAlias = (
-    TaskStateChanged
-    | TaskReleased
-    | Collected
-    | SourcePositions
-    | FileCompleted
-    | EndsRead
-    | PartitionReadable
-)
-"""They are repeated until they are acknowledged."""
-JobReport: TypeAlias = RepeatedReport | LogLines | RecoverySteps | TaskStands
+WHILE_IT_RUNS: Final = (Collected, FileCompleted, SourcePositions, TaskStands)
+"""Stale once the attempt has ended."""
+FREQUENT: Final = (TaskReport, TaskStands)
+"""Reported so often, while an attempt runs, that the journal is not written for it."""
 
 
-def heard(job: Job, worker: int, message: JobReport, at: float) -> bool:
-    """A worker says something of a job; False if that is not (any more) so."""
-    match message:
+def heard(job: Job, worker: int, fact: Fact | TaskReport, at: float) -> bool:
+    """A worker reports something of an attempt of the job; False if it is stale."""
+    task = job.current(worker, fact.attempt)
+    if task is None:
+        return isinstance(fact, TaskReleased | TaskReport) and job.exchanged_before(worker, fact)
+    runs = task.state in ("created", "running")
+    if not (runs and isinstance(fact, FREQUENT)):
+        job.changed.add(task.key)
+    if not runs and isinstance(fact, WHILE_IT_RUNS):
+        return False
+    match fact:
         case TaskStateChanged():
-            return job.task_changed(worker, message, at)
-        case TaskReleased():
-            return job.task_released(worker, message)
-        case Collected():
-            return job.collected(worker, message, at)
-        case SourcePositions():
-            return job.source_moved(worker, message, at)
+            return job.task_changed(task, fact, at)
+        case PartitionReadable(edge=edge):
+            return job.partition_readable(task, edge, at)
         case FileCompleted():
-            return job.file_completed(worker, message)
-        case EndsRead():
-            return job.ends_read(worker, message)
-        case PartitionReadable():
-            return job.partition_readable(worker, message, at)
-        case TaskStands():
-            return job.task_stands(worker, message, at)
-        case RecoverySteps():
-            job.recovered(message, at)
-        case LogLines(lines=lines):
-            job.history.log(lines)
+            return job.file_completed(task, fact)
+        case Collected():
+            return job.collected(task, fact, at)
+        case TaskReport():
+            job.report(task, fact, at)
+        case TaskReleased():
+            job.exchanged(task, fact.traffic, fact.rows_dropped)
+        case SourcePositions():
+            job.source_moved(task, fact, at)
+        case EndsRead(edge=edge, producers=producers):
+            job.ends_read(task, edge, producers)
+        case TaskStands(standing=standing):
+            job.task_stands(task, standing, at)
     return True
 
 
-def is_refused(job: Job | None, message: RepeatedReport) -> bool:
+def may_wait(report: AttemptReport) -> float:
+    """Seconds within which what follows from a report is to be done; 0: at once."""
+    seconds = [fact.within if isinstance(fact, SourcePositions) else 0.0 for fact in report.facts]
+    return min(seconds, default=0.0)
+
+
+def refuses(job: Job | None, fact: Fact) -> bool:
     """Whether it is of a file that is not listed: the sink must not give it its name."""
-    return isinstance(message, FileCompleted) and (job is None or not job.manifest.lists(message))
+    return isinstance(fact, FileCompleted) and (job is None or not job.manifest.lists(fact))

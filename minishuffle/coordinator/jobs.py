@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Final, TypeAlias, assert_never
+from typing import Final, assert_never
 
 from minishuffle import limits
 from minishuffle.coordinator.books import (
@@ -71,43 +71,29 @@ from minishuffle.errors import (
     UsageError,
     error_from_code,
 )
+from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import JobGraph, Placement
 from minishuffle.plan.stages import deploys_later
 from minishuffle.wire.messages import (
-    ChannelEnds,
-    Collected,
     DeployTasks,
-    EndsRead,
     ErrorInfo,
-    PartitionReadable,
     RecoverySteps,
-    SourcePositions,
     Standing,
     TaskAttempt,
-    TaskReleased,
     TaskReport,
-    TaskStands,
+)
+from minishuffle.wire.packed import pack_placement
+from minishuffle.wire.reports import (
+    Collected,
+    FileCompleted,
+    SourcePositions,
+    TaskReleased,
     TaskStateChanged,
 )
-from minishuffle.wire.outputs import FileCompleted
-from minishuffle.wire.packed import pack_placement
 from minishuffle.wire.requests import DeployWait, JobInfo, JobRows, SlotWait, UserCall
 
 __all__ = ["Job"]
 
-_FromTask: TypeAlias = (
-    TaskStateChanged
-    | TaskReleased
-    | TaskStands
-    | Collected
-    | TaskReport
-    | SourcePositions
-    | FileCompleted
-    | ChannelEnds
-    | PartitionReadable
-)
-_HEARD: Final = (TaskReport, TaskStands)
-"""Said so often that the journal is not written for it."""
 _STOPPING: Final = {"failing": "failed", "canceling": "canceled"}
 
 
@@ -517,28 +503,25 @@ class Job:
 
     # --- what happens to it ----------------------------------------------------------------------
 
-    def _named(self, worker: int, message: _FromTask) -> Subtask | None:
-        """The subtask of a message, if it is about the current attempt and of the worker that runs it."""
-        task = self._tasks.get((message.operator, message.index))
-        if task is None or (task.worker, task.attempt, True) != (worker, message.attempt, task.on_worker):
+    def current(self, worker: int, attempt: AttemptId) -> Subtask | None:
+        """The subtask of an attempt, if that is its current one, and is on that worker."""
+        task = self._tasks.get(attempt.subtask.key)
+        if task is None or (task.worker, task.attempt, True) != (worker, attempt.attempt, task.on_worker):
             return None
-        if not isinstance(message, _HEARD) or task.state not in ("created", "running"):
-            self.changed.add(task.key)
         return task
 
-    def task_changed(self, worker: int, message: TaskStateChanged, at: float) -> bool:
-        """A worker says that a task's state changed; False if that is not (any more) so."""
-        task = self._named(worker, message)
-        if task is not None and (task.state, message.state) == ("finished", "failed"):
+    def task_changed(self, task: Subtask, message: TaskStateChanged, at: float) -> bool:
+        """The state of a task's current attempt changed; False if that is not (any more) so."""
+        if (task.state, message.state) == ("finished", "failed"):
             return self._partitions_lost(task, message.error, at)
-        if task is None or not may(TASK_TRANSITIONS, task.state, message.state, "worker"):
+        if not may(TASK_TRANSITIONS, task.state, message.state, "worker"):
             return False
         error, asked = message.error, self.cancellations.why(task.key)
         said = ErrorInfo(code=0, text=str(task)) if error is None else error
         if message.state != "running":
             task.counters = message.counters
             task.traffic = message.traffic or task.traffic
-            self._moved(message, at)
+            self.source_moved(task, message, at)
         self._transition(task, message.state, "worker", at, said.text, traceback=said.traceback)
         if message.state == "finished":
             self._keep_result(task, message.result, at)
@@ -575,25 +558,17 @@ class Job:
         self._advance(at)
         return True
 
-    def ends_read(self, worker: int, message: EndsRead) -> bool:
-        """Tasks have read partitions to the end; False if none of them is (any more) a current attempt."""
-        known = False
-        for each in message.ends:
-            task = self._named(worker, each)
-            if task is not None:
-                known = True
-                self.ends.spend(self.ends.read(task.key, each.edge, each.producers), self._tasks)
-        return known
+    def ends_read(self, task: Subtask, edge: int, producers: Iterable[int]) -> None:
+        """A task has read the partitions of these producers to the end."""
+        self.ends.spend(self.ends.read(task.key, edge, producers), self._tasks)
 
-    def partition_readable(self, worker: int, message: PartitionReadable, at: float) -> bool:
-        """A partition has its first buffer; False if it is of no current attempt."""
-        task, edge = self._named(worker, message), message.edge
-        if task is None or not (task.runs or task.stays):
-            return False
-        if edge not in self.graph.outputs_of(task.operator):
+    def partition_readable(self, task: Subtask, edge: int, at: float) -> bool:
+        """A partition has its first buffer; False if nobody can read it any more."""
+        if not (task.runs or task.stays) or edge not in self.graph.outputs_of(task.operator):
             return False
         if self._waits(self.graph.edges[edge].target) and not self._has_something(edge):
-            text = f"{self.graph.exchange_name(edge)}: partition {task.index} can be read, on worker {worker}"
+            where = f"partition {task.index} can be read, on worker {task.worker}"
+            text = f"{self.graph.exchange_name(edge)}: {where}"
             self.history.note(at, "partition readable", text, operator=task.operator, index=task.index)
         task.readable = sorted({edge, *task.readable})
         return True
@@ -635,77 +610,57 @@ class Job:
         else:
             self._retry(task, error, at)
 
-    def report(self, worker: int, report: TaskReport, at: float) -> bool:
-        """Counters from a heartbeat; False if nothing is known of the attempt."""
-        task = self._named(worker, report)
-        if task is not None and task.state in ("created", "running"):
+    def report(self, task: Subtask, report: TaskReport, at: float) -> None:
+        """Counters from a heartbeat."""
+        if task.state in ("created", "running"):
             task.counters = report.counters
             if self.deaths.heard(task.key, report, at):
                 self.changed.add(task.key)
                 self._note(task, "task cleared", at, f"{task} got past the place at which it died")
                 self._widen(at)
-            self._stands(task, report.standing, at)
-        return self._exchanged(worker, report, report.counters.rows_dropped)
+            self.task_stands(task, report.standing, at)
+        self.exchanged(task, report.traffic, report.counters.rows_dropped)
 
-    def task_stands(self, worker: int, message: TaskStands, at: float) -> bool:
-        """A task has stopped for a pause, or is kept from it; False if it is no current attempt that runs."""
-        task = self._named(worker, message)
-        if task is None or task.state not in ("created", "running"):
-            return False
-        self._stands(task, message.standing, at)
-        return True
-
-    def _stands(self, task: Subtask, standing: Standing, at: float) -> None:
+    def task_stands(self, task: Subtask, standing: Standing, at: float) -> None:
+        """A task that runs has stopped for a pause, or is kept from it, or neither."""
         if standing.taken and standing.barrier == self.move.barrier and self.move.is_aligning:
             self.move.taken(task)
             self._advance(at)
         if self.pause.stands(task, standing) and self.state == "pausing":
             self._advance(at)
 
-    def task_released(self, worker: int, message: TaskReleased) -> bool:
-        """What an attempt has exchanged and dropped in all; False if nothing is known of it."""
-        return self._exchanged(worker, message, message.rows_dropped)
-
-    def _exchanged(
-        self, worker: int, message: TaskReport | TaskReleased, rows_dropped: dict[str, int]
-    ) -> bool:
-        """Both grow on after the end: what was written before may not be sent yet, or never be."""
+    def exchanged(self, task: Subtask, traffic: bytes, rows_dropped: dict[str, int]) -> None:
+        """What a task's current attempt has exchanged and dropped in all. Both grow on after its end: what it
+        has written may not be sent yet, or never be."""
         self._losses = None
-        task = self._named(worker, message)
-        if task is None:
-            key = (message.operator, message.index)
-            if key in self._tasks:
-                self.changed.add(key)
-            return self._books.report(worker, key, message.attempt, message.traffic, rows_dropped)
-        task.traffic = message.traffic
+        task.traffic = traffic
         task.counters = replace(task.counters, rows_dropped=rows_dropped)
-        return True
 
-    def source_moved(self, worker: int, message: SourcePositions, at: float) -> bool:
-        """Where a source is; False if it is not of a current attempt that runs."""
-        task = self._named(worker, message)
-        if task is None or task.state not in ("created", "running"):
-            return False
-        self._moved(message, at)
-        return True
+    def exchanged_before(self, worker: int, report: TaskReport | TaskReleased) -> bool:
+        """The same of an attempt before the current one; False if nothing is known of it."""
+        self._losses = None
+        attempt, key = report.attempt.attempt, report.attempt.subtask.key
+        dropped = report.counters.rows_dropped if isinstance(report, TaskReport) else report.rows_dropped
+        if key in self._tasks:
+            self.changed.add(key)
+        return self._books.report(worker, key, attempt, report.traffic, dropped)
 
-    def _moved(self, message: TaskStateChanged | SourcePositions, at: float) -> None:
-        self.positions.report(message.operator, message.index, message.positions, at)
-        self.writes.report(message.operator, message.index, message.writes)
+    def source_moved(self, task: Subtask, message: TaskStateChanged | SourcePositions, at: float) -> None:
+        """Where a source is."""
+        self.positions.report(*task.key, message.positions, at)
+        self.writes.report(*task.key, message.writes)
 
-    def file_completed(self, worker: int, message: FileCompleted) -> bool:
-        """List a file of a sink, also while the job stops; False if its attempt has ended or it is in."""
-        task = self._named(worker, message)
-        if task is None or task.state not in ("created", "running") or not self.manifest.add(message):
+    def file_completed(self, task: Subtask, message: FileCompleted) -> bool:
+        """List a file of a sink, also while the job stops; False if it is in."""
+        if not self.manifest.add(message):
             return False
         task.rows_listed += message.rows
         self._losses = None
         return True
 
-    def collected(self, worker: int, message: Collected, at: float) -> bool:
-        """A batch of rows for the client; False if it is not of a current attempt that runs."""
-        task = self._named(worker, message)
-        if task is None or task.state not in ("created", "running") or self.stopping:
+    def collected(self, task: Subtask, message: Collected, at: float) -> bool:
+        """A batch of rows for the client; False if the job stops."""
+        if self.stopping:
             return False
         task.rows_collected += message.rows
         if not self.history.collect(self.graph.vertices[task.operator].collects, message.payload):

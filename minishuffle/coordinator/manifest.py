@@ -16,7 +16,8 @@ from typing import Final
 
 from minishuffle import limits
 from minishuffle.coordinator.recordcodec import Record
-from minishuffle.wire.outputs import FileCompleted, JobFiles, ListedFile
+from minishuffle.wire.outputs import JobFiles, ListedFile
+from minishuffle.wire.reports import FileCompleted
 
 __all__ = ["Manifest"]
 
@@ -51,17 +52,18 @@ class Manifest:
 
     def add(self, file: FileCompleted) -> bool:
         """List a file; False, and nothing changes, if it is not the next one of its attempt."""
-        counts = self._counts.setdefault((file.operator, file.index), {})
-        if file.file != counts.get(file.attempt, 0):
+        operator, index = file.attempt.subtask.key
+        counts, attempt = self._counts.setdefault((operator, index), {}), file.attempt.attempt
+        if file.file != counts.get(attempt, 0):
             return False
-        counts[file.attempt] = file.file + 1
+        counts[attempt] = file.file + 1
         self.files += 1
         self.rows += file.rows
         self._kept.append(
             ListedFile(
-                operator=file.operator,
-                index=file.index,
-                attempt=file.attempt,
+                operator=operator,
+                index=index,
+                attempt=attempt,
                 path=file.path,
                 rows=file.rows,
                 bytes=file.bytes,
@@ -81,7 +83,7 @@ class Manifest:
 
     def lists(self, file: FileCompleted) -> bool:
         """Whether the file was listed, now or before."""
-        return file.file < self._counts.get((file.operator, file.index), {}).get(file.attempt, 0)
+        return file.file < self._counts.get(file.attempt.subtask.key, {}).get(file.attempt.attempt, 0)
 
     def record(self) -> ManifestRecord:
         """For the journal: all but the files."""

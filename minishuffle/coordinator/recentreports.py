@@ -67,7 +67,8 @@ class RecentReports:
         self._worker.note(at, said)
         before, self._attempts = self._attempts, {}
         for task in heartbeat.tasks:
-            key, counters = (task.job, (task.operator, task.index, task.attempt)), task.counters
+            subtask, counters = task.attempt.subtask, task.counters
+            key = (subtask.job, (*subtask.key, task.attempt.attempt))
             recent = before.get(key)
             if recent is None or (not recent.begun and has_records(counters)):
                 recent = _RecentCounters(counters)

@@ -33,7 +33,7 @@ from minishuffle.coordinator.instructions import (
 )
 from minishuffle.coordinator.isolation import Isolation
 from minishuffle.coordinator.joblinks import Exclusion
-from minishuffle.coordinator.jobreports import JobReport, RepeatedReport, heard, is_refused
+from minishuffle.coordinator.jobreports import heard, may_wait, refuses
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.jobtable import JobTable
 from minishuffle.coordinator.links import ANSWER_SECONDS, Links, PairKey, pair_of
@@ -76,7 +76,6 @@ from minishuffle.wire.messages import (
     Advertised,
     AskDial,
     ClockSet,
-    Collected,
     ControlMessage,
     DeployTasks,
     Dial,
@@ -91,11 +90,10 @@ from minishuffle.wire.messages import (
     Register,
     ReleaseJob,
     Shutdown,
-    SourcePositions,
-    TaskStands,
     WorkerAddress,
     WorkerLost,
 )
+from minishuffle.wire.reports import AttemptReport, Collected, Fact
 from minishuffle.wire.requests import (
     Accepted,
     CancelJob,
@@ -255,8 +253,8 @@ class CoordinatorState:
         else:
             worker.heard_at = now
             self._from_worker(worker, message, now)
-            if isinstance(message, SourcePositions) and message.within:
-                due = now + min(message.within, TOGETHER_SECONDS_MAX)
+            if isinstance(message, AttemptReport) and (within := may_wait(message)):
+                due = now + min(within, TOGETHER_SECONDS_MAX)
                 self._settle_by = due if self._settle_by is None else min(self._settle_by, due)
                 return self._nothing_yet()
         return self._settle(now)
@@ -483,10 +481,10 @@ class CoordinatorState:
         match message:
             case Heartbeat():
                 self._heartbeat(worker, message, now)
-            case _ if isinstance(message, RepeatedReport):
-                self._repeated(worker, message, at)
-            case LogLines() | RecoverySteps() | TaskStands():
-                self._about_job(worker, message, at)
+            case AttemptReport():
+                self._reported(worker, message, at)
+            case LogLines() | RecoverySteps():
+                self._about_job(message, at)
             case UpstreamExpected() | WriteBegun() | WriteEnded():
                 self._out += self._streams.answered(message)
             case ResultExpected():
@@ -662,15 +660,16 @@ class CoordinatorState:
         for number, message in ahead:
             self._send_to(number, message)
 
-    def _repeated(self, worker: Worker, message: RepeatedReport, at: float) -> None:
+    def _reported(self, worker: Worker, message: AttemptReport, at: float) -> None:
         """Apply a report once, and acknowledge it. Number 0 is of a report that is sent once."""
         if not message.number or message.number > worker.applied:
-            self._about_job(worker, message, at)
+            for fact in message.facts:
+                self._fact(worker, fact, at)
         else:
             self.ignored += 1
         if message.number:
             worker.applied = max(message.number, worker.applied)
-            refused = is_refused(self._jobs.get(message.job), message)
+            refused = any(refuses(self._jobs.get(fact.attempt.subtask.job), fact) for fact in message.facts)
             self._acknowledge(
                 worker, Acknowledge(term=self._facts.term, number=message.number, refused=refused)
             )
@@ -684,16 +683,27 @@ class CoordinatorState:
                     self._out.pop()
         self._send(worker, message)
 
-    def _about_job(self, worker: Worker, message: JobReport, at: float) -> None:
-        job = self._jobs.get(message.job)
+    def _fact(self, worker: Worker, fact: Fact, at: float) -> None:
+        job = self._jobs.get(fact.attempt.subtask.job)
         counted = 0 if job is None else len(job.deaths.counted())
-        if job is None or not heard(job, worker.worker, message, at):
+        if job is None or not heard(job, worker.worker, fact, at):
             self.ignored += 1
             return
         if len(job.deaths.counted()) < counted:
             self._touch_waiting()
-        if isinstance(message, Collected):
+        if isinstance(fact, Collected):
             self._jobs.make_room(job, at)
+        self._touch(job)
+
+    def _about_job(self, message: LogLines | RecoverySteps, at: float) -> None:
+        job = self._jobs.get(message.job)
+        if job is None:
+            self.ignored += 1
+            return
+        if isinstance(message, LogLines):
+            job.history.log(message.lines)
+        else:
+            job.recovered(message, at)
         self._touch(job)
 
     def _heartbeat(self, worker: Worker, message: Heartbeat, now: float) -> None:
@@ -705,17 +715,17 @@ class CoordinatorState:
             self._changed[worker.worker] = worker
             self._touch_waiting()
         for report in message.tasks:
-            job = self._jobs.get(report.job)
+            job = self._jobs.get(report.attempt.subtask.job)
             counted = 0 if job is None else len(job.deaths.counted())
             paused = "" if job is None else job.state
-            if job is None or not job.report(worker.worker, report, self._wall(now)):
+            if job is None or not heard(job, worker.worker, report, self._wall(now)):
                 self.ignored += 1
             else:
                 if len(job.deaths.counted()) < counted:  # Its worker may take others again.
                     self._touch_waiting()
                 if paused != job.state:
                     self._touch(job)
-                self._recorder.reported(job, (report.operator, report.index))
+                self._recorder.reported(job, report.attempt.subtask.key)
                 self._streams.heard(report, self._wall(now))
 
     def _process_ended(self, worker: Worker, why: str, now: float) -> None:

@@ -492,8 +492,9 @@ class Streams:
 
     def heard(self, report: TaskReport, at: float) -> None:
         """A subtask that runs says for which writes programs are connected to it."""
+        subtask = report.attempt.subtask
         for stream in self._streams.values():
-            if stream.bounded or (stream.job.id, stream.operator) != (report.job, report.operator):
+            if stream.bounded or (stream.job.id, stream.operator) != (subtask.job, subtask.operator):
                 continue
             for name, write in stream.writes.items():
                 paused = stream.job.state == "paused"

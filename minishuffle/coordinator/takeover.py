@@ -13,12 +13,11 @@ from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.lifecycle import Subtask
 from minishuffle.coordinator.scheduling import consumer_ends, current_attempts, placed_attempt
-from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.ids import FIRST_ATTEMPT, AttemptId
 from minishuffle.plan.stages import deploys_later
 from minishuffle.wire.messages import (
     CancelTasks,
     ControlMessage,
-    HeldAttempt,
     Register,
     ReleaseJob,
     TaskAttempt,
@@ -42,9 +41,9 @@ def _tasks_beside(worker: int, job: Job) -> list[Subtask]:
     return [task for task in live if task.on_worker and task.key in keys]
 
 
-def missing(worker: int, held: Iterable[HeldAttempt], job: Job) -> list[TaskKey]:
+def missing(worker: int, held: Iterable[AttemptId], job: Job) -> list[TaskKey]:
     """Subtasks that should run on a worker and do not: it never heard of them."""
-    there = {(each.operator, each.index, each.attempt) for each in held if each.job == job.id}
+    there = {(*each.subtask.key, each.attempt) for each in held if each.subtask.job == job.id}
     return [
         task.key
         for task in _tasks_on(worker, job)
@@ -62,9 +61,9 @@ def reconciled(
     """What to send to a worker that has come back; ``jobs`` are all."""
     by_id = {job.id: job for job in jobs}
     active = {name: job for name, job in by_id.items() if not job.terminal}
-    there: dict[str, list[HeldAttempt]] = {}
+    there: dict[str, list[AttemptId]] = {}
     for each in about.attempts:
-        there.setdefault(each.job, []).append(each)
+        there.setdefault(each.subtask.job, []).append(each)
     known = {*there, *about.jobs}
     messages: list[ControlMessage] = []
     for name in sorted(known - active.keys()):
@@ -75,9 +74,9 @@ def reconciled(
         messages += _ends(worker, job, term)
         wanted = {(*task.key, task.attempt) for task in _tasks_on(worker, job) if not job.ends.is_spent(task)}
         surplus = [
-            TaskAttempt(operator=each.operator, index=each.index, attempt=each.attempt)
+            TaskAttempt(operator=each.subtask.operator, index=each.subtask.index, attempt=each.attempt)
             for each in there.get(job.id, ())
-            if (each.operator, each.index, each.attempt) not in wanted
+            if (*each.subtask.key, each.attempt) not in wanted
         ]
         if surplus:
             messages.append(ReleaseJob(term=term, job=job.id, attempts=surplus))

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, GetPydanticSchema, model_validator
+from pydantic_core import core_schema
 
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import LocalProtocolError
-from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.ids import FIRST_ATTEMPT, AttemptId
 from minishuffle.wire.packed import WORKER_BYTES, PositionTable, TrafficTable, unpack_placement
 
 # --- parts ----------------------------------------------------------------------------------------
@@ -84,6 +85,28 @@ Counters: TypeAlias = Annotated[
 ]
 
 
+_AttemptFields: TypeAlias = tuple[str, int, int, int]
+
+
+def _attempt_fields(attempt: Any) -> Any:
+    if not isinstance(attempt, AttemptId):
+        return attempt
+    return attempt.subtask.job, attempt.subtask.operator, attempt.subtask.index, attempt.attempt
+
+
+def _attempt_schema(_: Any, make: Any) -> Any:
+    fields = core_schema.no_info_before_validator_function(_attempt_fields, make(_AttemptFields))
+    return core_schema.no_info_after_validator_function(
+        lambda fields: AttemptId.of(*fields),
+        fields,
+        serialization=core_schema.plain_serializer_function_ser_schema(_attempt_fields),
+    )
+
+
+AttemptRef: TypeAlias = Annotated[AttemptId, GetPydanticSchema(_attempt_schema)]
+"""An attempt, on the wire as an array: job, operator, index, attempt."""
+
+
 class ErrorInfo(ControlMessage):
     """A failure as it crosses processes: text, and the user's own traceback (may be empty)."""
 
@@ -119,10 +142,7 @@ class Standing(ControlMessage):
 class TaskReport(ControlMessage):
     """One task inside a heartbeat."""
 
-    job: str
-    operator: int
-    index: int
-    attempt: int
+    attempt: AttemptRef
     counters: Counters
     traffic: TrafficTable = b""
     writes: list[Name] = Field(default_factory=list)
@@ -204,12 +224,6 @@ class TaskAttempt(ControlMessage):
     attempt: int
     base: int = 0
     """The attempt whose rows it writes once more, from the first on; 0: it writes others."""
-
-
-class HeldAttempt(TaskAttempt):
-    """An attempt that a worker has, running or ended, which was not released."""
-
-    job: str
 
 
 class PlacedAttempt(TaskAttempt):
@@ -310,13 +324,6 @@ class TaskSpec(ControlMessage):
     """The number of its slot, of those that the job has."""
 
 
-class ChannelEnds(TaskAttempt):
-    """The producers whose partitions an attempt has read to the end, over one edge."""
-
-    edge: int
-    producers: list[int]
-
-
 Step: TypeAlias = Literal["inputs", "outputs", "first record"]
 
 
@@ -367,8 +374,8 @@ class Register(ControlMessage):
     """That of the registration that it has, if it lost its control link and goes on; 0: it is new."""
     term: int = 0
     """The highest that it has heard of."""
-    attempts: list[HeldAttempt] = Field(default_factory=list)
-    """What it runs, or keeps for others."""
+    attempts: list[AttemptRef] = Field(default_factory=list)
+    """What it runs, or keeps for others: attempts that were not released."""
     jobs: list[str] = Field(default_factory=list)
     """Jobs of which it knows anything: programs that came ahead of need, or attempts that were here."""
 
@@ -382,106 +389,6 @@ class Heartbeat(ControlMessage):
     tasks: list[TaskReport]
     peers: list[PeerReport]
     unlinked: list[UnlinkedPeer] = Field(default_factory=list)
-
-
-class TaskStateChanged(ControlMessage):
-    """``state`` is running, finished, failed, canceled or abandoned."""
-
-    type: Literal["task_state"] = "task_state"
-    term: int
-    number: int = 0
-    """Counts the reports of a worker (these, Collected, EndsRead, FileCompleted, SourcePositions,
-    TaskReleased) from 1; see Acknowledge."""
-    job: str
-    operator: int
-    index: int
-    attempt: int
-    state: Literal["running", "finished", "failed", "canceled", "abandoned"]
-    error: ErrorInfo | None = None
-    result: bytes = b""
-    """What the sink's ``close`` returned, msgpacked; empty when nothing."""
-    counters: Counters = Field(default_factory=TaskCounters)
-    traffic: TrafficTable = b""
-    positions: PositionTable = b""
-    """Where a source that has ended stands, without any lease."""
-    writes: list[WritePosition] = Field(default_factory=list)
-    """The same of one that external clients write to."""
-
-
-class SourcePositions(ControlMessage):
-    """How far a source's subtask is, and how far it may go before its next report.
-
-    It emits nothing behind the ``end`` of a split before this is acknowledged, unless the coordinator does
-    not answer. An entry replaces the one of its split, or of its partition of a write, that was reported
-    before.
-    """
-
-    type: Literal["source_positions"] = "source_positions"
-    term: int
-    number: int = 0
-    job: str
-    operator: int
-    index: int
-    attempt: int
-    positions: PositionTable = b""
-    within: float = Field(0.0, ge=0.0)
-    """Seconds within which it is to be acknowledged, so that others can be with it; 0: at once."""
-    writes: list[WritePosition] = Field(default_factory=list)
-
-
-class TaskReleased(ControlMessage):
-    """What an attempt that is released has exchanged and dropped in all, if that is more than at its end."""
-
-    type: Literal["task_released"] = "task_released"
-    term: int
-    number: int = 0
-    job: str
-    operator: int
-    index: int
-    attempt: int
-    traffic: TrafficTable
-    rows_dropped: dict[str, int] = Field(default_factory=dict)
-    """By reason."""
-
-
-class EndsRead(ControlMessage):
-    """What tasks of a job that run on a worker have read to the end since its last such message. One that
-    finishes has read everything, and says so by that."""
-
-    type: Literal["ends_read"] = "ends_read"
-    term: int
-    number: int = 0
-    job: str
-    ends: list[ChannelEnds]
-
-
-class PartitionReadable(ControlMessage):
-    """A pipelined partition, of an edge whose consumers may wait for that to be deployed, has its first
-    buffer. One that is empty says so by the end of its task."""
-
-    type: Literal["partition_readable"] = "partition_readable"
-    term: int
-    number: int = 0
-    job: str
-    operator: int
-    index: int
-    attempt: int
-    edge: int
-
-
-class Collected(ControlMessage):
-    """Rows for the client, from a ``collect`` sink: msgpack or Arrow, see ``exchange.collected``; see
-    TaskStateChanged, too."""
-
-    type: Literal["collected"] = "collected"
-    term: int
-    number: int = 0
-    job: str
-    operator: int
-    index: int
-    attempt: int
-    payload: bytes
-    rows: int = Field(default=0, ge=0)
 
 
 class LogLines(ControlMessage):
@@ -498,18 +405,6 @@ class RecoverySteps(ControlMessage):
     term: int
     job: str
     steps: list[RecoveryStep]
-
-
-class TaskStands(ControlMessage):
-    """A task has stopped behind a barrier, or waits and cannot come to it."""
-
-    type: Literal["task_stands"] = "task_stands"
-    term: int
-    job: str
-    operator: int
-    index: int
-    attempt: int
-    standing: Standing
 
 
 class Leaving(ControlMessage):
@@ -590,13 +485,14 @@ class Registered(ControlMessage):
 
 
 class Acknowledge(ControlMessage):
-    """The worker's reports up to ``number`` were applied, each once: it need not keep them any more."""
+    """The worker's reports (``wire.reports``) up to ``number`` were applied, each once: it need not keep them
+    any more."""
 
     type: Literal["acknowledge"] = "acknowledge"
     term: int
     number: int
     refused: bool = False
-    """The last of them names a file of an attempt that was fenced, which is not listed."""
+    """The last of them is of a file of an attempt that was fenced, which is not listed."""
     journaled: bool = True
     """False: the journal cannot be written, and they are to be kept for the next coordinator, but for rows,
     which it would not know either."""

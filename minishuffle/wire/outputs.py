@@ -1,4 +1,4 @@
-"""Control messages about files: what sinks complete, and what is listed of it."""
+"""Control messages about the files of sinks that are listed."""
 
 from __future__ import annotations
 
@@ -6,25 +6,7 @@ from typing import Literal
 
 from minishuffle.wire.messages import ControlMessage, Name
 
-__all__ = ["FileCompleted", "GetFiles", "JobFiles", "ListedFile"]
-
-
-class FileCompleted(ControlMessage):
-    """A file of a sink that is to be listed; ``file`` counts those of the attempt from 0."""
-
-    type: Literal["file_completed"] = "file_completed"
-    term: int
-    number: int = 0
-    job: str
-    operator: int
-    index: int
-    attempt: int
-    file: int
-    path: str
-    rows: int
-    bytes: int
-    checksum: Name
-    """SHA-256 of its bytes, in hexadecimal."""
+__all__ = ["GetFiles", "JobFiles", "ListedFile"]
 
 
 class ListedFile(ControlMessage):

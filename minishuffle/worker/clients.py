@@ -25,7 +25,7 @@ from minishuffle.exchange.partition import serve
 from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.exchange.spool import Spool
-from minishuffle.ids import AttemptId, JobId, OperatorId, PartitionId, SubtaskId
+from minishuffle.ids import AttemptId, JobId, PartitionId
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.clients import (
     BeginWrite,
@@ -393,5 +393,4 @@ class ExternalClients:
 
 
 def _attempt_id(message: ServeResult | FreeRows | BeginWrite | ExpectUpstream | EndWrite) -> AttemptId:
-    subtask = SubtaskId(JobId(message.job), OperatorId(message.operator), message.index)
-    return AttemptId(subtask, message.task_attempt)
+    return AttemptId.of(message.job, message.operator, message.index, message.task_attempt)

@@ -24,8 +24,9 @@ from minishuffle.protocol.channel import ProducerChannel
 from minishuffle.protocol.oneway import OneWayReceiver, OneWaySender
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.frames import Role
+from minishuffle.worker.attemptreports import AttemptReports
 from minishuffle.worker.handoff import LoopInbox
-from minishuffle.worker.outbox import OutboxSender, ReportLog
+from minishuffle.worker.outbox import OutboxSender
 from minishuffle.worker.registry import ChannelKey, ChannelPhase, Waiting
 from minishuffle.worker.state import WorkerState
 from minishuffle.worker.tasks import Attempt, Deployment
@@ -47,7 +48,7 @@ class DumpedWorker:
     links: Collection[DataLink]
     inbox: LoopInbox
     outgoing: OutboxSender
-    reports: ReportLog
+    reports: AttemptReports
     connected: Callable[[], bool]
     """Whether there is a coordinator."""
     clock: Callable[[], float]

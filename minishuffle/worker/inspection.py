@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection
 
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.inquiries import WorkerAnswered, WorkerAsked
+from minishuffle.worker.attemptreports import AttemptReports
 from minishuffle.worker.dumps import DumpedWorker, worker_dump
 from minishuffle.worker.edgetaps import EdgeTaps
 from minishuffle.worker.handoff import LoopInbox
-from minishuffle.worker.outbox import OutboxSender, ReportLog
+from minishuffle.worker.outbox import OutboxSender
 from minishuffle.worker.profiling import TaskProfiles
 from minishuffle.worker.state import WorkerState
 from minishuffle.worker.tasks import Deployment
@@ -35,7 +36,7 @@ class Inspection:
         inbox: LoopInbox,
         *,
         outgoing: OutboxSender,
-        reports: ReportLog,
+        reports: AttemptReports,
         connected: Callable[[], bool],
         clock: Callable[[], float],
         wall: Callable[[], float],

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ShuffleError
-from minishuffle.ids import AttemptId, JobId, OperatorId, SubtaskId
+from minishuffle.ids import AttemptId
 from minishuffle.wire.clients import (
     BeginWrite,
     DropResult,
@@ -24,15 +24,12 @@ from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
     ErrorInfo,
-    HeldAttempt,
     HostLook,
-    SourcePositions,
     TaskAttempt,
     TaskSpec,
-    TaskStateChanged,
     WorkerAddress,
 )
-from minishuffle.wire.outputs import FileCompleted
+from minishuffle.wire.reports import Fact, TaskStateChanged
 from minishuffle.worker.registry import ChannelKey
 
 __all__ = [
@@ -56,6 +53,7 @@ __all__ = [
     "MoveTasks",
     "Refuse",
     "Release",
+    "Report",
     "RequestPartition",
     "Send",
     "ServeStream",
@@ -63,24 +61,15 @@ __all__ = [
     "StartTask",
     "WorkerStep",
     "attempt_id",
-    "held_attempt",
 ]
 
 
-def attempt_id(
-    job: str, spec: TaskSpec | TaskAttempt | TaskStateChanged | SourcePositions | FileCompleted
-) -> AttemptId:
+def attempt_id(job: str, spec: TaskSpec | TaskAttempt) -> AttemptId:
     """The attempt that a message about ``job`` names."""
-    return AttemptId(SubtaskId(JobId(job), OperatorId(spec.operator), spec.index), spec.attempt)
-
-
-def held_attempt(key: AttemptId) -> HeldAttempt:
-    """The same for the message by which a worker registers again."""
-    return HeldAttempt(**key.fields())
+    return AttemptId.of(job, spec.operator, spec.index, spec.attempt)
 
 
 def state_change(
-    term: int,
     key: AttemptId,
     state: str,
     error: ErrorInfo | None = None,
@@ -89,14 +78,8 @@ def state_change(
     counters: TaskCounters | None = None,
 ) -> TaskStateChanged:
     """What the coordinator is to hear of an attempt."""
-    return TaskStateChanged(
-        term=term,
-        **key.fields(),
-        state=state,
-        error=error,
-        result=result,
-        counters=counters or TaskCounters(),
-    )
+    fields = {"error": error, "result": result, "counters": counters or TaskCounters()}
+    return TaskStateChanged.model_validate({"attempt": key, "state": state, **fields})
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +137,13 @@ class ForgetJob:
 @dataclass(frozen=True, slots=True)
 class Send:
     message: ControlMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The coordinator is to hear that of an attempt, exactly once."""
+
+    fact: Fact
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +304,7 @@ Instruction: TypeAlias = (
     | Release
     | ForgetJob
     | Send
+    | Report
     | DialPeer
     | ProbePeer
     | FindAddress
@@ -346,7 +337,8 @@ class WorkerStep:
        that event goes before the next message.
 
     There are no records, as in a ``CoordinatorStep``: a worker has no journal. It repeats each report
-    that must outlive it until the coordinator acknowledges that the report is in the journal: see ``outbox``.
+    that must outlive it until the coordinator acknowledges that the report is in the journal: see
+    ``attemptreports``.
     """
 
     messages: Sequence[Instruction] = ()

@@ -15,44 +15,23 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from minishuffle import limits
 from minishuffle.errors import clipped
 from minishuffle.exchange.collected import pack_gathered
 from minishuffle.ids import AttemptId
-from minishuffle.wire.messages import (
-    Collected,
-    EndsRead,
-    LogLines,
-    PartitionReadable,
-    SourcePositions,
-    TaskReleased,
-    TaskStateChanged,
-)
-from minishuffle.wire.outputs import FileCompleted
-from minishuffle.wire.packed import pack_positions, unpack_positions
+from minishuffle.wire.messages import LogLines
+from minishuffle.wire.reports import Collected
 from minishuffle.worker.handoff import TaskPaths
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ACKNOWLEDGE_LOOKS", "REST_SECONDS", "NumberedReport", "Outbox", "OutboxSender", "ReportLog"]
-
-NumberedReport: TypeAlias = (
-    Collected
-    | EndsRead
-    | FileCompleted
-    | PartitionReadable
-    | SourcePositions
-    | TaskStateChanged
-    | TaskReleased
-)
+__all__ = ["REST_SECONDS", "Outbox", "OutboxSender"]
 
 LINE_BYTES: Final = 64
 """Overhead of a line in bytes, besides its characters."""
-ACKNOWLEDGE_LOOKS: Final = 4
-"""Checks for acknowledgements within ``heartbeat_timeout``, the longest time that sources wait."""
 REST_SECONDS: Final = 0.05
 """Shortest time between two messages with small record batches of a task; batches wait for it together."""
 
@@ -232,17 +211,14 @@ class Outbox:
         self._took_columns = False
         if not self._items:
             return None
-        subtask = self._attempt_id.subtask
         if isinstance(self._items[0], str):
             lines, size = self._take_lines()
-            message: Collected | LogLines = LogLines(term=term, job=subtask.job, lines=lines)
+            message: Collected | LogLines = LogLines(term=term, job=self._attempt_id.subtask.job, lines=lines)
         else:
             found = self._take_rows()
             self._rows_taken += found.rows
             size = found.size
-            message = Collected(
-                term=term, **self._attempt_id.fields(), payload=found.payload, rows=found.rows
-            )
+            message = Collected(attempt=self._attempt_id, payload=found.payload, rows=found.rows)
         self._taken += size
         self._paths.bell.ring()
         return message
@@ -284,145 +260,12 @@ def _go_together(first: bytes | pa.RecordBatch, other: bytes | pa.RecordBatch) -
     return not isinstance(first, bytes) and not isinstance(other, bytes) and first.schema.equals(other.schema)
 
 
-class ReportLog:
-    """The numbered reports of a worker that the coordinator has not acknowledged, for when its link breaks.
-
-    Sources do not wait for an acknowledgement for long: see :meth:`excuse`.
-
-    Invariant: the numbers of kept reports ascend; the last number given is the last of them, if its
-    report is kept.
-    """
-
-    def __init__(self) -> None:
-        self.last = 0
-        """The last number that was given; they begin with 1."""
-        self._excused = 0
-        """Sources wait for no acknowledgement up to that number."""
-        self._looks = deque([0] * (ACKNOWLEDGE_LOOKS + 1), ACKNOWLEDGE_LOOKS + 1)
-        """The number of the last report at each look; the first was ``heartbeat_timeout`` ago."""
-        self._kept: deque[tuple[NumberedReport, int]] = deque()
-        self._bytes = 0
-
-    @property
-    def full(self) -> bool:
-        """No rows are to be sent until the coordinator has acknowledged some. Ends of tasks always are."""
-        return self._bytes >= limits.UNACKNOWLEDGED_BYTES_MAX
-
-    def __len__(self) -> int:
-        """Reports that are kept."""
-        return len(self._kept)
-
-    def keep(self, report: NumberedReport) -> NumberedReport:
-        """The report with its number."""
-        if isinstance(report, SourcePositions) and self._kept and self._kept[0][0].number <= self._excused:
-            report = self._united(report)
-        self.last += 1
-        report = report.model_copy(update={"number": self.last})
-        match report:
-            case Collected(payload=payload):
-                size = len(payload)
-            case TaskStateChanged(result=result):
-                size = len(result)
-            case EndsRead() | FileCompleted() | PartitionReadable() | SourcePositions() | TaskReleased():
-                size = 0
-        self._kept.append((report, size))
-        self._bytes += size
-        return report
-
-    def take_back(self) -> None:
-        """The last one could not be sent, and never will be."""
-        self.last -= 1
-        self._bytes -= self._kept.pop()[1]
-
-    def _united(self, report: SourcePositions) -> SourcePositions:
-        """The report, united with earlier ones of its attempt for which nobody waits any more. It takes their
-        place."""
-        if report.writes:
-            return report
-        entries = unpack_positions(report.positions)
-        same = [
-            each
-            for each, _ in self._kept
-            if isinstance(each, SourcePositions) and each.number <= self._excused and _of_one(each, report)
-        ]
-        for each in reversed(same):
-            there = {entry.split for entry in entries}
-            earlier = unpack_positions(each.positions)
-            entries = [*(entry for entry in earlier if entry.split not in there), *entries]
-        if same:
-            numbers = {each.number for each in same}
-            self._kept = deque(kept for kept in self._kept if kept[0].number not in numbers)
-        return report.model_copy(update={"positions": pack_positions(entries)})
-
-    def acknowledge(self, number: int, *, files: bool = True) -> list[SourcePositions | FileCompleted]:
-        """The coordinator has applied everything up to that number: gives the reports that somebody waits
-        for that with.
-
-        Args:
-            files: those of files too. Else they are kept, and reported again: the coordinator may have
-                refused them, and says so then.
-        """
-        applied: list[SourcePositions | FileCompleted] = []
-        unanswered: list[tuple[NumberedReport, int]] = []
-        while self._kept and self._kept[0][0].number <= number:
-            report, size = self._kept.popleft()
-            if isinstance(report, FileCompleted) and not files:
-                unanswered.append((report, size))
-                continue
-            self._bytes -= size
-            if (
-                isinstance(report, FileCompleted)
-                or isinstance(report, SourcePositions)
-                and (report.writes or report.number > self._excused)
-            ):
-                applied.append(report)
-        self._kept.extendleft(reversed(unanswered))
-        return applied
-
-    def free_rows(self, number: int) -> None:
-        """The coordinator has applied everything up to that number, and its journal does not have it. Rows
-        for clients are not for the journal anyway; all else is kept."""
-        kept: deque[tuple[NumberedReport, int]] = deque()
-        for report, size in self._kept:
-            if isinstance(report, Collected) and report.number <= number:
-                self._bytes -= size
-            else:
-                kept.append((report, size))
-        self._kept = kept
-
-    def excuse(self, number: int) -> list[SourcePositions]:
-        """The coordinator does not answer: return the reports up to ``number`` whose sources wait, so that
-        the sources continue. If their worker is lost before the coordinator answers, they emit these rows
-        again. External writes keep waiting: their rows must not come twice."""
-        waiting = [report for report, _ in self._kept if self._excused < report.number <= number]
-        self._excused = max(self._excused, number)
-        return [report for report in waiting if isinstance(report, SourcePositions) and not report.writes]
-
-    def look(self) -> list[SourcePositions]:
-        """To be called ACKNOWLEDGE_LOOKS times in each ``heartbeat_timeout``: sources are excused of reports
-        that are older than that."""
-        self._looks.append(self.last)
-        return self.excuse(self._looks[0])
-
-    def kept(self, term: int) -> list[NumberedReport]:
-        """Everything that is not acknowledged, to be sent to a coordinator of that term."""
-        return [report.model_copy(update={"term": term}) for report, _ in self._kept]
-
-
-def _of_one(report: SourcePositions, other: SourcePositions) -> bool:
-    """Whether both are of one attempt, and of a source of its own."""
-    if report.writes or other.writes:
-        return False
-    mine = report.job, report.operator, report.index, report.attempt
-    return mine == (other.job, other.operator, other.index, other.attempt)
-
-
 class OutboxSender:
     """The loop's half, for all tasks of a worker.
 
     Args:
         term: gives the coordinator's term, which may rise.
-        send: a message to the coordinator.
+        send: rows or lines to the coordinator.
         writable: whether the control link takes more; :meth:`pump` is to be called once it does again.
         soon: has a call made in the next turn of the loop.
         later: has one made after so many seconds.

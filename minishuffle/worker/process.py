@@ -30,7 +30,6 @@ from minishuffle.errors import (
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.debloater import DEBLOAT_SECONDS
 from minishuffle.ids import Address, AttemptId
-from minishuffle.operators.base import CompleteFile
 from minishuffle.runtime.usererrors import describe_failure
 from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.transport.hostlook import host_answers
@@ -45,19 +44,22 @@ from minishuffle.wire.messages import (
     Heartbeat,
     HostLook,
     HostLooked,
-    PartitionReadable,
+    LogLines,
     Probed,
     Register,
     Registered,
     Shutdown,
+    WorkerAddress,
+)
+from minishuffle.wire.reports import (
+    Collected,
+    Fact,
     SourcePositions,
     TaskReleased,
     TaskStands,
     TaskStateChanged,
-    WorkerAddress,
-    WritePosition,
 )
-from minishuffle.wire.outputs import FileCompleted
+from minishuffle.worker.attemptreports import ACKNOWLEDGE_LOOKS, AttemptReports
 from minishuffle.worker.clients import ExternalClients, ResultReaders
 from minishuffle.worker.flow import FLOW_SECONDS
 from minishuffle.worker.handoff import LoopInbox
@@ -85,6 +87,7 @@ from minishuffle.worker.instructions import (
     ProbePeer,
     Refuse,
     Release,
+    Report,
     RequestPartition,
     Send,
     ServeStream,
@@ -94,7 +97,7 @@ from minishuffle.worker.instructions import (
     attempt_id,
 )
 from minishuffle.worker.interpreter import collect_garbage
-from minishuffle.worker.outbox import ACKNOWLEDGE_LOOKS, NumberedReport, OutboxSender, ReportLog
+from minishuffle.worker.outbox import OutboxSender
 from minishuffle.worker.peers import PeerLinks
 from minishuffle.worker.preparation import ProgramLoader
 from minishuffle.worker.probing import Prober
@@ -184,11 +187,11 @@ class Worker:
         """Where the coordinator was found last."""
         self._return: asyncio.Task[None] | None = None
         """Looks for the coordinator while there is none."""
-        self._reports, self._stuck, self._programs = ReportLog(), StuckThreads(), ProgramLoader()
+        self._reports, self._stuck, self._programs = AttemptReports(), StuckThreads(), ProgramLoader()
         worker, epoch = registered.worker, registered.epoch
         self._state = state = WorkerState(self.settings, worker, epoch, registered.term, self._progress)
         self._sender = OutboxSender(
-            lambda: state.term, self._send, self._writable, self._loop.call_soon, self._loop.call_later
+            lambda: state.term, self._send_rows, self._writable, self._loop.call_soon, self._loop.call_later
         )
         self._deployment = self._new_deployment(start)
         identity = Identity(Role.WORKER, self.endpoint.identity.cluster, worker, epoch)
@@ -231,11 +234,9 @@ class Worker:
             spool_bytes_max=self.settings.spool_bytes_max,
             blocking_bytes_max=self.settings.blocking_bytes_max,
             channel_event=self._on_channel_event,
-            moved=self._on_moved,
+            fact=self._on_fact,
             first_record=self._on_first_record,
             stands=self._on_stands,
-            filed=self._on_filed,
-            readable=self._on_readable,
             partition_lost=self._on_partition_lost,
             clock=self._loop.time,
             wall=self._wall,
@@ -352,17 +353,17 @@ class Worker:
 
     def _excuse_late(self) -> None:
         """The coordinator may be stopped, or has declared this worker lost by then, if the link is broken."""
-        for report in self._reports.look():
-            self._grant(report)
+        for fact in self._reports.look():
+            self._grant(fact)
 
     def _excuse_sources(self, number: int) -> None:
         """Sources do not wait for reports up to that number to be acknowledged any more."""
-        for report in self._reports.excuse(number):
-            self._grant(report)
+        for fact in self._reports.excuse(number):
+            self._grant(fact)
 
-    def _grant(self, report: SourcePositions) -> None:
+    def _grant(self, fact: SourcePositions) -> None:
         """The source may continue after the positions that it has reported."""
-        attempt = self._deployment.attempts.get(attempt_id(report.job, report))
+        attempt = self._deployment.attempts.get(fact.attempt)
         if attempt is not None:
             attempt.acknowledge()
 
@@ -416,24 +417,44 @@ class Worker:
             self._control.close()
 
     def _send(self, message: ControlMessage) -> None:
-        control = self._control
-        if control is None:
-            self._keep(message)
-        elif isinstance(message, NumberedReport):
-            numbered = self._reports.keep(message)
-            try:
-                control.send(numbered)
-            except BaseException:
-                self._reports.take_back()
-                raise
-        else:
-            control.send(message)
+        """Behind all that was reported before; lost if there is no coordinator."""
+        self._flush_reports()
+        if self._control is not None:
+            self._control.send(message)
 
-    def _keep(self, message: ControlMessage) -> None:
-        """There is no coordinator: reports are for the next one, and nothing else is."""
-        if isinstance(message, NumberedReport):
-            self._reports.keep(message)
-            self._excuse_sources(self._reports.last)
+    def _send_rows(self, message: Collected | LogLines) -> None:
+        """At once: whether the link takes more is asked again after each."""
+        if isinstance(message, LogLines):
+            self._send(message)
+        else:
+            self._report(message)
+            self._flush_reports()
+
+    def _report(self, fact: Fact) -> None:
+        """What else there is to report by the end of the loop's turn goes with it."""
+        if self._reports.add(fact, self._loop.time()):
+            self._loop.call_soon(self._flush_reports)
+        self._alarm.set(self._reports.next_deadline())
+
+    def _flush_reports(self) -> None:
+        """Send what is due. Without a coordinator it is kept for the next one."""
+        while (report := self._reports.take(self._state.term, self._loop.time())) is not None:
+            if self._control is None:
+                self._excuse_sources(self._reports.last)
+                continue
+            try:
+                self._control.send(report)
+            except Exception as error:
+                self._reports.take_back(report)
+                if len(report.facts) == 1:
+                    self._report_shortly(report.facts[0], error)
+
+    def _report_shortly(self, fact: Fact, error: Exception) -> None:
+        """A fact cannot be sent. Without a report of its end an attempt, and so its job, would never end."""
+        if not isinstance(fact, TaskStateChanged) or not fact.ends or fact.is_short:
+            raise error
+        _log.error("the end of attempt %s cannot be reported", fact.attempt, exc_info=error)
+        self._reports.add(short_failure(fact.attempt, fact.state, error), self._loop.time())
 
     def _acknowledged(
         self, number: int, *, refused: bool = False, files: bool = True, journaled: bool = True
@@ -443,13 +464,11 @@ class Worker:
             self._reports.free_rows(number)
             self._excuse_sources(number)
             return
-        for report in self._reports.acknowledge(number, files=files):
-            if isinstance(report, FileCompleted):
-                attempt = self._deployment.attempts.get(attempt_id(report.job, report))
-                if attempt is not None and not (refused and report.number == number):
-                    attempt.task.files.acknowledge()
-            else:
-                self._grant(report)
+        for fact in self._reports.acknowledge(number, refused=refused, files=files):
+            if isinstance(fact, SourcePositions):
+                self._grant(fact)
+            elif (attempt := self._deployment.attempts.get(fact.attempt)) is not None:
+                attempt.task.files.acknowledge()
 
     # --- steps -------------------------------------------------------------------------------------
 
@@ -462,10 +481,10 @@ class Worker:
     def _carry_out_one(self, instruction: Instruction) -> None:
         deployment = self._deployment
         match instruction:
-            case Send(TaskStateChanged(state="abandoned") as message):
-                attempt = deployment.attempts[attempt_id(message.job, message)]
-                self._sender.end(attempt.task.outbox, rows=True)
-                self._send(attempt.completed(message))
+            case Report(TaskStateChanged(state="abandoned") as fact):
+                self._report_abandoned(deployment.attempts[fact.attempt], fact)
+            case Report(fact):
+                self._report(fact)
             case Send(message):
                 self._send(message)
             case StartTask():
@@ -545,6 +564,10 @@ class Worker:
             self._stuck.add(attempt.id, attempt.slot, attempt.task.thread.is_alive)
         _log.error("task %s still runs after its cancel: abandoned", attempt.id)
 
+    def _report_abandoned(self, attempt: Attempt, fact: TaskStateChanged) -> None:
+        self._sender.end(attempt.task.outbox, rows=True)
+        self._report(attempt.completed(fact))
+
     def _start(self, instruction: StartTask) -> None:
         job, spec = instruction.message.job, instruction.spec
         try:
@@ -559,16 +582,11 @@ class Worker:
         self._flush_in_time()
 
     def _release(self, attempts: list[AttemptId]) -> None:
+        for key in attempts:
+            self._reports.forget_ends(key)
         for attempt in self._deployment.release(attempts):
             traffic, rows_dropped = attempt.rows()
-            self._send(
-                TaskReleased(
-                    term=self._state.term,
-                    **attempt.id.fields(),
-                    traffic=traffic,
-                    rows_dropped=rows_dropped,
-                )
-            )
+            self._report(TaskReleased(attempt=attempt.id, traffic=traffic, rows_dropped=rows_dropped))
 
     def _in_background(self, work: Coroutine[None, None, None], name: str) -> None:
         task = self._loop.create_task(work, name=name)
@@ -633,26 +651,12 @@ class Worker:
                 writes=writes,
             )
             self._carry_out(ended)
-        except Exception as error:  # without a report of its end the job would never end
-            _log.exception("the end of attempt %s cannot be reported", task.attempt_id)
-            self._send(short_failure(self._state.term, task.attempt_id, outcome.state, error))
+        except Exception as error:
+            _log.exception("the end of attempt %s cannot be reported", key)
+            self._report(short_failure(key, outcome.state, error))
 
     def _on_channel_event(self, key: ChannelKey, generation: int, event: ChannelEvent) -> None:
         self._carry_out(self._state.channel_event(key, generation, event, self._loop.time()))
-
-    def _on_moved(
-        self, attempt: AttemptId, positions: bytes, within: float, writes: list[WritePosition]
-    ) -> None:
-        """A source reports how far it is."""
-        self._send(
-            SourcePositions(
-                term=self._state.term,
-                **attempt.fields(),
-                positions=positions,
-                within=within,
-                writes=writes,
-            )
-        )
 
     def _progress(self, key: AttemptId) -> Progress:
         return self._deployment.progress(key)
@@ -664,27 +668,17 @@ class Worker:
         _log.warning("%s", error)
         self._carry_out(self._state.partition_lost(key, error))
 
-    def _on_readable(self, key: AttemptId, edge: int) -> None:
-        """A partition has its first buffer, for which its consumers may wait."""
-        self._send(
-            PartitionReadable(
-                term=self._state.term,
-                **key.fields(),
-                edge=edge,
-            )
-        )
+    def _on_fact(self, fact: Fact) -> None:
+        """What an attempt says of itself. That of a task that was abandoned meanwhile is not output."""
+        attempt = self._deployment.attempts.get(fact.attempt)
+        if attempt is not None and attempt.task.state != "abandoned":
+            self._report(fact)
 
     def _on_stands(self, key: AttemptId) -> None:
         """A task has stopped at a barrier, or cannot stop because it waits; heartbeats repeat the state."""
         attempt = self._deployment.attempts.get(key)
         if attempt is not None:
-            self._send(
-                TaskStands(
-                    term=self._state.term,
-                    **key.fields(),
-                    standing=attempt.standing(),
-                )
-            )
+            self._report(TaskStands(attempt=key, standing=attempt.standing()))
 
     def _stop_tasks(self, instruction: SetPause | MoveTasks) -> None:
         self._deployment.stop_tasks(instruction)
@@ -696,23 +690,6 @@ class Worker:
             self._on_stands(key)
         every = MOVES_SECONDS if self._deployment.moves else None
         self._timers.every("moves", every, self._watch_moves)
-
-    def _on_filed(self, key: AttemptId, file: CompleteFile) -> None:
-        """A sink has completed a file. That of a task that was abandoned meanwhile is not output."""
-        attempt = self._deployment.attempts.get(key)
-        if attempt is None or attempt.task.state == "abandoned":
-            return
-        self._send(
-            FileCompleted(
-                term=self._state.term,
-                **key.fields(),
-                file=file.number,
-                path=file.path,
-                rows=file.rows,
-                bytes=file.bytes,
-                checksum=file.checksum,
-            )
-        )
 
     # --- timers and stats ----------------------------------------------------------------------------
 
@@ -727,6 +704,8 @@ class Worker:
         self._timers.every("debloat", seconds, self._deployment.debloat)
 
     def _on_alarm(self) -> None:
+        self._flush_reports()
+        self._alarm.set(self._reports.next_deadline())
         self._carry_out(self._state.handle_timer(self._loop.time()))
 
     def _heartbeat(self) -> None:

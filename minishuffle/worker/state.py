@@ -46,7 +46,6 @@ from minishuffle.wire.messages import (
     Dial,
     DivideTasks,
     ErrorInfo,
-    HeldAttempt,
     HostLook,
     Leaving,
     PauseTasks,
@@ -64,8 +63,8 @@ from minishuffle.wire.messages import (
     WorkerLost,
     WritePosition,
 )
+from minishuffle.wire.reports import EndsRead
 from minishuffle.worker.dialing import Dialing
-from minishuffle.worker.endreports import EndReports
 from minishuffle.worker.instructions import (
     AbandonTask,
     Acknowledged,
@@ -89,6 +88,7 @@ from minishuffle.worker.instructions import (
     ProbePeer,
     Refuse,
     Release,
+    Report,
     RequestPartition,
     Send,
     ServeStream,
@@ -96,7 +96,6 @@ from minishuffle.worker.instructions import (
     StartTask,
     WorkerStep,
     attempt_id,
-    held_attempt,
     state_change,
 )
 from minishuffle.worker.reattachments import Reattachments
@@ -172,16 +171,15 @@ class WorkerState:
         """By job and operator: programs that came ahead of need."""
         self.partitions = PartitionRegistry()
         self._reattachments = Reattachments()
-        self._ends = EndReports()
         self._peers = Dialing(worker, max(GOOD_LINK_SECONDS_MIN, 2.0 * settings.suspect_after))
         self.leaving = False
         """The process was sent SIGTERM."""
         self._leave_by: float | None = None
         """When it ends although the coordinator has not sent Shutdown."""
 
-    def held(self) -> list[HeldAttempt]:
+    def held(self) -> list[AttemptId]:
         """Every attempt that was deployed here and not released."""
-        return [held_attempt(key) for key in self._tasks]
+        return list(self._tasks)
 
     def jobs(self) -> list[str]:
         """Jobs to release when they have ended."""
@@ -387,7 +385,7 @@ class WorkerState:
         entry = self._tasks.get(key)
         if entry is None or entry.terminal:
             return self._step()
-        return self._step([Send(state_change(self.term, key, "running"))])
+        return self._step([Report(state_change(key, "running"))])
 
     def first_record(self, key: AttemptId, now: float) -> WorkerStep:
         """The attempt has passed its first batch on."""
@@ -412,9 +410,9 @@ class WorkerState:
             return self._step()
         self._end(key)
         entry.finished = state == "finished"
-        ended = state_change(self.term, key, state, error, result, counters=counters)
+        ended = state_change(key, state, error, result, counters=counters)
         found = {"traffic": traffic, "positions": positions, "writes": list(writes)}
-        return self._step([Send(ended.model_copy(update=found)), *self._tell_lost(key)])
+        return self._step([Report(ended.model_copy(update=found)), *self._tell_lost(key)])
 
     def partition_lost(self, key: AttemptId, error: PartitionLost) -> WorkerStep:
         """The stored partition of an attempt cannot be read; this is reported once the attempt has
@@ -430,13 +428,12 @@ class WorkerState:
         if entry.lost is None or not entry.finished:
             return []
         error, entry.lost = entry.lost, None
-        return [Send(state_change(self.term, key, "failed", error))]
+        return [Report(state_change(key, "failed", error))]
 
     def _end(self, key: AttemptId) -> None:
         """The attempt is terminal: it reads nothing any more."""
         self._tasks[key].terminal = True
         self._canceling.pop(key, None)
-        self._ends.forget(key)
         for channel in self.inputs.remove(key):
             self.partitions.take_back(self.worker, channel)
 
@@ -456,9 +453,10 @@ class WorkerState:
         entry = self.inputs.move(channel, generation, event)
         if entry is None:
             return []
-        if event is ChannelEvent.END:
-            self._ends.read(channel, now)
         match event:
+            case ChannelEvent.END:
+                read = EndsRead(attempt=channel.attempt, edge=channel.edge, producers=[channel.producer])
+                return [Report(read)]
             case ChannelEvent.ATTACH:
                 self.inputs.answered(channel)
                 self._attached(channel, entry, now)
@@ -736,8 +734,7 @@ class WorkerState:
     def _next_deadline(self) -> float | None:
         """When :meth:`handle_timer` wants to be called; None for not at all."""
         times = [self._peers.next_deadline(), self.inputs.next_deadline(), self._leave_by]
-        times += [self._reattachments.next_deadline(), self._ends.next_deadline()]
-        times.append(self.partitions.next_deadline())
+        times += [self._reattachments.next_deadline(), self.partitions.next_deadline()]
         times.append(next(iter(self._canceling.values()), None))
         return min((time for time in times if time is not None), default=None)
 
@@ -753,7 +750,6 @@ class WorkerState:
         instructions += self._refuse_expired(now)
         instructions += self._repair(now)
         instructions += map(Send, self._reattachments.take(self.term, now))
-        instructions += map(Send, self._ends.take(self.term, now))
         return self._step(instructions + self._chase_peers(now))
 
     def _abandon_uncancelled(self, now: float) -> list[Instruction]:
@@ -767,7 +763,7 @@ class WorkerState:
         self._end(key)
         self.abandoned += 1
         self.stuck += 1
-        return [AbandonTask(key), Send(state_change(self.term, key, "abandoned", error))]
+        return [AbandonTask(key), Report(state_change(key, "abandoned", error))]
 
     def _refuse_expired(self, now: float) -> list[Instruction]:
         return [self._answer(each, why, now) for each, why in self.partitions.take_late(now, self.worker)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 from minishuffle import limits
 from minishuffle.counters import (
@@ -44,8 +44,14 @@ from minishuffle.wire.messages import (
     Standing,
     TaskReport,
     TaskSpec,
-    TaskStateChanged,
     WritePosition,
+)
+from minishuffle.wire.reports import (
+    Fact,
+    FileCompleted,
+    PartitionReadable,
+    SourcePositions,
+    TaskStateChanged,
 )
 from minishuffle.worker.client_gate import UPSTREAM_EDGE, UpstreamGate
 from minishuffle.worker.crashrecord import CrashRecord
@@ -76,15 +82,6 @@ __all__ = ["Attempt", "Deployment"]
 # --- attempts -------------------------------------------------------------------------------------
 
 
-class SourceMoved(Protocol):
-    """Takes a report of an attempt: a table of positions, or how far it is in what external clients write;
-    and the seconds within which it is to be acknowledged."""
-
-    def __call__(
-        self, attempt: AttemptId, positions: bytes, within: float, writes: list[WritePosition]
-    ) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerServices:
     """Services that all attempts on a worker share. (Flink: ``TaskManagerServices``.)"""
@@ -96,14 +93,12 @@ class WorkerServices:
     """Called on the loop; see :class:`Task`."""
     said: Callable[[Outbox], None]
     """Called on the loop when a task has something for the coordinator; see :class:`Outbox`."""
-    moved: SourceMoved
-    """Called on the loop with what a source reports; see :class:`SourceLeases` and :class:`WriteLeases`."""
+    fact: Callable[[Fact], None]
+    """Called on the loop with what the coordinator is to hear of an attempt."""
     first_record: Callable[[AttemptId], None]
     """Called on the loop once a restarted attempt has passed its first batch on."""
     stands: Callable[[AttemptId], None]
     """Called on the loop when an attempt stops for a pause, or is kept from it: see :class:`TaskPause`."""
-    filed: Callable[[AttemptId, CompleteFile], None]
-    """Called on the loop with a file that a sink has completed."""
     budget: AssemblyBudget
     local: ByteBudget
     """For batches that are handed to consumers on this worker."""
@@ -114,8 +109,6 @@ class WorkerServices:
     """Maximum bytes that sinks of kept records write, see :class:`Spool`."""
     stored: ByteBudget
     """Budget of blocking partitions and of the gates that read them."""
-    readable: Callable[[AttemptId, int], None]
-    """Called on the loop with the edge when a partition has its first buffer, if that is to be announced."""
     partition_lost: Callable[[AttemptId, PartitionLost], None]
     """Called on the loop when a blocking partition of an attempt cannot be read."""
     channel_event: Callable[[ChannelKey, int, ChannelEvent], object]
@@ -178,7 +171,7 @@ class Attempt:
             services.first_record,
             Outbox(self.id, self.paths, services.said, services.away),
             self._source_leases(),
-            FileReports(self.paths, partial(services.filed, self.id), spec.files),
+            FileReports(self.paths, partial(_report_file, services.fact, self.id), spec.files),
             self._latency,
             services.wall,
             services.record,
@@ -206,7 +199,7 @@ class Attempt:
         restarts = self.settings.restart_strategy != "none"
         return SourceLeases(
             self.paths,
-            partial(self._services.moved, self.id, writes=[]) if restarts else None,
+            partial(_report_positions, self._services.fact, self.id) if restarts else None,
             rows=self.settings.source_lease,
             resumed=self.spec.positions,
             age=self.spec.positions_age,
@@ -227,8 +220,8 @@ class Attempt:
         paths = self.paths
         acquire: Callable[[], Segment] = partial(paths.acquire, pool, self.note_limit)
         if output.announced:
-            announce = partial(self._services.readable, self.id, output.edge)
-            acquire = partial(_acquire_first, acquire, partial(paths.post, announce), [])
+            first = PartitionReadable(attempt=self.id, edge=output.edge)
+            acquire = partial(_acquire_first, acquire, partial(paths.post, self._services.fact, first), [])
         pool.on_available(paths.bell.ring)
         self.pools[output.edge] = pool
         self.partitions[output.edge] = PipelinedPartition(
@@ -353,7 +346,7 @@ class Attempt:
             make_gate,
             post=self.paths.post,
             leases=leases,
-            moved=partial(services.moved, self.id, b"", 0.0),
+            moved=partial(_report_writes, services.fact, self.id),
             resumed=self.spec.writes,
         )
 
@@ -536,7 +529,7 @@ class Attempt:
     def report(self) -> TaskReport:
         """For the heartbeat."""
         return TaskReport(
-            **self.id.fields(),
+            attempt=self.id,
             counters=self._counted(),
             traffic=self.traffic.table(),
             writes=self.upstreams.connected() if self.upstreams is not None else [],
@@ -579,11 +572,9 @@ class Deployment:
         spool_bytes_max: int = limits.SPOOL_BYTES_MAX,
         blocking_bytes_max: int = limits.BLOCKING_BYTES_MAX,
         channel_event: Callable[[ChannelKey, int, ChannelEvent], object],
-        moved: SourceMoved,
+        fact: Callable[[Fact], None],
         first_record: Callable[[AttemptId], None],
         stands: Callable[[AttemptId], None],
-        filed: Callable[[AttemptId, CompleteFile], None],
-        readable: Callable[[AttemptId, int], None] = lambda attempt, edge: None,
         partition_lost: Callable[[AttemptId, PartitionLost], None] = lambda attempt, error: None,
         clock: Callable[[], float],
         wall: WallClock,
@@ -609,17 +600,15 @@ class Deployment:
             inbox,
             report,
             said,
-            moved,
+            fact,
             first_record,
             stands,
-            filed,
             self.budget,
             self.local,
             StorePlace(spool_directory, self.disk.close_file),
             self.disk,
             spool_bytes_max,
             self.stored,
-            readable,
             partition_lost,
             channel_event,
             clock,
@@ -821,6 +810,29 @@ def _acquire_first(
         taken.append(True)
         announce()
     return segment
+
+
+def _report_positions(
+    report: Callable[[Fact], None], attempt: AttemptId, positions: bytes, within: float
+) -> None:
+    report(SourcePositions(attempt=attempt, positions=positions, within=within))
+
+
+def _report_writes(report: Callable[[Fact], None], attempt: AttemptId, writes: list[WritePosition]) -> None:
+    report(SourcePositions(attempt=attempt, writes=writes))
+
+
+def _report_file(report: Callable[[Fact], None], attempt: AttemptId, file: CompleteFile) -> None:
+    report(
+        FileCompleted(
+            attempt=attempt,
+            file=file.number,
+            path=file.path,
+            rows=file.rows,
+            bytes=file.bytes,
+            checksum=file.checksum,
+        )
+    )
 
 
 def _note_limit(counters: TaskCounters, wall: Callable[[], float], limit: str) -> None:

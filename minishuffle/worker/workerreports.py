@@ -18,7 +18,8 @@ from minishuffle.ids import AttemptId
 from minishuffle.releases import releases_here
 from minishuffle.transport.interfaces import host_identity
 from minishuffle.transport.tcp import DataEndpoint
-from minishuffle.wire.messages import ErrorInfo, Register, TaskStateChanged, WorkerReport
+from minishuffle.wire.messages import ErrorInfo, Register, WorkerReport
+from minishuffle.wire.reports import TaskStateChanged
 from minishuffle.worker.instructions import state_change
 from minishuffle.worker.tasks import Deployment
 
@@ -148,8 +149,8 @@ def worker_snapshot(
     )
 
 
-def short_failure(term: int, attempt_id: AttemptId, state: str, error: Exception) -> TaskStateChanged:
+def short_failure(attempt_id: AttemptId, state: str, error: Exception) -> TaskStateChanged:
     """Instead of the report of how an attempt ended, which ``error`` kept from being sent."""
     text = f"task {attempt_id} ended as {state}, which could not be reported: {text_of(error)}"
     info = ErrorInfo(code=ResourceExhausted.code, text=clipped(text, limits.ERROR_TEXT_BYTES_MAX // 64))
-    return state_change(term, attempt_id, "canceled" if state == "canceled" else "failed", info)
+    return state_change(attempt_id, "canceled" if state == "canceled" else "failed", info)

@@ -24,21 +24,18 @@ from minishuffle.coordinator.journalrecords import job_records, recalled_jobs
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.errors import ShuffleError
-from minishuffle.ids import Changes, RecordKey
+from minishuffle.ids import AttemptId, Changes, RecordKey
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.clients import BeginWrite, WriteBegun
 from minishuffle.wire.messages import (
     CancelTasks,
-    Collected,
     ControlMessage,
     DeployTasks,
     DivideTasks,
     ErrorInfo,
     Heartbeat,
-    HeldAttempt,
     HostLook,
     LogLines,
-    PartitionReadable,
     PauseTasks,
     PrepareJob,
     Register,
@@ -47,10 +44,16 @@ from minishuffle.wire.messages import (
     Standing,
     TaskReport,
     TaskSpec,
-    TaskStands,
-    TaskStateChanged,
     WorkerAddress,
     WorkerReport,
+)
+from minishuffle.wire.reports import (
+    AttemptReport,
+    Collected,
+    Fact,
+    PartitionReadable,
+    TaskStands,
+    TaskStateChanged,
 )
 from minishuffle.wire.requests import Accepted, Failure, GetStatus, JobInfo, ShowJob, SubmitJob
 
@@ -182,7 +185,7 @@ class FakeCluster:
         worker.link = self.number()
         self.workers[worker.link] = worker
         held = [
-            HeldAttempt(job=job, operator=operator, index=index, attempt=task.attempt)
+            AttemptId.of(job, operator, index, task.attempt)
             for (job, operator, index), task in worker.tasks.items()
         ]
         fields = {"requested_worker": worker.worker, "epoch": worker.epoch, "attempts": held}
@@ -281,6 +284,10 @@ class FakeCluster:
     def send(self, worker: FakeWorker, message: ControlMessage) -> None:
         self.do(self.state.worker_message(worker.link, message, self.now))
 
+    def fact(self, worker: FakeWorker, fact: Fact, number: int = 0, *, term: int | None = None) -> None:
+        """A report with nothing else in it."""
+        self.send(worker, AttemptReport(term=term or self.term, number=number, facts=[fact]))
+
     def lose(self, worker: FakeWorker) -> None:
         """Its process is killed: the link closes, and its port refuses connections."""
         self.do(self.state.link_closed(worker.link, self.now))
@@ -307,37 +314,22 @@ class FakeCluster:
 
     def report(self, worker: FakeWorker, key: tuple[str, int, int], state: str, **fields: Any) -> None:
         """A task changed its state."""
-        job, operator, index = key
-        values = {"term": self.term, "attempt": 1, **fields}
-        message = TaskStateChanged(job=job, operator=operator, index=index, state=state, **values)  # type: ignore[arg-type]
-        self.send(worker, message)
+        report = {name: fields.pop(name) for name in ("number", "term") if name in fields}
+        attempt = AttemptId.of(*key, fields.pop("attempt", 1))
+        self.fact(worker, TaskStateChanged(attempt=attempt, state=state, **fields), **report)  # type: ignore[arg-type]
 
     def readable(self, worker: FakeWorker, key: tuple[str, int, int], edge: int) -> None:
         """A task has begun the first buffer of an edge, if that is to be announced."""
-        job, operator, index = key
         spec = worker.tasks[key]
         if any(output.edge == edge and output.announced for output in spec.outputs):
-            message = PartitionReadable(
-                term=self.term,
-                job=job,
-                operator=operator,
-                index=index,
-                attempt=spec.attempt,
-                edge=edge,
-            )
-            self.send(worker, message)
+            attempt = AttemptId.of(*key, spec.attempt)
+            self.fact(worker, PartitionReadable(attempt=attempt, edge=edge))
 
     def stand(self, worker: FakeWorker, key: tuple[str, int, int], **standing: Any) -> None:
         """A task stands behind the barrier of its job, or as it is given."""
-        job, operator, index = key
-        given = Standing(**{"barrier": worker.barrier(job), **standing})
-        attempt = worker.tasks[key].attempt
-        self.send(
-            worker,
-            TaskStands(
-                term=self.term, job=job, operator=operator, index=index, attempt=attempt, standing=given
-            ),
-        )
+        given = Standing(**{"barrier": worker.barrier(key[0]), **standing})
+        attempt = AttemptId.of(*key, worker.tasks[key].attempt)
+        self.fact(worker, TaskStands(attempt=attempt, standing=given))
 
     def _take_all(self, worker: FakeWorker, message: DivideTasks) -> None:
         """Those of the tasks that are to move which are there say that all was taken."""
@@ -361,9 +353,9 @@ class FakeCluster:
         self.report(worker, key, "failed", error=ErrorInfo(code=code, text=text))
 
     def collect(self, worker: FakeWorker, key: tuple[str, int, int], payload: bytes, **fields: Any) -> None:
-        job, operator, index = key
-        values = {"term": self.term, "attempt": 1, **fields}
-        self.send(worker, Collected(job=job, operator=operator, index=index, payload=payload, **values))
+        report = {name: fields.pop(name) for name in ("number", "term") if name in fields}
+        attempt = AttemptId.of(*key, fields.pop("attempt", 1))
+        self.fact(worker, Collected(attempt=attempt, payload=payload, **fields), **report)
 
     def log(self, worker: FakeWorker, job: str, *lines: str) -> None:
         self.send(worker, LogLines(term=self.term, job=job, lines=list(lines)))

@@ -19,6 +19,7 @@ from minishuffle.coordinator.deaths import (
 )
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ResourceExhausted
+from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import DeployTasks, TaskReport, WorkerLost
 from minishuffle.wire.requests import Accepted, GetEvents, JobEvent, JobEvents, UserCall, WorkerEnded
@@ -77,12 +78,17 @@ def call(attempt: int, position: int = 0, rows: int = 0) -> UserCall:
     return UserCall(job="j1", operator=0, index=0, attempt=attempt, position=position, rows=rows)
 
 
-def report(attempt: int, position: int, rows: int = 0, *, inside: bool = True, out: int = 0) -> TaskReport:
+def report(
+    attempt: int,
+    position: int,
+    rows: int = 0,
+    *,
+    key: tuple[int, int] = (0, 0),
+    inside: bool = True,
+    out: int = 0,
+) -> TaskReport:
     return TaskReport(
-        job="j1",
-        operator=0,
-        index=0,
-        attempt=attempt,
+        attempt=AttemptId.of("j1", *key, attempt),
         counters=TaskCounters(records_out=out),
         position=position,
         in_hand=rows,
@@ -341,7 +347,7 @@ def test_nobody_knows_how_a_process_ended(
 ) -> None:
     worker, _ = cluster.add(), cluster.add()
     start(cluster, one_slot(make_graph))
-    own = report(1, 5, 3, inside=inside).model_copy(update={"operator": 1})
+    own = report(1, 5, 3, key=(1, 0), inside=inside)
     other = report(1, 5, 3, inside=False)
     cluster.advance(60.0)
     beat = {"tasks": [own, other], "memory_bytes": 3 * GIB}
@@ -413,7 +419,7 @@ def test_where_no_record_could_be_kept_heartbeats_say_who_was_inside(
     cluster: FakeCluster, told: Any, make_graph: MakeGraph
 ) -> None:
     start(cluster, one_slot(make_graph))
-    own = report(1, 5, 3).model_copy(update={"operator": 1})
+    own = report(1, 5, 3, key=(1, 0))
     cluster.heartbeat(told[0], tasks=[own, report(1, 5, inside=False)])
     cluster.lose(told[0])
     cluster.request(killed(told[0], code=3, recorded=False))
@@ -472,7 +478,7 @@ def test_an_attempt_that_gets_past_the_place_clears_its_subtask(
     cluster.lose(told[0])
     cluster.request(killed(told[0], subtask(1, position=10, rows=5)))
     cluster.report_all("j1", "running", attempt=2)
-    cluster.heartbeat(told[1], tasks=[report(2, 15).model_copy(update={"operator": 1})])
+    cluster.heartbeat(told[1], tasks=[report(2, 15, key=(1, 0))])
     cluster.check_journal()
     cluster.add(end_is_told=True)
     cluster.lose(told[1])
@@ -514,7 +520,7 @@ def test_a_job_whose_attempts_die_again_and_again_as_they_recover_restarts_more_
         cluster.come_back(each)
     assert cluster.state._jobs["j1"].cancellations.regions.strategy == "region"
     current = {task.index: task.attempt for task in cluster.show("j1").tasks if task.operator == 1}[slot]
-    past = report(current, 5).model_copy(update={"operator": 1, "index": slot})
+    past = report(current, 5, key=(1, slot))
     cluster.heartbeat(worker, tasks=[past])
     assert cluster.state._jobs["j1"].cancellations.regions.strategy == "individual"
     cluster.check_journal()

@@ -9,20 +9,19 @@ import pytest
 
 from minishuffle.coordinator.draining import EVICTION_SECONDS_MAX, Drain
 from minishuffle.errors import ResourceExhausted, TaskFailed, UnknownName
+from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.messages import (
     CancelTasks,
-    ChannelEnds,
     DeployTasks,
-    EndsRead,
     ErrorInfo,
     Leaving,
     ReleaseJob,
     Shutdown,
-    SourcePositions,
     TasksRestarted,
 )
 from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_placement, unpack_positions
+from minishuffle.wire.reports import EndsRead, SourcePositions
 from minishuffle.wire.requests import CancelJob, DrainWorker, GetEvents, GetStatus, SubmitJob
 
 if TYPE_CHECKING:
@@ -80,10 +79,8 @@ def test_a_worker_that_is_to_leave_gives_its_slots_to_others_and_shuts_down(
     cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
 ) -> None:
     one, two = pair
-    leases = SourcePositions(
-        term=7, job=job, operator=READ, index=0, attempt=1, positions=table((0, 100, 50))
-    )
-    cluster.send(one, leases)
+    leases = SourcePositions(attempt=AttemptId.of(job, READ, 0, 1), positions=table((0, 100, 50)))
+    cluster.fact(one, leases)
     drain(cluster, one)
     assert states(cluster) == {1: ("alive", True, 0), 2: ("alive", False, 0)}
     (cancel,) = one.got(CancelTasks)
@@ -356,8 +353,8 @@ def test_what_a_finished_task_wrote_stays_until_it_was_read(
     run(cluster, two)
     assert not one.got(Shutdown)
     for index, attempt in ((0, 2), (1, 1)):
-        ends = ChannelEnds(operator=COUNT, index=index, attempt=attempt, edge=0, producers=[0])
-        cluster.send(two, EndsRead(term=7, job=job, ends=[ends]))
+        reads = AttemptId.of(job, COUNT, index, attempt)
+        cluster.fact(two, EndsRead(attempt=reads, edge=0, producers=[0]))
     assert one.got(Shutdown) and not one.tasks
     leave(cluster, one)
     assert where(cluster, job)[READ, 0] == (1, 1, "finished")

@@ -9,13 +9,12 @@ import pytest
 
 from minishuffle.coordinator.ends import Ends, repeating
 from minishuffle.errors import TaskFailed
+from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import Edge, JobGraph
 from minishuffle.wire.messages import (
-    ChannelEnds,
     ConsumerEnds,
     ConsumersEnded,
     DeployTasks,
-    EndsRead,
     ErrorInfo,
     RecoveryStep,
     RecoverySteps,
@@ -24,6 +23,7 @@ from minishuffle.wire.messages import (
     TasksRestarted,
 )
 from minishuffle.wire.packed import SplitPosition, pack_positions
+from minishuffle.wire.reports import EndsRead
 from minishuffle.wire.requests import GetEvents
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def say_read(
     cluster: FakeCluster, worker: FakeWorker, consumer: int, *producers: int, attempt: int = 1
 ) -> None:
     """Tasks of the second operator have read these partitions of the first to the end."""
-    ends = ChannelEnds(operator=1, index=consumer, attempt=attempt, edge=0, producers=list(producers))
-    cluster.send(worker, EndsRead(term=TERM, job="j1", ends=[ends]))
+    reads = AttemptId.of("j1", 1, consumer, attempt)
+    cluster.fact(worker, EndsRead(attempt=reads, edge=0, producers=list(producers)))
 
 
 def attempt(operator: int, index: int, number: int = 1) -> TaskAttempt:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.counters import TaskCounters
+from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import CancelTasks, TaskReport
 from minishuffle.wire.requests import (
@@ -152,7 +153,7 @@ def test_others_get_their_slots_when_the_suspect_gets_past_the_place(
     assert places(cluster, healthy).count(0) == 1
     cluster.report_all(killer, "running", attempt=3)
     report = TaskReport(
-        job=killer, operator=1, index=0, attempt=3, counters=TaskCounters(), position=5, inside=True
+        attempt=AttemptId.of(killer, 1, 0, 3), counters=TaskCounters(), position=5, inside=True
     )
     cluster.heartbeat(new, tasks=[report])
     assert 0 not in places(cluster, healthy)
@@ -309,7 +310,7 @@ def test_a_suspect_moves_off_a_worker_that_is_to_leave(
     assert bool(leaving.got(CancelTasks)) is not gone
     if gone:
         report = TaskReport(
-            job=killer, operator=1, index=0, attempt=3, counters=TaskCounters(), position=5, inside=True
+            attempt=AttemptId.of(killer, 1, 0, 3), counters=TaskCounters(), position=5, inside=True
         )
         cluster.heartbeat(leaving, tasks=[report])
     assert leaving.got(CancelTasks)

@@ -15,11 +15,12 @@ from minishuffle.wire.messages import (
     PauseTasks,
     ReleaseJob,
     Shutdown,
-    SourcePositions,
     TasksRestarted,
 )
 from minishuffle.wire.packed import SplitPosition, pack_positions
+from minishuffle.wire.reports import SourcePositions
 from minishuffle.wire.requests import CancelJob, DrainWorker, GetEvents, PauseJob, ResumeJob
+from support.attempts import attempt
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -211,8 +212,7 @@ def test_a_source_that_is_lost_before_anybody_has_read_of_it_begins_anew(
     workers = start(cluster, "all")
     spare = cluster.add(slots=1)
     table = pack_positions([SplitPosition(0, 100, 10)])
-    about = {"term": cluster.term, "job": "j1", "operator": EARLY, "index": 0, "attempt": 1}
-    cluster.send(workers[EARLY], SourcePositions(**about, positions=table))
+    cluster.fact(workers[EARLY], SourcePositions(attempt=attempt(EARLY), positions=table))
     readable(cluster, workers, EARLY, FROM_EARLY)
     if deployed:
         readable(cluster, workers, LATE, FROM_LATE)

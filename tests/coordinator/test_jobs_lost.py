@@ -9,16 +9,11 @@ import pytest
 
 from minishuffle.errors import ResourceExhausted, TaskFailed
 from minishuffle.plan.graph import Edge, JobGraph, Vertex
-from minishuffle.wire.messages import (
-    DeployTasks,
-    ErrorInfo,
-    PlacedAttempt,
-    ReleaseJob,
-    SourcePositions,
-    TasksRestarted,
-)
+from minishuffle.wire.messages import DeployTasks, ErrorInfo, PlacedAttempt, ReleaseJob, TasksRestarted
 from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
+from minishuffle.wire.reports import SourcePositions
 from minishuffle.wire.requests import CancelJob, GetEvents, JobInfo
+from support.attempts import attempt
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -97,10 +92,7 @@ def test_the_source_of_a_lost_worker_goes_on_where_it_had_reported(
     cluster.submit(restarting(source_lease=lease))
     cluster.report_all("j1", "running")
     table = pack_positions([SplitPosition(split=1, position=100, lease=40)])
-    cluster.send(
-        three[1],
-        SourcePositions(term=TERM, job="j1", operator=0, index=1, attempt=1, number=1, positions=table),
-    )
+    cluster.fact(three[1], SourcePositions(attempt=attempt(0, 1), positions=table), 1)
     cluster.lose(three[1])
     (deploy,) = three[2].got(DeployTasks)
     read, count = deploy.tasks

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.errors import PartitionLost, TaskFailed
+from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.messages import (
     CancelTasks,
     DeployTasks,
     ErrorInfo,
     ReleaseJob,
-    SourcePositions,
     TaskAttempt,
     TaskSpec,
     TasksRestarted,
 )
 from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
+from minishuffle.wire.reports import SourcePositions
 from minishuffle.wire.requests import CancelJob, GetEvents, JobInfo
 
 if TYPE_CHECKING:
@@ -125,8 +126,7 @@ def test_sources_go_on_where_they_ended(
     cluster.submit(make_graph(restart_strategy=strategy))
     cluster.report_all("j1", "running")
     reported = pack_positions([SplitPosition(split=0, position=10, lease=50)])
-    report = SourcePositions(term=7, job="j1", operator=0, index=0, attempt=1, positions=reported)
-    cluster.send(pair[0], report)
+    cluster.fact(pair[0], SourcePositions(attempt=AttemptId.of("j1", 0, 0, 1), positions=reported))
     cluster.report(pair[1], COUNT1, "failed", error=BOOM)
     ended = pack_positions([SplitPosition(split=0, position=37, lease=0)])
     cluster.report(pair[0], READ0, "canceled", positions=ended)

@@ -17,8 +17,10 @@ from minishuffle.coordinator.jobs import Job
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ResourceExhausted, TaskFailed
 from minishuffle.plan.graph import JobGraph
-from minishuffle.wire.messages import ErrorInfo, TaskStateChanged
+from minishuffle.wire.messages import ErrorInfo
 from minishuffle.wire.packed import PeerRows, pack_traffic
+from minishuffle.wire.reports import TaskStateChanged
+from support.attempts import attempt
 from support.soak import SOAK
 
 if TYPE_CHECKING:
@@ -66,24 +68,20 @@ def test_tasks_that_always_raise_end_their_job_in_bounded_time_with_their_own_tr
 
 def fail_and_restart(job: Job, at: float) -> None:
     """Subtask 0 of operator 1 fails, with rows exchanged, state and a log line, and is deployed again."""
-    attempt = job.attempt_of(1, 0)
+    (task,) = [each for each in job.tasks() if each.key == (1, 0)]
     peers = [PeerRows(0, 0, 1, received=10), PeerRows(0, 1, 1, received=10)]
     message = TaskStateChanged(
-        term=1,
-        job=job.id,
-        operator=1,
-        index=0,
-        attempt=attempt,
+        attempt=attempt(1, 0, task.attempt, job=job.id),
         state="failed",
         error=BOOM,
         counters=TaskCounters(records_in=20, state_rows=3, rows_dropped={"failed_batch": 2}),
         traffic=pack_traffic(peers),
     )
-    assert job.task_changed(1, message, at)
+    assert job.task_changed(task, message, at)
     (task,) = job.due(at)
     job.deployed(task, at)
-    assert job.task_changed(1, message.model_copy(update={"attempt": attempt + 1, "state": "running"}), at)
-    job.history.log([f"attempt {attempt} has failed"])
+    assert job.task_changed(task, message.model_copy(update={"state": "running"}), at)
+    job.history.log([f"attempt {task.attempt - 1} has failed"])
 
 
 @pytest.mark.slow

@@ -11,9 +11,11 @@ from minishuffle import limits
 from minishuffle.coordinator import manifest as manifest_module
 from minishuffle.coordinator.manifest import Manifest
 from minishuffle.counters import TaskCounters
+from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import Acknowledge, ErrorInfo, TaskReport
-from minishuffle.wire.outputs import FileCompleted, GetFiles, JobFiles
+from minishuffle.wire.outputs import GetFiles, JobFiles
+from minishuffle.wire.reports import FileCompleted
 from minishuffle.wire.requests import CancelJob
 
 if TYPE_CHECKING:
@@ -22,16 +24,9 @@ if TYPE_CHECKING:
 TERM = 7
 
 
-def completed(
-    file: int, rows: int = 10, *, attempt: int = 1, index: int = 0, number: int = 0
-) -> FileCompleted:
+def completed(file: int, rows: int = 10, *, attempt: int = 1, index: int = 0) -> FileCompleted:
     return FileCompleted(
-        term=TERM,
-        number=number,
-        job="j1",
-        operator=1,
-        index=index,
-        attempt=attempt,
+        attempt=AttemptId.of("j1", 1, index, attempt),
         file=file,
         path=f"/out/part-{index}-{attempt}-{file}.parquet",
         rows=rows,
@@ -76,16 +71,16 @@ def files(cluster: FakeCluster, job: str) -> list[str]:
 def filed(cluster: FakeCluster, worker: FakeWorker, rows: int, attempt: int = 1) -> None:
     """The sink's heartbeat says that it has taken so many rows."""
     counters = TaskCounters(records_in=rows, rows_filed=rows, rows_done=rows)
-    report = TaskReport(job="j1", operator=1, index=0, attempt=attempt, counters=counters)
+    report = TaskReport(attempt=AttemptId.of("j1", 1, 0, attempt), counters=counters)
     cluster.heartbeat(worker, [report])
 
 
 def test_a_file_is_listed_before_it_is_acknowledged(
     cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
 ) -> None:
-    cluster.send(pair[0], completed(0, number=1))
+    cluster.fact(pair[0], completed(0), 1)
     assert pair[0].inbox[-1] == Acknowledge(term=TERM, number=1)
-    cluster.send(pair[0], completed(0, number=1))
+    cluster.fact(pair[0], completed(0), 1)
     assert files(cluster, job) == ["/out/part-0-1-0.parquet"]
     info = cluster.show(job)
     assert (info.files_listed, info.file_rows) == (1, 10)
@@ -95,13 +90,13 @@ def test_files_of_a_fenced_attempt_are_not_listed_and_the_next_one_knows_which_a
     cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
 ) -> None:
     heir = cluster.add(slots=1)
-    cluster.send(pair[0], completed(0))
+    cluster.fact(pair[0], completed(0))
     filed(cluster, pair[0], 25)
     cluster.lose(pair[0])
     (spec,) = [task for key, task in heir.tasks.items() if key[1] == 1]
     assert (spec.attempt, spec.files) == (2, {1: 1})
-    cluster.send(pair[0], completed(1))
-    cluster.send(heir, completed(0, attempt=2))
+    cluster.fact(pair[0], completed(1))
+    cluster.fact(heir, completed(0, attempt=2))
     assert files(cluster, job) == ["/out/part-0-1-0.parquet", "/out/part-0-2-0.parquet"]
     info = cluster.show(job)
     assert info.rows_dropped == {"sink_unfinished": 15}
@@ -112,12 +107,12 @@ def test_a_file_that_is_not_listed_is_acknowledged_as_refused_also_when_it_is_na
     cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
 ) -> None:
     """It comes behind the end of its attempt."""
-    cluster.send(pair[0], completed(0, number=1))
+    cluster.fact(pair[0], completed(0), 1)
     cluster.report(pair[0], (job, 1, 0), "abandoned", number=2)
     for _ in range(2):
-        cluster.send(pair[0], completed(1, number=3))
+        cluster.fact(pair[0], completed(1), 3)
         assert pair[0].inbox[-1] == Acknowledge(term=TERM, number=3, refused=True)
-    cluster.send(pair[0], completed(0, number=1))
+    cluster.fact(pair[0], completed(0), 1)
     assert pair[0].inbox[-1] == Acknowledge(term=TERM, number=1), "that one is listed"
     assert files(cluster, job) == ["/out/part-0-1-0.parquet"]
 
@@ -127,7 +122,7 @@ def test_rows_in_files_that_were_listed_after_the_last_heartbeat_are_not_lost(
 ) -> None:
     cluster.add(slots=1)
     filed(cluster, pair[0], 25)
-    cluster.send(pair[0], completed(0, 40))
+    cluster.fact(pair[0], completed(0, 40))
     cluster.lose(pair[0])
     assert cluster.show(job).rows_dropped == {}
 
@@ -135,15 +130,15 @@ def test_rows_in_files_that_were_listed_after_the_last_heartbeat_are_not_lost(
 def test_what_was_complete_survives_a_cancel_and_the_rest_is_counted(
     cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
 ) -> None:
-    cluster.send(pair[0], completed(0))
+    cluster.fact(pair[0], completed(0))
     cluster.request(CancelJob(job=job))
-    cluster.send(pair[0], completed(1))
+    cluster.fact(pair[0], completed(1))
     counters = TaskCounters(records_in=27, rows_filed=27)
     cluster.report(pair[0], (job, 1, 0), "canceled", counters=counters)
     cluster.report_all(job, "canceled")
     info = cluster.show(job)
     assert (info.state, info.files_listed, info.rows_dropped) == ("canceled", 2, {"sink_unfinished": 7})
-    cluster.send(pair[0], completed(2))
+    cluster.fact(pair[0], completed(2))
     assert len(files(cluster, job)) == 2
 
 
@@ -179,7 +174,7 @@ def test_files_of_a_worker_that_was_lost_may_be_hidden_until_the_next_attempt_ru
         return [file.named for file in cluster.request(GetFiles(job="j1")).files]
 
     for file in (0, 1):
-        cluster.send(lost, completed(file, number=file + 1))
+        cluster.fact(lost, completed(file), file + 1)
     assert named() == [True, True]
     cluster.lose(lost)
     assert named() == [False, False]
@@ -195,7 +190,7 @@ def test_a_job_that_ends_before_the_next_attempt_runs_says_which_files_may_be_hi
     cluster.submit(make_graph(2, 1, restart_strategy="individual"))
     cluster.report_all("j1", "running")
     lost = next(worker for worker in pair if ("j1", 1, 0) in worker.tasks)
-    cluster.send(lost, completed(0, number=1))
+    cluster.fact(lost, completed(0), 1)
     cluster.lose(lost)
     cluster.request(CancelJob(job="j1"))
     cluster.report_all("j1", "canceled", attempt=2)

@@ -9,9 +9,11 @@ import pytest
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import TaskFailed, UsageError
+from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
-from minishuffle.wire.messages import DeployTasks, PauseTasks, SourcePositions, Standing, TaskReport
+from minishuffle.wire.messages import DeployTasks, PauseTasks, Standing, TaskReport
 from minishuffle.wire.packed import SplitPosition, pack_positions
+from minishuffle.wire.reports import SourcePositions
 from minishuffle.wire.requests import CancelJob, GetEvents, PauseJob, ResumeJob, WaitPause
 
 if TYPE_CHECKING:
@@ -183,8 +185,7 @@ def test_a_source_lost_while_paused_goes_on_where_it_stood(
 
     def report(worker: FakeWorker, index: int) -> None:
         table = pack_positions([SplitPosition(index, 100, 10)])
-        fields = {"term": cluster.term, "job": job, "operator": 0, "index": index, "attempt": 1}
-        cluster.send(worker, SourcePositions(**fields, positions=table))
+        cluster.fact(worker, SourcePositions(attempt=AttemptId.of(job, 0, index, 1), positions=table))
 
     report(one, 0)
     report(other, 1)
@@ -346,12 +347,8 @@ def report_of() -> Callable[..., Any]:
     def make(
         worker: FakeWorker, key: tuple[str, int, int], barrier: int, counters: TaskCounters | None = None
     ) -> TaskReport:
-        job, operator, index = key
         return TaskReport(
-            job=job,
-            operator=operator,
-            index=index,
-            attempt=worker.tasks[key].attempt,
+            attempt=AttemptId.of(*key, worker.tasks[key].attempt),
             counters=counters or TaskCounters(),
             standing=Standing(barrier=barrier),
         )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minishuffle.coordinator.jobreports import heard
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.positions import Resumption, SourceProgress
 from minishuffle.plan.graph import JobGraph
-from minishuffle.wire.messages import Acknowledge, SourcePositions, TaskStateChanged
+from minishuffle.wire.messages import Acknowledge
 from minishuffle.wire.packed import Cursor, SplitPosition, pack_positions, unpack_positions
+from minishuffle.wire.reports import SourcePositions, TaskStateChanged
+from support.attempts import attempt
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -85,9 +87,9 @@ def test_a_clock_that_goes_back_makes_no_negative_age() -> None:
     assert progress.resume(0, 0, 99.0).positions_age == 0.0
 
 
-def moved(position: int, lease: int = 8, **fields: Any) -> SourcePositions:
-    where: dict[str, Any] = {"term": TERM, "job": "j1", "operator": 0, "index": 0, "attempt": 1, **fields}
-    return SourcePositions(positions=packed(SplitPosition(0, position, lease)), **where)
+def moved(position: int, number: int = 1, *, index: int = 0, within: float = 0.0) -> SourcePositions:
+    table = packed(SplitPosition(0, position, 8))
+    return SourcePositions(attempt=attempt(0, index, number), positions=table, within=within)
 
 
 def test_a_job_keeps_what_current_attempts_report(make_graph: Callable[..., JobGraph]) -> None:
@@ -98,13 +100,12 @@ def test_a_job_keeps_what_current_attempts_report(make_graph: Callable[..., JobG
         return entry
 
     assert heard(job, 1, moved(10), 101.0)
-    assert not heard(job, 1, moved(99, attempt=2), 101.0)
+    assert not heard(job, 1, moved(99, 2), 101.0)
     assert not heard(job, 2, moved(99), 101.0)
     assert kept() == SplitPosition(0, 10, 8)
     assert heard(job, 1, moved(20), 101.0)
     table = packed(SplitPosition(0, 23))
-    ended = {"term": TERM, "job": "j1", "operator": 0, "index": 0, "attempt": 1, "state": "failed"}
-    assert heard(job, 1, TaskStateChanged(positions=table, **ended), 101.0)
+    assert heard(job, 1, TaskStateChanged(attempt=attempt(), state="failed", positions=table), 101.0)
     assert not heard(job, 1, moved(99), 101.0)
     assert kept() == SplitPosition(0, 23)
 
@@ -120,7 +121,7 @@ def test_positions_are_acknowledged_like_every_report(
 ) -> None:
     cluster.submit(make_graph())
     for number in (1, 2, 2, 3):
-        cluster.send(pair[0], moved(10 * number, number=number, attempt=1 + number // 3))
+        cluster.fact(pair[0], moved(10 * number, 1 + number // 3), number)
     assert [message.number for message in pair[0].got(Acknowledge)] == [1, 2, 2, 3]
     assert cluster.state.ignored == 2
 
@@ -132,7 +133,7 @@ def test_positions_that_need_no_acknowledgement_at_once_are_journaled_together(
     cluster.submit(make_graph())
     decisions, journal = cluster.decisions, dict(cluster.journal)
     for index in (0, 1):
-        cluster.send(pair[index], moved(10, number=1, index=index, within=0.05 + index))
+        cluster.fact(pair[index], moved(10, index=index, within=0.05 + index), 1)
     assert cluster.journal == journal and not pair[0].got(Acknowledge)
     cluster.advance(0.049, heartbeats=False)
     assert cluster.decisions == decisions + 2, "nothing was due"
@@ -141,6 +142,6 @@ def test_positions_that_need_no_acknowledgement_at_once_are_journaled_together(
     assert cluster.journal != journal
     assert [message.number for worker in pair for message in worker.got(Acknowledge)] == [1, 1]
     for number, within in ((2, 0.05), (3, 0.0)):
-        cluster.send(pair[0], moved(10 * number, number=number, within=within))
+        cluster.fact(pair[0], moved(10 * number, within=within), number)
     cluster.check_journal()
     assert [message.number for message in pair[0].got(Acknowledge)] == [1, 3], "one stands for both"

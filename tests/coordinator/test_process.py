@@ -22,7 +22,7 @@ from minishuffle.coordinator.journal import CoordinatorJournal, JournalLost
 from minishuffle.coordinator.process import Coordinator, run_coordinator
 from minishuffle.coordinator.recordcodec import FORMAT
 from minishuffle.errors import AuthenticationError, ResourceExhausted, ShuffleError, UnknownName, UsageError
-from minishuffle.ids import Address, Changes, RecordKey
+from minishuffle.ids import Address, AttemptId, Changes, RecordKey
 from minishuffle.plan.graph import JobGraph
 from minishuffle.transport.admission import REFUSAL_LINES
 from minishuffle.transport.control import ControlLink, connect_control
@@ -31,17 +31,15 @@ from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
     Acknowledge,
     CancelTasks,
-    Collected,
     ControlMessage,
     DeployTasks,
-    HeldAttempt,
     Register,
     Registered,
     ReleaseJob,
     Shutdown,
-    TaskStateChanged,
     WorkerLost,
 )
+from minishuffle.wire.reports import AttemptReport, Collected, TaskStateChanged
 from minishuffle.wire.requests import (
     Accepted,
     CancelJob,
@@ -197,16 +195,9 @@ class Peer:
 
     def report(self, deploy: DeployTasks, state: Any) -> None:
         for task in deploy.tasks:
-            self.send(
-                TaskStateChanged(
-                    term=deploy.term,
-                    job=deploy.job,
-                    operator=task.operator,
-                    index=task.index,
-                    attempt=task.attempt,
-                    state=state,
-                )
-            )
+            attempt = AttemptId.of(deploy.job, task.operator, task.index, task.attempt)
+            changed = TaskStateChanged(attempt=attempt, state=state)
+            self.send(AttemptReport(term=deploy.term, facts=[changed]))
 
 
 @asynccontextmanager
@@ -441,8 +432,8 @@ def test_one_that_leaves_ends_no_job_and_no_worker_and_says_that_it_has_handed_o
             await client.request(submission(make_graph(1, 1)), Accepted)
             deploy = await worker.receive(DeployTasks)
             worker.report(deploy, "running")
-            rows = Collected(term=1, number=3, job="j1", operator=1, index=0, attempt=1, payload=b"rows")
-            worker.send(rows)
+            rows = Collected(attempt=AttemptId.of("j1", 1, 0, 1), payload=b"rows")
+            worker.send(AttemptReport(term=1, number=3, facts=[rows]))
             await comes_true(lambda: _collected(running) == 1, "the rows to be there")
             before = read_coordinator(tmp_path)
             assert before is not None and not before.handed_over
@@ -454,10 +445,7 @@ def test_one_that_leaves_ends_no_job_and_no_worker_and_says_that_it_has_handed_o
             assert "handed over: workers (1) and jobs (1) run on, and wait for the next" in caplog.text
         async with coordinator(tmp_path) as running:
             client, worker = await running.link(Role.CLIENT), await running.link(Role.WORKER, worker=1)
-            held = [
-                HeldAttempt(job="j1", operator=task.operator, index=task.index, attempt=task.attempt)
-                for task in deploy.tasks
-            ]
+            held = [AttemptId.of("j1", task.operator, task.index, task.attempt) for task in deploy.tasks]
             fields = {"requested_worker": 1, "epoch": registered.epoch, "attempts": held, "jobs": ["j1"]}
             back = await worker.register(**fields)
             assert (back.epoch, back.term, back.applied) == (registered.epoch, 2, 3)

@@ -6,6 +6,7 @@ import pytest
 
 from minishuffle.coordinator.recentreports import KEPT_EVERY_SECONDS, RECENT_SECONDS, RecentReports
 from minishuffle.counters import TaskCounters
+from minishuffle.ids import AttemptId
 from minishuffle.wire.messages import Heartbeat, TaskReport, WorkerReport
 
 HEARTBEAT_SECONDS = 0.5
@@ -14,7 +15,7 @@ KEY = (0, 0, 1)
 
 def heartbeat(at: float, records: int, attempt: int = 1) -> Heartbeat:
     counters = TaskCounters(idle_seconds=at, records_in=records)
-    task = TaskReport(job="j1", operator=0, index=0, attempt=attempt, counters=counters)
+    task = TaskReport(attempt=AttemptId.of("j1", 0, 0, attempt), counters=counters)
     report = WorkerReport(clock_seconds=1000.0 + at)
     return Heartbeat(term=1, worker=1, epoch=1, report=report, tasks=[task], peers=[])
 

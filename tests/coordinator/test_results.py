@@ -25,6 +25,7 @@ from minishuffle.wire.clients import (
 )
 from minishuffle.wire.messages import ErrorInfo, Shutdown, TaskReport
 from minishuffle.wire.requests import Accepted, CancelJob, DrainWorker, SubmitJob
+from support.attempts import attempt
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -57,7 +58,7 @@ def graph(*sinks: str, subtasks: int = 2, bounded: bool = True) -> JobGraph:
 def keeps(cluster: FakeCluster, worker: FakeWorker, index: int, rows: int, job: str = "j1") -> None:
     """A heartbeat tells what sink operator 1 has."""
     counters = TaskCounters(rows_kept=rows)
-    report = TaskReport(job=job, operator=1, index=index, attempt=1, counters=counters)
+    report = TaskReport(attempt=attempt(1, index, job=job), counters=counters)
     cluster.heartbeat(worker, [report])
 
 

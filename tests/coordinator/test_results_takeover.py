@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ResourceExhausted
+from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import JobGraph, JobSettings, Vertex
 from minishuffle.wire.clients import (
     CommitResult,
@@ -43,7 +44,7 @@ def graph(bounded: bool = False) -> JobGraph:
 def keeps(cluster: FakeCluster, worker: FakeWorker, rows: int, attempt: int = 1) -> None:
     """A heartbeat tells what subtask 0 has."""
     counters = TaskCounters(rows_kept=rows)
-    report = TaskReport(job="j1", operator=0, index=0, attempt=attempt, counters=counters)
+    report = TaskReport(attempt=AttemptId.of("j1", 0, 0, attempt), counters=counters)
     cluster.heartbeat(worker, [report])
 
 

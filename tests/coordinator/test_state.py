@@ -13,15 +13,9 @@ from minishuffle.coordinator.workers import RegistryNumbers
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import InvalidGraph, ResourceExhausted, TaskFailed, UsageError
 from minishuffle.plan.graph import JobGraph
-from minishuffle.wire.messages import (
-    Acknowledge,
-    CancelTasks,
-    DeployTasks,
-    Shutdown,
-    TaskReleased,
-    TaskReport,
-)
+from minishuffle.wire.messages import Acknowledge, CancelTasks, DeployTasks, Shutdown, TaskReport
 from minishuffle.wire.packed import PeerRows, pack_traffic
+from minishuffle.wire.reports import TaskReleased
 from minishuffle.wire.requests import (
     Accepted,
     CancelJob,
@@ -29,6 +23,7 @@ from minishuffle.wire.requests import (
     ListJobs,
     SubmitJob,
 )
+from support.attempts import attempt
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -119,7 +114,7 @@ def test_counters_come_with_heartbeats_until_the_task_is_over(
 ) -> None:
     def report(records: int) -> TaskReport:
         counters = TaskCounters(records_out=records)
-        return TaskReport(job="j1", operator=0, index=0, attempt=1, counters=counters)
+        return TaskReport(attempt=attempt(), counters=counters)
 
     cluster.submit(make_graph())
     cluster.heartbeat(pair[0], [report(5)])
@@ -141,26 +136,25 @@ def test_rows_sent_and_received_are_known_until_and_after_the_release(
         task = cluster.show("j1").tasks[0]
         return task.rows_sent, task.rows_received
 
-    ids = {"job": "j1", "operator": 0, "index": 0, "attempt": 1}
     cluster.submit(make_graph())
     assert shown() == (0, 0)
-    cluster.heartbeat(pair[0], [TaskReport(counters=TaskCounters(), traffic=sent(1, 2), **ids)])
+    cluster.heartbeat(pair[0], [TaskReport(attempt=attempt(), counters=TaskCounters(), traffic=sent(1, 2))])
     assert shown() == (3, 2)
     cluster.report(pair[0], READ0, "finished", traffic=sent(2, 2), number=1)
     assert shown() == (4, 2)
-    cluster.heartbeat(pair[0], [TaskReport(counters=TaskCounters(), traffic=sent(3, 2), **ids)])
+    cluster.heartbeat(pair[0], [TaskReport(attempt=attempt(), counters=TaskCounters(), traffic=sent(3, 2))])
     assert shown() == (5, 2), "it sends what it had written"
     cluster.report_all("j1", "finished")
     assert cluster.show("j1").state == "finished_with_loss", "nobody has received them"
-    cluster.send(pair[0], TaskReleased(term=7, number=2, traffic=sent(4, 2), **ids))
+    cluster.fact(pair[0], TaskReleased(attempt=attempt(), traffic=sent(4, 2)), 2)
     assert shown() == (6, 2)
-    cluster.send(pair[0], TaskReleased(term=7, number=2, traffic=sent(9, 9), **ids))
+    cluster.fact(pair[0], TaskReleased(attempt=attempt(), traffic=sent(9, 9)), 2)
     assert shown() == (6, 2), "it was applied before"
-    cluster.send(pair[1], TaskReleased(term=7, number=1, traffic=sent(9, 9), **ids))
+    cluster.fact(pair[1], TaskReleased(attempt=attempt(), traffic=sent(9, 9)), 1)
     assert shown() == (6, 2), "the task was not there"
     assert [message.number for message in pair[0].got(Acknowledge)] == [1, 2, 2]
     huge = pack_traffic([PeerRows(0, 1, 1, 2**64 - 1)] * 2)
-    cluster.send(pair[0], TaskReleased(term=7, number=3, traffic=huge, **ids))
+    cluster.fact(pair[0], TaskReleased(attempt=attempt(), traffic=huge), 3)
     assert shown() == (2**63 - 1, 0)
 
 
@@ -170,15 +164,14 @@ def test_rows_dropped_are_known_until_and_after_the_release(
     def dropped(rows: int) -> dict[str, Any]:
         return {"queue_discarded": rows}
 
-    ids = {"job": "j1", "operator": 0, "index": 0, "attempt": 1}
     cluster.submit(make_graph())
     cluster.report(pair[0], READ0, "finished", number=1)
     assert cluster.show("j1").rows_dropped == {}
-    report = TaskReport(counters=TaskCounters(rows_dropped=dropped(3)), **ids)
+    report = TaskReport(attempt=attempt(), counters=TaskCounters(rows_dropped=dropped(3)))
     cluster.heartbeat(pair[0], [report])
     assert cluster.show("j1").rows_dropped == dropped(3), "its consumer went away"
     cluster.report_all("j1", "finished")
-    cluster.send(pair[0], TaskReleased(term=7, number=2, traffic=b"", rows_dropped=dropped(5), **ids))
+    cluster.fact(pair[0], TaskReleased(attempt=attempt(), traffic=b"", rows_dropped=dropped(5)), 2)
     assert cluster.show("j1").rows_dropped == dropped(5)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
+from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import JobGraph, JobSettings, Vertex
 from minishuffle.wire.clients import (
     ROWS_FORGOTTEN,
@@ -22,7 +23,8 @@ from minishuffle.wire.clients import (
     WriteBegun,
     WriteEnded,
 )
-from minishuffle.wire.messages import ErrorInfo, SourcePositions, TaskReport, WritePosition
+from minishuffle.wire.messages import ErrorInfo, TaskReport, WritePosition
+from minishuffle.wire.reports import SourcePositions
 from minishuffle.wire.requests import Accepted, GetEvents
 
 if TYPE_CHECKING:
@@ -54,8 +56,8 @@ def opening(partition: int = 0, write: str = "w", **fields: Any) -> OpenUpstream
 
 
 def moved(cluster: FakeCluster, worker: Any, *writes: WritePosition, attempt: int = 1) -> None:
-    values = {"term": TERM, "job": "j1", "operator": 0, "index": 0, "attempt": attempt}
-    cluster.send(worker, SourcePositions(writes=list(writes), **values))
+    source = AttemptId.of("j1", 0, 0, attempt)
+    cluster.fact(worker, SourcePositions(attempt=source, writes=list(writes)))
 
 
 def position(partition: int, rows: int, **fields: Any) -> WritePosition:
@@ -231,8 +233,8 @@ def test_a_batch_that_ended_long_ago_is_complete_for_every_attempt(cluster: Fake
 
 def connected(cluster: FakeCluster, worker: Any, *writes: str) -> None:
     """A heartbeat says who is connected to subtask 0."""
-    ids = {"job": "j1", "operator": 0, "index": 0, "attempt": 1}
-    cluster.heartbeat(worker, [TaskReport(counters=TaskCounters(), writes=list(writes), **ids)])
+    source = AttemptId.of("j1", 0, 0, 1)
+    cluster.heartbeat(worker, [TaskReport(attempt=source, counters=TaskCounters(), writes=list(writes))])
 
 
 def begun(worker: Any) -> list[tuple[str, bool]]:

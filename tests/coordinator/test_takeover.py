@@ -10,18 +10,10 @@ import pytest
 from minishuffle.coordinator.takeover import missing, reconciled
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ResourceExhausted, TaskFailed
-from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.plan.graph import JobGraph
-from minishuffle.wire.messages import (
-    CancelTasks,
-    HeldAttempt,
-    Registered,
-    ReleaseJob,
-    SourcePositions,
-    TaskReport,
-    WorkerLost,
-)
+from minishuffle.wire.messages import CancelTasks, Registered, ReleaseJob, TaskReport, WorkerLost
 from minishuffle.wire.packed import PeerRows, SplitPosition, pack_positions, pack_traffic
+from minishuffle.wire.reports import SourcePositions
 from minishuffle.wire.requests import (
     Accepted,
     CancelJob,
@@ -32,6 +24,7 @@ from minishuffle.wire.requests import (
     GetStatus,
     SubmitJob,
 )
+from support.attempts import attempt
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -43,10 +36,6 @@ RESTARTS = {"restart_strategy": "individual"}
 @pytest.fixture
 def pair(cluster: FakeCluster) -> tuple[FakeWorker, FakeWorker]:
     return cluster.add(), cluster.add()
-
-
-def held(operator: int, index: int, attempt: int = FIRST_ATTEMPT, job: str = "j1") -> HeldAttempt:
-    return HeldAttempt(job=job, operator=operator, index=index, attempt=attempt)
 
 
 def attempts(cluster: FakeCluster, job: str = "j1") -> list[tuple[int, int, int, str]]:
@@ -266,9 +255,9 @@ def test_a_coordinator_that_hands_over_leaves_rows_lines_and_counts_to_the_next(
 ) -> None:
     worker = collects(cluster, pair, make_graph, b"1", b"2")
     cluster.log(worker, "j1", "one", "two")
-    report = TaskReport(job="j1", operator=0, index=0, attempt=1, counters=TaskCounters(records_out=7))
+    report = TaskReport(attempt=attempt(), counters=TaskCounters(records_out=7))
     cluster.heartbeat(worker, [report])
-    counted = TaskReport(job="j1", operator=0, index=0, attempt=1, counters=TaskCounters(records_out=9))
+    counted = TaskReport(attempt=attempt(), counters=TaskCounters(records_out=9))
     cluster.heartbeat(worker, [counted])  # Within the same second.
     before = cluster.show("j1")
     for _ in range(2):  # It is handed on once more by one that had it from another.
@@ -304,10 +293,10 @@ def test_what_a_worker_has_beyond_the_books_is_released_and_what_it_lacks_is_mis
     cluster.submit(make_graph(4, 4))
     job = cluster.state._jobs["j1"]
     first, second = pair
-    mine = [held(operator, index) for _, operator, index in first.tasks]
+    mine = [attempt(operator, index) for _, operator, index in first.tasks]
     assert missing(first.worker, mine, job) == []
-    assert missing(first.worker, mine[1:], job) == [(mine[0].operator, mine[0].index)]
-    surplus = [held(0, 0, 7), held(0, 0, job="j9")]
+    assert missing(first.worker, mine[1:], job) == [mine[0].subtask.key]
+    surplus = [attempt(0, 0, 7), attempt(0, 0, job="j9")]
     about = first.about.model_copy(update={"attempts": [*mine, *surplus]})
     messages = reconciled(first.worker, about, [job], {}, 9)
     assert [(type(each), each.job) for each in messages] == [(ReleaseJob, "j9"), (ReleaseJob, "j1")]  # type: ignore[attr-defined]
@@ -339,8 +328,7 @@ def said(index: int, operator: int, rows: int, **dropped: int) -> TaskReport:
         peers = [PeerRows(0, other, 1, sent=rows + 5) for other in (0, 1)]
         counters = TaskCounters(records_out=2 * rows + 10, rows_done=2 * rows + 10)
     counters.rows_dropped = dropped
-    ids = {"job": "j1", "operator": operator, "index": index, "attempt": 1}
-    return TaskReport(counters=counters, traffic=pack_traffic(peers), **ids)  # type: ignore[arg-type]
+    return TaskReport(attempt=attempt(operator, index), counters=counters, traffic=pack_traffic(peers))
 
 
 def test_what_a_source_emits_while_nobody_hears_it_hides_no_row_that_is_missing(
@@ -353,13 +341,12 @@ def test_what_a_source_emits_while_nobody_hears_it_hides_no_row_that_is_missing(
     cluster.report_all("j1", "running")
     (index,) = {key[2] for key in dies.tasks}
     positions = pack_positions([SplitPosition(split=index, position=70, lease=30)])
-    source: dict[str, Any] = {"job": "j1", "operator": 0, "index": index, "attempt": 1, "number": 9}
-    cluster.send(dies, SourcePositions(term=cluster.term, positions=positions, **source))
-    ids: dict[str, Any] = {"job": "j1", "operator": 1, "index": 1 - index, "attempt": 1}
+    cluster.fact(dies, SourcePositions(attempt=attempt(0, index), positions=positions), 9)
+    reads = attempt(1, 1 - index)
 
     def got(rows: int) -> list[TaskReport]:
         traffic = pack_traffic([PeerRows(0, index, 1, received=rows)])
-        return [TaskReport(counters=TaskCounters(records_in=rows), traffic=traffic, **ids)]
+        return [TaskReport(attempt=reads, counters=TaskCounters(records_in=rows), traffic=traffic)]
 
     cluster.heartbeat(stays, got(60))
     cluster.advance(1.5)

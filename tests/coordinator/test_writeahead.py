@@ -21,10 +21,11 @@ from minishuffle.wire.messages import (
     ReleaseJob,
     TaskAttempt,
     TasksRestarted,
-    TaskStateChanged,
 )
-from minishuffle.wire.outputs import FileCompleted, GetFiles
+from minishuffle.wire.outputs import GetFiles
+from minishuffle.wire.reports import AttemptReport, FileCompleted, TaskStateChanged
 from minishuffle.wire.requests import Accepted, CancelJob, GetStatus, JobInfo
+from support.attempts import attempt
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -51,20 +52,10 @@ def registered(applied: int) -> Registered:
     return Registered(term=TERM, worker=1, epoch=1, heartbeat_interval=1.0, applied=applied)
 
 
-def completed(file: int, number: int) -> FileCompleted:
-    return FileCompleted(
-        term=TERM,
-        number=number,
-        job="j1",
-        operator=1,
-        index=0,
-        attempt=1,
-        file=file,
-        path=f"/out/part-{file}.parquet",
-        rows=10,
-        bytes=1000,
-        checksum="ab",
-    )
+def completed(file: int, number: int) -> AttemptReport:
+    path = f"/out/part-{file}.parquet"
+    found = FileCompleted(attempt=attempt(1), file=file, path=path, rows=10, bytes=1000, checksum="ab")
+    return AttemptReport(term=TERM, number=number, facts=[found])
 
 
 # --- the machine ----------------------------------------------------------------------------------
@@ -267,9 +258,8 @@ def test_a_restart_that_is_held_back_only_after_the_job_was_cancelled_is_given_u
     cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
 ) -> None:
     """Both stand behind one write, and that fails."""
-    failed = TaskStateChanged(
-        term=TERM, job=job, operator=1, index=0, attempt=1, state="failed", number=1, error=BOOM
-    )
+    fact = TaskStateChanged(attempt=attempt(1, job=job), state="failed", error=BOOM)
+    failed = AttemptReport(term=TERM, number=1, facts=[fact])
     first = cluster.state.worker_message(pair[0].link, failed, cluster.now)
     then = cluster.state.client_request(1_000, 99, CancelJob(job=job), cluster.now)
     messages = [*first.messages, *then.messages]

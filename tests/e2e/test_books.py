@@ -37,16 +37,14 @@ from minishuffle.wire.frames import (
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
     Acknowledge,
-    Collected,
     ControlMessage,
     Heartbeat,
     Register,
     Registered,
     ReleaseJob,
-    SourcePositions,
-    TaskStateChanged,
     WorkerAddress,
 )
+from minishuffle.wire.reports import AttemptReport, Collected, Fact, TaskStateChanged
 
 CLUSTER = "books"
 HOST = "127.0.0.1"
@@ -147,17 +145,22 @@ class Site:
                 case Register(requested_worker=worker):
                     self.links[worker], self.about[worker] = link, message
                     link.send(Registered(term=1, worker=worker, epoch=1, heartbeat_interval=0.5))
-                case TaskStateChanged(operator=operator, index=index, state=state, error=error):
-                    self.states[operator, index] = state
-                    self.errors += [error] if error else []
-                case Collected(payload=payload):
-                    self.rows += len(unpack_rows(payload))
-                case SourcePositions(number=number):
+                case AttemptReport(number=number, facts=facts):
+                    for fact in facts:
+                        self.hear(fact)
                     link.send(Acknowledge(term=1, number=number))
                 case Heartbeat():
                     pass
 
         link.start(on_message, lambda error: None)
+
+    def hear(self, fact: Fact) -> None:
+        match fact:
+            case TaskStateChanged(state=state, error=error):
+                self.states[fact.attempt.subtask.key] = state
+                self.errors += [error] if error else []
+            case Collected(payload=payload):
+                self.rows += len(unpack_rows(payload))
 
     def address(self, worker: int, port: int) -> WorkerAddress:
         return WorkerAddress(worker=worker, epoch=1, host=HOST, data_port=port)

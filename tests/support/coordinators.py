@@ -15,6 +15,7 @@ from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot, TaskCounters
 from minishuffle.errors import error_from_code
+from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import Edge, JobGraph, Vertex
 from minishuffle.wire.inquiries import ProfiledTask, TappedEdge, TaskProfile, WorkerAnswered, WorkerAsked
 from minishuffle.wire.messages import (
@@ -26,9 +27,9 @@ from minishuffle.wire.messages import (
     Registered,
     TaskReport,
     TaskSpec,
-    TaskStateChanged,
     WorkerReport,
 )
+from minishuffle.wire.reports import AttemptReport, TaskStateChanged
 from minishuffle.wire.requests import Accepted, Failure, SubmitJob
 
 TERM = 3
@@ -165,9 +166,9 @@ class ScriptedCoordinator:
 
     def report(self, job: str, operator: int, index: int, state: str) -> None:
         """The worker says that the present attempt of a task has come to that state."""
-        attempt = self.tasks[job, operator, index].attempt
-        which = {"job": job, "operator": operator, "index": index, "attempt": attempt}
-        message = TaskStateChanged.model_validate({"term": TERM, **which, "state": state})
+        attempt = AttemptId.of(job, operator, index, self.tasks[job, operator, index].attempt)
+        changed = TaskStateChanged.model_validate({"attempt": attempt, "state": state})
+        message = AttemptReport(term=TERM, facts=[changed])
         self._carry_out(self.state.worker_message(WORKER_LINK, message, self.now))
 
     def log(self, job: str, lines: list[str]) -> None:
@@ -181,10 +182,7 @@ class ScriptedCoordinator:
         """The worker says what these tasks have counted."""
         tasks = [
             TaskReport(
-                job=job,
-                operator=operator,
-                index=index,
-                attempt=self.tasks[job, operator, index].attempt,
+                attempt=AttemptId.of(job, operator, index, self.tasks[job, operator, index].attempt),
                 counters=each,
             )
             for (job, operator, index), each in counters.items()

@@ -147,6 +147,9 @@ class Words:
 
     def _identity(self, value: Any, shown: dict[str, Any], job: str) -> Iterator[str]:
         """The subtask that a message is about; its fields are not shown once more."""
+        if isinstance(attempt := shown.get("attempt"), AttemptId) and isinstance(value, BaseModel):
+            yield self._token("attempt", shown.pop("attempt"), attempt.subtask.job)
+            return
         operator = getattr(value, "operator", -1)
         if operator is None or operator < 0 or isinstance(value, AttemptId):
             return
@@ -253,8 +256,7 @@ class Words:
     def attempt(self, text: str) -> AttemptId:
         match = SUBTASK.fullmatch(text)
         assert match is not None, text
-        found = self.identity(match)
-        return AttemptId(SubtaskId(found["job"], found["operator"], found["index"]), found["attempt"])
+        return AttemptId.of(**self.identity(match))
 
     def made(
         self, kind: type[Any], tokens: Iterable[str], given: Mapping[str, Any], below: Iterable[str] = ()
@@ -296,8 +298,10 @@ class Words:
                     found["task_attempt"] = found.pop("attempt")
                 if "name" in known and kind is not TaskAttempt:
                     found["name"] = match[2]
-                values |= {name: each for name, each in found.items() if name in known}
                 job = found["job"]
+                if "attempt" in known and known["attempt"].annotation is AttemptId:
+                    found = {"attempt": self.attempt(token)}
+                values |= {name: each for name, each in found.items() if name in known}
                 continue
             name, equals, text = token.partition("=")
             values[name] = self._value(kind, name, text, job) if equals else True
@@ -305,6 +309,8 @@ class Words:
 
     def _value(self, kind: Any, name: str, text: str, job: str) -> Any:
         outer, inner = _kind(kind, name)
+        if inner is AttemptId and outer is list:
+            return [self.attempt(each) for each in text.split(",")]
         is_model = isinstance(inner, type) and issubclass(inner, BaseModel)
         if text.startswith("(") or (is_model and outer is list) or inner is WorkerAddress:
             parts = [

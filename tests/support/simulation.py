@@ -35,9 +35,9 @@ from minishuffle.wire.messages import (
     Heartbeat,
     ReleaseJob,
     TasksRestarted,
-    TaskStateChanged,
     WorkerLost,
 )
+from minishuffle.wire.reports import AttemptReport, Fact, TaskStateChanged
 from minishuffle.worker import activity, handoff, process, task, tasks, wallclock
 from minishuffle.worker.process import Worker, register
 from minishuffle.worker.registration import UnregisteredWorker
@@ -382,12 +382,19 @@ class Cluster:
         return [each for each in self.workers if not each.host.lost and each.number]
 
 
+def _brief_fact(fact: Fact) -> str:
+    subtask, number = fact.attempt.subtask, fact.attempt.attempt
+    what, why = fact.kind, ""
+    if isinstance(fact, TaskStateChanged):
+        what, why = fact.state, f": {fact.error.text[:120]}" if fact.error is not None else ""
+    return f"{subtask.operator}[{subtask.index}]#{number} {what}{why}"
+
+
 def brief(message: ControlMessage) -> str:
     """A message on one line of the trace."""
     match message:
-        case TaskStateChanged(operator=operator, index=index, attempt=attempt, state=state, error=error):
-            why = f": {error.text[:120]}" if error is not None else ""
-            return f"{operator}[{index}]#{attempt} {state}{why}"
+        case AttemptReport(facts=facts):
+            names = [_brief_fact(fact) for fact in facts]
         case DeployTasks(tasks=found) | TasksRestarted(tasks=found) | CancelTasks(attempts=found):
             names = [f"{each.operator}[{each.index}]#{each.attempt}" for each in found]
         case ReleaseJob(attempts=found):

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, get_args
 
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.instructions import CoordinatorStep, Instruction, Reply, SendToWorker
@@ -44,13 +44,15 @@ from minishuffle.wire.messages import (
     ErrorInfo,
     Registered,
 )
+from minishuffle.wire.reports import AttemptReport, Fact
 from minishuffle.wire.requests import JobEvent
-from minishuffle.worker.instructions import Send, StartTask, WorkerStep, attempt_id
+from minishuffle.worker.instructions import Report, Send, StartTask, WorkerStep, attempt_id
 from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.state import WorkerState
 from support.messagewords import WALL, Words, split_words
 
 __all__ = [
+    "FACTS",
     "CoordinatorTranscript",
     "WorkerTranscript",
     "check",
@@ -61,6 +63,8 @@ __all__ = [
 ]
 
 NOTHING: Final = "(nothing)"
+FACTS: Final[dict[str, Any]] = {kind.model_fields["kind"].default: kind for kind in get_args(Fact)}
+"""What is reported of attempts: a worker that sends one of these sends a report of it."""
 SILENT: Final = re.compile(r"after .*|settings .*|job .*|the journal cannot be written: .*")
 """Inputs that set the scene."""
 Method = Callable[..., list[str]]
@@ -163,8 +167,9 @@ class Transcript:
 
     def message(self, kind: str, tokens: list[str], given: Mapping[str, Any]) -> list[ControlMessage]:
         """What an input says was sent: one message for each subtask that it names, or one."""
-        made = ControlMessage.by_type[kind]
-        subtasks = self.words.subtasks(tokens) if "index" in made.model_fields else []
+        made = FACTS.get(kind) or ControlMessage.by_type[kind]
+        is_of_one = "index" in made.model_fields or kind in FACTS
+        subtasks = self.words.subtasks(tokens) if is_of_one else []
         rest = [token for token in tokens if not any(token == each[0] for each in subtasks)]
         given = {"term": self.words.term, **given}
         return [
@@ -249,11 +254,13 @@ class CoordinatorTranscript(Transcript):
         }
         if kind != "register":
             given = {"epoch": peer.epoch, "worker": peer.worker} if kind == "heartbeat" else {}
-        lines = []
-        for message in self.message(kind, split_words(words), given):
-            if getattr(message, "number", None) == 0:
-                peer.reports += 1
-                message = message.model_copy(update={"number": peer.reports})
+        lines, tokens = list[str](), split_words(words)
+        numbers = [int(each.removeprefix("number=")) for each in tokens if each.startswith("number=")]
+        for message in self.message(kind, [each for each in tokens if not each.startswith("number=")], given):
+            if kind in FACTS:
+                peer.reports += kind != "task_stands" and not numbers
+                number = 0 if kind == "task_stands" else (*numbers, peer.reports)[0]
+                message = AttemptReport(term=self.words.term, number=number, facts=[message])
             lines += self._carry_out(self.state.worker_message(self._link_of(peer), message, self.now))
         return lines
 
@@ -499,7 +506,9 @@ class WorkerTranscript(Transcript):
         self.words.term = self.state.term
         lines = list[str]()
         for each in step.messages:
-            if isinstance(each, Send):
+            if isinstance(each, Report):
+                lines += self.words.lines(f"coordinator <- {each.fact.kind}", each.fact)
+            elif isinstance(each, Send):
                 lines += self.words.lines(f"coordinator <- {each.message.type}", each.message)  # type: ignore[attr-defined]
             elif isinstance(each, StartTask):  # The rest is what was deployed.
                 attempt = attempt_id(each.message.job, each.spec)

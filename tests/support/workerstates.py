@@ -15,13 +15,13 @@ from minishuffle.wire.messages import (
     InputSpec,
     OutputSpec,
     TaskSpec,
-    TaskStateChanged,
     WorkerAddress,
 )
 from minishuffle.wire.packed import pack_placement
+from minishuffle.wire.reports import TaskStateChanged
 from minishuffle.worker.instructions import (
     Instruction,
-    Send,
+    Report,
     WorkerStep,
 )
 from minishuffle.worker.registry import ChannelKey, Progress
@@ -153,9 +153,9 @@ def second(spec: TaskSpec) -> TaskSpec:
 
 def states(instructions: list[Instruction]) -> list[str]:
     return [
-        instruction.message.state
+        instruction.fact.state
         for instruction in instructions
-        if isinstance(instruction, Send) and isinstance(instruction.message, TaskStateChanged)
+        if isinstance(instruction, Report) and isinstance(instruction.fact, TaskStateChanged)
     ]
 
 

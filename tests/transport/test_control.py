@@ -16,8 +16,10 @@ from minishuffle.transport.control import BlockingControlClient, ControlServer, 
 from minishuffle.wire.control import encode_message
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import CancelTasks, Collected, ControlMessage
+from minishuffle.wire.messages import CancelTasks, ControlMessage
+from minishuffle.wire.reports import AttemptReport, Collected
 from minishuffle.wire.requests import Accepted, GetStatus, ListJobs
+from support.attempts import attempt
 
 if TYPE_CHECKING:
     from conftest import Listener, Stranger
@@ -31,8 +33,8 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 MakeStranger = Callable[[Address], Awaitable["Stranger"]]
 
 
-def collected(size: int) -> Collected:
-    return Collected(term=1, job="j1", operator=0, index=0, attempt=1, payload=bytes(size))
+def collected(size: int) -> AttemptReport:
+    return AttemptReport(term=1, facts=[Collected(attempt=attempt(), payload=bytes(size))])
 
 
 def test_messages_go_both_ways(run: Run, make_listener: type[Listener]) -> None:

@@ -14,8 +14,10 @@ from minishuffle.ids import Address
 from minishuffle.transport.control import BlockingControlClient, ControlLink
 from minishuffle.wire.frames import Ping, Role, encode_frame
 from minishuffle.wire.handshake import Handshake, Identity
-from minishuffle.wire.messages import Collected, ControlMessage
+from minishuffle.wire.messages import ControlMessage
+from minishuffle.wire.reports import AttemptReport, Collected
 from minishuffle.wire.requests import Accepted, GetStatus, ListJobs, ShowJob
+from support.attempts import attempt
 
 if TYPE_CHECKING:
     from conftest import Listener
@@ -27,8 +29,8 @@ CLIENT = Identity(Role.CLIENT, "blue", 0, 0)
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
-def collected(size: int) -> Collected:
-    return Collected(term=1, job="j1", operator=0, index=0, attempt=1, payload=bytes(size))
+def collected(size: int) -> AttemptReport:
+    return AttemptReport(term=1, facts=[Collected(attempt=attempt(), payload=bytes(size))])
 
 
 def test_blocking_client_asks_and_is_answered(run: Run, make_listener: type[Listener]) -> None:

@@ -18,8 +18,10 @@ from minishuffle.transport.control import BlockingControlClient, connect_control
 from minishuffle.wire.control import encode_message
 from minishuffle.wire.frames import FRAME_HEADER, Ping, Role, encode_frame
 from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
-from minishuffle.wire.messages import Collected, ControlMessage
+from minishuffle.wire.messages import ControlMessage
+from minishuffle.wire.reports import AttemptReport, Collected
 from minishuffle.wire.requests import Accepted, GetStatus, ListJobs
+from support.attempts import attempt
 
 if TYPE_CHECKING:
     from conftest import Listener, Stranger
@@ -32,8 +34,8 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 MakeStranger = Callable[[Address], Awaitable["Stranger"]]
 
 
-def collected(size: int) -> Collected:
-    return Collected(term=1, job="j1", operator=0, index=0, attempt=1, payload=bytes(size))
+def collected(size: int) -> AttemptReport:
+    return AttemptReport(term=1, facts=[Collected(attempt=attempt(), payload=bytes(size))])
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ from minishuffle.wire.messages import (
     Register,
     TaskAttempt,
     TaskSpec,
-    TaskStateChanged,
     WorkerAddress,
 )
 from minishuffle.wire.packed import (
@@ -41,7 +40,9 @@ from minishuffle.wire.packed import (
     pack_positions,
     pack_traffic,
 )
+from minishuffle.wire.reports import AttemptReport, TaskStateChanged
 from minishuffle.wire.requests import GetRows, JobInfo, JobList, ListJobs
+from support.attempts import attempt
 
 ADDRESS = WorkerAddress(worker=7, epoch=1, host="10.0.0.7", data_port=5007)
 MESSAGE_TYPES = tuple(ControlMessage.by_type.values())
@@ -57,6 +58,7 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 
 def values(annotation: Any, metadata: Sequence[Any] = ()) -> st.SearchStrategy[Any]:
     """Values that a field of that type, with these bounds, takes."""
+    annotation = getattr(annotation, "__supertype__", annotation)  # of a NewType
     if annotation in (int, float):
         least = next((bound.ge for bound in metadata if isinstance(bound, Ge)), 0)
         most = next((bound.le for bound in metadata if isinstance(bound, Le)), None)
@@ -102,7 +104,7 @@ def messages(cls: type[ControlMessage]) -> st.SearchStrategy[ControlMessage]:
 
 def test_every_module_of_messages_registers_its_own() -> None:
     modules = {cls.__module__.rpartition(".")[2] for cls in MESSAGE_TYPES}
-    assert modules == {"messages", "requests", "clients", "outputs", "inquiries"}
+    assert modules == {"messages", "reports", "requests", "clients", "outputs", "inquiries"}
     assert ErrorInfo not in MESSAGE_TYPES
 
 
@@ -128,20 +130,16 @@ def test_round_trip(cls: type[ControlMessage]) -> None:
 
 
 def test_nested_and_empty_values_survive() -> None:
-    message = TaskStateChanged(
-        term=1,
-        job="j1",
-        operator=0,
-        index=3,
-        attempt=2,
+    fact = TaskStateChanged(
+        attempt=attempt(0, 3, 2),
         state="failed",
         error=ErrorInfo(code=60, text="boom", traceback="Traceback…", task="count[3]"),
         result=b"\x00\xff",
     )
+    message = AttemptReport(term=1, facts=[fact])
     again = unpack_message(pack_message(message))
-    assert again == message
-    assert isinstance(again, TaskStateChanged) and again.error is not None
-    assert again.result == b"\x00\xff"
+    assert again == message and isinstance(again, AttemptReport)
+    assert again.facts[0] == fact
 
 
 @pytest.mark.parametrize(
@@ -198,7 +196,8 @@ HEARTBEAT = {"type": "heartbeat", "term": 1, "worker": 1, "epoch": 1, "report": 
         (lambda: {"type": "list_jobs", **keys(1_000_000)}, "exceeds max_map_len"),
         (lambda: {"type": "list_jobs", **keys(100_000)}, "a map has 100,001 keys, more than 64"),
         (lambda: HEARTBEAT | {"report": keys(100_000)}, "a map has 100,000 keys"),
-        (lambda: HEARTBEAT | {"tasks": [{}] * 50_000}, "Heartbeat.tasks.0.job: Field required"),
+        (lambda: HEARTBEAT | {"tasks": [{}] * 50_000}, "Heartbeat.tasks.0.attempt: Field required"),
+        (lambda: {"type": "attempt_report", "term": 1, "facts": [{}] * 50_000}, "facts.0: Unable to extract"),
         (lambda: HEARTBEAT | {"tasks": [{}] * 100_000}, "more than 524,288 values"),
         (lambda: HEARTBEAT | {"tasks": [[]] * 500_000}, "more than 524,288 values"),
         (
@@ -334,10 +333,10 @@ def test_changed_bytes_are_read_or_refused(data: st.DataObject) -> None:
 
 def test_text_that_is_no_unicode_is_escaped_and_not_lost() -> None:
     error = ErrorInfo(code=60, text="no file caf\udce9.csv")
-    fields = {"term": 1, "job": "j1", "operator": 0, "index": 0, "attempt": 1, "state": "failed"}
-    back = unpack_message(pack_message(TaskStateChanged(**fields, error=error)))
-    assert isinstance(back, TaskStateChanged) and back.error is not None
-    assert back.error.text == "no file caf\\udce9.csv"
+    fact = TaskStateChanged(attempt=attempt(), state="failed", error=error)
+    back = unpack_message(pack_message(AttemptReport(term=1, facts=[fact])))
+    assert isinstance(back, AttemptReport) and isinstance(fact := back.facts[0], TaskStateChanged)
+    assert fact.error is not None and fact.error.text == "no file caf\\udce9.csv"
 
 
 # --- deployments ----------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ import pytest
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import RemoteProtocolError
+from minishuffle.ids import AttemptId
 from minishuffle.wire.control import pack_message, unpack_message
-from minishuffle.wire.messages import ControlMessage, SourcePositions, TaskReleased, TaskReport
+from minishuffle.wire.messages import ControlMessage, TaskReport
 from minishuffle.wire.packed import (
     Cursor,
     PeerRows,
@@ -20,8 +21,9 @@ from minishuffle.wire.packed import (
     unpack_positions,
     unpack_traffic,
 )
+from minishuffle.wire.reports import AttemptReport, SourcePositions, TaskReleased
 
-TASK = {"job": "j1", "operator": 0, "index": 0, "attempt": 1}
+ATTEMPT = AttemptId.of("j1", 0, 0, 1)
 
 
 def test_tables_are_read_as_they_were_written() -> None:
@@ -41,21 +43,23 @@ def test_a_traffic_of_no_whole_entries_or_of_too_many_is_not_read() -> None:
     many = one * (2 * limits.TRAFFIC_ENTRIES_MAX)
 
     def back(traffic: bytes) -> ControlMessage:
-        made = TaskReleased(term=1, traffic=one, **TASK).model_copy(update={"traffic": traffic})
-        return unpack_message(pack_message(made))
+        made = TaskReleased(attempt=ATTEMPT, traffic=one).model_copy(update={"traffic": traffic})
+        return unpack_message(pack_message(AttemptReport(term=1, facts=[made])))
 
-    assert back(many) == TaskReleased(term=1, traffic=many, **TASK)
+    assert back(many) == AttemptReport(term=1, facts=[TaskReleased(attempt=ATTEMPT, traffic=many)])
     for wrong in (one[:-1], many + one):
-        with pytest.raises(RemoteProtocolError, match=r"TaskReleased\.traffic: "):
+        with pytest.raises(RemoteProtocolError, match=r"facts\.0\.task_released\.traffic: "):
             back(wrong)
-    assert TaskReport(counters=TaskCounters(), **TASK).traffic == b""
+    assert TaskReport(attempt=ATTEMPT, counters=TaskCounters()).traffic == b""
 
 
 def test_positions_of_no_whole_entries_are_not_read() -> None:
     for cursor in (None, Cursor("a", b"xyz", 4)):
         one = pack_positions([SplitPosition(0, 5, 3, cursor=cursor)])
-        made = SourcePositions(term=1, positions=one, **TASK)
+        fact = SourcePositions(attempt=ATTEMPT, positions=one)
+        made = AttemptReport(term=1, facts=[fact])
         assert unpack_message(pack_message(made)) == made
         for end in range(1, len(one)):
-            with pytest.raises(RemoteProtocolError, match=r"SourcePositions\.positions: "):
-                unpack_message(pack_message(made.model_copy(update={"positions": one[:end]})))
+            cut = fact.model_copy(update={"positions": one[:end]})
+            with pytest.raises(RemoteProtocolError, match=r"facts\.0\.source_positions\.positions: "):
+                unpack_message(pack_message(made.model_copy(update={"facts": [cut]})))

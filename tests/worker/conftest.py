@@ -16,11 +16,11 @@ from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.collected import unpack_collected
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import AttemptId
-from minishuffle.operators.base import CompleteFile
 from minishuffle.operators.row_conversion import rows_of
 from minishuffle.plan.graph import JobGraph, JobSettings
 from minishuffle.plan.planner import compile_job
-from minishuffle.wire.messages import DeployTasks, LogLines, WorkerAddress, WritePosition
+from minishuffle.wire.messages import DeployTasks, LogLines, WorkerAddress
+from minishuffle.wire.reports import Fact, FileCompleted, PartitionReadable, SourcePositions
 from minishuffle.worker import handoff
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.instructions import StartTask, attempt_id
@@ -53,11 +53,9 @@ class Site:
             self._on_report,
             self._on_said,
             channel_event=lambda *event: None,
-            moved=self._on_moved,
+            fact=self._on_fact,
             first_record=self.recovered.append,
             stands=self.stood.append,
-            readable=lambda *found: self.readable.append(found),
-            filed=self._on_filed,
             clock=asyncio.get_running_loop().time,
             wall=WallClock(),
         )
@@ -68,7 +66,7 @@ class Site:
         self.lines: list[str] = []
         self.positions: dict[AttemptId, list[bytes]] = {}
         """Tables that sources have reported."""
-        self.files: dict[AttemptId, list[CompleteFile]] = {}
+        self.files: dict[AttemptId, list[FileCompleted]] = {}
         """What sinks have completed."""
         self.acknowledges = True
         """Every report of a source or of a file at once."""
@@ -80,18 +78,20 @@ class Site:
             self.outcomes[key] = outcome
             self.deployment.attempts[key].close()
 
-    def _on_moved(
-        self, attempt: AttemptId, positions: bytes, within: float, writes: list[WritePosition]
-    ) -> None:
-        if positions:
-            self.positions.setdefault(attempt, []).append(positions)
-        if self.acknowledges:
-            self.deployment.attempts[attempt].acknowledge()
-
-    def _on_filed(self, key: AttemptId, file: CompleteFile) -> None:
-        self.files.setdefault(key, []).append(file)
-        if self.acknowledges:
-            self.deployment.attempts[key].task.files.acknowledge()
+    def _on_fact(self, fact: Fact) -> None:
+        there = self.deployment.attempts[fact.attempt]
+        match fact:
+            case SourcePositions(positions=positions):
+                if positions:
+                    self.positions.setdefault(fact.attempt, []).append(positions)
+                if self.acknowledges:
+                    there.acknowledge()
+            case FileCompleted():
+                self.files.setdefault(fact.attempt, []).append(fact)
+                if self.acknowledges:
+                    there.task.files.acknowledge()
+            case PartitionReadable(edge=edge):
+                self.readable.append((fact.attempt, edge))
 
     def _on_said(self, outbox: Outbox) -> None:
         outbox.take_notice()

@@ -13,11 +13,10 @@ from minishuffle import limits
 from minishuffle.errors import TaskCancelled
 from minishuffle.exchange.collected import pack_collected, unpack_collected
 from minishuffle.ids import AttemptId, JobId, OperatorId, SubtaskId
-from minishuffle.wire.messages import Collected, LogLines, SourcePositions, TaskStateChanged
-from minishuffle.wire.outputs import FileCompleted
-from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
+from minishuffle.wire.messages import LogLines
+from minishuffle.wire.reports import Collected
 from minishuffle.worker.handoff import TaskPaths
-from minishuffle.worker.outbox import REST_SECONDS, Outbox, OutboxSender, ReportLog
+from minishuffle.worker.outbox import REST_SECONDS, Outbox, OutboxSender
 
 if TYPE_CHECKING:
     from conftest import Turns
@@ -76,7 +75,7 @@ def test_rows_and_lines_keep_their_order(turns: Turns, paths_of: PathsOf, link: 
     assert outbox.unsent_rows == 0
     first, second, third = link.sent
     assert (first.lines, second.payload, third.lines) == (["a", "b"], b"rows", ["c"])
-    assert (second.job, second.operator, second.index, second.attempt) == ("j1", 0, 0, 1)
+    assert second.attempt == AttemptId.of("j1", 0, 0, 1)
     outbox.drain()
 
 
@@ -147,7 +146,7 @@ def test_tasks_take_turns(turns: Turns, paths_of: PathsOf, link: Link) -> None:
     assert len(link.sent) == 2, "one of each in a turn of the loop"
     for _ in range(3):
         turns.turn()
-    assert [message.operator for message in link.sent] == [0, 1] * 3
+    assert [message.attempt.subtask.operator for message in link.sent] == [0, 1] * 3
 
 
 def test_the_last_lines_go_out_in_front_of_the_report(turns: Turns, paths_of: PathsOf, link: Link) -> None:
@@ -233,121 +232,7 @@ def test_what_is_to_go_at_once_does_not_wait(turns: Turns, paths_of: PathsOf, li
     outbox.drain()
 
 
-# --- reports that wait for an acknowledgement -----------------------------------------------------------
-
-TASK: dict[str, Any] = {"term": 1, "job": "j1", "operator": 0, "index": 0, "attempt": 1}
-
-
-def rows_of(size: int) -> Collected:
-    return Collected(payload=bytes(size), **TASK)
-
-
-def kept(log: ReportLog) -> list[Collected | TaskStateChanged]:
-    return [report for report, _ in log._kept]
-
-
-def test_reports_are_kept_until_they_are_acknowledged() -> None:
-    log = ReportLog()
-    sent = [log.keep(rows_of(10)) for _ in range(3)]
-    sent.append(log.keep(TaskStateChanged(state="finished", **TASK)))
-    assert [report.number for report in sent] == [1, 2, 3, 4]
-    assert kept(log) == sent
-    log.acknowledge(2)
-    log.acknowledge(1)
-    assert kept(log) == sent[2:]
-    log.acknowledge(9)
-    assert kept(log) == []
-    assert log.keep(rows_of(1)).number == 5
-
-
-def test_what_became_of_a_file_is_not_known_from_a_number_alone() -> None:
-    log = ReportLog()
-    file = log.keep(FileCompleted(file=0, path="part-0", rows=1, bytes=9, checksum="", **TASK))
-    log.keep(rows_of(10))
-    later = log.keep(rows_of(10))
-    assert log.acknowledge(2, files=False) == []
-    assert kept(log) == [file, later]
-    assert log.acknowledge(1) == [file]
-    assert kept(log) == [later]
-
-
-def test_a_report_that_cannot_be_sent_leaves_no_gap() -> None:
-    log = ReportLog()
-    log.keep(rows_of(10))
-    log.keep(rows_of(10))
-    log.take_back()
-    again = log.keep(rows_of(20))
-    assert again.number == 2
-    assert [report.number for report in kept(log)] == [1, 2]
-
-
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "UNACKNOWLEDGED_BYTES_MAX", 100)
-    log = ReportLog()
-    log.keep(rows_of(99))
-    assert not log.full
-    log.keep(rows_of(1))
-    assert log.full
-    log.acknowledge(1)
-    assert not log.full
-    log.keep(TaskStateChanged(state="finished", result=bytes(200), **TASK))
-    log.take_back()
-    assert not log.full
-
-
 # --- without a coordinator ------------------------------------------------------------------------------
-
-
-def positions_of(split: int, position: int, attempt: int = 1) -> SourcePositions:
-    table = pack_positions([SplitPosition(split, position, 5)])
-    return SourcePositions(positions=table, **(TASK | {"attempt": attempt}))
-
-
-def test_sources_are_excused_once_and_not_acknowledged_again() -> None:
-    log = ReportLog()
-    first, rows, second = log.keep(positions_of(0, 10)), log.keep(rows_of(1)), log.keep(positions_of(1, 20))
-    assert log.excuse(rows.number) == [first]
-    assert log.excuse(second.number) == [second]
-    assert log.excuse(second.number) == []
-    third = log.keep(positions_of(0, 30))
-    assert log.acknowledge(third.number) == [third]
-
-
-def test_positions_that_nobody_reads_become_one_report_of_each_attempt() -> None:
-    log = ReportLog()
-    other = log.keep(positions_of(0, 7, attempt=2))
-    for report in (positions_of(0, 10), positions_of(1, 20), positions_of(0, 30)):
-        log.excuse(log.keep(report).number)
-    kept_now = log.kept(9)
-    assert [report.term for report in kept_now] == [9, 9]
-    assert [report.number for report in kept_now] == [other.number, 4]
-    last = kept_now[-1]
-    assert isinstance(last, SourcePositions)
-    table = {entry.split: entry for entry in unpack_positions(last.positions)}
-    assert table == {0: SplitPosition(0, 30, 5), 1: SplitPosition(1, 20, 5)}
-
-
-def test_positions_that_a_source_waits_for_stay_a_report_of_their_own() -> None:
-    log = ReportLog()
-    first = log.keep(positions_of(0, 10))
-    assert log.excuse(first.number) == [first]
-    second, third = log.keep(positions_of(0, 20)), log.keep(positions_of(0, 30))
-    assert kept(log) == [second, third], "the first is in the second, which the source waits for"
-    assert log.excuse(third.number) == [second, third]
-
-
-def test_what_is_not_journaled_is_kept_but_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "UNACKNOWLEDGED_BYTES_MAX", 100)
-    log = ReportLog()
-    file = log.keep(FileCompleted(file=0, path="part-0", rows=1, bytes=9, checksum="", **TASK))
-    log.keep(rows_of(60))
-    end = log.keep(TaskStateChanged(state="finished", **TASK))
-    later = log.keep(rows_of(60))
-    assert log.full
-    log.free_rows(end.number)
-    assert kept(log) == [file, end, later] and not log.full
-    assert log.acknowledge(end.number) == [file]
-    assert kept(log) == [later]
 
 
 @pytest.mark.usefixtures("_small", "long_waits")

@@ -14,7 +14,6 @@ from minishuffle.wire.messages import (
     ReleaseJob,
     TaskAttempt,
     TasksRestarted,
-    TaskStateChanged,
 )
 from minishuffle.worker.instructions import (
     AbandonTask,
@@ -28,9 +27,10 @@ from minishuffle.worker.instructions import (
     Instruction,
     Refuse,
     Release,
+    Report,
     RequestPartition,
-    Send,
     StartTask,
+    state_change,
 )
 from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.state import LEAVE_GRACE_SECONDS
@@ -43,9 +43,7 @@ def test_terms_are_compared_by_order() -> None:
     assert machine.tell(deploy(SOURCE, term=0)) == []
     assert machine.tell(deploy(SOURCE, term=3)) != []
     assert machine.tell(ReleaseJob(term=1, job="j1")) == [], "a coordinator of term 3 has taken over"
-    (ended,) = machine.ended()
-    assert isinstance(ended, Send) and isinstance(ended.message, TaskStateChanged)
-    assert ended.message.term == 3
+    assert machine.state.term == 3
 
 
 def test_partitions_are_requested_when_the_link_is_up_and_at_once_after_that() -> None:
@@ -343,8 +341,7 @@ def test_the_attempt_before_still_reports_its_end_beside_a_newer_one() -> None:
     machine.tell(deploy(SOURCE))
     machine.tell(deploy(second(SOURCE)))
     (canceled,) = machine.ended(attempt=1, state="canceled")
-    assert isinstance(canceled, Send) and isinstance(canceled.message, TaskStateChanged)
-    assert (canceled.message.attempt, canceled.message.state) == (1, "canceled")
+    assert canceled == Report(state_change(attempt_of(number=1), "canceled"))
     assert states(machine.ended(attempt=2)) == ["finished"]
 
 

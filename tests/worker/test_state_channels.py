@@ -15,9 +15,9 @@ from minishuffle.wire.messages import (
     ReleaseJob,
     TaskAttempt,
     TasksRestarted,
-    TaskStateChanged,
     WorkerLost,
 )
+from minishuffle.wire.reports import TaskStateChanged
 from minishuffle.worker.instructions import (
     AbandonTask,
     CloseLinks,
@@ -27,6 +27,7 @@ from minishuffle.worker.instructions import (
     Fence,
     Instruction,
     ProbePeer,
+    Report,
     RequestPartition,
     Send,
 )
@@ -228,8 +229,8 @@ def test_a_task_that_does_not_drain_a_channel_is_abandoned_and_the_error_says_wh
     instructions = machine.tick(5.0)
     assert instructions[0] == AbandonTask(attempt_of(1))
     assert states(instructions) == ["abandoned"]
-    assert isinstance(instructions[1], Send) and isinstance(instructions[1].message, TaskStateChanged)
-    error = instructions[1].message.error
+    assert isinstance(instructions[1], Report) and isinstance(instructions[1].fact, TaskStateChanged)
+    error = instructions[1].fact.error
     assert error is not None and error.text == (
         "sink[0] is stuck: for 4 s its function has not returned. It has yet to read what is left of edge 0 "
         "from subtask j1/0.1, whose attempt 3 waits"

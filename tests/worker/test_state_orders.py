@@ -19,7 +19,6 @@ from minishuffle.ids import AttemptId, JobId, PartitionId, SubtaskId
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import (
     CancelTasks,
-    ControlMessage,
     DeployTasks,
     Dial,
     InputSpec,
@@ -30,11 +29,11 @@ from minishuffle.wire.messages import (
     TaskAttempt,
     TaskSpec,
     TasksRestarted,
-    TaskStateChanged,
     WorkerAddress,
     WorkerLost,
 )
 from minishuffle.wire.packed import pack_placement
+from minishuffle.wire.reports import Fact, TaskStateChanged
 from minishuffle.worker.instructions import (
     AbandonTask,
     Attach,
@@ -46,8 +45,8 @@ from minishuffle.worker.instructions import (
     LoadPrograms,
     Refuse,
     Release,
+    Report,
     RequestPartition,
-    Send,
     StartTask,
     WorkerStep,
     attempt_id,
@@ -97,7 +96,7 @@ class Orders(RuleBasedStateMachine):
         """Attempts that run."""
         self.there: set[AttemptId] = set()
         """Attempts that were not released."""
-        self.ended: Counter[tuple[str, int, int, int]] = Counter()
+        self.ended: Counter[AttemptId] = Counter()
         self.open: set[tuple[int, int]] = set()
         """Requests of peers that were not answered: link and channel id."""
         self.granted: dict[tuple[AttemptId, int], tuple[int, int]] = {}
@@ -152,8 +151,8 @@ class Orders(RuleBasedStateMachine):
                     self.there.difference_update(attempts)
                     for key in attempts:
                         self.over(key)
-                case Send(message):
-                    self.sent(message)
+                case Report(fact):
+                    self.reported(fact)
                 case Attach(link, request, producer):
                     self.answered(link, request.channel)
                     self.reads(producer, request)
@@ -211,9 +210,9 @@ class Orders(RuleBasedStateMachine):
     def request_of(self, channel: ChannelKey) -> PartitionRequest:
         return dict(self.state.inputs.phases())[channel].request
 
-    def sent(self, message: ControlMessage) -> None:
-        if isinstance(message, TaskStateChanged) and message.state != "running":
-            self.ended[message.job, message.operator, message.index, message.attempt] += 1
+    def reported(self, fact: Fact) -> None:
+        if isinstance(fact, TaskStateChanged) and fact.ends:
+            self.ended[fact.attempt] += 1
             assert max(self.ended.values()) == 1
 
     def answered(self, link: int, channel: int) -> None:
@@ -339,7 +338,7 @@ class Orders(RuleBasedStateMachine):
             self.granted = {at: by for at, by in self.granted.items() if at[0].subtask.job != job}
             self.known = {subtask: n for subtask, n in self.known.items() if subtask.job != job}
             self.deployed = {subtask: n for subtask, n in self.deployed.items() if subtask.job != job}
-            self.ended = Counter({key: n for key, n in self.ended.items() if key[0] != job})
+            self.ended = Counter({key: n for key, n in self.ended.items() if key.subtask.job != job})
 
     @rule(job=JOBS, there=st.booleans())
     def prepare(self, job: str, there: bool) -> None:

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from minishuffle.worker.instructions import Instruction, Send
+from minishuffle.worker.instructions import Instruction, Report, Send
 from support.transcripts import WorkerTranscript, check, sent_to_workers, taken_and_given, word_of
 
 DIRECTORY = Path(__file__).parent / "transcripts"
@@ -25,4 +25,4 @@ def test_what_a_worker_does_is_what_the_transcript_says(path: Path, request: pyt
 def test_every_message_for_workers_and_every_instruction_is_in_a_transcript() -> None:
     taken, given = taken_and_given(DIRECTORY)
     assert sent_to_workers(COORDINATOR) - taken == OF_THE_SHELL
-    assert {word_of(each) for each in get_args(Instruction)} - given == {word_of(Send)}
+    assert {word_of(each) for each in get_args(Instruction)} - given == {word_of(Send), word_of(Report)}

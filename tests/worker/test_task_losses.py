@@ -14,8 +14,8 @@ from minishuffle.api.stream import Stream, Table
 from minishuffle.operators.base import Active
 from minishuffle.plan.graph import JobSettings
 from minishuffle.runtime.inputs import Inputs
-from minishuffle.wire.messages import TaskStateChanged
 from minishuffle.wire.packed import unpack_positions
+from minishuffle.wire.reports import TaskStateChanged
 from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.task import Task
 from support.attempts import attempt
@@ -130,7 +130,7 @@ async def test_an_abandoned_task_has_lost_the_batch_in_hand_whatever_it_does_wit
     task = tasks[0] if stuck == "source" else tasks[1]
     await site.until(lambda: task.read_counters().records_out == 50 and Held.holds.is_set())
     attempt = site.deployment.attempts[task.attempt_id]
-    message = TaskStateChanged(term=1, job="j1", operator=0, index=0, attempt=1, state="abandoned")
+    message = TaskStateChanged(attempt=task.attempt_id, state="abandoned")
     attempt.abandon()
     report = attempt.completed(message)
     assert (report.counters.records_out, report.counters.rows_dropped["failed_batch"]) == (50, 10)

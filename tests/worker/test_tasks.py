@@ -365,7 +365,7 @@ async def test_an_abandoned_task_reports_where_it_is_in_what_external_clients_wr
         consumer.end()
         await site.until(Held.reached.is_set)
     abandoned.abandon()
-    last = abandoned.completed(state_change(1, task.attempt_id, "abandoned"))
+    last = abandoned.completed(state_change(task.attempt_id, "abandoned"))
     assert [(each.write, each.partition, each.position, each.lease) for each in last.writes] == [
         ("w", 0, 10, 0)
     ]
@@ -447,9 +447,8 @@ async def test_release_gives_the_attempts_with_rows_that_were_not_reported(site:
 async def test_snapshots_and_reports_say_the_same(site: Site) -> None:
     await site.run(Stream.items(range(100)).rebalance().to_count(), parallelism=2)
     snapshots, reports = site.deployment.snapshots(), site.deployment.reports()
-    assert [(s.job, s.operator, s.index, s.attempt) for s in snapshots] == [
-        (r.job, r.operator, r.index, r.attempt) for r in reports
-    ]
+    found = [attempt(s.operator, s.index, s.attempt, job=s.job) for s in snapshots]
+    assert found == [r.attempt for r in reports]
     assert [s.counters for s in snapshots] == [r.counters for r in reports]
     assert {s.state for s in snapshots} == {"finished"}
     assert sum(r.counters.records_out for r in reports) == 100

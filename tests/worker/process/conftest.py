@@ -29,11 +29,10 @@ from minishuffle.wire.messages import (
     Dial,
     Register,
     Registered,
-    TaskStateChanged,
     WorkerAddress,
 )
+from minishuffle.wire.reports import AttemptReport, TaskStateChanged
 from minishuffle.worker.crashrecord import CrashRecord
-from minishuffle.worker.outbox import NumberedReport
 from minishuffle.worker.service import run_worker
 
 HOST = "127.0.0.1"
@@ -130,7 +129,7 @@ class Coordinator:
     def _on_message(self, link: ControlLink, message: ControlMessage) -> None:
         if not isinstance(message, Register):
             self.messages.append(message)
-            if self.acknowledges and isinstance(message, NumberedReport):
+            if self.acknowledges and isinstance(message, AttemptReport) and message.number:
                 self.applied = message.number
                 link.send(Acknowledge(term=self.term, number=message.number))
             if isinstance(message, AskDial):
@@ -226,11 +225,26 @@ class Coordinator:
     # --- what was said and what is to be said ---------------------------------------------------------
 
     def said(self, kind: type[M]) -> list[M]:
-        return [message for message in self.messages if isinstance(message, kind)]
+        return [each for each in self.everything() if isinstance(each, kind)]
+
+    def everything(self) -> list[ControlMessage]:
+        """The messages, with the facts of each report behind it."""
+        return [
+            each
+            for message in self.messages
+            for each in (message, *(message.facts if isinstance(message, AttemptReport) else ()))
+        ]
+
+    def reports(self, kind: type[ControlMessage]) -> list[AttemptReport]:
+        """Reports that have such a fact."""
+        return [
+            each for each in self.said(AttemptReport) if any(isinstance(fact, kind) for fact in each.facts)
+        ]
 
     def states(self, job: str = "j1") -> list[tuple[int, int, str]]:
         """(operator, index, state), in the order of the messages."""
-        return [(m.operator, m.index, m.state) for m in self.said(TaskStateChanged) if m.job == job]
+        changes = ((m.attempt.subtask, m.state) for m in self.said(TaskStateChanged))
+        return [(*subtask.key, state) for subtask, state in changes if subtask.job == job]
 
     def ended(self, job: str = "j1") -> list[str]:
         return [state for _, _, state in self.states(job) if state != "running"]

@@ -16,17 +16,10 @@ from minishuffle.config import ClusterSettings, CoordinatorPlace
 from minishuffle.errors import PeerLost, UsageError
 from minishuffle.ids import Address
 from minishuffle.plan.graph import JobSettings
-from minishuffle.wire.messages import (
-    Collected,
-    Heartbeat,
-    Leaving,
-    LogLines,
-    Shutdown,
-    SourcePositions,
-    TaskStateChanged,
-)
+from minishuffle.wire.messages import Heartbeat, Leaving, LogLines, Shutdown
+from minishuffle.wire.reports import AttemptReport, Collected, SourcePositions, TaskStateChanged
 from minishuffle.wire.requests import Failure
-from minishuffle.worker.outbox import NumberedReport
+from support.attempts import attempt
 
 if TYPE_CHECKING:
     from conftest import Coordinator, Running
@@ -61,8 +54,7 @@ async def test_tasks_and_registration_outlive_the_control_link(coordinator: Coor
     first, second = coordinator.requests
     assert (first.epoch, first.term, first.attempts) == (0, 0, [])
     assert (second.requested_worker, second.epoch, second.term) == (1, 1, coordinator.term)
-    held = {(each.job, each.operator, each.index, each.attempt) for each in second.attempts}
-    assert held == {("j1", 0, 0, 1), ("j1", 1, 0, 1)}
+    assert {*second.attempts} == {attempt(0), attempt(1)}
     beats = len(coordinator.said(Heartbeat))
     await coordinator.until(lambda: len(coordinator.said(Heartbeat)) > beats + 2)
     assert coordinator.ended() == []
@@ -83,7 +75,8 @@ async def test_sources_go_on_while_there_is_no_coordinator(coordinator: Coordina
     await coordinator.start_again()
     await coordinator.until(lambda: coordinator.said(Heartbeat))
     first = coordinator.messages[0]
-    assert isinstance(first, SourcePositions) and first.term == coordinator.term
+    assert isinstance(first, AttemptReport) and first.term == coordinator.term
+    assert isinstance(first.facts[0], SourcePositions)
 
 
 @pytest.mark.slow
@@ -121,8 +114,8 @@ async def test_an_end_that_came_while_there_was_no_coordinator_is_said_to_the_ne
     coordinator.messages.clear()
     await coordinator.start_again()
     await coordinator.until(lambda: coordinator.ended())
-    (ended,) = [each for each in coordinator.said(TaskStateChanged) if each.state != "running"]
-    assert (ended.state, ended.term) == ("finished", coordinator.term)
+    assert coordinator.ended() == ["finished"]
+    assert [each.term for each in coordinator.reports(TaskStateChanged)] == [coordinator.term]
 
 
 async def test_rows_for_clients_wait_and_lines_beyond_the_bound_are_dropped_and_counted(
@@ -164,8 +157,8 @@ async def test_the_next_coordinator_hears_kept_reports_before_the_rows_that_wait
     coordinator.messages.clear()
     await coordinator.start_again()
     await coordinator.until(lambda: coordinator.said(Collected) and coordinator.said(SourcePositions))
-    reports = [each for each in coordinator.messages if isinstance(each, NumberedReport)]
-    assert [each.number for each in reports] == sorted(each.number for each in reports)
+    numbers = [each.number for each in coordinator.said(AttemptReport)]
+    assert numbers == sorted(numbers)
 
 
 async def test_a_coordinator_elsewhere_is_found_and_its_predecessor_is_not_obeyed(

@@ -28,18 +28,20 @@ from minishuffle.wire.messages import (
     Acknowledge,
     AskDial,
     CancelTasks,
-    Collected,
-    EndsRead,
     Heartbeat,
     LogLines,
     PrepareJob,
     ReleaseJob,
-    TaskReleased,
-    TaskStateChanged,
     WorkerLost,
 )
-from minishuffle.wire.outputs import FileCompleted
 from minishuffle.wire.packed import unpack_traffic
+from minishuffle.wire.reports import (
+    AttemptReport,
+    Collected,
+    FileCompleted,
+    TaskReleased,
+    TaskStateChanged,
+)
 from minishuffle.worker.registry import ChannelKey, InputRegistry
 from minishuffle.worker.task import Task
 
@@ -129,9 +131,8 @@ async def test_a_job_on_one_worker_from_deploy_to_release(coordinator: Coordinat
     assert coordinator.deploy(stream, {0: 1}) == 2
     await coordinator.until(lambda: len(coordinator.ended()) == 2)
     assert set(coordinator.states()) == {(o, 0, s) for o in (0, 1) for s in ("running", "finished")}
-    source, sink = sorted(
-        (m for m in coordinator.said(TaskStateChanged) if m.state == "finished"), key=lambda m: m.operator
-    )
+    finished = [m for m in coordinator.said(TaskStateChanged) if m.state == "finished"]
+    source, sink = sorted(finished, key=lambda m: m.attempt)
     assert msgpack.unpackb(sink.result) == 5000
     assert source.counters.records_out == sink.counters.records_in == 5000
     assert {task.state for task in running.snapshot().tasks} == {"finished"}
@@ -189,7 +190,7 @@ async def test_a_task_waits_for_a_coordinator_that_takes_its_rows_slowly(
     assert taken < ROWS and running.task is not None and not running.task.done()
     pace.resume_reading()
     await coordinator.until(lambda: coordinator.ended() == ["finished"])
-    said = [m for m in coordinator.messages if isinstance(m, Collected | LogLines | TaskStateChanged)]
+    said = [m for m in coordinator.everything() if isinstance(m, Collected | LogLines | TaskStateChanged)]
     assert isinstance(said[-1], TaskStateChanged), "what it said comes before its end"
     numbers = sum(rows_of(m) for m in said if isinstance(m, Collected))
     lines = [line for m in said if isinstance(m, LogLines) for line in m.lines]
@@ -278,7 +279,7 @@ async def test_a_task_that_cannot_start_fails_alone(
     coordinator.deploy(Stream.source(Endless()).rebalance().to_count(), {0: 1})
     await coordinator.until(lambda: "failed" in coordinator.ended())
     (failed,) = [m for m in coordinator.said(TaskStateChanged) if m.state == "failed"]
-    assert failed.operator == 1
+    assert failed.attempt.subtask.operator == 1
     assert (
         failed.error is not None and failed.error.text == "to_count[0]: RuntimeError: can't start new thread"
     )
@@ -423,11 +424,11 @@ async def test_channels_are_attached_and_end_whether_they_are_local_or_not(
 def traffic_of(coordinator: Coordinator) -> dict[tuple[int, int], bytes]:
     """The last table of each task, by operator and index, in the order in which the worker sent them."""
     tables: dict[tuple[int, int], bytes] = {}
-    for message in coordinator.messages:
+    for message in coordinator.everything():
         if isinstance(message, Heartbeat):
-            tables.update(((task.operator, task.index), task.traffic) for task in message.tasks)
+            tables.update((task.attempt.subtask.key, task.traffic) for task in message.tasks)
         elif isinstance(message, TaskReleased | TaskStateChanged) and message.traffic:
-            tables[message.operator, message.index] = message.traffic
+            tables[message.attempt.subtask.key] = message.traffic
     return tables
 
 
@@ -502,7 +503,7 @@ async def test_a_lost_peer_fails_the_tasks_that_read_from_it(coordinator: Coordi
     coordinator.links[1].send(WorkerLost(term=coordinator.term, worker=2, epoch=2))
     await coordinator.until(lambda: coordinator.ended().count("failed") == 2)
     failed = [m for m in coordinator.said(TaskStateChanged) if m.state == "failed"]
-    assert {(m.operator, m.index) for m in failed} == {(1, 0), (1, 1)}
+    assert {m.attempt.subtask.key for m in failed} == {(1, 0), (1, 1)}
     texts = sorted(m.error.text for m in failed if m.error is not None)
     assert "connection to worker 1 broke" in texts[1] or "connection to worker 1 broke" in texts[0]
     assert any("worker 2 was declared lost" in text for text in texts)
@@ -517,8 +518,8 @@ async def test_everything_that_a_worker_says_has_the_term_that_it_heard_last(
     rows = Stream.items(["a", "b"])
     coordinator.deploy(Stream.together(rows.collect(), rows.print()), {0: 1})
     await coordinator.until(lambda: len(coordinator.ended()) == 3)
-    said = coordinator.said(Collected) + coordinator.said(LogLines) + coordinator.said(TaskStateChanged)
-    assert {type(message) for message in said} == {Collected, LogLines, TaskStateChanged}
+    assert coordinator.said(Collected) and coordinator.said(LogLines) and coordinator.said(TaskStateChanged)
+    said = [each for each in coordinator.messages if isinstance(each, AttemptReport | LogLines)]
     assert {message.term for message in said} == {coordinator.term}
 
 
@@ -534,10 +535,10 @@ async def test_a_file_that_the_coordinator_refuses_gets_no_name(
     coordinator.deploy(Stream.items([1, 2]).to_files(tmp_path, rows=1), {0: 1}, settings=WITHOUT_LEASES)
     await coordinator.until(lambda: len(coordinator.said(FileCompleted)) == 2)
     if breaks:
-        coordinator.applied = max(each.number for each in coordinator.said(FileCompleted))
+        coordinator.applied = max(each.number for each in coordinator.reports(FileCompleted))
         coordinator.links[1].close()
         await coordinator.until(lambda: len(coordinator.said(FileCompleted)) == 4)
-    for each in coordinator.said(FileCompleted)[-2:]:
+    for each in coordinator.reports(FileCompleted)[-2:]:
         coordinator.send(Acknowledge(term=coordinator.term, number=each.number, refused=refused))
     coordinator.send(CancelTasks(term=coordinator.term, job="j1"))
     await coordinator.until(lambda: len(coordinator.ended()) == 1)
@@ -559,19 +560,15 @@ async def test_rows_wait_for_acknowledgements_when_too_many_are_kept(
     assert len(coordinator.ended()) == 1, "the source has ended; the sink has rows left"
     rows = 0
     while rows < 3_000:
-        batch = coordinator.said(Collected)[-1]
-        rows += rows_of(batch)
-        coordinator.send(Acknowledge(term=coordinator.term, number=batch.number))
+        rows += rows_of(coordinator.said(Collected)[-1])
+        number = coordinator.reports(Collected)[-1].number
+        coordinator.send(Acknowledge(term=coordinator.term, number=number))
         seen = len(coordinator.said(Collected))
         await coordinator.until(
             lambda seen=seen: len(coordinator.said(Collected)) > seen or len(coordinator.ended()) == 2
         )
     assert sum(rows_of(batch) for batch in coordinator.said(Collected)) == 3_000
-    numbers = [
-        each.number
-        for each in coordinator.messages
-        if isinstance(each, Collected | TaskStateChanged | EndsRead)
-    ]
+    numbers = [each.number for each in coordinator.said(AttemptReport)]
     assert numbers == list(range(1, len(numbers) + 1))
 
 

@@ -23,13 +23,13 @@ from minishuffle.wire.messages import (
     PlacedAttempt,
     ReleaseJob,
     TaskAttempt,
-    TaskReleased,
     TasksRestarted,
-    TaskStateChanged,
     WorkerLost,
 )
 from minishuffle.wire.packed import pack_placement, unpack_traffic
+from minishuffle.wire.reports import TaskReleased, TaskStateChanged
 from minishuffle.worker.peers import PeerLinks
+from support.attempts import attempt
 
 if TYPE_CHECKING:
     from conftest import Coordinator, Running
@@ -185,9 +185,8 @@ class Job:
                 {beat.worker for beat in self.coordinator.said(Heartbeat)[beats:] if not beat.tasks} == ids
             )
         )
-        final = {(m.operator, m.index, m.attempt): m.traffic for m in self.ended() + self.ended("failed")}
-        for message in self.coordinator.said(TaskReleased):
-            final[message.operator, message.index, message.attempt] = message.traffic
+        final = {each.attempt: each.traffic for each in self.ended() + self.ended("failed")}
+        final |= {each.attempt: each.traffic for each in self.coordinator.said(TaskReleased)}
         rows = [entry for table in final.values() for entry in unpack_traffic(table)]
         ended = self.ended() + self.ended("failed")
         reasons = [each for m in ended for each in m.counters.rows_dropped.items()]
@@ -197,10 +196,10 @@ class Job:
     def written(self) -> int:
         """Rows that sources, of all attempts, handed to their partitions."""
         ended = self.ended() + self.ended("failed")
-        return sum(m.counters.records_out for m in ended if m.operator == SOURCE)
+        return sum(m.counters.records_out for m in ended if m.attempt.subtask.operator == SOURCE)
 
     def counted(self) -> int:
-        return sum(msgpack.unpackb(m.result) for m in self.ended() if m.operator == SINK)
+        return sum(msgpack.unpackb(m.result) for m in self.ended() if m.attempt.subtask.operator == SINK)
 
 
 @pytest.fixture
@@ -258,7 +257,7 @@ async def test_a_link_between_two_live_workers_that_breaks_is_repaired_and_its_l
     await received_again(coordinator, workers)
     assert len(links) == 2 * 5
     await job.finish()
-    assert {m.attempt for m in coordinator.said(TaskStateChanged)} == {1}, "no task has restarted"
+    assert {m.attempt.attempt for m in coordinator.said(TaskStateChanged)} == {1}, "no task has restarted"
     lost = await job.lost(workers)
     assert job.written() - job.counted() == lost > 0
     assert all(w.snapshot().segments_free == w.snapshot().segments_total for w in workers)
@@ -277,7 +276,7 @@ async def test_rows_wait_for_a_link_that_is_repaired_if_the_job_says_so(
     await job.finish()
     lost = await job.lost(workers)
     assert job.written() - job.counted() == lost
-    dropped = [m.counters.rows_dropped for m in job.ended() if m.operator == SOURCE]
+    dropped = [m.counters.rows_dropped for m in job.ended() if m.attempt.subtask.operator == SOURCE]
     assert dropped == [{}, {}], "nothing but what was on its way is lost"
 
 
@@ -293,15 +292,13 @@ async def test_a_producer_that_raises_is_read_again_from_its_next_attempt(
     await goes_on(coordinator, workers)
     job.restart((SOURCE, 1), worker)
     await coordinator.until(
-        lambda: (
-            (SOURCE, 1, 2) in {(m.operator, m.index, m.attempt) for m in coordinator.said(TaskStateChanged)}
-        )
+        lambda: attempt(SOURCE, 1, 2) in {m.attempt for m in coordinator.said(TaskStateChanged)}
     )
     await goes_on(coordinator, workers)
     await job.finish()
     (failed,) = job.ended("failed")
     assert failed.error is not None and "the producer raised" in failed.error.text
-    assert {(m.operator, m.index, m.attempt) for m in job.ended()} == {
+    assert {(*m.attempt.subtask.key, m.attempt.attempt) for m in job.ended()} == {
         (SOURCE, 0, 1),
         (SOURCE, 1, 2),
         (SINK, 0, 1),
@@ -336,7 +333,7 @@ async def test_a_job_goes_on_without_a_worker_that_is_lost_until_its_tasks_are_e
     Control.end.set()
     await coordinator.until(lambda: len(job.ended()) == 4)
     assert canceled == len(job.ended("canceled")) and not job.ended("failed")
-    assert {(m.operator, m.index, m.attempt) for m in job.ended()} == {
+    assert {(*m.attempt.subtask.key, m.attempt.attempt) for m in job.ended()} == {
         (operator, index, 1 + index) for operator in (SOURCE, SINK) for index in (0, 1)
     }
 
@@ -348,15 +345,18 @@ async def test_a_finished_producer_that_runs_again_does_not_wait_for_consumers_t
     workers = await two_workers(coordinator)
     job = Job(coordinator, Stream.source(Bounded()).rebalance().map(HeldAtTheEnd()).to_count())
     await coordinator.until(lambda: len(job.ended()) == 3 and Control.held.is_set())
-    assert {(m.operator, m.index) for m in job.ended()} == {(SOURCE, 0), (SOURCE, 1), (SINK, 0)}
+    assert {m.attempt.subtask.key for m in job.ended()} == {(SOURCE, 0), (SOURCE, 1), (SINK, 0)}
     job.restart((SOURCE, 1), 1)
     Control.let_go.set()
-    await coordinator.until(lambda: (SINK, 1) in {(m.operator, m.index) for m in job.ended()})
+    await coordinator.until(lambda: (SINK, 1) in {m.attempt.subtask.key for m in job.ended()})
     read = ConsumerEnds(operator=SOURCE, index=1, attempt=2, edge=0, consumers=[0, 1])
     coordinator.links[1].send(ConsumersEnded(term=coordinator.term, job="j1", ends=[read]))
     await job.finish(5)
-    assert {(m.operator, m.index, m.attempt) for m in job.ended()} >= {(SOURCE, 1, 1), (SOURCE, 1, 2)}
-    assert {m.attempt for m in job.ended() if m.operator == SINK} == {1}
+    assert {(*m.attempt.subtask.key, m.attempt.attempt) for m in job.ended()} >= {
+        (SOURCE, 1, 1),
+        (SOURCE, 1, 2),
+    }
+    assert {m.attempt.attempt for m in job.ended() if m.attempt.subtask.operator == SINK} == {1}
     await coordinator.until(lambda: all(not worker.snapshot().tasks for worker in workers))
     assert all(w.snapshot().segments_free == w.snapshot().segments_total for w in workers)
 
@@ -375,7 +375,7 @@ async def test_a_task_that_is_stuck_while_a_producer_waits_to_be_read_is_abandon
     job.restart((SOURCE, 1), 2)
     await coordinator.until(lambda: job.ended("abandoned"))
     abandoned = job.ended("abandoned")[0]
-    assert abandoned.operator == SINK and abandoned.error is not None
+    assert abandoned.attempt.subtask.operator == SINK and abandoned.error is not None
     assert "is stuck: for 0.1 s its function has not returned" in (abandoned.error.text)
 
 

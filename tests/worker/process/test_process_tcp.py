@@ -15,7 +15,8 @@ from minishuffle.exchange.elements import unpack_rows
 from minishuffle.plan.graph import JobSettings
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.transport.tls import TlsStream
-from minishuffle.wire.messages import CancelTasks, Collected, ReleaseJob
+from minishuffle.wire.messages import CancelTasks, ReleaseJob
+from minishuffle.wire.reports import Collected
 from support.certificates import credentials
 
 if TYPE_CHECKING:

@@ -1,0 +1,250 @@
+"""What a worker reports of its attempts: facts on their way to the coordinator, and reports until they are
+acknowledged. Pure.
+
+Facts go out in the order in which they came about. Those that come in one turn of the loop share a report:
+
+==============================  ======================================================================
+fact                            when it goes, and with what
+==============================  ======================================================================
+rows, a completed file          alone: rows are not kept for a journal that cannot be written, and the
+                                coordinator may refuse one file
+that a task stands              with others of its kind, and once: heartbeats repeat it
+ends read                       together, ENDS_WAIT_SECONDS after the first of them; not at all if the
+                                attempt itself ends within this time, since its end implies them
+all others                      together
+==============================  ======================================================================
+
+Reports are numbered and kept until they are acknowledged, for when the link to the coordinator breaks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, TypeGuard
+
+from minishuffle import limits
+from minishuffle.ids import AttemptId
+from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
+from minishuffle.wire.reports import (
+    AttemptReport,
+    Collected,
+    EndsRead,
+    Fact,
+    FileCompleted,
+    SourcePositions,
+    TaskReleased,
+    TaskStands,
+    TaskStateChanged,
+)
+
+__all__ = ["ACKNOWLEDGE_LOOKS", "ENDS_WAIT_SECONDS", "AttemptReports"]
+
+ENDS_WAIT_SECONDS: Final = 0.05
+"""How long an end waits for others."""
+ACKNOWLEDGE_LOOKS: Final = 4
+"""Checks for acknowledgements within ``heartbeat_timeout``, the longest time that sources wait."""
+FACTS_MAX: Final = 256
+"""In one report."""
+
+
+class AttemptReports:
+    """The reports of one worker.
+
+    Sources do not wait for an acknowledgement for long: see :meth:`excuse`.
+
+    Invariant: the numbers of kept reports ascend; the last number given is the last of them, if its
+    report is kept.
+    """
+
+    def __init__(self) -> None:
+        self.last = 0
+        """The last number that was given; they begin with 1."""
+        self._due: deque[list[Fact]] = deque()
+        """The facts of the next reports."""
+        self._ends: dict[tuple[AttemptId, int], list[int]] = {}
+        """Producers read to the end, by attempt and edge, which are not due so far."""
+        self._ends_due: float | None = None
+        self._excused = 0
+        """Sources wait for no acknowledgement up to that number."""
+        self._looks = deque([0] * (ACKNOWLEDGE_LOOKS + 1), ACKNOWLEDGE_LOOKS + 1)
+        """The number of the last report at each look; the first was ``heartbeat_timeout`` ago."""
+        self._kept: deque[AttemptReport] = deque()
+        self._bytes = 0
+
+    # --- facts -----------------------------------------------------------------------------------
+
+    def add(self, fact: Fact, now: float) -> bool:
+        """Something is to be reported, ``now`` in seconds of any clock. Gives whether it is the first of what
+        is due at the end of the loop's turn."""
+        if isinstance(fact, EndsRead):
+            self._ends.setdefault((fact.attempt, fact.edge), []).extend(fact.producers)
+            self._ends_due = now + ENDS_WAIT_SECONDS if self._ends_due is None else self._ends_due
+            return False
+        if isinstance(fact, TaskStateChanged) and fact.ends:
+            self.forget_ends(fact.attempt)
+        is_first = not self._due
+        if not is_first and _go_together(self._due[-1], fact):
+            self._due[-1].append(fact)
+        else:
+            self._due.append([fact])
+        return is_first
+
+    def forget_ends(self, attempt: AttemptId) -> None:
+        """What it has read to the end is of no use any more."""
+        for key in [key for key in self._ends if key[0] == attempt]:
+            del self._ends[key]
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`take` has something, if nothing is added."""
+        return self._ends_due
+
+    def take(self, term: int, now: float) -> AttemptReport | None:
+        """The next report that is due, to a coordinator of that term; it is kept if it has a number."""
+        if self._ends_due is not None and now >= self._ends_due:
+            ends = [EndsRead(attempt=key[0], edge=key[1], producers=read) for key, read in self._ends.items()]
+            self._due += [list[Fact](ends[at : at + FACTS_MAX]) for at in range(0, len(ends), FACTS_MAX)]
+            self._ends.clear()
+            self._ends_due = None
+        if not self._due:
+            return None
+        facts = self._due.popleft()
+        if isinstance(facts[0], TaskStands):
+            return AttemptReport(term=term, facts=facts)
+        if self._kept and self._kept[0].number <= self._excused:
+            facts = [self._united(fact) for fact in facts]
+        self.last += 1
+        report = AttemptReport(term=term, number=self.last, facts=facts)
+        self._kept.append(report)
+        self._bytes += _kept_bytes(report)
+        return report
+
+    def take_back(self, report: AttemptReport) -> None:
+        """The report taken last cannot be sent. If it has several facts, each is due once more, alone."""
+        if report.number:
+            self.last -= 1
+            self._bytes -= _kept_bytes(self._kept.pop())
+        if len(report.facts) > 1:
+            self._due.extendleft([fact] for fact in reversed(report.facts))
+
+    def _united(self, fact: Fact) -> Fact:
+        """Positions, united with earlier ones of their attempt for which nobody waits any more. They take the
+        place of these."""
+        if not isinstance(fact, SourcePositions) or fact.writes:
+            return fact
+        entries: dict[int, SplitPosition] = {}
+        kept = deque[AttemptReport]()
+        for report in self._kept:
+            others = list[Fact]()
+            for each in report.facts:
+                if report.number <= self._excused and _of_one_source(each, fact):
+                    entries.update((entry.split, entry) for entry in unpack_positions(each.positions))
+                else:
+                    others.append(each)
+            if len(others) == len(report.facts):
+                kept.append(report)
+            elif others:
+                kept.append(report.model_copy(update={"facts": others}))
+        self._kept = kept
+        entries.update((entry.split, entry) for entry in unpack_positions(fact.positions))
+        return fact.model_copy(update={"positions": pack_positions(entries.values())})
+
+    # --- reports that were sent ------------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        """No rows are to be sent until the coordinator has acknowledged some. Ends of tasks always are."""
+        return self._bytes >= limits.UNACKNOWLEDGED_BYTES_MAX
+
+    def __len__(self) -> int:
+        """Reports that are not acknowledged, or not sent so far."""
+        return len(self._kept) + len(self._due) + bool(self._ends)
+
+    def acknowledge(
+        self, number: int, *, refused: bool = False, files: bool = True
+    ) -> list[SourcePositions | FileCompleted]:
+        """The coordinator has applied everything up to that number: gives the facts that somebody waits for
+        that with.
+
+        Args:
+            refused: the last one is of a file that is not listed.
+            files: those of files too. Else they are kept, and reported again: the coordinator may have
+                refused them, and says so then.
+        """
+        applied: list[SourcePositions | FileCompleted] = []
+        unanswered: list[AttemptReport] = []
+        while self._kept and self._kept[0].number <= number:
+            report = self._kept.popleft()
+            if not files and isinstance(report.facts[0], FileCompleted):
+                unanswered.append(report)
+                continue
+            self._bytes -= _kept_bytes(report)
+            for fact in report.facts:
+                match fact:
+                    case FileCompleted() if not (refused and report.number == number):
+                        applied.append(fact)
+                    case SourcePositions(writes=writes) if writes or report.number > self._excused:
+                        applied.append(fact)
+        self._kept.extendleft(reversed(unanswered))
+        return applied
+
+    def free_rows(self, number: int) -> None:
+        """The coordinator has applied everything up to that number, and its journal does not have it. Rows
+        for clients are not for the journal anyway; all else is kept."""
+        rows = [each for each in self._kept if each.number <= number and isinstance(each.facts[0], Collected)]
+        self._bytes -= sum(map(_kept_bytes, rows))
+        numbers = {each.number for each in rows}
+        self._kept = deque(each for each in self._kept if each.number not in numbers)
+
+    def excuse(self, number: int) -> list[SourcePositions]:
+        """The coordinator does not answer: return the positions up to ``number`` whose sources wait, so that
+        the sources continue. If their worker is lost before the coordinator answers, they emit these rows
+        again. External writes keep waiting: their rows must not come twice."""
+        waiting = [report for report in self._kept if self._excused < report.number <= number]
+        self._excused = max(self._excused, number)
+        facts = [fact for report in waiting for fact in report.facts]
+        return [fact for fact in facts if isinstance(fact, SourcePositions) and not fact.writes]
+
+    def look(self) -> list[SourcePositions]:
+        """To be called ACKNOWLEDGE_LOOKS times in each ``heartbeat_timeout``: sources are excused of reports
+        that are older than that."""
+        self._looks.append(self.last)
+        return self.excuse(self._looks[0])
+
+    def kept(self, term: int) -> list[AttemptReport]:
+        """Everything that is not acknowledged, to be sent to a coordinator of that term."""
+        return [report.model_copy(update={"term": term}) for report in self._kept]
+
+
+def _go_together(facts: list[Fact], fact: Fact) -> bool:
+    """Whether a fact goes with those that are due."""
+    alone = isinstance(fact, Collected | FileCompleted) or isinstance(facts[0], Collected | FileCompleted)
+    alike = isinstance(fact, TaskStands) == isinstance(facts[0], TaskStands)
+    if alone or not alike or len(facts) >= FACTS_MAX:
+        return False
+    return _size(fact) + sum(map(_size, facts)) <= limits.GATHERED_BYTES
+
+
+def _size(fact: Fact) -> int:
+    """Bytes of what it carries in bytes."""
+    match fact:
+        case TaskStateChanged(result=result, traffic=traffic, positions=positions):
+            return len(result) + len(traffic) + len(positions)
+        case TaskReleased(traffic=traffic):
+            return len(traffic)
+        case SourcePositions(positions=positions):
+            return len(positions)
+        case Collected(payload=payload):
+            return len(payload)
+    return 0
+
+
+def _kept_bytes(report: AttemptReport) -> int:
+    """Bytes of rows and results, of which no more are sent while too many are kept."""
+    rows = [fact for fact in report.facts if isinstance(fact, Collected)]
+    results = [fact for fact in report.facts if isinstance(fact, TaskStateChanged)]
+    return sum(len(each.payload) for each in rows) + sum(len(each.result) for each in results)
+
+
+def _of_one_source(fact: Fact, other: SourcePositions) -> TypeGuard[SourcePositions]:
+    """Whether it is positions of the same attempt, and of a source of its own."""
+    return isinstance(fact, SourcePositions) and fact.attempt == other.attempt and not fact.writes
