@@ -120,14 +120,8 @@ PROCESSES = ("worker/", "coordinator/")
 SET_FROM_OUTSIDE = {
     "worker/handoff.py": ("notified", "the wake flag of a subpartition: set by whoever queues it"),
     "worker/jobimports.py": ("__import__", "Python's, which a worker wraps"),
-    "coordinator/jobs.py": (
-        "counters readable result rows_collected rows_listed traffic",
-        "not yet calls of Task and of the parts of Job",
-    ),
-    "coordinator/process.py": ("web_port", "not yet an argument"),
-    "coordinator/state.py": ("applied heard_at", "not yet calls of Worker"),
 }
-"""By module of the two processes: attributes of other objects that it assigns, and why. The list shrinks."""
+"""By module of the two processes: attributes of other objects that it assigns, and why."""
 SMALL_LINES_MAX = 75
 SMALL = {
     "__main__": "``python -m minishuffle``",

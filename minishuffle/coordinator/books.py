@@ -96,6 +96,19 @@ class AttemptRecord(Record):
     def id(self) -> Attempt:
         return self.operator, self.index, self.attempt
 
+    def counted(self, counters: TaskCounters, traffic: bytes = b"") -> None:
+        """It has counted so much, and exchanged that, unless it is empty."""
+        self.counters, self.traffic = counters, traffic or self.traffic
+
+    def exchanged(self, traffic: bytes, rows_dropped: dict[str, int]) -> None:
+        """It has exchanged and dropped so much. Both grow on after its end: what it has written may not be
+        sent yet, or never be."""
+        self.traffic, self.counters = traffic, replace(self.counters, rows_dropped=rows_dropped)
+
+    def listed(self, rows: int) -> None:
+        """So many of its rows are in one more file."""
+        self.rows_listed += rows
+
     def ended(self, state: str) -> None:
         """It has come to that state, and runs no more."""
         self.end = "died" if state == "lost" else "finished" if state == "finished" else "early"
@@ -268,8 +281,7 @@ class Books:
         it."""
         for record in self._ended.get(key, ()):
             if (record.worker, record.attempt) == (worker, attempt) and record.end != "died":
-                record.traffic = traffic
-                record.counters = replace(record.counters, rows_dropped=rows_dropped)
+                record.exchanged(traffic, rows_dropped)
                 return True
         return False
 

@@ -519,8 +519,7 @@ class Job:
         error, asked = message.error, self.cancellations.why(task.key)
         said = ErrorInfo(code=0, text=str(task)) if error is None else error
         if message.state != "running":
-            task.counters = message.counters
-            task.traffic = message.traffic or task.traffic
+            task.counted(message.counters, message.traffic)
             self.source_moved(task, message, at)
         self._transition(task, message.state, "worker", at, said.text, traceback=said.traceback)
         if message.state == "finished":
@@ -530,8 +529,9 @@ class Job:
         elif message.state != "running":
             result_bytes = self._result_bytes + len(message.result)
             if self.state == "canceling" and result_bytes <= limits.RESULT_BYTES_MAX:
-                self._result_bytes, task.result = result_bytes, message.result
-                task.rows_listed += message.counters.rows_in_result
+                self._result_bytes = result_bytes
+                task.gave(message.result)
+                task.listed(message.counters.rows_in_result)
             self._ended_early(task, error, asked, at)
         self._advance(at)
         return True
@@ -570,7 +570,7 @@ class Job:
             where = f"partition {task.index} can be read, on worker {task.worker}"
             text = f"{self.graph.exchange_name(edge)}: {where}"
             self.history.note(at, "partition readable", text, operator=task.operator, index=task.index)
-        task.readable = sorted({edge, *task.readable})
+        task.can_be_read(edge)
         return True
 
     def _waits(self, vertex: int) -> bool:
@@ -589,7 +589,7 @@ class Job:
     def _keep_result(self, task: Subtask, result: bytes, at: float) -> None:
         self._result_bytes += len(result)
         if self._result_bytes <= limits.RESULT_BYTES_MAX:
-            task.result = result
+            task.gave(result)
         else:
             self.fail(results_too_large(task), at)
 
@@ -613,7 +613,7 @@ class Job:
     def report(self, task: Subtask, report: TaskReport, at: float) -> None:
         """Counters from a heartbeat."""
         if task.state in ("created", "running"):
-            task.counters = report.counters
+            task.counted(report.counters)
             if self.deaths.heard(task.key, report, at):
                 self.changed.add(task.key)
                 self._note(task, "task cleared", at, f"{task} got past the place at which it died")
@@ -630,11 +630,9 @@ class Job:
             self._advance(at)
 
     def exchanged(self, task: Subtask, traffic: bytes, rows_dropped: dict[str, int]) -> None:
-        """What a task's current attempt has exchanged and dropped in all. Both grow on after its end: what it
-        has written may not be sent yet, or never be."""
+        """What a task's current attempt has exchanged and dropped in all."""
         self._losses = None
-        task.traffic = traffic
-        task.counters = replace(task.counters, rows_dropped=rows_dropped)
+        task.exchanged(traffic, rows_dropped)
 
     def exchanged_before(self, worker: int, report: TaskReport | TaskReleased) -> bool:
         """The same of an attempt before the current one; False if nothing is known of it."""
@@ -654,7 +652,7 @@ class Job:
         """List a file of a sink, also while the job stops; False if it is in."""
         if not self.manifest.add(message):
             return False
-        task.rows_listed += message.rows
+        task.listed(message.rows)
         self._losses = None
         return True
 
@@ -662,7 +660,7 @@ class Job:
         """A batch of rows for the client; False if the job stops."""
         if self.stopping:
             return False
-        task.rows_collected += message.rows
+        task.collected(message.rows)
         if not self.history.collect(self.graph.vertices[task.operator].collects, message.payload):
             text = (
                 f"job collected more than {limits.COLLECT_BYTES_MAX} bytes of rows: write large results "

@@ -323,6 +323,18 @@ class Subtask(AttemptRecord):
         """See :meth:`Job.rows_kept`."""
         return max(self.resumption.first_row, self.counters.rows_kept, self.announced)
 
+    def can_be_read(self, edge: int) -> None:
+        """Its partition on that edge has its first buffer."""
+        self.readable = sorted({edge, *self.readable})
+
+    def collected(self, rows: int) -> None:
+        """So many more of its rows are with the client."""
+        self.rows_collected += rows
+
+    def gave(self, result: bytes) -> None:
+        """Its sink has closed with that result."""
+        self.result = result
+
     def announce(self) -> bool:
         """Readers hear where its rows end; False if they have heard that before."""
         before, self.announced = self.announced, max(self.announced, self.rows_kept)

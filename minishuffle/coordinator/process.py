@@ -212,7 +212,7 @@ class Coordinator:
 
     def web_started(self, port: int) -> None:
         """Have ``cluster status`` tell where the metrics are."""
-        self._state.web_port = port
+        self._state.web_started(port)
 
     async def ask(self, request: ControlMessage) -> ControlMessage:
         """What a client would be replied.

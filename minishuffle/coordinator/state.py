@@ -164,7 +164,6 @@ class CoordinatorState:
         now: float,
     ) -> None:
         self.web_port = 0
-        """Set by the shell once known."""
         self.ignored = 0
         """Messages of an earlier term, of an older epoch or attempt, or from nobody that is registered."""
         self.write_ahead = WriteAhead()
@@ -235,6 +234,10 @@ class CoordinatorState:
                 job.coordinator_lost(self._wall(now))
                 self._touch(job)
 
+    def web_started(self, port: int) -> None:
+        """Where ``cluster status`` says that the metrics are."""
+        self.web_port = port
+
     # --- the verbs -------------------------------------------------------------------------------
 
     def worker_message(self, link: int, message: ControlMessage, now: float) -> CoordinatorStep:
@@ -251,7 +254,7 @@ class CoordinatorState:
             why = f"worker {worker.worker} obeys a coordinator of term {term}, and this one is of term {mine}"
             self._out.append(CloseLink(link, why))
         else:
-            worker.heard_at = now
+            worker.heard(now)
             self._from_worker(worker, message, now)
             if isinstance(message, AttemptReport) and (within := may_wait(message)):
                 due = now + min(within, TOGETHER_SECONDS_MAX)
@@ -668,7 +671,7 @@ class CoordinatorState:
         else:
             self.ignored += 1
         if message.number:
-            worker.applied = max(message.number, worker.applied)
+            worker.apply(message.number)
             refused = any(refuses(self._jobs.get(fact.attempt.subtask.job), fact) for fact in message.facts)
             self._acknowledge(
                 worker, Acknowledge(term=self._facts.term, number=message.number, refused=refused)

@@ -142,6 +142,14 @@ class Worker:
         """It is on standby no more."""
         self.standby = False
 
+    def heard(self, now: float) -> None:
+        """It has sent something."""
+        self.heard_at = now
+
+    def apply(self, number: int) -> None:
+        """Its report of that number is applied, and so are those before."""
+        self.applied = max(number, self.applied)
+
     def suspect(self) -> None:
         """Another worker suspects it."""
         self.suspicions += 1
