@@ -8,7 +8,6 @@ of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from minishuffle import limits
@@ -111,6 +110,7 @@ from minishuffle.worker.registry import (
     Waiting,
 )
 from minishuffle.worker.stuck import stuck_error
+from minishuffle.worker.tasktable import TaskTable
 
 __all__ = ["LEAVE_GRACE_SECONDS", "WorkerState"]
 
@@ -123,22 +123,11 @@ LEAVE_GRACE_SECONDS: Final = 1.2
 """How much longer than ``drain_timeout`` a worker waits for Shutdown: its tasks end meanwhile."""
 
 
-@dataclass(slots=True)
-class _TaskEntry:
-    spec: TaskSpec
-    waits: bool
-    """It drops nothing if a consumer is not there."""
-    terminal: bool = False
-    finished: bool = False
-    lost: ErrorInfo | None = None
-    """Why what it stored cannot be read, until the coordinator hears of it."""
-
-
 class WorkerState:
     """One registration of a worker.
 
-    Invariants: an attempt that is terminal has no cancel deadline, and no channel in the registry; no
-    channel waits for a link to a peer that is up or lost.
+    Invariants: an attempt that is terminal has no channel in the registry; no channel waits for a link to a
+    peer that is up or lost.
 
     Args:
         progress: see :meth:`Attempt.progress`, of an attempt that runs here.
@@ -162,11 +151,7 @@ class WorkerState:
         self.inputs = InputRegistry()
         self._settings = settings
         self._progress = progress
-        self._tasks: dict[AttemptId, _TaskEntry] = {}
-        self._newest: dict[SubtaskId, int] = {}
-        """The highest attempt of each subtask that was ever deployed here."""
-        self._canceling: dict[AttemptId, float] = {}
-        """When attempts that were cancelled are abandoned; the earliest first."""
+        self._tasks = TaskTable()
         self._prepared: dict[str, dict[int, bytes]] = {}
         """By job and operator: programs that came ahead of need."""
         self.partitions = PartitionRegistry()
@@ -179,19 +164,18 @@ class WorkerState:
 
     def held(self) -> list[AttemptId]:
         """Every attempt that was deployed here and not released."""
-        return list(self._tasks)
+        return self._tasks.held()
 
     def jobs(self) -> list[str]:
         """Jobs to release when they have ended."""
-        return sorted(self._prepared.keys() | {key.job for key in self._newest})
+        return sorted(self._prepared.keys() | self._tasks.jobs())
 
     def tolerates_silence(self, silence: float) -> bool:
         """Whether to keep the link to a peer that has been silent for ``silence`` seconds.
 
         If every task here waits for its consumers, closing the link would only lose rows: the peer gets as
         much time as the coordinator gives it, ``heartbeat_timeout``."""
-        waits = all(entry.waits or entry.terminal for entry in self._tasks.values())
-        return waits and silence < self._settings.heartbeat_timeout
+        return self._tasks.all_wait() and silence < self._settings.heartbeat_timeout
 
     def taken_back(self, message: Registered) -> None:
         """A coordinator, which may be another one, has registered this worker again.
@@ -290,10 +274,8 @@ class WorkerState:
         new: list[tuple[AttemptId, TaskSpec]] = []
         for spec in message.tasks:
             key = attempt_id(message.job, spec)
-            if self._newest.get(key.subtask, 0) >= spec.attempt:
+            if not self._tasks.add(key, spec, waits=message.settings.get("on_unavailable") == "wait"):
                 continue
-            self._newest[key.subtask] = spec.attempt
-            self._tasks[key] = _TaskEntry(spec, message.settings.get("on_unavailable") == "wait")
             self.partitions.add(key, spec.outputs, repeats=bool(spec.base))
             instructions += self._learn(key)
             new.append((key, spec))
@@ -357,33 +339,28 @@ class WorkerState:
         if message.attempts:
             named = (attempt_id(message.job, each) for each in message.attempts)
             return [key for key in named if key in self._tasks]
-        return [key for key in self._tasks if key.subtask.job == message.job]
+        return [key for key in self._tasks.held() if key.subtask.job == message.job]
 
     def _cancel(self, message: CancelTasks, now: float) -> list[Instruction]:
-        instructions: list[Instruction] = []
-        for key in self._named(message):
-            if not self._tasks[key].terminal and key not in self._canceling:
-                self._canceling[key] = now + self._settings.task_cancel_timeout
-                instructions.append(CancelTask(key))
-        return instructions
+        by = now + self._settings.task_cancel_timeout
+        return [CancelTask(key) for key in self._named(message) if self._tasks.cancel(key, by)]
 
     def _release(self, message: ReleaseJob) -> list[Instruction]:
         released = list(dict.fromkeys(self._named(message)))
         for key in released:
             self._end(key)
-            self.partitions.remove(key, self._tasks.pop(key).spec.outputs)
+            self.partitions.remove(key, self._tasks.remove(key).outputs)
         if message.attempts:
             return [Release(released)]
         self._prepared.pop(message.job, None)
         self.partitions.forget(message.job)
-        self._newest = {key: value for key, value in self._newest.items() if key.job != message.job}
+        self._tasks.forget(message.job)
         return [Release(released), ForgetJob(message.job)]
 
     # --- what came of instructions ---------------------------------------------------------------
 
     def task_running(self, key: AttemptId) -> WorkerStep:
-        entry = self._tasks.get(key)
-        if entry is None or entry.terminal:
+        if not self._tasks.runs(key):
             return self._step()
         return self._step([Report(state_change(key, "running"))])
 
@@ -405,11 +382,9 @@ class WorkerState:
         writes: Sequence[WritePosition] = (),
     ) -> WorkerStep:
         """The attempt's thread came to its end; a second report changes nothing."""
-        entry = self._tasks.get(key)
-        if entry is None or entry.terminal:
+        if not self._tasks.runs(key):
             return self._step()
-        self._end(key)
-        entry.finished = state == "finished"
+        self._end(key, finished=state == "finished")
         ended = state_change(key, state, error, result, counters=counters)
         found = {"traffic": traffic, "positions": positions, "writes": list(writes)}
         return self._step([Report(ended.model_copy(update=found)), *self._tell_lost(key)])
@@ -417,23 +392,18 @@ class WorkerState:
     def partition_lost(self, key: AttemptId, error: PartitionLost) -> WorkerStep:
         """The stored partition of an attempt cannot be read; this is reported once the attempt has
         finished."""
-        entry = self._tasks.get(key)
-        if entry is None:
+        if key not in self._tasks:
             return self._step()
-        entry.lost = ErrorInfo(code=error.code, text=str(error), task=entry.spec.name)
+        self._tasks.lose(key, error)
         return self._step(self._tell_lost(key))
 
     def _tell_lost(self, key: AttemptId) -> list[Instruction]:
-        entry = self._tasks[key]
-        if entry.lost is None or not entry.finished:
-            return []
-        error, entry.lost = entry.lost, None
-        return [Report(state_change(key, "failed", error))]
+        error = self._tasks.take_lost(key)
+        return [Report(state_change(key, "failed", error))] if error is not None else []
 
-    def _end(self, key: AttemptId) -> None:
+    def _end(self, key: AttemptId, *, finished: bool = False) -> None:
         """The attempt is terminal: it reads nothing any more."""
-        self._tasks[key].terminal = True
-        self._canceling.pop(key, None)
+        self._tasks.end(key, finished=finished)
         for channel in self.inputs.remove(key):
             self.partitions.take_back(self.worker, channel)
 
@@ -538,7 +508,7 @@ class WorkerState:
         instructions: list[Instruction] = []
         for channel in self.inputs.undrained(now):
             key, seconds = channel.attempt, self._settings.reconnect_timeout
-            if self._tasks[key].terminal:  # another channel of it was looked at before
+            if not self._tasks.runs(key):  # another channel of it was looked at before
                 continue
             progress, entry = self._progress(key), self.inputs[channel]
             if progress is None or progress != entry.progress:
@@ -546,7 +516,7 @@ class WorkerState:
                 continue
             unread = f"what is left of edge {channel.edge} from subtask {entry.producer}"
             waits = f"whose attempt {entry.upstream.attempt} waits"
-            error = stuck_error(self._tasks[key].spec, seconds, f"{unread}, {waits}")
+            error = stuck_error(self._tasks[key], seconds, f"{unread}, {waits}")
             instructions += self._abandon(key, error)
         return instructions
 
@@ -735,7 +705,7 @@ class WorkerState:
         """When :meth:`handle_timer` wants to be called; None for not at all."""
         times = [self._peers.next_deadline(), self.inputs.next_deadline(), self._leave_by]
         times += [self._reattachments.next_deadline(), self.partitions.next_deadline()]
-        times.append(next(iter(self._canceling.values()), None))
+        times.append(self._tasks.next_deadline())
         return min((time for time in times if time is not None), default=None)
 
     def handle_timer(self, now: float) -> WorkerStep:
@@ -755,7 +725,7 @@ class WorkerState:
     def _abandon_uncancelled(self, now: float) -> list[Instruction]:
         """Give up tasks that still run although they were cancelled long ago."""
         instructions: list[Instruction] = []
-        for key in [key for key, deadline in self._canceling.items() if now >= deadline]:
+        for key in self._tasks.overdue(now):
             instructions += self._abandon(key, None)
         return instructions
 
@@ -778,14 +748,11 @@ class WorkerState:
         """Check the invariants; for tests, after each step."""
         self.inputs.validate()
         self._peers.validate()
-        self.partitions.validate({key: entry.spec.outputs for key, entry in self._tasks.items()})
-        live = {key for key, entry in self._tasks.items() if not entry.terminal}
-        assert set(self._canceling) <= live
-        assert list(self._canceling.values()) == sorted(self._canceling.values())
-        assert all(key.attempt <= self._newest[key.subtask] for key in self._tasks)
+        self._tasks.validate()
+        self.partitions.validate({key: self._tasks[key].outputs for key in self._tasks.held()})
         local = {each.channel for each in self.partitions.waiting() if each.channel is not None}
         for key, entry in self.inputs.phases():
-            assert key.attempt in live
+            assert self._tasks.runs(key.attempt)
             is_local = entry.worker == self.worker
             if entry.phase is ChannelPhase.WANTED:
                 assert not is_local
