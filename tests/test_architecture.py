@@ -69,6 +69,7 @@ MAY_BLOCK = frozenset(
         "worker/registration.py",
         "worker/service.py",
         "worker/clients.py",
+        "worker/coordinatorlink.py",
         "coordinator/process.py",
     }
 )

@@ -13,8 +13,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Final
 
-from minishuffle import limits
-from minishuffle.backoff import Backoff
 from minishuffle.clock import set_by
 from minishuffle.counters import (
     LAG_SECONDS_BOUNDS,
@@ -24,43 +22,40 @@ from minishuffle.counters import (
 )
 from minishuffle.errors import (
     PartitionLost,
-    ShuffleError,
     UsageError,
 )
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.debloater import DEBLOAT_SECONDS
 from minishuffle.ids import Address, AttemptId
 from minishuffle.runtime.usererrors import describe_failure
-from minishuffle.transport.control import ControlLink, connect_control
+from minishuffle.transport.control import ControlLink
 from minishuffle.transport.hostlook import host_answers
 from minishuffle.transport.interfaces import address_toward
 from minishuffle.wire.advertised import is_loopback, is_wildcard
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
-    Advertised,
     ClockSet,
     ControlMessage,
     Heartbeat,
     HostLook,
     HostLooked,
-    LogLines,
     Probed,
     Register,
     Registered,
-    Shutdown,
     WorkerAddress,
 )
 from minishuffle.wire.reports import (
-    Collected,
     Fact,
+    FileCompleted,
     SourcePositions,
     TaskReleased,
     TaskStands,
     TaskStateChanged,
 )
-from minishuffle.worker.attemptreports import ACKNOWLEDGE_LOOKS, AttemptReports
+from minishuffle.worker.attemptreports import ACKNOWLEDGE_LOOKS
 from minishuffle.worker.clients import ExternalClients, ResultReaders
+from minishuffle.worker.coordinatorlink import CoordinatorLink
 from minishuffle.worker.flow import FLOW_SECONDS
 from minishuffle.worker.handoff import LoopInbox
 from minishuffle.worker.inspection import Inspection
@@ -122,8 +117,6 @@ MOVES_SECONDS: Final = 0.02
 """Between two looks at tasks that are to move."""
 LEAVE_SECONDS_MAX: Final = 0.4
 """For task threads to end of a process that was sent SIGTERM, once it is time to end."""
-RETURN_BACKOFF: Final = Backoff(0.1, 0.5)
-"""Between two tries to reach a coordinator that was lost."""
 _log = logging.getLogger("minishuffle.worker")
 
 
@@ -143,11 +136,11 @@ async def register(
         ShuffleError: the coordinator refuses, went away, or does not answer.
     """
 
-    def accept(registered: Registered) -> Worker:
+    def accept(registered: Registered) -> CoordinatorLink:
         worker = Worker(start, request, home, registered)
         began(worker)
-        worker.connect(link, registered)
-        return worker
+        worker.coordinator.connect(link, registered)
+        return worker.coordinator
 
     return await ask_registration(link, request, accept)
 
@@ -166,7 +159,6 @@ class Worker:
         self, start: UnregisteredWorker, request: Register, home: Address, registered: Registered
     ) -> None:
         self.settings, self.pool, self.endpoint = start.settings, start.pool, start.endpoint
-        self.ended, self._secret, self._find = start.ended, start.secret, start.find
         self._refusals, self._garbage, self._wall = start.refusals, start.garbage, start.wall
         self.loop_lag = Histogram(LAG_SECONDS_BOUNDS)
         self._loop = asyncio.get_running_loop()
@@ -178,25 +170,23 @@ class Worker:
         """For the machine's next deadline."""
         self._flushing: set[float] = set()
         """Buffer timeouts that have a timer, in seconds."""
-        self._control: ControlLink | None = None
-        """To the coordinator; None while there is none."""
-        self._request = request
         self._given_address = bool(request.advertise)
         """It was started with an address to advertise."""
-        self._home = home
-        """Where the coordinator was found last."""
-        self._return: asyncio.Task[None] | None = None
-        """Looks for the coordinator while there is none."""
-        self._reports, self._stuck, self._programs = AttemptReports(), StuckThreads(), ProgramLoader()
+        self._stuck, self._programs = StuckThreads(), ProgramLoader()
         worker, epoch = registered.worker, registered.epoch
         self._state = state = WorkerState(self.settings, worker, epoch, registered.term, self._progress)
+        self.coordinator = link = self._new_link(start, request, home)
         self._sender = OutboxSender(
-            lambda: state.term, self._send_rows, self._writable, self._loop.call_soon, self._loop.call_later
+            lambda: state.term,
+            link.send_rows,
+            lambda: link.writable,
+            self._loop.call_soon,
+            self._loop.call_later,
         )
         self._deployment = self._new_deployment(start)
         identity = Identity(Role.WORKER, self.endpoint.identity.cluster, worker, epoch)
         self._prober = Prober(
-            identity, self._secret, self.endpoint.counters, self.settings.ping_interval, tls=self.endpoint.tls
+            identity, start.secret, self.endpoint.counters, self.settings.ping_interval, tls=self.endpoint.tls
         )
         self._inspection = Inspection(
             state,
@@ -204,17 +194,17 @@ class Worker:
             self.endpoint.links,
             self._inbox,
             outgoing=self._sender,
-            reports=self._reports,
-            connected=lambda: self._control is not None,
+            reports=link.reports,
+            connected=lambda: link.connected,
             clock=self._loop.time,
             wall=self._wall,
         )
-        readers = ResultReaders(lambda: state.term, self._deployment, self._inbox, self._send)
+        readers = ResultReaders(lambda: state.term, self._deployment, self._inbox, link.send)
         self._peers = PeerLinks(
             self.endpoint,
             identity,
             state,
-            ExternalClients(lambda: state.term, self._deployment, readers, self._send),
+            ExternalClients(lambda: state.term, self._deployment, readers, link.send),
             refusals=self._refusals,
             carry_out=self._carry_out,
             now=self._loop.time,
@@ -222,6 +212,20 @@ class Worker:
             in_background=self._in_background,
         )
         self._begin_timers(registered.heartbeat_interval)
+
+    def _new_link(self, start: UnregisteredWorker, request: Register, home: Address) -> CoordinatorLink:
+        return CoordinatorLink(
+            start,
+            request,
+            home,
+            self._state,
+            handle=self._on_message,
+            joined=self._on_joined,
+            lost=lambda: self._deployment.ring(),
+            pump=lambda: self._sender.pump(),
+            applied=self._on_applied,
+            call_by=self._alarm.set,
+        )
 
     def _new_deployment(self, start: UnregisteredWorker) -> Deployment:
         return Deployment(
@@ -240,7 +244,7 @@ class Worker:
             partition_lost=self._on_partition_lost,
             clock=self._loop.time,
             wall=self._wall,
-            away=lambda: self._control is None,
+            away=lambda: not self.coordinator.connected,
             record=start.record,
         )
 
@@ -248,135 +252,36 @@ class Worker:
         self._timers.every("flow", FLOW_SECONDS, self._inspection.look)
         self._timers.every("heartbeat", heartbeat_interval, self._heartbeat)
         self._timers.every("lag", LAG_PROBE_SECONDS, lambda: None)
-        self._timers.every("reports", self.settings.heartbeat_timeout / ACKNOWLEDGE_LOOKS, self._excuse_late)
-
-    # --- the coordinator's link, and the end -------------------------------------------------------
-
-    def connect(self, link: ControlLink, registered: Registered) -> None:
-        """The coordinator at the other end of that link has registered this worker, for the first time or
-        again."""
-        self._control = link
-        link.on_writable = self._sender.pump
-        self._say_kept(registered.applied)
-
-    def on_message(self, link: ControlLink, message: ControlMessage) -> None:
-        if link is self._control:
-            self._carry_out(self._state.handle(message, self._loop.time()))
-            self._peers.review()
-
-    def on_closed(self, link: ControlLink, error: Exception | None) -> None:
-        if link is self._control:
-            self._lose_coordinator(str(error) if error is not None else "it closed the connection")
-
-    def _writable(self) -> bool:
-        """Whether rows and lines may be sent."""
-        return self._control is not None and self._control.writable and not self._reports.full
-
-    # --- without a coordinator -----------------------------------------------------------------------
-    #
-    # Tasks and data links go on. Reports are kept and repeated; rows for clients wait in front of them.
-
-    def _lose_coordinator(self, why: str) -> None:
-        """Look for it, or for the one that takes its place, for ``coordinator_timeout`` at most."""
-        self._control = None
-        if self._state.leaving:
-            self._end("")
-        if self.ended.done():
-            return
-        _log.warning(
-            "the coordinator is gone (%s): tasks run on, and this worker ends if there is none within %g s",
-            why,
-            self.settings.coordinator_timeout,
+        self._timers.every(
+            "reports", self.settings.heartbeat_timeout / ACKNOWLEDGE_LOOKS, self.coordinator.excuse_late
         )
-        self._excuse_sources(self._reports.last)
-        self._deployment.ring()
-        self._return = self._loop.create_task(self._look_for_it(), name="return to the coordinator")
 
-    async def _look_for_it(self) -> None:
-        seconds = self.settings.coordinator_timeout
-        deadline = self._loop.time() + seconds
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                await self._try_to_return(max(0.1, deadline - self._loop.time()))
-            except UsageError as error:
-                self._end(f"the coordinator does not take this worker back: {error}")
-            except ShuffleError as error:
-                if self._loop.time() < deadline:
-                    await asyncio.sleep(RETURN_BACKOFF.seconds(tries))
-                    continue
-                self._end(f"the coordinator is gone, and none was found within {seconds:g} s: {error}")
-            return
+    # --- the coordinator, and the end --------------------------------------------------------------
 
-    async def _try_to_return(self, seconds: float) -> None:
-        """Register again, with everything that is here.
+    def _on_message(self, message: ControlMessage) -> None:
+        self._carry_out(self._state.handle(message, self._loop.time()))
+        self._peers.review()
 
-        Raises:
-            UsageError: the coordinator refuses.
-            ShuffleError: there is none, or one that other workers do not obey any more.
-        """
-        state, home = self._state, self._home
-        if (place := self._find()) is not None:
-            home = place.address
-        identity = Identity(Role.WORKER, self.endpoint.identity.cluster, state.worker, state.epoch)
-        timeout = min(seconds, limits.HANDSHAKE_SECONDS_MAX)
-        link = await connect_control(home, identity, self._secret, timeout=timeout, tls=self.endpoint.tls)
-        held = {
-            "requested_worker": state.worker,
-            "epoch": state.epoch,
-            "term": state.term,
-            "attempts": state.held(),
-            "jobs": state.jobs(),
-        }
-        await ask_registration(link, self._request.model_copy(update=held), partial(self._go_on, link))
-        self._home = home
-        _log.warning("the coordinator at %s has taken this worker back, in term %d", home, state.term)
-
-    def _go_on(self, link: ControlLink, registered: Registered) -> Worker:
-        """A coordinator takes this worker back."""
-        self._state.taken_back(registered)
-        self.connect(link, registered)
-        return self
-
-    def _say_kept(self, applied: int) -> None:
-        """Resend the reports that the coordinator has not applied, after it has registered this worker.
-        Reports are applied in the order of their numbers, so messages waiting in outboxes get their numbers
-        after this."""
-        self._acknowledged(applied, files=False)
-        control = self._control
-        assert control is not None
-        for report in self._reports.kept(self._state.term):
-            control.send(report)
+    def _on_joined(self) -> None:
         self._sender.pump()
         self._heartbeat()
 
-    def _excuse_late(self) -> None:
-        """The coordinator may be stopped, or has declared this worker lost by then, if the link is broken."""
-        for fact in self._reports.look():
-            self._grant(fact)
-
-    def _excuse_sources(self, number: int) -> None:
-        """Sources do not wait for reports up to that number to be acknowledged any more."""
-        for fact in self._reports.excuse(number):
-            self._grant(fact)
-
-    def _grant(self, fact: SourcePositions) -> None:
-        """The source may continue after the positions that it has reported."""
+    def _on_applied(self, fact: SourcePositions | FileCompleted) -> None:
+        """The source may continue after the positions that it has reported, or the file is listed."""
         attempt = self._deployment.attempts.get(fact.attempt)
-        if attempt is not None:
+        if attempt is None:
+            return
+        if isinstance(fact, SourcePositions):
             attempt.acknowledge()
-
-    def _end(self, reason: str) -> None:
-        if not self.ended.done():
-            self.ended.set_result(reason)
+        else:
+            attempt.task.files.acknowledge()
 
     def leave(self) -> None:
         """The process was sent SIGTERM: end once its tasks have moved elsewhere, or at once if there is no
         coordinator to see to that."""
-        if self._control is None:
+        if not self.coordinator.connected:
             self._state.leave(self._loop.time())
-            self._end("")
+            self.coordinator.end("")
         elif not self._state.leaving:
             _log.info(
                 "sent SIGTERM: it leaves when nothing runs on it, or after %g s", self.settings.drain_timeout
@@ -388,12 +293,7 @@ class Worker:
         ``LEAVE_SECONDS_MAX`` if the process was sent SIGTERM."""
         self._timers.cancel()
         self._garbage.close()
-        if self._return is not None:
-            self._return.cancel()
-            await asyncio.gather(self._return, return_exceptions=True)
-        if self._control is not None:
-            # The final message: without it a closed link looks as if this process had been killed.
-            self._send(Shutdown(term=self._state.term, reason="the worker is stopped"))
+        await self.coordinator.finish()
         attempts = list(self._deployment.attempts.values())
         for attempt in attempts:
             attempt.paths.cancel()
@@ -413,62 +313,7 @@ class Worker:
         self._deployment.disk.close()
         self._inbox.close()
         self._alarm.cancel()
-        if self._control is not None:
-            self._control.close()
-
-    def _send(self, message: ControlMessage) -> None:
-        """Behind all that was reported before; lost if there is no coordinator."""
-        self._flush_reports()
-        if self._control is not None:
-            self._control.send(message)
-
-    def _send_rows(self, message: Collected | LogLines) -> None:
-        """At once: whether the link takes more is asked again after each."""
-        if isinstance(message, LogLines):
-            self._send(message)
-        else:
-            self._report(message)
-            self._flush_reports()
-
-    def _report(self, fact: Fact) -> None:
-        """What else there is to report by the end of the loop's turn goes with it."""
-        if self._reports.add(fact, self._loop.time()):
-            self._loop.call_soon(self._flush_reports)
-        self._alarm.set(self._reports.next_deadline())
-
-    def _flush_reports(self) -> None:
-        """Send what is due. Without a coordinator it is kept for the next one."""
-        while (report := self._reports.take(self._state.term, self._loop.time())) is not None:
-            if self._control is None:
-                self._excuse_sources(self._reports.last)
-                continue
-            try:
-                self._control.send(report)
-            except Exception as error:
-                self._reports.take_back(report)
-                if len(report.facts) == 1:
-                    self._report_shortly(report.facts[0], error)
-
-    def _report_shortly(self, fact: Fact, error: Exception) -> None:
-        """A fact cannot be sent. Without a report of its end an attempt, and so its job, would never end."""
-        if not isinstance(fact, TaskStateChanged) or not fact.ends or fact.is_short:
-            raise error
-        _log.error("the end of attempt %s cannot be reported", fact.attempt, exc_info=error)
-        self._reports.add(short_failure(fact.attempt, fact.state, error), self._loop.time())
-
-    def _acknowledged(
-        self, number: int, *, refused: bool = False, files: bool = True, journaled: bool = True
-    ) -> None:
-        """The coordinator has applied reports. The file that the last one names may be ``refused``."""
-        if not journaled:
-            self._reports.free_rows(number)
-            self._excuse_sources(number)
-            return
-        for fact in self._reports.acknowledge(number, refused=refused, files=files):
-            if isinstance(fact, SourcePositions):
-                self._grant(fact)
-            elif (attempt := self._deployment.attempts.get(fact.attempt)) is not None:
-                attempt.task.files.acknowledge()
+        self.coordinator.close()
 
     # --- steps -------------------------------------------------------------------------------------
 
@@ -484,9 +329,9 @@ class Worker:
             case Report(TaskStateChanged(state="abandoned") as fact):
                 self._report_abandoned(deployment.attempts[fact.attempt], fact)
             case Report(fact):
-                self._report(fact)
+                self.coordinator.report(fact)
             case Send(message):
-                self._send(message)
+                self.coordinator.send(message)
             case StartTask():
                 self._start(instruction)
             case LoadPrograms(job, programs):
@@ -531,12 +376,12 @@ class Worker:
             case KeepResults(message):
                 self._peers.external.readers.serve(message)
             case Acknowledged(number, refused, journaled):
-                self._acknowledged(number, refused=refused, journaled=journaled)
+                self.coordinator.acknowledged(number, refused=refused, journaled=journaled)
                 self._sender.pump()  # rows that wait behind reports may follow
             case AnswerQuestion(question):
-                self._send(self._inspection.answer(question))
+                self.coordinator.send(self._inspection.answer(question))
             case Exit(reason):
-                self._end(reason)
+                self.coordinator.end(reason)
 
     def _attach(self, instruction: Attach) -> None:
         """A peer's request is granted."""
@@ -566,7 +411,7 @@ class Worker:
 
     def _report_abandoned(self, attempt: Attempt, fact: TaskStateChanged) -> None:
         self._sender.end(attempt.task.outbox, rows=True)
-        self._report(attempt.completed(fact))
+        self.coordinator.report(attempt.completed(fact))
 
     def _start(self, instruction: StartTask) -> None:
         job, spec = instruction.message.job, instruction.spec
@@ -583,10 +428,12 @@ class Worker:
 
     def _release(self, attempts: list[AttemptId]) -> None:
         for key in attempts:
-            self._reports.forget_ends(key)
+            self.coordinator.reports.forget_ends(key)
         for attempt in self._deployment.release(attempts):
             traffic, rows_dropped = attempt.rows()
-            self._report(TaskReleased(attempt=attempt.id, traffic=traffic, rows_dropped=rows_dropped))
+            self.coordinator.report(
+                TaskReleased(attempt=attempt.id, traffic=traffic, rows_dropped=rows_dropped)
+            )
 
     def _in_background(self, work: Coroutine[None, None, None], name: str) -> None:
         task = self._loop.create_task(work, name=name)
@@ -595,19 +442,21 @@ class Worker:
 
     async def _look_for_host(self, look: HostLook) -> None:
         answer = await host_answers(look.addresses, look.times, look.seconds)
-        self._send(HostLooked(term=look.term, ticket=look.ticket, answer=answer))
+        self.coordinator.send(HostLooked(term=look.term, ticket=look.ticket, answer=answer))
 
     async def _probe(self, peer: WorkerAddress) -> None:
         """Say whether that worker can be reached."""
         why = await self._prober.probe(peer)
         if why is not None:
-            self._send(Probed(term=self._state.term, worker=peer.worker, epoch=peer.epoch, why=why))
+            self.coordinator.send(
+                Probed(term=self._state.term, worker=peer.worker, epoch=peer.epoch, why=why)
+            )
 
     async def _advertise(self, toward: str) -> None:
         """Have others use the address by which that host is reached, if this worker listens on all and was
         given none; say so if it has none."""
-        found = ""
-        if is_wildcard(self._request.host) and not self._given_address:
+        found, request = "", self.coordinator.request
+        if is_wildcard(request.host) and not self._given_address:
             found = await address_toward(toward)
         if found and self.endpoint.tls is not None:
             try:
@@ -616,7 +465,6 @@ class Worker:
                 _log.warning("%s", error)
                 found = ""
         if found and not is_loopback(found):
-            self._request = self._request.model_copy(update={"advertise": found})
             _log.warning("there are workers on other hosts: this one advertises %s from now on", found)
         else:
             found = ""
@@ -624,9 +472,9 @@ class Worker:
                 "there are workers on other hosts, as at %s, which cannot reach this one at %s: it takes no "
                 "slots of jobs that run on several hosts; start it with --host or --advertise",
                 toward,
-                self._request.advertise or self._request.host,
+                request.advertise or request.host,
             )
-        self._send(Advertised(term=self._state.term, host=found))
+        self.coordinator.advertise(found)
 
     # --- tasks (called on the loop through the inbox) ------------------------------------------------
 
@@ -653,7 +501,7 @@ class Worker:
             self._carry_out(ended)
         except Exception as error:
             _log.exception("the end of attempt %s cannot be reported", key)
-            self._report(short_failure(key, outcome.state, error))
+            self.coordinator.report(short_failure(key, outcome.state, error))
 
     def _on_channel_event(self, key: ChannelKey, generation: int, event: ChannelEvent) -> None:
         self._carry_out(self._state.channel_event(key, generation, event, self._loop.time()))
@@ -672,13 +520,13 @@ class Worker:
         """What an attempt says of itself. That of a task that was abandoned meanwhile is not output."""
         attempt = self._deployment.attempts.get(fact.attempt)
         if attempt is not None and attempt.task.state != "abandoned":
-            self._report(fact)
+            self.coordinator.report(fact)
 
     def _on_stands(self, key: AttemptId) -> None:
         """A task has stopped at a barrier, or cannot stop because it waits; heartbeats repeat the state."""
         attempt = self._deployment.attempts.get(key)
         if attempt is not None:
-            self._report(TaskStands(attempt=key, standing=attempt.standing()))
+            self.coordinator.report(TaskStands(attempt=key, standing=attempt.standing()))
 
     def _stop_tasks(self, instruction: SetPause | MoveTasks) -> None:
         self._deployment.stop_tasks(instruction)
@@ -704,13 +552,13 @@ class Worker:
         self._timers.every("debloat", seconds, self._deployment.debloat)
 
     def _on_alarm(self) -> None:
-        self._flush_reports()
-        self._alarm.set(self._reports.next_deadline())
+        self.coordinator.flush()
+        self._alarm.set(self.coordinator.reports.next_deadline())
         self._carry_out(self._state.handle_timer(self._loop.time()))
 
     def _heartbeat(self) -> None:
         state = self._state
-        self._look_for_successor()
+        self.coordinator.look_for_successor()
         self._tell_clock_set()
         stuck = self._stuck.slots()
         state.still_run(len(self._stuck))
@@ -727,7 +575,7 @@ class Worker:
             gc_seconds=self._garbage.seconds,
             memory_bytes=resident_bytes(),
         )
-        self._send(
+        self.coordinator.send(
             Heartbeat(
                 term=state.term,
                 worker=state.worker,
@@ -742,16 +590,9 @@ class Worker:
     def _tell_clock_set(self) -> None:
         """The system clock was set: say so once there is somebody to hear it."""
         self._wall()
-        for seconds in self._wall.take_steps() if self._control is not None else ():
+        for seconds in self._wall.take_steps() if self.coordinator.connected else ():
             _log.warning("the system clock was set %s", set_by(seconds))
-            self._send(ClockSet(term=self._state.term, seconds=abs(seconds), forward=seconds > 0))
-
-    def _look_for_successor(self) -> None:
-        """The coordinator may be stopped, and another have taken its place without that its link closed."""
-        control = self._control
-        if control is not None and (place := self._find()) is not None and place.term > self._state.term:
-            control.close()
-            self._lose_coordinator(f"one of term {place.term} has taken its place")
+            self.coordinator.send(ClockSet(term=self._state.term, seconds=abs(seconds), forward=seconds > 0))
 
     def snapshot(self) -> WorkerSnapshot:
         """Everything that ``/metrics`` is made from."""

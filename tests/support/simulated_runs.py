@@ -457,7 +457,7 @@ class Play:
 
     def _all_is_reported(self) -> bool:
         """What tasks left in their queues came to the coordinator too, over however thin a link."""
-        return not any(len(each.worker._reports) for each in self.cluster.living)
+        return not any(len(each.worker.coordinator.reports) for each in self.cluster.living)
 
     def _check_home(self) -> None:
         """The job has ended: nothing of it is left, but for what abandoned threads may write to."""

@@ -1,0 +1,270 @@
+"""A registered worker and its coordinator: what goes over their link, and what is done while there is none.
+
+Then tasks and data links go on. Reports are kept and repeated to the next coordinator; rows for clients wait
+in front of them; sources do not wait for acknowledgements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from minishuffle import limits
+from minishuffle.backoff import Backoff
+from minishuffle.errors import ShuffleError, UsageError
+from minishuffle.ids import Address
+from minishuffle.transport.control import ControlLink, connect_control
+from minishuffle.wire.frames import Role
+from minishuffle.wire.handshake import Identity
+from minishuffle.wire.messages import Advertised, ControlMessage, LogLines, Register, Registered, Shutdown
+from minishuffle.wire.reports import Collected, Fact, FileCompleted, SourcePositions, TaskStateChanged
+from minishuffle.worker.attemptreports import AttemptReports
+from minishuffle.worker.registration import UnregisteredWorker, ask_registration
+from minishuffle.worker.state import WorkerState
+from minishuffle.worker.workerreports import short_failure
+
+__all__ = ["CoordinatorLink"]
+
+RETURN_BACKOFF: Final = Backoff(0.1, 0.5)
+"""Between two tries to reach a coordinator that was lost."""
+_log = logging.getLogger("minishuffle.worker")
+
+
+class CoordinatorLink:
+    """The ``LinkOwner`` of a registered worker.
+
+    Args:
+        start: the process before its registration.
+        request: what it has said of itself.
+        home: where the coordinator is.
+        handle: called with each message of the coordinator.
+        joined: called once a coordinator knows what was reported before.
+        lost: called when there is none any more.
+        pump: called when the link takes rows and lines again.
+        applied: called with facts that somebody waits for, once the coordinator has them or is too slow.
+        call_by: has :meth:`flush` called by then, on the loop's clock; None: not at all.
+    """
+
+    def __init__(
+        self,
+        start: UnregisteredWorker,
+        request: Register,
+        home: Address,
+        state: WorkerState,
+        *,
+        handle: Callable[[ControlMessage], None],
+        joined: Callable[[], None],
+        lost: Callable[[], None],
+        pump: Callable[[], None],
+        applied: Callable[[SourcePositions | FileCompleted], None],
+        call_by: Callable[[float | None], None],
+    ) -> None:
+        self.reports = AttemptReports()
+        self.request = request
+        """What it says when it registers again."""
+        self._start = start
+        self._home = home
+        """Where the coordinator was found last."""
+        self._state = state
+        self._handle, self._joined, self._lost = handle, joined, lost
+        self._pump, self._applied, self._call_by = pump, applied, call_by
+        self._loop = asyncio.get_running_loop()
+        self._link: ControlLink | None = None
+        """None while there is no coordinator."""
+        self._return: asyncio.Task[None] | None = None
+        """Looks for the coordinator while there is none."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a coordinator."""
+        return self._link is not None
+
+    @property
+    def writable(self) -> bool:
+        """Whether rows and lines may be sent."""
+        return self._link is not None and self._link.writable and not self.reports.full
+
+    # --- LinkOwner ---------------------------------------------------------------------------------
+
+    def connect(self, link: ControlLink, registered: Registered) -> None:
+        """The coordinator at the other end has registered this worker, for the first time or again. It gets
+        the reports that it has not applied, before messages that wait in outboxes get their numbers."""
+        self._link = link
+        link.on_writable = self._pump
+        self.acknowledged(registered.applied, files=False)
+        for report in self.reports.kept(self._state.term):
+            link.send(report)
+        self._joined()
+
+    def on_message(self, link: ControlLink, message: ControlMessage) -> None:
+        if link is self._link:
+            self._handle(message)
+
+    def on_closed(self, link: ControlLink, error: Exception | None) -> None:
+        if link is self._link:
+            self._lose(str(error) if error is not None else "it closed the connection")
+
+    # --- without a coordinator ---------------------------------------------------------------------
+
+    def _lose(self, why: str) -> None:
+        """Look for it, or for the one that takes its place, for ``coordinator_timeout`` at most."""
+        self._link = None
+        if self._state.leaving:
+            self.end("")
+        if self._start.ended.done():
+            return
+        _log.warning(
+            "the coordinator is gone (%s): tasks run on, and this worker ends if there is none within %g s",
+            why,
+            self._start.settings.coordinator_timeout,
+        )
+        self._excuse(self.reports.last)
+        self._lost()
+        self._return = self._loop.create_task(self._look_for_it(), name="return to the coordinator")
+
+    async def _look_for_it(self) -> None:
+        seconds = self._start.settings.coordinator_timeout
+        deadline = self._loop.time() + seconds
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                await self._try_to_return(max(0.1, deadline - self._loop.time()))
+            except UsageError as error:
+                self.end(f"the coordinator does not take this worker back: {error}")
+            except ShuffleError as error:
+                if self._loop.time() < deadline:
+                    await asyncio.sleep(RETURN_BACKOFF.seconds(tries))
+                    continue
+                self.end(f"the coordinator is gone, and none was found within {seconds:g} s: {error}")
+            return
+
+    async def _try_to_return(self, seconds: float) -> None:
+        """Register again, with everything that is here.
+
+        Raises:
+            UsageError: the coordinator refuses.
+            ShuffleError: there is none, or one that other workers do not obey any more.
+        """
+        start, state, home = self._start, self._state, self._home
+        if (place := start.find()) is not None:
+            home = place.address
+        identity = Identity(Role.WORKER, start.endpoint.identity.cluster, state.worker, state.epoch)
+        timeout = min(seconds, limits.HANDSHAKE_SECONDS_MAX)
+        link = await connect_control(home, identity, start.secret, timeout=timeout, tls=start.endpoint.tls)
+        held = {
+            "requested_worker": state.worker,
+            "epoch": state.epoch,
+            "term": state.term,
+            "attempts": state.held(),
+            "jobs": state.jobs(),
+        }
+        await ask_registration(link, self.request.model_copy(update=held), partial(self._go_on, link))
+        self._home = home
+        _log.warning("the coordinator at %s has taken this worker back, in term %d", home, state.term)
+
+    def _go_on(self, link: ControlLink, registered: Registered) -> CoordinatorLink:
+        """A coordinator takes this worker back."""
+        self._state.taken_back(registered)
+        self.connect(link, registered)
+        return self
+
+    def look_for_successor(self) -> None:
+        """The coordinator may be stopped, and another have taken its place without that its link closed."""
+        link = self._link
+        if link is not None and (place := self._start.find()) and place.term > self._state.term:
+            link.close()
+            self._lose(f"one of term {place.term} has taken its place")
+
+    # --- messages and reports ----------------------------------------------------------------------
+
+    def send(self, message: ControlMessage) -> None:
+        """Behind all that was reported before; lost if there is no coordinator."""
+        self.flush()
+        if self._link is not None:
+            self._link.send(message)
+
+    def send_rows(self, message: Collected | LogLines) -> None:
+        """At once: whether the link takes more is asked again after each."""
+        if isinstance(message, LogLines):
+            self.send(message)
+        else:
+            self.report(message)
+            self.flush()
+
+    def report(self, fact: Fact) -> None:
+        """What else there is to report by the end of the loop's turn goes with it."""
+        if self.reports.add(fact, self._loop.time()):
+            self._loop.call_soon(self.flush)
+        self._call_by(self.reports.next_deadline())
+
+    def flush(self) -> None:
+        """Send the reports that are due. Without a coordinator they are kept for the next one."""
+        while (report := self.reports.take(self._state.term, self._loop.time())) is not None:
+            if self._link is None:
+                self._excuse(self.reports.last)
+                continue
+            try:
+                self._link.send(report)
+            except Exception as error:
+                self.reports.take_back(report)
+                if len(report.facts) == 1:
+                    self._report_shortly(report.facts[0], error)
+
+    def _report_shortly(self, fact: Fact, error: Exception) -> None:
+        """A fact cannot be sent. Without a report of its end an attempt, and so its job, would never end."""
+        if not isinstance(fact, TaskStateChanged) or not fact.ends or fact.is_short:
+            raise error
+        _log.error("the end of attempt %s cannot be reported", fact.attempt, exc_info=error)
+        self.reports.add(short_failure(fact.attempt, fact.state, error), self._loop.time())
+
+    def acknowledged(
+        self, number: int, *, refused: bool = False, files: bool = True, journaled: bool = True
+    ) -> None:
+        """The coordinator has applied reports. The file that the last one names may be ``refused``."""
+        if not journaled:
+            self.reports.free_rows(number)
+            self._excuse(number)
+            return
+        for fact in self.reports.acknowledge(number, refused=refused, files=files):
+            self._applied(fact)
+
+    def excuse_late(self) -> None:
+        """To be called ACKNOWLEDGE_LOOKS times in each ``heartbeat_timeout``. The coordinator may be stopped,
+        or has declared this worker lost by then, if the link is broken."""
+        for fact in self.reports.look():
+            self._applied(fact)
+
+    def _excuse(self, number: int) -> None:
+        """Sources do not wait for reports up to that number to be acknowledged any more."""
+        for fact in self.reports.excuse(number):
+            self._applied(fact)
+
+    def advertise(self, host: str) -> None:
+        """Others reach this worker by that address; empty: it has none."""
+        if host:
+            self.request = self.request.model_copy(update={"advertise": host})
+        self.send(Advertised(term=self._state.term, host=host))
+
+    # --- the end -----------------------------------------------------------------------------------
+
+    def end(self, reason: str) -> None:
+        """The process is to stop."""
+        if not self._start.ended.done():
+            self._start.ended.set_result(reason)
+
+    async def finish(self) -> None:
+        """Look for no coordinator any more. One that is there gets the final message: without it a closed
+        link looks as if this process had been killed."""
+        if self._return is not None:
+            self._return.cancel()
+            await asyncio.gather(self._return, return_exceptions=True)
+        if self._link is not None:
+            self.send(Shutdown(term=self._state.term, reason="the worker is stopped"))
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
