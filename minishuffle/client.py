@@ -94,6 +94,8 @@ __all__ = [
 
 _log = logging.getLogger("minishuffle.client")
 LONG_POLL_SECONDS = 5.0
+FIRST_POLL_SECONDS = 1.0
+"""So that a failure on the first records is warned of soon; each later poll is twice as long."""
 RECONNECT_SECONDS = 0.1
 """Between two tries to reach a coordinator that is away."""
 ONE_SINK = "collect"
@@ -336,7 +338,8 @@ class JobHandle:
 
     def wait_until_over(self, timeout: float | None = None) -> JobInfo:
         """Like :meth:`wait`, but whatever the end is, only the state of the job is returned. In a notebook a
-        table of its vertices is shown meanwhile.
+        table of its vertices is shown meanwhile. The logger ``minishuffle.client`` warns of the first failure
+        of a task that restarts.
 
         Raises:
             TimeoutError: ``timeout`` seconds passed; the job runs on.
@@ -345,14 +348,19 @@ class JobHandle:
         deadline = None if timeout is None else time.monotonic() + timeout
         show = live_table()
         longest = LONG_POLL_SECONDS if show is None else LIVE_SECONDS
+        pause, told = FIRST_POLL_SECONDS, False
         while True:
             left = longest if deadline is None else deadline - time.monotonic()
-            seconds = min(max(left, 0.0), longest)
+            seconds, pause = min(max(left, 0.0), longest, pause), 2 * pause
             info = self._client.poll(WaitJob(job=self.id, wait_seconds=seconds), JobInfo, seconds, deadline)
             if show is not None:
                 show(info)
             if info.state in OVER:
                 return info
+            if info.first_failure is not None and not told:
+                told = True
+                text = failure_lines(info.first_failure)
+                _log.warning("job %s (%s) restarts a task and goes on: %s", info.job, info.name, text)
             if left <= 0:
                 raise TimeoutError(f"job {self.id} ({self.name}) is still {info.state} after {timeout} s")
 

@@ -153,6 +153,26 @@ def test_late_records_are_warned_of_and_counted(
     assert "2 records came too late and were dropped: raise out_of_order=" in warned
 
 
+def test_the_first_failure_is_warned_of_while_the_job_goes_on(
+    link: type[ScriptedLink], caplog: pytest.LogCaptureFixture
+) -> None:
+    failure = JobEvent(
+        number=1, at=0.0, kind="task failed", text="map[0]: KeyError: 'a'", traceback="File x\n"
+    )
+    states, asked = ["running", "running", "running", "finished"], list[float]()
+
+    def answer(message: ControlMessage) -> ControlMessage:
+        if not isinstance(message, WaitJob):
+            return job("running")
+        asked.append(message.wait_seconds)
+        return job(states[len(asked) - 1]).model_copy(update={"first_failure": failure})
+
+    link.answer = staticmethod(answer)  # type: ignore[assignment]
+    assert connect().handle("j1").wait_until_over().state == "finished"
+    assert asked == [1.0, 2.0, 4.0, 5.0]
+    assert caplog.messages == ["job j1 (words) restarts a task and goes on: map[0]: KeyError: 'a'\nFile x"]
+
+
 BATCH = pa.record_batch({"k": [1, None]})
 
 

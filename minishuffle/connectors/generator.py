@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.errors import UsageError
+from minishuffle.errors import UsageError, WrongResult
 from minishuffle.exchange.batch import Payload
 from minishuffle.limits import BATCH_ROWS_MAX, LIST_ROWS, RATE_MAX, SOURCE_SLICES_MAX
 
@@ -84,12 +84,12 @@ class GeneratorSource:
             batch = self.fn(block_start + within, count)
             kind = pa.RecordBatch if self.format == "arrow" else list
             if not isinstance(batch, kind):
-                raise UsageError(
+                raise WrongResult(
                     f"the generator's function gave a {type(batch).__name__}: return a {kind.__name__}, "
                     "or say format='arrow' for record batches"
                 )
             if len(batch) != count:
-                raise UsageError(
+                raise WrongResult(
                     f"the generator's function was asked for {count} records from number "
                     f"{block_start + within} on and gave {len(batch)}: return exactly as many"
                 )

@@ -3,7 +3,8 @@
 The first restart is at once; then the delay is 100 ms and doubles up to 10 s, each with some jitter so that
 subtasks that fail together do not come back together. Without a failure for a minute it begins anew. So many
 failures within five minutes end the job. These are Flink's exponential-delay and failure-rate restart
-strategies (FLIP-364), for each subtask by itself. Lost workers are no failures of a subtask.
+strategies (FLIP-364), for each subtask by itself. Lost workers are no failures of a subtask. A mistake in a
+function that each attempt meets before it has got a row done ends the job sooner.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from minishuffle import limits
 from minishuffle.backoff import Backoff
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.recordcodec import Record
-from minishuffle.errors import ResourceExhausted
+from minishuffle.errors import ResourceExhausted, counted
 from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import ErrorInfo
 
@@ -44,6 +45,7 @@ class FailuresRecord(Record):
     recent: tuple[tuple[float, ErrorInfo], ...]
     in_row: int
     last: float
+    same: int = 0
 
 
 class Failures:
@@ -51,16 +53,20 @@ class Failures:
 
     Args:
         failures_max: so many end the job.
+        mistakes_max: so many in a row with the same mistake, and no row done, end it too.
         random: a number from 0 to 1, for the jitter.
     """
 
-    def __init__(self, failures_max: int, random: Callable[[], float]) -> None:
+    def __init__(self, failures_max: int, mistakes_max: int, random: Callable[[], float]) -> None:
         self._failures_max = failures_max
+        self._mistakes_max = mistakes_max
         self._random = random
         self._recent: deque[tuple[float, ErrorInfo]] = deque()
         self._in_row = 0
         """Failures before the last one, with less than ``QUIET_SECONDS`` between each two."""
         self._last = 0.0
+        self._same = 0
+        """The last failures with the same mistake, of attempts that got no row done."""
 
     @property
     def count(self) -> int:
@@ -72,27 +78,46 @@ class Failures:
         """The cause of the first of them."""
         return self._recent[0][1]
 
-    def add(self, cause: ErrorInfo, now: float) -> float | None:
-        """The subtask failed: gives the seconds until it restarts, or None if that was once too often."""
+    def add(self, cause: ErrorInfo, now: float, *, rows_done: int = 0) -> float | None:
+        """An attempt failed that had got so many rows done: gives the seconds until the subtask restarts, or
+        None if that was once too often."""
+        if rows_done or not cause.mistake:
+            self._same = 0
+        elif self._same and cause.text == self._recent[-1][1].text:
+            self._same += 1
+        else:
+            self._same = 1
         self._in_row = 0 if now >= self._last + QUIET_SECONDS else self._in_row + 1
         self._last = now
         self._recent.append((now, cause))
         while self._recent[0][0] <= now - limits.RESTART_FAILURE_WINDOW_SECONDS:
             self._recent.popleft()
-        if self.count >= self._failures_max:
+        if self.count >= self._failures_max or self._is_hopeless:
             return None
         return RESTART_BACKOFF.seconds(self._in_row, self._random())
 
+    @property
+    def _is_hopeless(self) -> bool:
+        return self._same >= self._mistakes_max
+
     def record(self) -> FailuresRecord:
         """For the journal."""
-        return FailuresRecord(tuple(self._recent), self._in_row, self._last)
+        return FailuresRecord(tuple(self._recent), self._in_row, self._last, self._same)
 
     def recall(self, record: FailuresRecord) -> None:
         """Become what the record says."""
         self._recent, self._in_row, self._last = deque(record.recent), record.in_row, record.last
+        self._same = record.same
 
     def limit_reached(self, task: str) -> ErrorInfo:
         """Why the job ends; ``task`` is the name of the subtask."""
+        if self._is_hopeless:
+            text = (
+                f"{task} failed {counted(self._same, 'time')} with the same error before it got a row done: "
+                "a restart does not help (restart_mistakes_max): correct the function, or allow more with "
+                "--set restart_mistakes_max=N"
+            )
+            return ErrorInfo(code=ResourceExhausted.code, text=text, task=task)
         seconds = limits.RESTART_FAILURE_WINDOW_SECONDS
         text = (
             f"{task} failed {self.count} times within {seconds:g} s (restart_failures_max): remove the "
@@ -104,15 +129,16 @@ class Failures:
 class JobFailures:
     """The failures of all subtasks of one job; the arguments are those of :class:`Failures`."""
 
-    def __init__(self, failures_max: int, random: Callable[[], float]) -> None:
+    def __init__(self, failures_max: int, mistakes_max: int, random: Callable[[], float]) -> None:
         self._failures_max = failures_max
+        self._mistakes_max = mistakes_max
         self._random = random
         self._of: dict[TaskKey, Failures] = {}
 
     def of(self, key: TaskKey) -> Failures:
         """Those of a subtask."""
         if key not in self._of:
-            self._of[key] = Failures(self._failures_max, self._random)
+            self._of[key] = Failures(self._failures_max, self._mistakes_max, self._random)
         return self._of[key]
 
     def record(self, key: TaskKey) -> FailuresRecord | None:

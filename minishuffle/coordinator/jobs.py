@@ -213,7 +213,8 @@ class Job:
         self.stages, self.first_outputs = StageProgress(graph), FirstOutputs(graph)
         self._times: dict[TaskKey, float] = {}
         """When a pending task is deployed, or gives the wait for a slot up."""
-        self._failures = JobFailures(graph.settings.restart_failures_max, random)
+        given = graph.settings
+        self._failures = JobFailures(given.restart_failures_max, given.restart_mistakes_max, random)
         self.deaths = Deaths(graph.settings.restart_failures_max, at)
         self._held: dict[TaskKey, tuple[int, float]] = {}
         """The worker of pending tasks that wait to hear how it ended; and until when."""
@@ -950,7 +951,7 @@ class Job:
         counted = self.replays.counts_for(task.key)
         self.changed.add(counted)
         failures = self._failures.of(counted)
-        delay = failures.add(error, at)
+        delay = failures.add(error, at, rows_done=task.counters.rows_done)
         if delay is None:
             self.history.blame(failures.first, verdict=True)
             self.fail(failures.limit_reached(str(task)), at)

@@ -57,6 +57,11 @@ class JobSettings(BaseModel):
         limits.RESTART_FAILURES_MAX_DEFAULT, ge=1, le=limits.RESTART_FAILURES_MAX
     )
     """Failures of one subtask within RESTART_FAILURE_WINDOW_SECONDS that end the job."""
+    restart_mistakes_max: int = Field(
+        limits.RESTART_MISTAKES_MAX_DEFAULT, ge=1, le=limits.RESTART_FAILURES_MAX
+    )
+    """Failures of one subtask in a row that end the job if no attempt got a row done and all have the same
+    error, one of those that code which is wrong raises each time (NameError, KeyError, …)."""
     on_unavailable: Literal["drop", "wait"] | None = None
     """What a producer does with rows for a consumer that is restarting. None: ``drop`` if any source of the
     job is endless, else ``wait``."""

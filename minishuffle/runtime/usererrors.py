@@ -26,6 +26,19 @@ __all__ = ["describe_failure", "is_users", "without_runtime"]
 
 PACKAGE: Final = Path(__file__).parent.parent
 RUNTIME_CODE: Final = f"{PACKAGE}{os.sep}"
+MISTAKES: Final = frozenset(
+    {
+        AttributeError,
+        ImportError,
+        IndexError,
+        KeyError,
+        ModuleNotFoundError,
+        NameError,
+        TypeError,
+        UnboundLocalError,
+    }
+)
+"""What code that is wrong raises, whatever else goes on. Classes of libraries made of these may pass."""
 USER_CODE_INSIDE: Final = tuple(f"{PACKAGE / part}{os.sep}" for part in ("examples", "bench"))
 
 
@@ -41,7 +54,13 @@ def describe_failure(error: BaseException, task: str) -> ErrorInfo:
     text = f"{task}: {described(error)}"
     frames = "".join(summary.format())
     code = WrongResult.code if ends_job(error) else TaskFailed.code
-    return ErrorInfo(code=code, text=clipped(text, size), traceback=clipped_inside(frames, size), task=task)
+    return ErrorInfo(
+        code=code,
+        text=clipped(text, size),
+        traceback=clipped_inside(frames, size),
+        task=task,
+        mistake=type(error) in MISTAKES,
+    )
 
 
 def _leave_runtime_out(summary: traceback.TracebackException) -> None:

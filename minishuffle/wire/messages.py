@@ -115,6 +115,8 @@ class ErrorInfo(ControlMessage):
     traceback: str = ""
     task: str = ""
     """Name and index of the subtask, e.g. ``count[1]``; empty when no task is to blame."""
+    mistake: bool = False
+    """The user's function raised what code that is wrong raises each time, such as NameError."""
 
 
 class WorkerAddress(ControlMessage):

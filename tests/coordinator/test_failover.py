@@ -29,7 +29,7 @@ def cause(text: str = "boom") -> ErrorInfo:
 
 def steady(failures_max: int = MANY) -> Failures:
     """Without jitter."""
-    return Failures(failures_max, lambda: 0.5)
+    return Failures(failures_max, 3, lambda: 0.5)
 
 
 def test_the_first_restart_is_at_once_and_then_the_delay_doubles_up_to_its_maximum() -> None:
@@ -77,9 +77,44 @@ def test_one_failure_may_be_the_limit() -> None:
     assert steady(1).add(cause(), 5.0) is None
 
 
+def typo(text: str = "map[0]: NameError: name 'x' is not defined") -> ErrorInfo:
+    return ErrorInfo(code=60, text=text, mistake=True)
+
+
+@pytest.mark.parametrize(
+    ("failed", "too_many"),
+    [
+        ([(typo(), 0)] * 3, True),
+        ([(typo(), 0)] * 2, False),
+        ([(cause(), 0)] * 9, False),
+        ([(typo(), 1)] * 9, False),
+        ([(typo(), 0), (typo(), 0), (typo("map[0]: KeyError: 'b'"), 0)] * 3, False),
+        ([(typo(), 0), (typo(), 0), (cause(), 0)] * 3, False),
+        ([(typo(), 0), (typo(), 0), (typo(), 7), (typo(), 0), (typo(), 0)], False),
+        ([(cause(), 0), (typo(), 5), (typo(), 0), (typo(), 0), (typo(), 0)], True),
+    ],
+)
+def test_the_same_mistake_before_a_row_is_done_ends_the_job_the_third_time(
+    failed: list[tuple[ErrorInfo, int]], too_many: bool
+) -> None:
+    failures = steady(10)
+    delays = []
+    for number, (error, rows_done) in enumerate(failed):
+        again = steady(10)
+        again.recall(failures.record())  # As after each a new coordinator would.
+        failures = again
+        error = error.model_copy(update={"traceback": f"by the record {number}"})
+        delays.append(failures.add(error, 100.0 + number, rows_done=rows_done))
+    assert delays[:-1].count(None) == 0
+    assert (delays[-1] is None) is too_many
+    limit = failures.limit_reached("map[0]").text
+    told = "map[0] failed 3 times with the same error before it got a row done: a restart does not help "
+    assert limit.startswith(told) is too_many
+
+
 @pytest.mark.parametrize(("drawn", "delay"), [(0.0, 0.09), (0.5, 0.1), (1.0, 0.11)])
 def test_delays_have_jitter(drawn: float, delay: float) -> None:
-    failures = Failures(MANY, lambda: drawn)
+    failures = Failures(MANY, 3, lambda: drawn)
     assert failures.add(cause(), 100.0) == 0
     assert failures.add(cause(), 100.0) == pytest.approx(delay)
 
@@ -88,7 +123,7 @@ def test_delays_have_jitter(drawn: float, delay: float) -> None:
 def test_delays_are_bounded_and_the_limit_holds_whenever_failures_come(
     seed: int, failures_max: int, gaps: list[float]
 ) -> None:
-    failures = Failures(failures_max, random.Random(seed).random)
+    failures = Failures(failures_max, 3, random.Random(seed).random)
     now, times = 1e9, []
     for gap in gaps:
         now += gap
