@@ -130,7 +130,6 @@ def test_a_coordinator_that_took_a_cluster_back_is_seen_by_up_and_named_by_down(
     path = write_record(own_state, os.getpid())
     create_secret(own_state / "secret")
     record = json.loads(path.read_text())
-    defaults = cluster.Client.__init__.__kwdefaults__
     with socket.create_server(("127.0.0.1", 0)) as server:
         record["coordinator"] = address = f"127.0.0.1:{server.getsockname()[1]}"
         worker = {"pid": os.getpid() + 1, "started": 0.0}
@@ -138,7 +137,7 @@ def test_a_coordinator_that_took_a_cluster_back_is_seen_by_up_and_named_by_down(
         with monkeypatch.context() as patch:
             patch.setattr(ownprocesses, "is_minishuffle", lambda pid, started: pid == worker["pid"])
             up = run("--cluster", "default", "cluster", "up")
-        monkeypatch.setattr(cluster.Client.__init__, "__kwdefaults__", {**defaults, "timeout": 0.2})
+        monkeypatch.setattr("minishuffle.cli.session.Session.client.__wrapped__.__defaults__", (0.2,))
         down = run("cluster", "down")
     assert (up.exit_code, down.exit_code) == (1, 1)
     assert f"already up at {address} (" in up.stderr and f"(pid {os.getpid()})" in up.stderr
