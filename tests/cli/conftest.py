@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from minishuffle.cli.main import cli
+from support.january import january, january_files  # noqa: F401  (fixtures)
 from support.spark import spark  # noqa: F401  (a fixture)
 
 Run = Callable[..., Result]

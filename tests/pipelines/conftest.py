@@ -1,21 +1,17 @@
 """What tests of pipelines share: the session of Spark, one cluster, and a plain loop."""
 
 import csv
-import io
-import shutil
-import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partialmethod
 from pathlib import Path
-from typing import TextIO
 
 import pytest
 
 from minishuffle import Client, LocalCluster
-from minishuffle.pipelines import DataDirectory, flights
-from minishuffle.pipelines.flights import packaged_file
+from minishuffle.pipelines import DataDirectory
+from support.january import january, january_files  # noqa: F401  (fixtures)
 from support.settings import NO_RESTARTS
 from support.spark import shared_cluster, spark  # noqa: F401  (fixtures)
 
@@ -34,43 +30,6 @@ def options(cluster: LocalCluster) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> DataDirectory:
     return DataDirectory(Path(tmp_path_factory.mktemp("data")))
-
-
-JANUARY_FLIGHTS = 27_004
-"""Of the 336,776 of the year: what is true of a month in order is true of twelve, and a twelfth of the work.
-The whole year goes from Spark through a cluster and back once in all tests, in those of ``demo``."""
-
-
-def january_of(file: TextIO) -> Iterator[str]:
-    """The header of a CSV file and its rows of January."""
-    header = next(file)
-    month = header.split(",").index("month")
-    yield header
-    yield from (line for line in file if line.split(",")[month] == "1")
-
-
-@pytest.fixture(scope="session")
-def january_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the data files of the pipeline, cut down to January."""
-    folder = Path(tmp_path_factory.mktemp("january"))
-    with zipfile.ZipFile(packaged_file("flights.csv.zip")) as whole, whole.open("flights.csv") as file:
-        rows = "".join(january_of(io.TextIOWrapper(file)))
-    with zipfile.ZipFile(folder / "flights.csv.zip", "w", zipfile.ZIP_DEFLATED) as cut:
-        cut.writestr("flights.csv", rows)
-    with packaged_file("weather.csv").open() as weather:
-        (folder / "weather.csv").write_text("".join(january_of(weather)))
-    shutil.copy(packaged_file("airlines.csv"), folder)
-    return folder
-
-
-@pytest.fixture
-def january(january_files: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """Has the pipeline of flights read January alone; the rows of flights and of weather."""
-    weather = (january_files / "weather.csv").read_text().count("\n") - 1
-    monkeypatch.setattr(flights, "packaged_file", lambda name: january_files / name)
-    monkeypatch.setattr(flights, "FLIGHTS_ROWS", JANUARY_FLIGHTS)
-    monkeypatch.setattr(flights, "WEATHER_ROWS", weather)
-    return JANUARY_FLIGHTS, weather
 
 
 def late_in_order(path: Path, out_of_order: timedelta) -> Counter[tuple[str, ...]]:
