@@ -39,6 +39,7 @@ from minishuffle.plan.arguments import (
     checked_duration,
     checked_name,
     checked_paths,
+    discovery_seconds,
     key_columns,
 )
 from minishuffle.plan.column_steps import (
@@ -337,6 +338,7 @@ class Stream(StreamSinks, SideOutputs["Stream[Any]"], Bridged, Generic[T]):
             raise UsageError(
                 f"{name}.format is {format!r}: write Table.source(...) for 'arrow', or set it to 'rows'"
             )
+        discovery_seconds(source)
         return cls._scanned(name, source)
 
     @classmethod

@@ -12,7 +12,7 @@ from minishuffle.api.stream_base import StreamBase
 from minishuffle.errors import UsageError
 from minishuffle.limits import DRAFT_ROWS
 from minishuffle.operators.base import AnySource, Source
-from minishuffle.plan.arguments import check_callable, checked_name, checked_paths
+from minishuffle.plan.arguments import check_callable, checked_name, checked_paths, discovery_seconds
 from minishuffle.plan.column_steps import CheckStep, UnknownStep
 from minishuffle.plan.end_steps import ExternalStep, ScanStep
 from minishuffle.plan.nodes import Boundary, Known, ObjectSchema, Relation
@@ -170,6 +170,7 @@ class TableSources(StreamBase):
                 f"{name} gives rows: write Stream.source(...), or set {name}.format to 'arrow' if read() "
                 "yields record batches"
             )
+        discovery_seconds(source)
 
         def unknown() -> StepColumns:
             from minishuffle.plan.unknownschemas import unknown_columns

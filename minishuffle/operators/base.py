@@ -352,7 +352,10 @@ class SplitSource(Protocol[B]):
     emitted already are read again and left out: the same rows have to come again in the same order. A source
     that cannot read them again has ``replayable = False``: none are left out then.
 
-    Optional attributes: those of a :class:`Source`.
+    Optional attributes: those of a :class:`Source`, and ``discovery_interval``, a timedelta. With that the
+    names may change: each subtask calls ``splits()`` so often, between two reads, and reads the names whose
+    stable hash modulo the parallelism is its index. A name that a later answer lacks is still read to its
+    end; one that has ended is not read again. The source is not ``bounded`` then, and has no ``rate``.
     """
 
     replayable: bool

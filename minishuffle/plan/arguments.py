@@ -16,6 +16,8 @@ from minishuffle.limits import ASYNC_CALLS_MAX, DURATION_MAX, NAME_BYTES_MAX, PA
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from minishuffle.operators.base import AnySource
+
 __all__ = [
     "ONE_GROUP",
     "check_callable",
@@ -30,6 +32,7 @@ __all__ = [
     "checked_name",
     "checked_parallelism",
     "checked_paths",
+    "discovery_seconds",
     "key_columns",
 ]
 
@@ -110,6 +113,34 @@ def checked_duration(duration: Any, where: str, *, positive: bool = False) -> in
     if duration > DURATION_MAX:
         raise UsageError(f"{where} takes a time of at most {DURATION_MAX.days} days, not {duration}")
     return micros
+
+
+def discovery_seconds(source: AnySource) -> float | None:
+    """Its ``discovery_interval`` in seconds; None: its splits never change.
+
+    Raises:
+        UsageError: it is no time, or does not go with what else the source says of itself.
+    """
+    from minishuffle.operators.base import names_splits
+
+    interval = getattr(source, "discovery_interval", None)
+    if interval is None:
+        return None
+    name = type(source).__name__
+    seconds = checked_duration(interval, f"{name}.discovery_interval", positive=True) / 1_000_000
+    if not names_splits(source):
+        raise UsageError(
+            f"{name} has a discovery_interval, and no names for its splits: give it the attribute "
+            "replayable, and positions of its own"
+        )
+    if getattr(source, "bounded", True):
+        raise UsageError(f"{name} has a discovery_interval, so that it never ends: set bounded = False")
+    if getattr(source, "rate", None):
+        raise UsageError(
+            f"{name} has a discovery_interval and a rate, which is divided among splits that do not change: "
+            "leave one of them out"
+        )
+    return seconds
 
 
 def checked_name(name: Any, where: str) -> str:

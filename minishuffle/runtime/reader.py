@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from minishuffle.exchange.batch import Payload
+from minishuffle.limits import SPLITS_MAX
 from minishuffle.operators.base import AnySource, Portion, SplitMark, names_splits
+from minishuffle.plan.arguments import discovery_seconds
+from minishuffle.runtime.discovery import SplitDiscovery
 from minishuffle.runtime.splits import NamedSplit, Split, check_count, checked_names
 from minishuffle.wire.packed import Cursor, SplitPosition
 
@@ -41,7 +44,8 @@ class _Pace:
 
 
 class SourceReader:
-    """Polls the splits that belong to subtask ``index`` of ``parallelism``.
+    """Polls the splits that belong to subtask ``index`` of ``parallelism``: they are dealt in turn, or found
+    by :class:`~minishuffle.runtime.discovery.SplitDiscovery`.
 
     Bounded sources are read split after split, unbounded ones and with ``in_turn`` a batch of each split
     in turn.
@@ -71,36 +75,21 @@ class SourceReader:
         resumed: Iterable[SplitPosition] = (),
         age: float = 0.0,
     ) -> None:
-        everything: list[Any] = list(source.splits())
-        before = {entry.split: entry for entry in resumed}
-        numbers = range(index, len(everything), parallelism)
-        rate: float | None = getattr(source, "rate", None)
         bounded = getattr(source, "bounded", True)
-        self.rate = rate / len(everything) if rate and everything else None
+        self.rate: float | None = None
         """Records/s of each split; None: as fast as they are taken."""
         self.rows_skipped = 0
         """Records between where an earlier attempt was and where this one began."""
-        self._pace = _Pace(self.rate * len(numbers), started_at) if self.rate and numbers else None
-        places = [before.get(each, SplitPosition(each, 0)) for each in numbers]
-        mine: list[Split] = []
-        if names_splits(source):
-            names = checked_names(source, everything)
-            check_count(source, len(numbers))
-            mine += (NamedSplit(source, names[each.split], each) for each in places)
-        else:
-            mine += (Split(source, everything[each.split], each) for each in places)
-            if before and not bounded:
-                self._go_on(mine, before, age)
-        mine = [split for split in mine if not (split.number in before and before[split.number].done)]
-        self.cursors: dict[int, Cursor] = {
-            split.number: split.cursor for split in mine if split.cursor is not None
-        }
+        self._pace: _Pace | None = None
+        self._discovery: SplitDiscovery | None = None
+        self.cursors: dict[int, Cursor] = {}
         """Where each split that has a name begins."""
         self._moved: dict[int, Cursor] = {}
-        self._in_turn = SPLITS_IN_TURN_MAX if bounded and in_turn else 1 if bounded else len(mine)
+        self._in_turn = SPLITS_IN_TURN_MAX if bounded and in_turn else 1 if bounded else SPLITS_MAX
         """How many splits at the head of those that wait take turns."""
-        self._waiting = deque(mine)
-        self._marks = [SplitMark(split.number, "open") for split in mine]
+        self._waiting: deque[Split] = deque()
+        self._splits: list[Split] = []
+        self._marks: list[SplitMark] = []
         self.current = -1
         """The split of the batch polled last."""
         self.cursor: Cursor | None = None
@@ -108,8 +97,44 @@ class SourceReader:
         self.records = 0
         """How many records of that split the batch polled last stands for."""
         self._left_out: list[Portion] = []
-        self._splits = mine
         self.next_due = started_at
+        if names_splits(source) and (interval := discovery_seconds(source)) is not None:
+            self._discovery = SplitDiscovery(source, index, parallelism, interval, resumed)
+            self._open(self._discovery.look(started_at))
+            return
+        everything: list[Any] = list(source.splits())
+        before = {entry.split: entry for entry in resumed}
+        numbers = range(index, len(everything), parallelism)
+        places = [before.get(each, SplitPosition(each, 0)) for each in numbers]
+        rate: float | None = getattr(source, "rate", None)
+        if rate and places:
+            self.rate = rate / len(everything)
+            self._pace = _Pace(self.rate * len(places), started_at)
+        mine: list[Split] = []
+        if names_splits(source):
+            names = checked_names(source, everything)
+            check_count(source, len(places))
+            mine += (NamedSplit(source, names[each.split], each) for each in places)
+        else:
+            mine += (Split(source, everything[each.split], each) for each in places)
+            if before and not bounded:
+                self._go_on(mine, before, age)
+        self._open(split for split in mine if not (split.number in before and before[split.number].done))
+
+    def _open(self, splits: Iterable[Split]) -> None:
+        """From now on these are read too."""
+        for split in splits:
+            self._splits.append(split)
+            self._waiting.append(split)
+            self._marks.append(SplitMark(split.number, "open"))
+            if split.cursor is not None:
+                self.cursors[split.number] = split.cursor
+        self._note_none()
+
+    def _note_none(self) -> None:
+        """Nobody is to wait for a subtask that may get splits and has none."""
+        if self._discovery is not None and not self._waiting:
+            self._marks.append(SplitMark(-1, "none"))
 
     def _go_on(self, mine: Sequence[Split], before: Mapping[int, SplitPosition], seconds: float) -> None:
         """Have the splits go on where an earlier attempt would be after ``seconds`` more."""
@@ -135,8 +160,10 @@ class SourceReader:
         """The next batch; an empty list if there is none now; None after the last split's end. One without
         rows may stand for records that were left out."""
         self.records = 0
+        if self._discovery is not None and now >= self._discovery.due:
+            self._open(self._discovery.look(now))
         if not self._waiting:
-            return None
+            return self._nothing_left()
         if self._pace is not None and (due := self._pace.due(now)) > now:
             self.next_due = due
             return []
@@ -152,6 +179,7 @@ class SourceReader:
             if batch is None:
                 self._waiting.popleft()
                 self._marks.append(SplitMark(split.number, "done"))
+                self._note_none()
                 continue
             if turns > 1:
                 self._waiting.popleft()
@@ -163,7 +191,14 @@ class SourceReader:
             if split.cursor is not None and split.cursor != cursor:
                 self._moved[split.number] = split.cursor
             asked += not split.skipped
-        return None
+        return self._nothing_left()
+
+    def _nothing_left(self) -> Payload | None:
+        """What :meth:`poll` gives where no split has more."""
+        if self._discovery is None:
+            return None
+        self.next_due = self._discovery.due
+        return []
 
     def _given(self, split: Split, batch: Payload, now: float) -> Payload:
         if split.number != self.current:

@@ -30,6 +30,7 @@ from minishuffle.plan.arguments import (
     checked_name,
     checked_parallelism,
     checked_paths,
+    discovery_seconds,
     key_columns,
 )
 from support.planned import rows
@@ -272,3 +273,35 @@ def test_paths_are_given_one_by_one_or_as_a_list() -> None:
     paths = ["a", Path("b")]
     assert checked_paths(("a", Path("b")), "text") == checked_paths((paths,), "text") == paths
     assert checked_paths(("a",), "text") == ["a"]
+
+
+# --- sources ----------------------------------------------------------------------------------------
+
+
+class Discovering:
+    """A source whose splits change, with other attributes."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update({"replayable": True, "bounded": False, "discovery_interval": timedelta(seconds=2)})
+        vars(self).update(attributes)
+
+    def splits(self) -> list[str]:
+        return []
+
+    def read(self, split: str, position: bytes, /) -> Iterator[Any]:
+        yield [], position
+
+
+def test_how_often_splits_are_looked_for() -> None:
+    assert discovery_seconds(Discovering()) == 2.0
+    assert discovery_seconds(Discovering(discovery_interval=None, bounded=True)) is None
+    unnamed = Discovering()
+    del unnamed.replayable  # type: ignore[attr-defined]
+    for source, message in (
+        (Discovering(discovery_interval=2), r"Discovering\.discovery_interval takes a datetime\.timedelta"),
+        (Discovering(bounded=True), "so that it never ends: set bounded = False"),
+        (Discovering(rate=5.0), "leave one of them out"),
+        (unnamed, "no names for its splits: give it the attribute replayable"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Stream.source(source)

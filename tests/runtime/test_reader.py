@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -218,6 +219,26 @@ def test_splits_with_names_go_on_behind_the_lease_and_say_where_each_is_read_on(
     assert (reader.poll(0.0), reader.current) == (["7"], 2)
     assert reader.poll(0.0) is None
     assert reader.positions == {0: 5, 2: 1}
+
+
+def test_splits_that_are_discovered_are_read_and_nobody_waits_while_there_are_none() -> None:
+    source = Partitions()
+    source.discovery_interval = timedelta(seconds=5)  # type: ignore[attr-defined]
+    reader = SourceReader(source, 0, 1, 10.0)
+
+    def poll(now: float) -> tuple[Any, list[tuple[int, str]]]:
+        return reader.poll(now), [(mark.split, mark.state) for mark in reader.take_marks()]
+
+    assert poll(10.0) == ([], [(-1, "none")])
+    assert reader.next_due == 15.0
+    source._splits = {"a": [["1"], ["2"]]}
+    assert poll(14.0) == ([], [])
+    assert poll(15.0) == (["1"], [(0, "open"), (0, "current")])
+    assert reader.cursors == {0: Cursor("a")}
+    source._splits = {"b": [["3"]], "a": [["1"], ["2"]]}
+    assert [poll(20.0), poll(20.0)] == [(["2"], [(1, "open")]), (["3"], [(1, "current")])]
+    assert poll(20.0) == ([], [(0, "done"), (1, "done"), (-1, "none")])
+    assert reader.next_due == 25.0
 
 
 def test_what_is_left_out_at_the_beginning_does_not_wait() -> None:

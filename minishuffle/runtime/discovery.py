@@ -1,0 +1,68 @@
+"""The splits of a source whose names change while it is read.
+
+A subtask owns the names whose stable hash, modulo the parallelism, is its index: so all subtasks agree
+without asking each other, at any time and in any order of names. Few splits divide unevenly so. A name that
+a later answer lacks is still read to its end, and no name is read twice. (Flink: ``SplitEnumerator``, with
+the assignment of ``KafkaSourceEnumerator``.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from minishuffle.exchange.keys import stable_hash
+from minishuffle.operators.base import SplitSource
+from minishuffle.runtime.splits import NamedSplit, check_count, checked_names
+from minishuffle.wire.packed import SplitPosition
+
+__all__ = ["SplitDiscovery"]
+
+
+class SplitDiscovery:
+    """Finds the splits of one subtask. No clock: ``now`` is in seconds of any origin.
+
+    The numbers of splits differ between all subtasks; those that an earlier attempt has given stay.
+
+    Args:
+        interval: seconds between two answers of ``splits()``.
+        resumed: where an earlier attempt was.
+    """
+
+    def __init__(
+        self,
+        source: SplitSource[Any],
+        index: int,
+        parallelism: int,
+        interval: float,
+        resumed: Iterable[SplitPosition] = (),
+    ) -> None:
+        self._source = source
+        self._index, self._parallelism, self._interval = index, parallelism, interval
+        self._before = {entry.cursor.name: entry for entry in resumed if entry.cursor is not None}
+        """What was not given so far of that."""
+        self._numbers = {name: entry.split for name, entry in self._before.items()}
+        self._next = max(self._numbers.values(), default=index - parallelism) + parallelism
+        self.due = -math.inf
+        """When :meth:`look` is to be called next."""
+
+    def look(self, now: float) -> list[NamedSplit]:
+        """The splits that have not been given so far: the first time those too that an earlier attempt was
+        reading.
+
+        Raises:
+            UsageError: ``splits()`` gives what are no names.
+            ResourceExhausted: they are too many for one subtask.
+            Exception: what ``splits()`` raises.
+        """
+        self.due = now + self._interval
+        names = checked_names(self._source, list(self._source.splits()))
+        places, self._before = self._before, {}
+        for name in names:
+            if name not in self._numbers and stable_hash(name) % self._parallelism == self._index:
+                self._numbers[name] = self._next
+                places[name] = SplitPosition(self._next, 0)
+                self._next += self._parallelism
+        check_count(self._source, len(self._numbers))
+        return [NamedSplit(self._source, name, place) for name, place in places.items() if not place.done]
