@@ -24,12 +24,13 @@ from minishuffle.protocol.channel import ProducerChannel
 from minishuffle.protocol.oneway import OneWayReceiver, OneWaySender
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.frames import Role
+from minishuffle.worker.attempt import Attempt
 from minishuffle.worker.attemptreports import AttemptReports
 from minishuffle.worker.handoff import LoopInbox
 from minishuffle.worker.outbox import OutboxSender
 from minishuffle.worker.registry import ChannelKey, ChannelPhase, Waiting
 from minishuffle.worker.state import WorkerState
-from minishuffle.worker.tasks import Attempt, Deployment
+from minishuffle.worker.tasks import Deployment
 
 __all__ = ["DumpedWorker", "worker_dump"]
 

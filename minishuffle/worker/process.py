@@ -53,6 +53,7 @@ from minishuffle.wire.reports import (
     TaskStands,
     TaskStateChanged,
 )
+from minishuffle.worker.attempt import Attempt
 from minishuffle.worker.attemptreports import ACKNOWLEDGE_LOOKS
 from minishuffle.worker.clients import ExternalClients, ResultReaders
 from minishuffle.worker.coordinatorlink import CoordinatorLink
@@ -101,7 +102,7 @@ from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.state import WorkerState
 from minishuffle.worker.stuck import StuckThreads
 from minishuffle.worker.task import Task, TaskOutcome
-from minishuffle.worker.tasks import Attempt, Deployment
+from minishuffle.worker.tasks import Deployment
 from minishuffle.worker.timers import Alarm, Timers
 from minishuffle.worker.workerreports import (
     resident_bytes,

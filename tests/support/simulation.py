@@ -39,9 +39,10 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.wire.reports import AttemptReport, Fact, TaskStateChanged
 from minishuffle.worker import activity, handoff, process, task, tasks, wallclock
+from minishuffle.worker import attempt as attempts
+from minishuffle.worker.attempt import Attempt
 from minishuffle.worker.process import Worker, register
 from minishuffle.worker.registration import UnregisteredWorker
-from minishuffle.worker.tasks import Attempt
 from minishuffle.worker.workerreports import registration
 from support.simulated_jobs import AUDITS, Audit
 from support.simulated_loop import Host, World
@@ -433,7 +434,7 @@ def _simulate_threads_and_clocks(patch: pytest.MonkeyPatch, cluster: Cluster) ->
     patch.setattr(random, "random", cluster.world.random.random)
     patch.setattr(process, "collect_garbage", lambda *, settled: None)
     patch.setattr(process, "LAG_PROBE_SECONDS", LAG_PROBE_SECONDS)
-    patch.setattr(tasks, "TaskPaths", _pausing_paths(cluster))
+    patch.setattr(attempts, "TaskPaths", _pausing_paths(cluster))
     publish = BufferBuilder.publish
 
     def publish_and_pause(self: BufferBuilder, ends: bool = True) -> None:
