@@ -165,7 +165,8 @@ class CoordinatorState:
     ) -> None:
         self.web_port = 0
         self.ignored = 0
-        """Messages of an earlier term, of an older epoch or attempt, or from nobody that is registered."""
+        """Messages of an earlier term or an older epoch, or from nobody that is registered; and facts that
+        are stale, see ``jobreports``."""
         self.write_ahead = WriteAhead()
         """The shell says whether the journal can be written."""
         self._settings = settings

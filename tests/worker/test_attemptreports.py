@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,6 +135,15 @@ def test_a_report_that_cannot_be_sent_leaves_no_gap_and_is_divided() -> None:
     reports.take_back(again[1])
     assert taken(reports) == [] and reports.last == 2
     assert [report.number for report in kept(reports)] == [1, 2]
+
+
+def test_reports_are_made_by_one_collector_and_judged_at_one_place() -> None:
+    package = Path(attemptreports.__file__).parents[1]
+    sources = {path.relative_to(package).as_posix(): path.read_text() for path in package.rglob("*.py")}
+    made = {name for name, text in sources.items() if re.search(r"(?<!class )\bAttemptReport\(\w", text)}
+    assert made == {"worker/attemptreports.py", "bench/scale.py"}
+    judged = {name for name, text in sources.items() if re.search(r"\bjob\.current\(", text)}
+    assert judged == {"coordinator/jobreports.py"}
 
 
 # --- what is kept ---------------------------------------------------------------------------------------
