@@ -1,4 +1,11 @@
-"""What a task reads from its gates: batches and marks, by input number and in order. Nothing here blocks."""
+"""What a task reads from its gates: batches and marks, by input number and in order. Nothing here blocks.
+
+An operator on columns has work to do for each batch, however few rows it has. So small record batches that
+wait in one gate, with no mark between them, are taken as one. A task that is slow has more of them waiting,
+and then less to do for each row (as Apache DataFusion's CoalesceBatchesExec does for whole queries). Nothing
+is waited for, and where rows themselves take long, each batch comes alone: see :meth:`Inputs.took`. Latency
+markers count as passed once they are read, up to ``limits.TAKEN_SECONDS`` early.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+import pyarrow as pa
+
 from minishuffle.exchange.batch import Batch
-from minishuffle.exchange.elements import decode
+from minishuffle.exchange.elements import WHOLE, decode
 from minishuffle.exchange.gate import Element, SplitChange
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
+from minishuffle.limits import TAKEN_ELEMENT_BYTES, TAKEN_ROWS, TAKEN_SECONDS
 from minishuffle.operators.base import (
     Active,
     Idle,
@@ -72,8 +82,43 @@ class _Gate:
     ended: bool = False
 
 
+@dataclass(slots=True)
+class _Run:
+    """Batches, at least one, that are taken as one."""
+
+    batches: list[Batch]
+    lagging: bool
+    """See :class:`Inputs`."""
+    rows: int
+
+    def takes(self, batch: Batch, lagging: bool) -> bool:
+        """Whether that batch is alike, and may be the next one."""
+        first = self.batches[0]
+        return (
+            not isinstance(first.payload, list)
+            and self.lagging == lagging
+            and (first.times is None) == (batch.times is None)
+            and (first.keys is None) == (batch.keys is None)
+            and first.payload.schema == batch.payload.schema
+        )
+
+    def concat(self) -> list[Batch]:
+        """One batch, or all of them where pyarrow does not put their columns together."""
+        try:
+            return [Batch.concat(self.batches)]
+        except pa.ArrowNotImplementedError:  # of views, in versions before 20
+            return self.batches
+
+
+def _is_small(element: Element, batch: Batch) -> bool:
+    if isinstance(batch.payload, list) or len(batch) >= TAKEN_ROWS // 4:
+        return False
+    size = batch.payload.nbytes if element.format == WHOLE else len(element.payload)
+    return bool(size <= TAKEN_ELEMENT_BYTES)
+
+
 class Inputs:
-    """Takes turns between gates, an element each.
+    """Takes turns between gates: an element each, or small record batches together.
 
     Args:
         gates: all of a task.
@@ -95,7 +140,9 @@ class Inputs:
         """Numbers of inputs that the next attempt gets all of again."""
         self.lagging = False
         """The last batch comes from a new producer that has yet to come as far as the rest."""
-        self._ready: deque[tuple[int, Item]] = deque()
+        self._ready: deque[tuple[int, Mark | _Run]] = deque()
+        self._rows_together = 0
+        """So many rows are taken together at most."""
 
     @classmethod
     def of(cls, program: Program, gates: Sequence[ReadGate]) -> Inputs:
@@ -118,7 +165,20 @@ class Inputs:
         """
         if not self._ready:
             self._read()
-        return self._ready.popleft() if self._ready else None
+        if not self._ready:
+            return None
+        number, item = self._ready.popleft()
+        if isinstance(item, Mark):
+            return number, item
+        first, *others = item.concat()
+        self._ready.extendleft((number, _Run([each], item.lagging, len(each))) for each in reversed(others))
+        self.lagging = item.lagging
+        return number, first
+
+    def took(self, seconds: float, rows: int) -> None:
+        """The task has taken so long for the last batch, of so many rows: as many as it takes within
+        ``limits.TAKEN_SECONDS`` may come together from now on."""
+        self._rows_together = min(TAKEN_ROWS, int(TAKEN_SECONDS * rows / max(seconds, 1e-6)))
 
     def is_aligned(self, barrier: int) -> bool:
         """Whether all that was written before that barrier, for the inputs that are read now, was taken."""
@@ -131,9 +191,9 @@ class Inputs:
     def rows_left(self) -> int:
         """Rows of batches that were read from a gate and not taken from here, and nobody gets again."""
         return sum(
-            len(item)
+            item.rows
             for number, item in self._ready
-            if not isinstance(item, Mark) and number not in self.repeated
+            if isinstance(item, _Run) and number not in self.repeated
         )
 
     def _read(self) -> None:
@@ -147,9 +207,18 @@ class Inputs:
                 break
 
     def _read_gate(self, each: _Gate) -> None:
-        gate, number = each.gate, each.input.number
+        """An element of a gate, or small ones together up to the next mark, with their marks."""
+        run: _Run | None = None
+        while True:
+            found = self._read_element(each)
+            if found is None or (run is not None and found is not run):
+                return
+            run = found
+
+    def _read_element(self, each: _Gate) -> _Run | None:
+        """Read what comes next of a gate. The batches that its element went to, if more may come to them."""
+        gate, number, changes = each.gate, each.input.number, each.gate.split_changes
         element = gate.poll()
-        changes = gate.split_changes
         if changes is not None:
             while changes:
                 split, state = changes.popleft()
@@ -160,22 +229,7 @@ class Inputs:
                 each.input.valve.update(each.position, gate.valve.greatest, False)
             each.input.valve.update(each.position, gate.valve.watermark, gate.valve.idle)
             self._emit_marks(each.input)
-        if element is not None:
-            if changes is not None and element.channel.producer != each.split:
-                each.split = element.channel.producer
-                self._ready.append((number, SplitMark(each.split, "current")))
-            if (
-                self._by_channel
-                and changes is None
-                and (time := gate.valve.time_of(element.channel.number)) != each.input.reached
-            ):
-                each.input.reached = time
-                self._ready.append((number, Reached(time)))
-            self.lagging = changes is None and gate.valve.lags(element.channel.number)
-            batch = decode(element.format, element.rows, element.payload)
-            if element.skip:
-                batch = batch.slice(element.skip, element.rows)
-            self._ready.append((number, batch))
+        run = None if element is None else self._take_element(each, element)
         if gate.finished:
             each.ended = True
             self._turns.remove(each)
@@ -183,6 +237,35 @@ class Inputs:
                 self._turns = [other for other in self._gates if not other.ended]
             each.input.valve.end(each.position)
             self._emit_marks(each.input)
+            return None
+        return run
+
+    def _take_element(self, each: _Gate, element: Element) -> _Run | None:
+        gate, number = each.gate, each.input.number
+        are_splits = gate.split_changes is not None
+        if are_splits and element.channel.producer != each.split:
+            each.split = element.channel.producer
+            self._ready.append((number, SplitMark(each.split, "current")))
+        if (
+            self._by_channel
+            and not are_splits
+            and (time := gate.valve.time_of(element.channel.number)) != each.input.reached
+        ):
+            each.input.reached = time
+            self._ready.append((number, Reached(time)))
+        lagging = not are_splits and gate.valve.lags(element.channel.number)
+        batch = decode(element.format, element.rows, element.payload)
+        if element.skip:
+            batch = batch.slice(element.skip, element.rows)
+        small = not are_splits and _is_small(element, batch)
+        run = self._ready[-1][1] if small and self._ready else None
+        if isinstance(run, _Run) and run.takes(batch, lagging):
+            run.batches.append(batch)
+            run.rows += len(batch)
+        else:
+            run = _Run([batch], lagging, len(batch))
+            self._ready.append((number, run))
+        return run if small and run.rows < self._rows_together else None
 
     def _emit_marks(self, each: _Input) -> None:
         """Have the operator receive what has changed of its input's watermark."""

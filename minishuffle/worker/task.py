@@ -406,11 +406,12 @@ class Task:
                 self._count_state(chain)
             else:
                 counters.records_in += len(item.payload)
-                late = counters.late_dropped
+                late, began = counters.late_dropped, time.monotonic()
                 self._pass(item, entrances[number], chain, repeated=number in inputs.repeated)
                 if inputs.lagging:
                     self._rows.drop_late(counters.late_dropped - late)
                 counters.last_input_at = time.monotonic()
+                inputs.took(counters.last_input_at - began, len(item.payload))
 
     def _pass(self, batch: Batch, entrance: Emit, chain: Chain, *, repeated: bool = False) -> None:
         """Have the chain take a batch; if that raises, count the rows of it that are lost. The next attempt

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from minishuffle.exchange.elements import ElementFormat, pack_rows
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.elements import WHOLE, ElementFormat, pack_rows
 from minishuffle.exchange.gate import Element, InputGate
 from minishuffle.exchange.watermarks import WatermarkValve
+from minishuffle.limits import TAKEN_ROWS
 from minishuffle.operators.base import END_OF_TIME, Active, Idle, Reached, SplitMark, Watermark
 from minishuffle.runtime.inputs import Inputs
 from support.batches import shown
-
-if TYPE_CHECKING:
-    pass
 
 
 class Gate:
@@ -39,8 +42,8 @@ class Gate:
                 case ("split", int(split), str(state)):
                     assert self.split_changes is not None
                     self.split_changes.append((split, state))
-                case None:
-                    return None
+                case None | Element() as found:
+                    return found
                 case (int(producer), list(rows)):
                     channel = type("Channel", (), {"producer": producer, "number": 0})()
                     return Element(channel, ElementFormat.ROWS, len(rows), pack_rows(rows))
@@ -77,6 +80,55 @@ def test_turns_go_to_gates_that_have_something() -> None:
     for gates in ((one, idle, other), (idle, one, other), (one, other, idle)):
         turns = [item[0] for _, item in read(*(Gate(0, *gate.script) for gate in gates))[:40]]
         assert "".join(turns) in ("ab" * 20, "ba" * 20)
+
+
+def columns(*values: int, name: str = "x") -> Batch:
+    return Batch(pa.RecordBatch.from_pydict({name: pa.array(values, pa.int64())}))
+
+
+ONE, TWO, LARGE = columns(1), columns(2, 3), columns(*range(TAKEN_ROWS // 4))
+NEARLY = columns(*range(TAKEN_ROWS // 4 - 1))
+TIMED = Batch(ONE.payload, None, np.array([5], np.int64))
+
+
+@pytest.mark.parametrize(
+    ("script", "lengths"),
+    [
+        ([ONE, TWO, (7, False), TWO, ONE], [3, Watermark(7), 2, 1]),
+        ([ONE, LARGE, ONE], [1, len(LARGE), 1]),
+        ([NEARLY] * 9, [5 * len(NEARLY), 4 * len(NEARLY)]),
+        ([ONE, None, ONE], [1, 1]),
+        ([ONE, TWO, "end"], [3]),
+        ([ONE, columns(1, name="y"), ONE], [1, 1, 1]),
+        ([ONE, TIMED, TIMED], [1, 1, 1]),
+        ([TIMED, TIMED, ONE], [2, 1]),
+        ([(0, ["a"]), (0, ["b"]), ONE], [1, 1, 1]),
+    ],
+    ids=["mark", "large", "many", "waiting", "end", "schemas", "timed next", "times", "rows"],
+)
+def test_small_record_batches_that_wait_are_taken_together(script: list[Any], lengths: list[Any]) -> None:
+    channel = type("Channel", (), {"producer": 0, "number": 0})()
+    given = [Element(channel, WHOLE, len(each), each) if isinstance(each, Batch) else each for each in script]
+    inputs = Inputs([cast(InputGate, Gate(0, *given))], None)
+    inputs.took(0.0, 1)
+    found: list[Any] = []
+    for _ in range(50):
+        if (item := inputs.poll()) is not None:
+            found.append(len(item[1]) if isinstance(item[1], Batch) else item[1])
+    assert found[: len(lengths)] == lengths
+    assert all(each == END for each in found[len(lengths) :])
+
+
+@pytest.mark.parametrize(("seconds", "together"), [(None, 1), (0.011, 1), (0.005, 2), (0.0012, 8)])
+def test_as_many_rows_come_together_as_are_taken_in_time(seconds: float | None, together: int) -> None:
+    channel = type("Channel", (), {"producer": 0, "number": 0})()
+    gate = Gate(0, *[Element(channel, WHOLE, 1, ONE)] * 20)
+    inputs = Inputs([cast(InputGate, gate)], None)
+    if seconds is not None:
+        inputs.took(seconds, 1)
+    found = inputs.poll()
+    assert found is not None and isinstance(found[1], Batch)
+    assert len(found[1]) == together
 
 
 def test_gates_of_one_input_are_as_far_as_the_last_of_them() -> None:
