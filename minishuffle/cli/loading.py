@@ -163,7 +163,8 @@ class Found(Generic[Made]):
     def _values(self, settings: Sequence[str]) -> dict[str, Any]:
         known = {parameter.name: parameter for parameter in self.parameters}
         listed = ", ".join(map(str, self.parameters)) or "no parameters"
-        takes = f"{self.kind.name} {self.name} takes {listed}"
+        called = f"{self.name}()" if self.name == self.kind.name else f"{self.kind.name} {self.name}"
+        takes = f"{called} takes {listed}"
         values: dict[str, Any] = {}
         for setting in settings:
             key, equals, text = setting.partition("=")
@@ -172,13 +173,26 @@ class Found(Generic[Made]):
             if key not in known:
                 near = difflib.get_close_matches(key, known, 1)
                 hint = f"did you mean {near[0]!r}? " if near else ""
-                raise UnknownName(f"--set {key}: there is no such parameter; {hint}{takes}")
+                raise UnknownName(
+                    self._unannotated(key) or f"--set {key}: there is no such parameter; {hint}{takes}"
+                )
             values[key] = known[key].parse(text)
         missing = [p.name for p in self.parameters if p.required and p.name not in values]
         if missing:
             needed = " ".join(f"--set {name}=…" for name in missing)
-            raise UsageError(f"{self.kind.name} {self.name} needs {needed}; {takes}{self.hint}")
+            raise UsageError(f"{called} needs {needed}; {takes}{self.hint}")
         return values
+
+    def _unannotated(self, name: str) -> str:
+        """What to write if it is a parameter without an annotation; empty if it is none."""
+        given = inspect.signature(self.target).parameters.get(name) if callable(self.target) else None
+        if given is None:
+            return ""
+        kind = "str" if given.default is None else type(given.default).__name__
+        return (
+            f"--set {name}: the parameter {name!r} of {self.name}() has no annotation, which says how its "
+            f"text is read: write {name}: {kind} = {given.default!r}"
+        )
 
 
 Job = Found[StreamBase]

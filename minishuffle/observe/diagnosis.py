@@ -257,8 +257,9 @@ class Scene:
 
     @property
     def is_slow_end(self) -> bool:
-        """It writes to no task, and spends most of the time elsewhere than on a processor."""
-        return not self.behind and self.task.cpu < 0.5 * (self.task.busy + self.task.backpressured)
+        """It writes to no task, and spends most of the time neither on a processor nor in line for one."""
+        task = self.task
+        return not self.behind and task.cpu + task.cpu_wait < 0.5 * (task.busy + task.backpressured)
 
     @property
     def peers(self) -> list[int]:
@@ -320,8 +321,8 @@ RULES: Final[tuple[Rule, ...]] = (
             "busy_tasks_of_worker": len(scene.busy_here),
             "event_loop_lag_p99_seconds": scene.here.lag,
         },
-        "its threads wait for each other: start more workers with fewer slots each, or use columns (Table, "
-        "record batches), whose loops run without the lock",
+        "its threads wait for each other: start more workers with fewer slots each; where functions take "
+        "rows, use columns (Table, record batches), whose loops run without the lock",
     ),
     Rule(
         "skewed key",
@@ -664,7 +665,9 @@ def _common_evidence(scene: Scene) -> dict[str, Any]:
         "its_backpressure": held.backpressured,
     }
     if task.records and task.busy:
-        found["records_per_second_at_most"] = task.records / max(task.busy, task.busy + task.backpressured)
+        found["records_per_second_if_always_busy"] = task.records / max(
+            task.busy, task.busy + task.backpressured
+        )
     written = held.records_out
     if written:
         found["bytes_per_record"] = held.bytes_out / written

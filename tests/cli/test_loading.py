@@ -102,6 +102,18 @@ def test_bad_settings_are_one_error(job_file: Path, settings: list[str], text: s
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("parameter", "write"),
+    [("late='drop'", "late: str = 'drop'"), ("late=3", "late: int = 3"), ("late=None", "late: str = None")],
+)
+def test_a_parameter_without_an_annotation_is_told_of(tmp_path: Path, parameter: str, write: str) -> None:
+    file = tmp_path / "late_job.py"
+    file.write_text(f"def job({parameter}):\n    pass\n")
+    with pytest.raises(UnknownName, match=r"'late' of job\(\) has no annotation") as caught:
+        load_job(f"{file}:job").build(["late=fail"])
+    assert str(caught.value).endswith(f": write {write}")
+
+
 def test_code_of_the_users_own_travels_by_value(job_file: Path) -> None:
     job = load_job(f"{job_file}:numbers")
     module = sys.modules[job.target.__module__]

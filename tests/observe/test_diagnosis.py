@@ -420,10 +420,18 @@ def test_a_sink_that_waits_for_the_coordinator_is_slow() -> None:
     assert (found.task.partition("[")[0], found.rule) == ("to_files", "slow sink")
 
 
+def test_a_sink_that_is_in_line_for_a_processor_waits_for_no_other_system() -> None:
+    case = held_by_the_middle().change(MIDDLE, busy=0.2, backpressured=0.75)
+    case.change(SINK, busy=0.95, cpu=0.45, cpu_wait=0.5, flow={"queued": 1.0})
+    assert case.diagnosis().rule == SHORT_OF_CPU
+    case.cpu = {1: 0.8, 2: 0.8}
+    assert case.diagnosis().rule == "interpreter lock"
+
+
 def test_what_a_bottleneck_does_at_most_is_its_rate_by_its_busy_time() -> None:
     found = held_by_the_middle().diagnosis()
     assert found.evidence["records_per_second"] == 1000.0
-    assert found.evidence["records_per_second_at_most"] == pytest.approx(1000 / 0.98, rel=1e-3)
+    assert found.evidence["records_per_second_if_always_busy"] == pytest.approx(1000 / 0.98, rel=1e-3)
 
 
 def test_a_subtask_that_has_reported_nothing_is_left_out() -> None:
