@@ -6,7 +6,7 @@ Everything here is called on the loop thread and does not block, unless it says 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -70,7 +70,7 @@ from minishuffle.worker.wallclock import WallClock
 __all__ = ["Attempt", "WorkerServices"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, kw_only=True)
 class WorkerServices:
     """Services that all attempts on a worker share. (Flink: ``TaskManagerServices``.)"""
 
@@ -87,27 +87,37 @@ class WorkerServices:
     """Called on the loop once a restarted attempt has passed its first batch on."""
     stands: Callable[[AttemptId], None]
     """Called on the loop when an attempt stops for a pause, or is kept from it: see :class:`TaskPause`."""
-    budget: AssemblyBudget
-    local: ByteBudget
-    """For batches that are handed to consumers on this worker."""
-    place: StorePlace
-    """Where elements are stored when the memory for them is full."""
-    disk: DiskThreads
-    spool_bytes_max: int
-    """Maximum bytes that sinks of kept records write, see :class:`Spool`."""
-    stored: ByteBudget
-    """Budget of blocking partitions and of the gates that read them."""
-    partition_lost: Callable[[AttemptId, PartitionLost], None]
+    partition_lost: Callable[[AttemptId, PartitionLost], None] = lambda attempt, error: None
     """Called on the loop when a blocking partition of an attempt cannot be read."""
-    channel_event: Callable[[ChannelKey, int, ChannelEvent], object]
+    channel_event: Callable[[ChannelKey, int, ChannelEvent], object] = lambda key, generation, event: None
     """Called on the loop with the generation; see :class:`InputChannel`."""
     clock: Callable[[], float]
     """Seconds, of any origin; called on all threads."""
     wall: WallClock
-    away: Callable[[], bool]
+    away: Callable[[], bool] = lambda: False
     """Whether there is no coordinator; called on any thread."""
-    record: CrashRecord
+    record: CrashRecord = field(default_factory=CrashRecord)
     """Where tasks say what they have in hand."""
+    spool_directory: str | None = None
+    """Where elements are stored when the memory for them is full; None: the system's for temporary files."""
+    spool_bytes_max: int = limits.SPOOL_BYTES_MAX
+    """Maximum bytes that sinks of kept records write, see :class:`Spool`."""
+    blocking_bytes_max: int = limits.BLOCKING_BYTES_MAX
+    """Maximum bytes of ``stored``."""
+    budget: AssemblyBudget = field(init=False)
+    local: ByteBudget = field(init=False)
+    """For batches that are handed to consumers on this worker."""
+    stored: ByteBudget = field(init=False)
+    """Budget of blocking partitions and of the gates that read them."""
+    disk: DiskThreads = field(init=False)
+    place: StorePlace = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.budget = AssemblyBudget(limits.ASSEMBLY_BYTES_MAX)
+        self.local = ByteBudget(limits.LOCAL_BATCH_BYTES_MAX)
+        self.stored = ByteBudget(self.blocking_bytes_max)
+        self.disk = DiskThreads(self.inbox)
+        self.place = StorePlace(self.spool_directory, self.disk.close_file)
 
 
 class Attempt:

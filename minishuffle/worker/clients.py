@@ -161,7 +161,7 @@ class ResultReaders:
     ) -> None:
         self._term = term
         self._deployment = deployment
-        self.pool = NetworkBufferPool(limits.RESULT_SEGMENTS, deployment.pool.segment_bytes)
+        self.pool = NetworkBufferPool(limits.RESULT_SEGMENTS, deployment.services.pool.segment_bytes)
         """Buffers for rows on their way to readers."""
         self._inbox = inbox
         self._send = send
@@ -315,7 +315,7 @@ class ExternalClients:
                     rows=progress.rows,
                     checksum=progress.checksum,
                     complete=progress.complete,
-                    segment_bytes=self._deployment.pool.segment_bytes,
+                    segment_bytes=self._deployment.services.pool.segment_bytes,
                     base=progress.base,
                 )
             )

@@ -82,7 +82,7 @@ def worker_dump(worker: DumpedWorker, job: str) -> bytes:
     frames = sys._current_frames()
     tasks = [_task(attempt, worker, served, room, frames) for attempt in attempts[: limits.DUMP_TASKS_MAX]]
     waiting = worker.state.partitions.waiting()
-    pool = worker.deployment.pool
+    pool = worker.deployment.services.pool
     found: Fields = {
         "worker": worker.state.worker,
         "epoch": worker.state.epoch,

@@ -53,7 +53,7 @@ from minishuffle.wire.reports import (
     TaskStands,
     TaskStateChanged,
 )
-from minishuffle.worker.attempt import Attempt
+from minishuffle.worker.attempt import Attempt, WorkerServices
 from minishuffle.worker.attemptreports import ACKNOWLEDGE_LOOKS
 from minishuffle.worker.clients import ExternalClients, ResultReaders
 from minishuffle.worker.coordinatorlink import CoordinatorLink
@@ -229,25 +229,26 @@ class Worker:
         )
 
     def _new_deployment(self, start: UnregisteredWorker) -> Deployment:
-        return Deployment(
-            self._state.worker,
-            self.pool,
-            self._inbox,
-            self._on_report,
-            self._sender.notify,
-            spool_directory=start.spool_directory,
-            spool_bytes_max=self.settings.spool_bytes_max,
-            blocking_bytes_max=self.settings.blocking_bytes_max,
-            channel_event=self._on_channel_event,
+        services = WorkerServices(
+            worker=self._state.worker,
+            pool=self.pool,
+            inbox=self._inbox,
+            report=self._on_report,
+            said=self._sender.notify,
             fact=self._on_fact,
             first_record=self._on_first_record,
             stands=self._on_stands,
             partition_lost=self._on_partition_lost,
+            channel_event=self._on_channel_event,
             clock=self._loop.time,
             wall=self._wall,
             away=lambda: not self.coordinator.connected,
             record=start.record,
+            spool_directory=start.spool_directory,
+            spool_bytes_max=self.settings.spool_bytes_max,
+            blocking_bytes_max=self.settings.blocking_bytes_max,
         )
+        return Deployment(services)
 
     def _begin_timers(self, heartbeat_interval: float) -> None:
         self._timers.every("flow", FLOW_SECONDS, self._inspection.look)
@@ -311,7 +312,7 @@ class Worker:
             task.cancel()
         await self._prober.close()
         await self.endpoint.close()
-        self._deployment.disk.close()
+        self._deployment.services.disk.close()
         self._inbox.close()
         self._alarm.cancel()
         self.coordinator.close()

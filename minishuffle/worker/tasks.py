@@ -5,19 +5,14 @@ Everything here is called on the loop thread and does not block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from minishuffle import limits
 from minishuffle.counters import (
     TaskSnapshot,
 )
-from minishuffle.errors import PartitionLost
-from minishuffle.exchange.channels import ChannelEvent, InputChannel
-from minishuffle.exchange.elements import AssemblyBudget, ByteBudget
-from minishuffle.exchange.elementstore import StorePlace
+from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.partition import PartitionView, ResultPartition
 from minishuffle.exchange.repeats import Rendition
-from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import AttemptId
 from minishuffle.protocol.channel import Outgoing
@@ -25,14 +20,8 @@ from minishuffle.wire.frames import DataType
 from minishuffle.wire.messages import (
     TaskReport,
 )
-from minishuffle.wire.reports import (
-    Fact,
-)
 from minishuffle.worker.attempt import Attempt, WorkerServices
-from minishuffle.worker.crashrecord import CrashRecord
-from minishuffle.worker.diskthreads import DiskThreads
 from minishuffle.worker.flow import Turns
-from minishuffle.worker.handoff import LoopInbox
 from minishuffle.worker.instructions import (
     Attach,
     Fence,
@@ -41,76 +30,24 @@ from minishuffle.worker.instructions import (
     SetPause,
     StartTask,
 )
-from minishuffle.worker.outbox import Outbox
 from minishuffle.worker.registry import ChannelKey, Progress
-from minishuffle.worker.task import Task, TaskOutcome
-from minishuffle.worker.wallclock import WallClock
 
 __all__ = ["Deployment"]
 
 
 class Deployment:
-    """All attempts on a worker; several of one subtask may be there at once.
+    """All attempts on a worker; several of one subtask may be there at once."""
 
-    Args: those of :class:`WorkerServices`.
-    """
-
-    def __init__(
-        self,
-        worker: int,
-        pool: NetworkBufferPool,
-        inbox: LoopInbox,
-        report: Callable[[Task, TaskOutcome | None], None],
-        said: Callable[[Outbox], None],
-        *,
-        spool_directory: str | None = None,
-        spool_bytes_max: int = limits.SPOOL_BYTES_MAX,
-        blocking_bytes_max: int = limits.BLOCKING_BYTES_MAX,
-        channel_event: Callable[[ChannelKey, int, ChannelEvent], object],
-        fact: Callable[[Fact], None],
-        first_record: Callable[[AttemptId], None],
-        stands: Callable[[AttemptId], None],
-        partition_lost: Callable[[AttemptId, PartitionLost], None] = lambda attempt, error: None,
-        clock: Callable[[], float],
-        wall: WallClock,
-        away: Callable[[], bool] = lambda: False,
-        record: CrashRecord | None = None,
-    ) -> None:
-        self.pool = pool
+    def __init__(self, services: WorkerServices) -> None:
+        self.services = services
         self.attempts: dict[AttemptId, Attempt] = {}
         self.spools: dict[AttemptId, Spool] = {}
         """Also of jobs that have ended: see :meth:`drop_spools`."""
-        self.budget = AssemblyBudget(limits.ASSEMBLY_BYTES_MAX)
-        self.local = ByteBudget(limits.LOCAL_BATCH_BYTES_MAX)
-        self.stored = ByteBudget(blocking_bytes_max)
         self.local_bytes = 0
         self.local_buffers = 0
         self.local_rows = 0
         self._moved_on: set[AttemptId] = set()
-        self.disk = DiskThreads(inbox)
         self._turns = Turns()
-        self._services = WorkerServices(
-            worker,
-            pool,
-            inbox,
-            report,
-            said,
-            fact,
-            first_record,
-            stands,
-            self.budget,
-            self.local,
-            StorePlace(spool_directory, self.disk.close_file),
-            self.disk,
-            spool_bytes_max,
-            self.stored,
-            partition_lost,
-            channel_event,
-            clock,
-            wall,
-            away,
-            record or CrashRecord(),
-        )
 
     def start(self, instruction: StartTask) -> None:
         """Build one attempt and start its thread.
@@ -118,7 +55,7 @@ class Deployment:
         Raises:
             Exception: see :class:`Attempt`.
         """
-        attempt = Attempt(self._services, instruction.message, instruction.spec)
+        attempt = Attempt(self.services, instruction.message, instruction.spec)
         self.attempts[attempt.id] = attempt
         if attempt.task.spool is not None:
             self.spools[attempt.id] = attempt.task.spool

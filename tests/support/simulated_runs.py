@@ -474,7 +474,7 @@ class Play:
             left = ", ".join(map(str, each.worker._deployment.attempts))
             assert not left, f"worker {each.number} has {left} left"
             assert each.segments_out == 0, f"{each.segments_out} segments of worker {each.number} are out"
-            assert each.worker._deployment.budget.used == 0
+            assert each.worker._deployment.services.budget.used == 0
         self.cluster.validate(self.cluster.coordinator_host)
 
 

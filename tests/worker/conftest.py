@@ -22,6 +22,7 @@ from minishuffle.plan.planner import compile_job
 from minishuffle.wire.messages import DeployTasks, LogLines, WorkerAddress
 from minishuffle.wire.reports import Fact, FileCompleted, PartitionReadable, SourcePositions
 from minishuffle.worker import handoff
+from minishuffle.worker.attempt import WorkerServices
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.instructions import StartTask, attempt_id
 from minishuffle.worker.outbox import Outbox
@@ -46,19 +47,19 @@ class Site:
         self.readable: list[tuple[AttemptId, int]] = []
         """Attempts that have announced their first buffer, with its edge."""
         self.pool = NetworkBufferPool(segments, segment_bytes)
-        self.deployment = Deployment(
-            WORKER,
-            self.pool,
-            self.inbox,
-            self._on_report,
-            self._on_said,
-            channel_event=lambda *event: None,
+        services = WorkerServices(
+            worker=WORKER,
+            pool=self.pool,
+            inbox=self.inbox,
+            report=self._on_report,
+            said=self._on_said,
             fact=self._on_fact,
             first_record=self.recovered.append,
             stands=self.stood.append,
             clock=asyncio.get_running_loop().time,
             wall=WallClock(),
         )
+        self.deployment = Deployment(services)
         self.reports: list[tuple[AttemptId, TaskOutcome | None]] = []
         self.outcomes: dict[AttemptId, TaskOutcome] = {}
         self.rows: list[Any] = []
@@ -157,7 +158,7 @@ class Site:
         await self.until(lambda: not any(task.thread and task.thread.is_alive() for task in tasks))
         self.deployment.release(list(self.deployment.attempts))
         assert self.deployment.attempts == {}
-        self.deployment.disk.close()
+        self.deployment.services.disk.close()
 
 
 class Turns:
