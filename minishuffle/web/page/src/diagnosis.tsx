@@ -4,7 +4,7 @@ import { usePoll } from "./api";
 import { count } from "./format";
 import { Empty, Facts, Section } from "./parts";
 
-const PAUSE_MS = 2000;
+const PAUSE_MS = 5000;
 const ANSWER_MS = 15_000;
 const PATH = "diagnosis";
 
