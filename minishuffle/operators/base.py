@@ -352,6 +352,13 @@ class SplitSource(Protocol[B]):
     emitted already are read again and left out: the same rows have to come again in the same order. A source
     that cannot read them again has ``replayable = False``: none are left out then.
 
+    It may have a method ``acknowledge(positions)``, which is called, in the thread of ``read``, with the last
+    positions by name of their splits that are safe: the source's task has passed their batches on, and the
+    coordinator has them, so that no later attempt begins before. What precedes them may be thrown away
+    outside. That a batch was passed on does not say that all functions and sinks have taken its rows, which
+    are lost if the worker of one is: this is at most once. The last positions of an attempt that fails, or is
+    cancelled, may not be acknowledged.
+
     Optional attributes: those of a :class:`Source`, and ``discovery_interval``, a timedelta. With that the
     names may change: each subtask calls ``splits()`` so often, between two reads, and reads the names whose
     stable hash modulo the parallelism is its index. A name that a later answer lacks is still read to its

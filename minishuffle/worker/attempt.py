@@ -390,12 +390,13 @@ class Attempt:
             for partition in [self.partitions[output.edge]]
         )
 
-    def acknowledge(self) -> None:
-        """The coordinator has applied the report of positions that was under way."""
+    def acknowledge(self, *, durable: bool) -> None:
+        """The coordinator has applied the report of positions that was under way; not ``durable``: it does
+        not answer, or cannot write it down."""
         if self.upstreams is not None:
             self.upstreams.acknowledge()
         else:
-            self.task.leases.acknowledge()
+            self.task.leases.acknowledge(durable=durable)
 
     def channel(self, edge: int, producer: int) -> InputChannel | None:
         return self._channels.get((edge, producer))

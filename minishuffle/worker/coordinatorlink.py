@@ -44,7 +44,8 @@ class CoordinatorLink:
         joined: called once a coordinator knows what was reported before.
         lost: called when there is none any more.
         pump: called when the link takes rows and lines again.
-        applied: called with facts that somebody waits for, once the coordinator has them or is too slow.
+        applied: called with facts that somebody waits for, and whether the coordinator has them or is too
+            slow.
         call_by: has :meth:`flush` called by then, on the loop's clock; None: not at all.
     """
 
@@ -59,7 +60,7 @@ class CoordinatorLink:
         joined: Callable[[], None],
         lost: Callable[[], None],
         pump: Callable[[], None],
-        applied: Callable[[SourcePositions | FileCompleted], None],
+        applied: Callable[[SourcePositions | FileCompleted, bool], None],
         call_by: Callable[[float | None], None],
     ) -> None:
         self.reports = AttemptReports()
@@ -230,18 +231,18 @@ class CoordinatorLink:
             self._excuse(number)
             return
         for fact in self.reports.acknowledge(number, refused=refused, files=files):
-            self._applied(fact)
+            self._applied(fact, True)
 
     def excuse_late(self) -> None:
         """To be called ACKNOWLEDGE_LOOKS times in each ``heartbeat_timeout``. The coordinator may be stopped,
         or has declared this worker lost by then, if the link is broken."""
         for fact in self.reports.look():
-            self._applied(fact)
+            self._applied(fact, False)
 
     def _excuse(self, number: int) -> None:
         """Sources do not wait for reports up to that number to be acknowledged any more."""
         for fact in self.reports.excuse(number):
-            self._applied(fact)
+            self._applied(fact, False)
 
     def advertise(self, host: str) -> None:
         """Others reach this worker by that address; empty: it has none."""

@@ -14,6 +14,7 @@ a rate has many splits whose leases are used one after the other: they are asked
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -140,6 +141,10 @@ class LeaseLedger:
         self._guesses = guesses
         self._reports = 0
         self._under_way: list[_Split] = []
+        self._durable = 0
+        """The number of the last report that the coordinator has."""
+        self._unsafe: deque[tuple[int, dict[str, bytes]]] = deque()
+        """By report, the positions in it of splits that have names, until they are durable."""
         self._splits: dict[int, _Split] = {}
         """Splits with a lease, or with an end that is not reported yet."""
         self._unbegun = 0
@@ -230,7 +235,24 @@ class LeaseLedger:
                 entries.append(self._renew(each, rows))
                 self.within = min(self.within, self._lasts(each, now) / ACKNOWLEDGED_SHARE)
         self._reports += bool(entries)
+        cursors = [entry.cursor for entry in entries if entry.cursor is not None and entry.cursor.position]
+        if cursors:
+            self._unsafe.append((self._reports, {cursor.name: cursor.position for cursor in cursors}))
         return pack_positions(entries)
+
+    def take_durable(self) -> dict[str, bytes]:
+        """By name of their splits, the positions that no later attempt begins before, since the coordinator
+        has them; those that were not given before."""
+        durable: dict[str, bytes] = {}
+        while self._unsafe and self._unsafe[0][0] <= self._durable:
+            durable |= self._unsafe.popleft()[1]
+        return durable
+
+    def is_settled(self) -> bool:
+        """Whether all splits have ended, and everything reported was acknowledged; else what is left is
+        reported at once."""
+        self._is_due, self._not_before = True, -math.inf
+        return not self._splits and self.acknowledged >= self._reports
 
     def _look_ahead(self, upcoming: Iterable[int], now: float) -> dict[int, int]:
         """The leases of the splits that are next. If the rate is not known: together as many rows as all
@@ -251,9 +273,12 @@ class LeaseLedger:
                 wanted[split] = self._rows or max(rows, self._first)
         return wanted
 
-    def acknowledge(self) -> None:
-        """(Loop.) The coordinator has applied the next report."""
+    def acknowledge(self, *, durable: bool = True) -> None:
+        """(Loop.) The coordinator has applied the next report; not ``durable``: it does not answer, and may
+        not have it."""
         self.acknowledged += 1
+        if durable:
+            self._durable = self.acknowledged
 
     def _settle(self) -> None:
         if self._under_way and self.acknowledged >= self._reports:

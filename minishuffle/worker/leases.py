@@ -41,6 +41,10 @@ class SourceLeases:
         self._resumed = resumed
         self._age = age
         self._reader: SourceReader | None = None
+        self._confirm_at: Callable[[dict[str, bytes]], object] | None = None
+        """The source's ``acknowledge``, if it has one."""
+        self._passed: dict[str, bytes] = {}
+        """Positions that were passed on in a task that never restarts, and were not confirmed so far."""
         self._ledger: LeaseLedger | None = None
 
     # --- task ------------------------------------------------------------------------------------
@@ -56,8 +60,9 @@ class SourceLeases:
         reader = SourceReader(
             source, index, parallelism, now, in_turn=in_turn, resumed=resumed, age=self._age
         )
+        self._reader = reader
+        self._confirm_at = getattr(source, "acknowledge", None)
         if self._report is not None:
-            self._reader = reader
             self._ledger = LeaseLedger(reader.positions, self._rows, reader.rate, now, cursors=reader.cursors)
             self.look(now)
         return reader
@@ -69,9 +74,13 @@ class SourceLeases:
             TaskCancelled: they must not be emitted.
         """
         ledger, reader = self._ledger, self._reader
-        if ledger is None or reader is None:
-            return
+        assert reader is not None
         split, cursor = reader.current, reader.cursor
+        self._confirm()
+        if ledger is None:
+            if cursor is not None:
+                self._passed[cursor.name] = cursor.position
+            return
 
         def ready() -> bool:
             if not ledger.covers(split, rows):
@@ -86,10 +95,49 @@ class SourceLeases:
 
     def look(self, now: float) -> None:
         """Report what is to be reported by now."""
-        if self._ledger is not None and self._reader is not None:
-            for split, cursor in self._reader.take_moved().items():
-                self._ledger.move(split, cursor)
-            self._send(self._ledger.report(now, self._reader.upcoming))
+        assert self._reader is not None
+        moved = self._reader.take_moved()
+        if self._ledger is None:
+            self._passed |= {cursor.name: cursor.position for cursor in moved.values()}
+            return
+        for split, cursor in moved.items():
+            self._ledger.move(split, cursor)
+        self._send(self._ledger.report(now, self._reader.upcoming))
+
+    def idle(self, now: float) -> None:
+        """Everything that was read is passed on, and there is nothing more for now: see :meth:`look`."""
+        self._confirm()
+        self.look(now)
+
+    def finish(self, now: float) -> None:
+        """Everything is passed on, and all splits have ended: have the source acknowledge the last positions,
+        which the coordinator has to have first.
+
+        Raises:
+            TaskCancelled: the task is to end.
+        """
+        ledger = self._ledger
+        if self._confirm_at is not None and ledger is not None:
+
+            def ready() -> bool:
+                settled = ledger.is_settled()
+                self._send(ledger.report(now, ()))
+                return settled
+
+            if not ready():
+                self._paths.wait_until(ready)
+        self._confirm()
+
+    def _confirm(self) -> None:
+        """Tell the source what is safe: its batches were passed on, and no later attempt begins before."""
+        if self._confirm_at is None:
+            return
+        if self._ledger is not None:
+            safe = self._ledger.take_durable()
+        else:
+            safe, self._passed = self._passed, {}
+        if safe:
+            self._confirm_at(safe)
 
     def end(self, split: int) -> None:
         """The reader has come to the end of a split."""
@@ -106,10 +154,10 @@ class SourceLeases:
 
     # --- loop ------------------------------------------------------------------------------------
 
-    def acknowledge(self) -> None:
-        """The coordinator has applied the report that was under way."""
+    def acknowledge(self, *, durable: bool = True) -> None:
+        """The coordinator has applied the report that was under way; not ``durable``: it does not answer."""
         if self._ledger is not None:
-            self._ledger.acknowledge()
+            self._ledger.acknowledge(durable=durable)
             self._paths.bell.ring()
 
 

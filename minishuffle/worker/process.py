@@ -268,13 +268,14 @@ class Worker:
         self._sender.pump()
         self._heartbeat()
 
-    def _on_applied(self, fact: SourcePositions | FileCompleted) -> None:
-        """The source may continue after the positions that it has reported, or the file is listed."""
+    def _on_applied(self, fact: SourcePositions | FileCompleted, durable: bool) -> None:
+        """The source may continue after the positions that it has reported, which the coordinator has if they
+        are ``durable``; or the file is listed."""
         attempt = self._deployment.attempts.get(fact.attempt)
         if attempt is None:
             return
         if isinstance(fact, SourcePositions):
-            attempt.acknowledge()
+            attempt.acknowledge(durable=durable)
         else:
             attempt.task.files.acknowledge()
 

@@ -331,6 +331,7 @@ class Task:
         self.counters.rows_skipped = reader.rows_skipped
         try:
             self._read(reader, chain, emit, produced)
+            self.leases.finish(self.paths.pause.now())
         finally:
             reader.close()
 
@@ -356,7 +357,7 @@ class Task:
             if found is None:
                 return
             if not reader.records:
-                leases.look(begin)
+                leases.idle(begin)
                 paths.wait(min(reader.next_due, due) - pause.now())
                 continue
             leases.take(reader.records, begin)

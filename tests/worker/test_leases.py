@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -139,6 +139,54 @@ async def test_a_split_with_a_name_is_read_on_from_the_position_before_the_lease
     assert others[0] == SplitPosition(0, 40, 10, False, Cursor("numbers", b"40", 40))
     last = [*others, *entries_of([site.outcomes[attempt(number=2)].positions])][-1]
     assert last == SplitPosition(0, 100, 0, True, Cursor("numbers", b"100", 100))
+
+
+class Acknowledged(Named):
+    """Notes what is acknowledged, after the rows that it has given by then."""
+
+    noted: ClassVar[list[Any]] = []
+
+    def read(self, split: str, position: bytes, /) -> Iterator[tuple[list[int], bytes]]:
+        for rows, behind in super().read(split, position):
+            self.noted.append(rows[-1])
+            yield rows, behind
+
+    def acknowledge(self, positions: dict[str, bytes]) -> None:
+        self.noted.append(positions)
+
+
+@pytest.mark.parametrize("restarts", ["individual", "none"])
+async def test_a_source_acknowledges_what_was_passed_on_and_is_durable(site: Site, restarts: Any) -> None:
+    Acknowledged.noted.clear()
+    settings = JobSettings(source_lease=10, restart_strategy=restarts)
+    (outcome,) = await site.run(Stream.source(Acknowledged()).collect(), settings=settings)
+    assert outcome.state == "finished"
+    noted = Acknowledged.noted
+    acknowledged = [each for each in noted if isinstance(each, dict)]
+    ends = [int(each["numbers"]) for each in acknowledged]
+    assert ends == sorted(set(ends))
+    assert ends[-1] == 100
+    assert noted[-1] == {"numbers": b"100"}, "it has ended, and the coordinator has that"
+    for number, each in enumerate(noted):
+        if isinstance(each, dict):
+            assert each["numbers"] in [b"%d" % (row + 1) for row in noted[:number] if isinstance(row, int)]
+
+
+async def test_a_position_that_the_coordinator_may_not_have_is_not_acknowledged(site: Site) -> None:
+    Acknowledged.noted.clear()
+    site.acknowledges = False
+    (task,) = site.deploy(Stream.source(Acknowledged()).collect(), settings=LEASE)
+    reported = site.positions.setdefault(attempt(), [])
+    for count in range(1, 4):
+        await site.until(lambda count=count: len(reported) == count)
+        task.leases.acknowledge(durable=False)
+    await site.until(lambda: len(reported) == 4)
+    assert all(isinstance(each, int) for each in Acknowledged.noted)
+    task.leases.acknowledge()
+    await site.until(lambda: len(reported) == 5)
+    assert [each for each in Acknowledged.noted if isinstance(each, dict)] == [{"numbers": b"30"}]
+    task.paths.cancel()
+    await site.finish()
 
 
 async def test_rows_that_fell_due_while_nobody_ran_are_counted(site: Site) -> None:
