@@ -77,10 +77,12 @@ class LimitedSource:
 
     def _pieces_of(self, given: Any) -> Iterator[Any]:
         """Nobody goes on in the middle of a batch: the position behind it is that of all its pieces."""
-        if names_splits(self._source) and isinstance(given, tuple) and given:
-            yield from ((piece, *given[1:]) for piece in self._pieces(given[0]))
-        else:
+        if not (names_splits(self._source) and isinstance(given, tuple) and given):
             yield from self._pieces(given)
+        elif given[0] is None:
+            yield given
+        else:
+            yield from ((piece, *given[1:]) for piece in self._pieces(given[0]))
 
     def _pieces(self, batch: Any) -> Iterator[Payload | Portion]:
         limit, begin = self.limit, 0

@@ -43,7 +43,8 @@ class AssignEventTime(ForgivingOperator):
 
     The greatest time is kept for each split of the source; the least of those that are open counts,
     and one without a record yet holds all back. When none is open, the greatest of all counts. A source
-    that says that it has no split for this subtask makes it :class:`Idle` until one is open.
+    that says that it has no split for this subtask makes it :class:`Idle` until one is open; one that says
+    that all of them are idle, until one of them has a record.
     Watermarks and idleness from before are not passed on: these replace them.
 
     Args:
@@ -78,6 +79,8 @@ class AssignEventTime(ForgivingOperator):
         """The greatest time of each split that has not ended."""
         self._before: dict[int, int] = {}
         """The same of splits read by the attempts before. Some may belong to this subtask now."""
+        self._resting: set[int] = set()
+        """Those of the open splits that are idle."""
         self._current = _NO_SPLIT
         self._greatest = BEGINNING_OF_TIME
         self._told = BEGINNING_OF_TIME
@@ -93,6 +96,7 @@ class AssignEventTime(ForgivingOperator):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if not len(batch.payload):
             return
+        self._resting.discard(self._current)
         batch, times = self._timed(batch)
         if not len(times):
             return
@@ -135,7 +139,7 @@ class AssignEventTime(ForgivingOperator):
 
     def _emit_each(self, batch: Batch, times: Vector, emit: Emit) -> None:
         """Cut the batch after each record that brings the watermark forward."""
-        others = [greatest for split, greatest in self._open.items() if split != self._current]
+        others = [time for split, time in self._waited_for().items() if split != self._current]
         reached = np.maximum.accumulate(times)
         np.maximum(reached, self._open.get(self._current, BEGINNING_OF_TIME), out=reached)
         held = np.minimum(reached, min(others)) if others else reached
@@ -154,8 +158,16 @@ class AssignEventTime(ForgivingOperator):
     # --- watermarks ------------------------------------------------------------------------------
 
     def _reached(self) -> int:
-        """The time that all open splits have reached."""
-        return min(self._open.values()) if self._open else self._greatest
+        """The time that all open splits have reached which are not idle."""
+        if self._open and len(self._resting) == len(self._open):
+            return self._told_time()
+        return min(self._waited_for().values()) if self._open else self._greatest
+
+    def _waited_for(self) -> dict[int, int]:
+        """The greatest times of the open splits that are not idle."""
+        if not self._resting:
+            return self._open
+        return {split: time for split, time in self._open.items() if split not in self._resting}
 
     def _told_time(self) -> int:
         """The event time, in microseconds, that all open splits had reached at the last watermark;
@@ -211,16 +223,28 @@ class AssignEventTime(ForgivingOperator):
                     emit(Idle())
             case SplitMark(split, "current"):
                 self._current = split
+            case SplitMark(split, "idle"):
+                self._tell(emit)
+                self._resting.add(split)
+                self._tell_of_splits(emit)
             case SplitMark(split, "done"):
                 self._open.pop(split, None)
-                if self.each:
-                    self._tell(emit)
-                else:
-                    self._tell_in_time(emit)
+                self._resting.discard(split)
+                self._tell_of_splits(emit)
             case Watermark(time) if time == END_OF_TIME:
                 self._tell(emit)
                 self._told = END_OF_TIME
                 emit(mark)
+
+    def _tell_of_splits(self, emit: Emit) -> None:
+        """One of them is waited for no longer."""
+        if self.each:
+            self._tell(emit)
+        else:
+            self._tell_in_time(emit)
+        if self._resting and len(self._resting) == len(self._open) and not self._idle:
+            self._idle = True
+            emit(Idle())
 
     def _task_state(self) -> TaskState:
         """How far each split is. Every subtask reads all: sources deal splits out, no key does."""

@@ -154,12 +154,12 @@ class SplitMark(Mark):
     """Which split the records are of: for watermarks by split, seen by the source's own chain only.
 
     ``open``: the split belongs to this subtask and has yet to end. ``current``: the batches that
-    follow are of it. ``done``: it has ended. ``none``: the subtask has no split at all (``split`` is
-    -1), and until one is open nobody waits for it.
+    follow are of it. ``idle``: nobody waits for it until its next record. ``done``: it has ended.
+    ``none``: the subtask has no split at all (``split`` is -1), and until one is open nobody waits for it.
     """
 
     split: int
-    state: Literal["open", "current", "done", "none"]
+    state: Literal["open", "current", "idle", "done", "none"]
 
 
 Emit: TypeAlias = Callable[[Batch | Mark], None]
@@ -352,6 +352,9 @@ class SplitSource(Protocol[B]):
     emitted already are read again and left out: the same rows have to come again in the same order. A source
     that cannot read them again has ``replayable = False``: none are left out then.
 
+    None in place of a batch says that the split is *idle*: it holds no other's event time back until it has
+    its next record.
+
     It may have a method ``acknowledge(positions)``, which is called, in the thread of ``read``, with the last
     positions by name of their splits that are safe: the source's task has passed their batches on, and the
     coordinator has them, so that no later attempt begins before. What precedes them may be thrown away
@@ -369,7 +372,7 @@ class SplitSource(Protocol[B]):
 
     def splits(self) -> Sequence[str]: ...
 
-    def read(self, split: str, position: bytes, /) -> Iterator[tuple[B, bytes]]: ...
+    def read(self, split: str, position: bytes, /) -> Iterator[tuple[B | None, bytes]]: ...
 
 
 AnySource: TypeAlias = "Source[Any] | SplitSource[Any]"

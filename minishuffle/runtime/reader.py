@@ -174,7 +174,7 @@ class SourceReader:
                 self.next_due = now + IDLE_SECONDS
                 return []
             split = self._waiting[0]
-            cursor = split.cursor
+            cursor, was_idle = split.cursor, split.is_idle
             batch = split.take()
             if batch is None:
                 self._waiting.popleft()
@@ -188,6 +188,8 @@ class SourceReader:
                 self._left_out.append(split.left_out)
             if split.records:
                 return self._given(split, batch, now)
+            if split.is_idle and not was_idle:
+                self._marks.append(SplitMark(split.number, "idle"))
             if split.cursor is not None and split.cursor != cursor:
                 self._moved[split.number] = split.cursor
             asked += not split.skipped

@@ -45,6 +45,8 @@ class Split:
         """How many of them the batch taken last stands for; the source may have left some out."""
         self.skipped = 0
         """How many were left out of it, as an earlier attempt may have emitted them."""
+        self.is_idle = False
+        """Its source says that nobody is to wait for it, until it has a record again."""
         self.left_out: Portion | None = None
         """That batch, if records are missing from it."""
         self.cursor: Cursor | None = None
@@ -151,7 +153,8 @@ class NamedSplit(Split):
                 f"{self._source_name}.read yields {what}: yield pairs of a batch and the position behind it, "
                 "or leave the attribute replayable out"
             )
-        batch, position = self._checked(given[0]), given[1]
+        batch, position = self._checked([] if given[0] is None else given[0]), given[1]
+        self.is_idle = given[0] is None or (self.is_idle and not len(batch))
         if not isinstance(position, bytes) or len(position) > SPLIT_POSITION_BYTES_MAX:
             what = f"{len(position)} bytes" if isinstance(position, bytes) else type(position).__name__
             raise UsageError(

@@ -58,9 +58,9 @@ def test_it_is_like_the_source_in_all_else() -> None:
     (first, second) = source.projected(frozenset({"m"})).read("a", 0)
     assert (first, second) == (batch.select(["m"]).slice(0, 1), batch.select(["m"]).slice(1, 1))
     assert (source.limit.left, source.limit.is_cut) == (0, True)
-    named = LimitedSource(Batches([([1, 2, 3], b"3")], replayable=False), Limit(2))
+    named = LimitedSource(Batches([(None, b""), ([1, 2, 3], b"3")], replayable=False), Limit(2))
     assert named.replayable is False
-    assert [*named.read("a", 0)] == [([1], b"3"), ([2], b"3")]
+    assert [*named.read("a", 0)] == [(None, b""), ([1], b"3"), ([2], b"3")]
     left_out = Portion(batch, 5, "skip", ["x", "y"])
     limit = Limit(3)
     assert [*LimitedSource(Batches([left_out]), limit).read("a", 0)] == [left_out]

@@ -242,3 +242,22 @@ def test_what_no_record_so_far_has_right_ends_the_job(row: Any, kind: type[Usage
         with pytest.raises(UsageError) as caught:
             Bench(AssignEventTime(BY_COLUMN)).take(*items)
         assert not caught.value.final
+
+
+def test_an_idle_split_holds_nobody_back_until_its_next_record() -> None:
+    made = bench(each=True)
+    made.take(SplitMark(0, "open"), SplitMark(1, "open"))
+    assert made.take(SplitMark(0, "current"), rows([10])) == [[10]], "split 1 is waited for"
+    assert made.take(SplitMark(1, "idle")) == [Watermark(9)]
+    assert made.take(rows([20])) == [[20], Watermark(19)]
+    assert made.take(SplitMark(0, "idle")) == [Idle()], "all are"
+    assert made.take(SplitMark(1, "current"), rows([30])) == [Active(), [30], Watermark(29)]
+    assert made.take(SplitMark(0, "current"), rows([40])) == [[40]], "split 1 is waited for again"
+    assert made.take(SplitMark(0, "idle"), SplitMark(1, "done")) == [Idle()]
+
+
+def test_what_is_due_goes_out_before_the_last_split_is_idle() -> None:
+    made = bench()
+    made.take(SplitMark(0, "open"), SplitMark(0, "current"), rows([10]))
+    assert made.take(rows([20])) == [[20]]
+    assert made.take(SplitMark(0, "idle")) == [Watermark(19), Idle()]

@@ -241,6 +241,13 @@ def test_splits_that_are_discovered_are_read_and_nobody_waits_while_there_are_no
     assert reader.next_due == 25.0
 
 
+def test_a_split_says_once_that_it_is_idle() -> None:
+    source = Partitions(a=[None, [], None, ["1"], None])  # type: ignore[list-item]
+    reader = SourceReader(source, 0, 1, 0.0)
+    found = [(reader.poll(0.0), [mark.state for mark in reader.take_marks()]) for _ in range(5)]
+    assert found == [([], ["open", "idle"]), ([], []), ([], []), (["1"], ["current"]), ([], ["idle"])]
+
+
 def test_what_is_left_out_at_the_beginning_does_not_wait() -> None:
     source = Partitions(a=[["1"], ["2"], ["3"]])
     reader = SourceReader(source, 0, 1, 0.0, resumed=[SplitPosition(0, 0, 2, False, Cursor("a"))])
