@@ -16,7 +16,6 @@ import gc
 import inspect
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -63,11 +62,6 @@ settings.load_profile(hypothesis_profile())
 # The JVMs of Spark live for seconds here: what the second compiler does for them comes too late, and to
 # verify the classes of Spark takes more than a second of each.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-ARCHIVE = Path(sys.prefix) / f"spark{sys.prefix.replace('/', '-')}.jsa"
-"""Spark's classes as JVMs hold them, if scripts/archive-spark has written them: to read them takes a JVM four
-seconds of processor time."""
-if ARCHIVE.exists() and " " not in sys.prefix:
-    SHORT_LIVED += f" -XX:SharedArchiveFile={ARCHIVE}"
 FOR_EXECUTORS = f"'-Dspark.executor.defaultJavaOptions={SHORT_LIVED}'"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{SHORT_LIVED} {FOR_EXECUTORS}")
 
