@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 from minishuffle.errors import UsageError, did_you_mean
 from minishuffle.plan.arguments import ONE_GROUP
 
-__all__ = ["JOINED_ON", "LOOKED_UP_ON", "Bridged", "answering", "refuse_mixture"]
+__all__ = ["DELIMITED_BY", "JOINED_ON", "LATE_BY", "LOOKED_UP_ON", "Bridged", "answering", "refuse_mixture"]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -105,6 +105,12 @@ JOINED_ON: Final = dict.fromkeys(
 """What keyed joins answer those who say the columns in them."""
 LOOKED_UP_ON: Final = dict.fromkeys(("left_on", "right_on"), "write on={'id': 'its_id'}")
 """The same of ``broadcast_join``."""
+LATE_BY: Final = dict.fromkeys(
+    ("out_of_orderness", "max_out_of_orderness", "lateness"), "write out_of_order=timedelta(seconds=5)"
+)
+"""What ``event_time`` answers those who know Flink."""
+DELIMITED_BY: Final = dict.fromkeys(("sep", "separator"), "write delimiter=';'")
+"""What ``from_files`` answers those who know pandas or Polars."""
 
 
 def answering(**ways: str) -> Callable[[Method], Method]:

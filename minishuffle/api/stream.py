@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVarTuple, cast, ove
 
 from typing_extensions import TypeVar
 
-from minishuffle.api.bridges import JOINED_ON, LOOKED_UP_ON, Bridged, answering, refuse_mixture
+from minishuffle.api.bridges import JOINED_ON, LATE_BY, LOOKED_UP_ON, Bridged, answering, refuse_mixture
 from minishuffle.api.drafts import Draft, draft_in
 from minishuffle.api.stream_base import SideOutputs, StreamBase
 from minishuffle.api.stream_sinks import StreamSinks
@@ -426,6 +426,7 @@ class Stream(StreamSinks, SideOutputs["Stream[Any]"], Bridged, Generic[T]):
         """
         return KeyedStream(self.plan, Key.of(self._given("key_by"), key, on_error))
 
+    @answering(**LATE_BY)
     def event_time(
         self,
         time: str | Callable[[T], datetime | int],
@@ -977,6 +978,7 @@ class Table(TableSources, StreamSinks, SideOutputs["Table"], Bridged):
 
     # --- time and keys -----------------------------------------------------------------------------
 
+    @answering(**LATE_BY)
     def event_time(
         self,
         column: str,

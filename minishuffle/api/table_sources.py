@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
+from minishuffle.api.bridges import DELIMITED_BY, answering
 from minishuffle.api.drafts import Draft
 from minishuffle.api.stream_base import StreamBase
 from minishuffle.errors import UsageError
@@ -38,6 +39,7 @@ class TableSources(StreamBase):
     __slots__ = ()
 
     @classmethod
+    @answering(**DELIMITED_BY)
     def from_files(
         cls,
         *paths: str | Path,

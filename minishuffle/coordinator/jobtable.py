@@ -33,11 +33,13 @@ class JobTable(dict[str, Job]):
         """What they hold, of each as it was when it was noted there."""
 
     def named(self, name: str) -> Job:
-        """Raises UnknownName: there is no job of that id."""
+        """The job of that id. Raises UnknownName: there is none; says which is called so, if one is."""
         if name in self:
             return self[name]
         known = list(self)[-JOBS_NAMED:]
         there = f"the latest are {', '.join(known)}" if known else "none was submitted yet"
+        if called := [job for job, each in self.items() if each.name == name]:
+            there = f"that is the name of {called[-1]}: write {called[-1]}"
         shown = name[: limits.NAME_BYTES_MAX]
         raise UnknownName(f"there is no job {shown!r}; {there} ('minishuffle jobs list' shows all)")
 

@@ -167,7 +167,11 @@ class WithColumnsStep(ProjectionStep):
         if not self.columns:
             raise UsageError("with_columns takes at least one column, such as total=col('amount') * 2")
         for name, expression in self.columns.items():
-            check_expression(expression, f"with_columns({name}=...)")
+            check_expression(
+                expression,
+                f"with_columns({name}=...)",
+                "col('amount') * 2 or pc.scalar(1) of pyarrow.compute",
+            )
         _require_own_names(self.given, "with_columns")
         self._read  # noqa: B018 - an expression may read a column by its number
         self.gives  # noqa: B018
@@ -214,10 +218,12 @@ class FilterStep(Step):
     follows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_expression(self.condition, "filter")
+        check_expression(self.condition, "filter", "col('amount') > 5")
         kind = expression_type(self.given.arrow, self.condition, "filter")
         if str(kind) != "bool":
-            raise UsageError(f"filter: {self.condition!s:.200} gives {kind}: write a condition")
+            raise UsageError(
+                f"filter: {self.condition!s:.200} gives {kind}: write a condition, such as col('amount') > 5"
+            )
         self._read  # noqa: B018
 
     @cached_property

@@ -22,15 +22,15 @@ _TRIED: Final = ((1,), (2, 3, 5, 7))
 divides another: quotients of whole numbers and of floats differ."""
 
 
-def check_expression(given: Any, where: str) -> pc.Expression:
-    """The expression itself. Raises UsageError if it is none."""
+def check_expression(given: Any, where: str, such_as: str) -> pc.Expression:
+    """The expression itself. Raises UsageError, with one that it might be, if it is none."""
     import pyarrow.compute as pc
 
     if not isinstance(given, pc.Expression):
         hint = " (a function of rows is for a Stream: call to_rows() first)" if callable(given) else ""
         raise UsageError(
-            f"{where} takes an expression such as col('amount') * 2, with 'from minishuffle import col', or "
-            f"pc.scalar(1) of pyarrow.compute, not {given!r:.80}{hint}"
+            f"{where} takes an expression such as {such_as}, with 'from minishuffle import col', not "
+            f"{given!r:.80}{hint}"
         )
     return given
 

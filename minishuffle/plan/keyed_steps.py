@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.plan.arguments import (
@@ -196,7 +196,12 @@ def check_aggregates(columns: Aggregates, given: Known) -> None:
         is_pair = isinstance(wanted, tuple | list) and len(wanted) == 2
         if not is_pair or not all(isinstance(part, str) for part in wanted):
             raise UsageError(f"aggregate: {name}={wanted!r:.80}: write {name}=('column', 'sum')")
-    check_columns([column for column, _ in columns.values()], given.columns, "aggregate")
+    from minishuffle.operators.aggregates import Function
+
+    for name, (column, function) in columns.items():
+        is_turned = column in get_args(Function) and function in (given.columns or ())
+        way = f": the column comes first: write {name}=({function!r}, {column!r})" if is_turned else ""
+        check_columns([column], given.columns, "aggregate", way)
 
 
 @dataclass(frozen=True, eq=False)

@@ -199,6 +199,12 @@ def test_arguments_columns_and_sources_of_pandas_are_answered_too() -> None:
         TypeError, match=r"broadcast_join\(\) has no argument 'left_on': write on={'id': 'its_id'}"
     ):
         table.broadcast_join(table, left_on="user", right_on="id")
+    with pytest.raises(
+        TypeError, match=r"^event_time\(\) has no argument 'out_of_orderness': write out_of_or"
+    ):
+        Stream.items([1]).event_time(int, out_of_orderness=5)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^from_files\(\) has no argument 'sep': write delimiter=';'"):
+        Table.from_files("a.csv", format="csv", sep=";")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"^window\(\) has no argument 'timezone': write tz='Europe/Zurich'"):
         keyed.window("month", timezone="Europe/Zurich")
     with pytest.raises(TypeError, match="unexpected keyword argument 'zone'"):

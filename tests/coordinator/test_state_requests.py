@@ -85,6 +85,15 @@ def test_an_unknown_job_is_named_with_those_that_are_known(
     assert "there is no job 'j9'; the latest are j1, j2" in cluster.refusal(message)[1]
 
 
+def test_a_job_that_is_asked_for_by_its_name_is_named(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    for name in ("one", "two"):
+        cluster.submit(make_graph(), name=name)
+    text = cluster.refusal(CancelJob(job="two"))[1]
+    assert text.startswith("there is no job 'two'; that is the name of j2: write j2 ")
+
+
 def test_lists_leave_out_what_sinks_returned(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
     cluster.submit(make_graph(), name="one")
     cluster.submit(make_graph(), name="two")

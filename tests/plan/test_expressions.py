@@ -63,11 +63,11 @@ def test_the_type_of_what_it_gives_is_known(expression: pc.Expression, kind: pa.
 
 
 def test_what_is_no_expression_is_refused() -> None:
-    assert check_expression(n, "filter") is n
-    with pytest.raises(UsageError, match=r"^filter takes an expression such as .*, not 5$"):
-        check_expression(5, "filter")
+    assert check_expression(n, "filter", "n > 5") is n
+    with pytest.raises(UsageError, match=r"^filter takes an expression such as n > 5, .*, not 5$"):
+        check_expression(5, "filter", "n > 5")
     with pytest.raises(UsageError, match=r"a function of rows is for a Stream: call to_rows\(\) first"):
-        check_expression(len, "filter")
+        check_expression(len, "filter", "n > 5")
 
 
 @pytest.mark.parametrize(

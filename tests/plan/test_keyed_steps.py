@@ -125,3 +125,11 @@ def test_emit_is_checked() -> None:
         rows().key_by(abs).count("always")  # type: ignore[arg-type]
     with pytest.raises(InvalidGraph, match="would never emit"):
         Stream.generate(rate=1).key_by(abs).count("end")
+
+
+def test_an_aggregate_with_its_column_behind_is_turned_round() -> None:
+    table = Stream.items([{"user": 1, "amount": 2}]).to_table({"user": int, "amount": int})
+    with pytest.raises(
+        UnknownName, match=r"no column 'sum'; .*: the column comes first: write \w+=\('amount', 'sum'\)"
+    ):
+        table.key_by("user").aggregate(total=("sum", "amount"))
