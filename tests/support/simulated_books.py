@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from minishuffle.exchange.blocking import BlockingPartition
 from minishuffle.wire.packed import unpack_traffic
 from minishuffle.worker.attempt import Attempt
-from support.simulated_jobs import BATCH_ROWS_MAX
+from support.simulated_jobs import ELEMENT_ROWS_MAX
 
 __all__ = ["OF_THE_CHAIN", "Book"]
 
@@ -66,7 +66,7 @@ class Book:
         if self.repeats:
             return
         out = self.sent + sum(self.dropped_out.values()) - self.written
-        assert (again or out >= 0) and out <= (0 if self.finished else BATCH_ROWS_MAX * self.consumers), (
+        assert (again or out >= 0) and out <= (0 if self.finished else ELEMENT_ROWS_MAX * self.consumers), (
             f"{out} rows too many are sent or dropped: {self}"
         )
         left = self.received - self.taken - sum(self.dropped_in.values())

@@ -34,6 +34,9 @@ Mischief: TypeAlias = Literal["raise in open", "raise", "stick"]
 SPLITS_MAX = 5
 SPLIT_ROWS_MAX = 120
 BATCH_ROWS_MAX = 6
+TAKEN_ROWS = 4 * (BATCH_ROWS_MAX + 1)
+"""So many that batches of sources are taken together, and what comes of that is not."""
+ELEMENT_ROWS_MAX = TAKEN_ROWS + BATCH_ROWS_MAX
 PADDING_BYTES = (0, 20, 200, 900)
 SLOW_SECONDS = (0.0, 0.0, 0.0, 0.002, 0.02)
 """What a batch costs at the most."""

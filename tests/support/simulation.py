@@ -24,6 +24,7 @@ from minishuffle.errors import ResourceExhausted, ShuffleError, Superseded
 from minishuffle.exchange.buffers import BufferBuilder
 from minishuffle.ids import FIRST_ATTEMPT, Address, Changes, OperatorId, RecordKey, SubtaskId
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
+from minishuffle.runtime import inputs
 from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
@@ -44,7 +45,7 @@ from minishuffle.worker.attempt import Attempt
 from minishuffle.worker.process import Worker, register
 from minishuffle.worker.registration import UnregisteredWorker
 from minishuffle.worker.workerreports import registration
-from support.simulated_jobs import AUDITS, Audit
+from support.simulated_jobs import AUDITS, TAKEN_ROWS, Audit
 from support.simulated_loop import Host, World
 from support.simulated_network import Network
 from support.simulated_threads import SimulatedTime, Threads, running_host
@@ -429,6 +430,7 @@ def _simulate_threads_and_clocks(patch: pytest.MonkeyPatch, cluster: Cluster) ->
         patch.setattr(module, "threading", cluster.threads)
         patch.setattr(module, "time", time)
     patch.setattr(coordinator_process, "time", time)
+    patch.setattr(inputs, "TAKEN_ROWS", TAKEN_ROWS)
     for module in (wallclock, activity):
         patch.setattr(module, "time", time)
     patch.setattr(random, "random", cluster.world.random.random)
