@@ -106,7 +106,8 @@ class _Run:
         """One batch, or all of them where pyarrow does not put their columns together."""
         try:
             return [Batch.concat(self.batches)]
-        except pa.ArrowNotImplementedError:  # of views, in versions before 20
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+            # Views, in versions before 20; dictionaries with more values together than indices.
             return self.batches
 
 

@@ -86,6 +86,13 @@ def columns(*values: int, name: str = "x") -> Batch:
     return Batch(pa.RecordBatch.from_pydict({name: pa.array(values, pa.int64())}))
 
 
+def categories(prefix: str) -> Batch:
+    """A hundred values of a dictionary whose indices tell 128 apart."""
+    values = pa.array([f"{prefix}{n}" for n in range(100)])
+    indices = pa.array(range(100), pa.int8())
+    return Batch(pa.RecordBatch.from_pydict({"x": pa.DictionaryArray.from_arrays(indices, values)}))
+
+
 ONE, TWO, LARGE = columns(1), columns(2, 3), columns(*range(TAKEN_ROWS // 4))
 NEARLY = columns(*range(TAKEN_ROWS // 4 - 1))
 TIMED = Batch(ONE.payload, None, np.array([5], np.int64))
@@ -103,8 +110,9 @@ TIMED = Batch(ONE.payload, None, np.array([5], np.int64))
         ([ONE, TIMED, TIMED], [1, 1, 1]),
         ([TIMED, TIMED, ONE], [2, 1]),
         ([(0, ["a"]), (0, ["b"]), ONE], [1, 1, 1]),
+        ([categories("a"), categories("a"), categories("b"), ONE], [100, 100, 100, 1]),
     ],
-    ids=["mark", "large", "many", "waiting", "end", "schemas", "timed next", "times", "rows"],
+    ids=["mark", "large", "many", "waiting", "end", "schemas", "timed next", "times", "rows", "dictionaries"],
 )
 def test_small_record_batches_that_wait_are_taken_together(script: list[Any], lengths: list[Any]) -> None:
     channel = type("Channel", (), {"producer": 0, "number": 0})()
