@@ -66,7 +66,8 @@ class Failures:
         """Failures before the last one, with less than ``QUIET_SECONDS`` between each two."""
         self._last = 0.0
         self._same = 0
-        """The last failures with the same mistake, of attempts that got no row done."""
+        """The last failures with the same mistake, of attempts that got no row done, with less than
+        ``QUIET_SECONDS`` between each two."""
 
     @property
     def count(self) -> int:
@@ -83,7 +84,7 @@ class Failures:
         None if that was once too often."""
         if rows_done or not cause.mistake:
             self._same = 0
-        elif self._same and cause.text == self._recent[-1][1].text:
+        elif self._same and now < self._last + QUIET_SECONDS and cause.text == self._recent[-1][1].text:
             self._same += 1
         else:
             self._same = 1

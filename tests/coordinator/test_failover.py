@@ -48,6 +48,7 @@ def test_a_minute_without_a_failure_begins_anew() -> None:
     assert [failures.add(cause(), now) for now in (100.0, 101.0, 102.0)] == [0, 0.1, 0.2]
     assert failures.add(cause(), 102.0 + QUIET_SECONDS - 0.1) == 0.4
     assert failures.add(cause(), 102.0 + 2 * QUIET_SECONDS) == 0
+    assert [failures.add(typo(), 1000.0 + number * QUIET_SECONDS) for number in range(3)] == [0, 0, 0]
 
 
 def test_so_many_failures_within_the_window_are_too_many() -> None:
