@@ -33,8 +33,8 @@ class ScanStep(SourceStep):
 
     @property
     def replayable(self) -> bool:
-        """Whether it can be read again."""
-        return bool(getattr(self.source, "replayable", True))
+        """Whether all of it can be read again: what precedes acknowledged positions may be gone."""
+        return bool(getattr(self.source, "replayable", True)) and not hasattr(self.source, "acknowledge")
 
     @property
     def gives(self) -> Known:

@@ -29,6 +29,13 @@ def test_sources_say_whether_they_end() -> None:
     assert isinstance(external, ExternalStep) and not external.bounded
 
 
+def test_what_precedes_acknowledged_positions_is_not_read_again() -> None:
+    scan = Stream.items([1]).plan.ends[0].step
+    assert isinstance(scan, ScanStep) and scan.replayable
+    scan.source.acknowledge = lambda positions: None  # type: ignore[union-attr]
+    assert not scan.replayable
+
+
 def test_a_sink_of_files_claims_its_directory(tmp_path: Path) -> None:
     (step,) = (node.step for node in Stream.items([1]).to_files(tmp_path).plan.ends)
     assert isinstance(step, SinkStep)
