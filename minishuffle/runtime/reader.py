@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Payload
 from minishuffle.limits import SPLITS_MAX
 from minishuffle.operators.base import AnySource, Portion, SplitMark, names_splits
@@ -114,6 +115,7 @@ class SourceReader:
         if names_splits(source):
             names = checked_names(source, everything)
             check_count(source, len(places))
+            _require_unfinished(source, names, before)
             mine += (NamedSplit(source, names[each.split], each) for each in places)
         else:
             mine += (Split(source, everything[each.split], each) for each in places)
@@ -232,3 +234,13 @@ class SourceReader:
         for split in self._splits:
             split.close()
         self._waiting.clear()
+
+
+def _require_unfinished(source: AnySource, names: Sequence[str], before: Mapping[int, SplitPosition]) -> None:
+    """Raises UsageError: a split is missing that an earlier attempt has not read to its end."""
+    for number, entry in before.items():
+        if number >= len(names) and entry.cursor is not None and not entry.done:
+            raise UsageError(
+                f"{type(source).__name__}.splits() does not give {entry.cursor.name!r} any more, which has "
+                "not ended: give the same names in the same order each time, or set discovery_interval"
+            )

@@ -190,7 +190,11 @@ def checked_names(source: SplitSource[Any], names: list[Any]) -> list[str]:
     for name in names:
         if not isinstance(name, str):
             raise UsageError(f"{what} a {type(name).__name__}: give the names of the splits, which are texts")
-        if not 0 < len(name.encode(errors="surrogatepass")) <= SPLIT_NAME_BYTES_MAX:
+        if any("\ud800" <= each <= "\udfff" for each in name):
+            raise UsageError(
+                f"{what} the name {name!r:.80}, which is no Unicode: escape it, and undo that in read"
+            )
+        if not 0 < len(name.encode()) <= SPLIT_NAME_BYTES_MAX:
             raise UsageError(f"{what} the name {name!r:.80}: give one of 1 to {SPLIT_NAME_BYTES_MAX} bytes")
     if len(set(names)) < len(names):
         twice = next(name for number, name in enumerate(names) if name in names[:number])

@@ -219,6 +219,8 @@ def test_splits_with_names_go_on_behind_the_lease_and_say_where_each_is_read_on(
     assert (reader.poll(0.0), reader.current) == (["7"], 2)
     assert reader.poll(0.0) is None
     assert reader.positions == {0: 5, 2: 1}
+    with pytest.raises(UsageError, match="does not give 'c' any more, which has not ended"):
+        SourceReader(Partitions(a=[], b=[]), 0, 2, 0.0, resumed=resumed)
 
 
 def test_splits_that_are_discovered_are_read_and_nobody_waits_while_there_are_none() -> None:

@@ -113,6 +113,7 @@ def test_another_name_than_an_earlier_attempt_had_is_refused() -> None:
         ([""], r"gives the name '': give one of 1 to 1024 bytes"),
         (["é" * (SPLIT_NAME_BYTES_MAX // 2 + 1)], "give one of 1 to 1024 bytes"),
         (["a", "b", "a"], "gives 'a' twice"),
+        (["\udcff.csv"], "which is no Unicode"),
     ],
 )
 def test_names_that_are_none(names: list[Any], message: str) -> None:
