@@ -237,7 +237,11 @@ class LeaseLedger:
         self._reports += bool(entries)
         cursors = [entry.cursor for entry in entries if entry.cursor is not None and entry.cursor.position]
         if cursors:
-            self._unsafe.append((self._reports, {cursor.name: cursor.position for cursor in cursors}))
+            before: dict[str, bytes] = {}
+            while self._unsafe and self._unsafe[-1][0] > self._durable:  # Durable with this report, or later.
+                before = self._unsafe.pop()[1] | before
+            now_there = {cursor.name: cursor.position for cursor in cursors}
+            self._unsafe.append((self._reports, before | now_there))
         return pack_positions(entries)
 
     def take_durable(self) -> dict[str, bytes]:

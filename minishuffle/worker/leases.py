@@ -130,13 +130,11 @@ class SourceLeases:
 
     def _confirm(self) -> None:
         """Tell the source what is safe: its batches were passed on, and no later attempt begins before."""
-        if self._confirm_at is None:
-            return
         if self._ledger is not None:
             safe = self._ledger.take_durable()
         else:
             safe, self._passed = self._passed, {}
-        if safe:
+        if safe and self._confirm_at is not None:
             self._confirm_at(safe)
 
     def end(self, split: int) -> None:

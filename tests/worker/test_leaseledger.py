@@ -413,3 +413,17 @@ def test_another_thread_may_ask_where_a_source_is_that_goes_on(monkeypatch: pyte
 
     monkeypatch.setattr(leaseledger, "SplitPosition", interrupted)
     assert [entry.split for entry in unpack_positions(source.ledger.exact())] == [0, 1, 2]
+
+
+def test_positions_that_are_not_durable_are_kept_once() -> None:
+    ledger = LeaseLedger({0: 0}, 4, None, 0.0, cursors={0: Cursor("log")})
+    ledger.report(0.0, [0])
+    for number in range(1, 9):
+        ledger.acknowledge(durable=False)
+        assert ledger.covers(0, 4)
+        ledger.emit(0, 4, float(number), Cursor("log", b"%d" % number, 4 * number))
+        assert ledger.report(float(number), [0])
+        assert len(ledger._unsafe) == 1
+        assert ledger.take_durable() == {}
+    ledger.acknowledge()
+    assert ledger.take_durable() == {"log": b"8"}
