@@ -45,6 +45,9 @@ ACKNOWLEDGE_LOOKS: Final = 4
 """Checks for acknowledgements within ``heartbeat_timeout``, the longest time that sources wait."""
 FACTS_MAX: Final = 256
 """In one report."""
+END_BYTES: Final = 8
+WRITE_BYTES: Final = 128
+"""What a producer, or a position in a write, counts as."""
 
 
 class AttemptReports:
@@ -83,11 +86,14 @@ class AttemptReports:
         if isinstance(fact, TaskStateChanged) and fact.ends:
             self.forget_ends(fact.attempt)
         is_first = not self._due
-        if not is_first and _go_together(self._due[-1], fact):
+        self._add_due(fact)
+        return is_first
+
+    def _add_due(self, fact: Fact) -> None:
+        if self._due and _go_together(self._due[-1], fact):
             self._due[-1].append(fact)
         else:
             self._due.append([fact])
-        return is_first
 
     def forget_ends(self, attempt: AttemptId) -> None:
         """What it has read to the end is of no use any more."""
@@ -101,8 +107,8 @@ class AttemptReports:
     def take(self, term: int, now: float) -> AttemptReport | None:
         """The next report that is due, to a coordinator of that term; it is kept if it has a number."""
         if self._ends_due is not None and now >= self._ends_due:
-            ends = [EndsRead(attempt=key[0], edge=key[1], producers=read) for key, read in self._ends.items()]
-            self._due += [list[Fact](ends[at : at + FACTS_MAX]) for at in range(0, len(ends), FACTS_MAX)]
+            for (attempt, edge), read in self._ends.items():
+                self._add_due(EndsRead(attempt=attempt, edge=edge, producers=read))
             self._ends.clear()
             self._ends_due = None
         if not self._due:
@@ -225,14 +231,16 @@ def _go_together(facts: list[Fact], fact: Fact) -> bool:
 
 
 def _size(fact: Fact) -> int:
-    """Bytes of what it carries in bytes."""
+    """Bytes of what it carries in bytes and lists: a report has a bound of values, too."""
     match fact:
-        case TaskStateChanged(result=result, traffic=traffic, positions=positions):
-            return len(result) + len(traffic) + len(positions)
+        case TaskStateChanged(result=result, traffic=traffic, positions=positions, writes=writes):
+            return len(result) + len(traffic) + len(positions) + WRITE_BYTES * len(writes)
         case TaskReleased(traffic=traffic):
             return len(traffic)
-        case SourcePositions(positions=positions):
-            return len(positions)
+        case SourcePositions(positions=positions, writes=writes):
+            return len(positions) + WRITE_BYTES * len(writes)
+        case EndsRead(producers=producers):
+            return END_BYTES * len(producers)
         case Collected(payload=payload):
             return len(payload)
     return 0

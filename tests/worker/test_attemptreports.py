@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from minishuffle import limits
+from minishuffle.wire.control import pack_message, unpack_message
 from minishuffle.wire.messages import Standing
 from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
 from minishuffle.wire.reports import (
@@ -120,6 +121,11 @@ def test_ends_wait_for_each_other_and_not_for_their_attempt(monkeypatch: pytest.
         reports.add(read(operator, 0), 2.0)
     reports.forget_ends(attempt(0))
     assert [len(each.facts) for each in taken(reports, 3.0)] == [2, 2]
+    monkeypatch.undo()
+    for operator in range(20):
+        reports.add(EndsRead(attempt=attempt(operator), edge=0, producers=list(range(32_768))), 4.0)
+    for report in taken(reports, 5.0):
+        assert unpack_message(pack_message(report)) == report, "it has no more values than a message may have"
 
 
 def test_a_report_that_cannot_be_sent_leaves_no_gap_and_is_divided() -> None:
