@@ -95,9 +95,9 @@ GATHERED_BYTES: Final = 512 * KIB
 """Collected record batches that go out together, each of at most a quarter of that."""
 TAKEN_ROWS: Final = 1_024
 TAKEN_SECONDS: Final = 0.01
-TAKEN_ELEMENT_BYTES: Final = 32 * KIB
+TAKEN_BYTES: Final = MIB
 """A task takes record batches that wait in one gate together, up to so many rows that it takes in so many
-seconds, if each has less than a quarter of these rows and at most so many bytes."""
+seconds, and about so many bytes, if each has less than a quarter of these rows and a 32nd of these bytes."""
 FRAMES_PER_TURN_MAX: Final = 2_000
 """A data connection that has sent more than so many frames in one read is read no further in that turn of the
 loop: a read of full buffers has 16, one of nothing but small frames 50,000."""

@@ -20,7 +20,7 @@ from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.elements import WHOLE, decode
 from minishuffle.exchange.gate import Element, SplitChange
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
-from minishuffle.limits import TAKEN_ELEMENT_BYTES, TAKEN_ROWS, TAKEN_SECONDS
+from minishuffle.limits import TAKEN_BYTES, TAKEN_ROWS, TAKEN_SECONDS
 from minishuffle.operators.base import (
     Active,
     Idle,
@@ -90,6 +90,7 @@ class _Run:
     lagging: bool
     """See :class:`Inputs`."""
     rows: int
+    bytes: int
 
     def takes(self, batch: Batch, lagging: bool) -> bool:
         """Whether that batch is alike, and may be the next one."""
@@ -111,11 +112,12 @@ class _Run:
             return self.batches
 
 
-def _is_small(element: Element, batch: Batch) -> bool:
+def _small_bytes(element: Element, batch: Batch) -> int | None:
+    """The size of a small record batch; None: it is none."""
     if isinstance(batch.payload, list) or len(batch) >= TAKEN_ROWS // 4:
-        return False
-    size = batch.payload.nbytes if element.format == WHOLE else len(element.payload)
-    return bool(size <= TAKEN_ELEMENT_BYTES)
+        return None
+    size: int = batch.payload.nbytes if element.format == WHOLE else len(element.payload)
+    return size if size <= TAKEN_BYTES // 32 else None
 
 
 class Inputs:
@@ -172,7 +174,9 @@ class Inputs:
         if isinstance(item, Mark):
             return number, item
         first, *others = item.concat()
-        self._ready.extendleft((number, _Run([each], item.lagging, len(each))) for each in reversed(others))
+        self._ready.extendleft(
+            (number, _Run([each], item.lagging, len(each), 0)) for each in reversed(others)
+        )
         self.lagging = item.lagging
         return number, first
 
@@ -258,15 +262,17 @@ class Inputs:
         batch = decode(element.format, element.rows, element.payload)
         if element.skip:
             batch = batch.slice(element.skip, element.rows)
-        small = not are_splits and _is_small(element, batch)
-        run = self._ready[-1][1] if small and self._ready else None
+        size = None if are_splits else _small_bytes(element, batch)
+        run = self._ready[-1][1] if size is not None and self._ready else None
         if isinstance(run, _Run) and run.takes(batch, lagging):
             run.batches.append(batch)
             run.rows += len(batch)
+            run.bytes += size or 0
         else:
-            run = _Run([batch], lagging, len(batch))
+            run = _Run([batch], lagging, len(batch), size or 0)
             self._ready.append((number, run))
-        return run if small and run.rows < self._rows_together else None
+        more = size is not None and run.rows < self._rows_together and run.bytes < TAKEN_BYTES
+        return run if more else None
 
     def _emit_marks(self, each: _Input) -> None:
         """Have the operator receive what has changed of its input's watermark."""
