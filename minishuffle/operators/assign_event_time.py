@@ -158,9 +158,10 @@ class AssignEventTime(ForgivingOperator):
     # --- watermarks ------------------------------------------------------------------------------
 
     def _reached(self) -> int:
-        """The time that all open splits have reached which are not idle."""
+        """The time that all open splits have reached which are not idle; if all are, the greatest of them, in
+        whatever order they came to be."""
         if self._open and len(self._resting) == len(self._open):
-            return self._told_time()
+            return max(self._open.values())
         return min(self._waited_for().values()) if self._open else self._greatest
 
     def _waited_for(self) -> dict[int, int]:

@@ -253,7 +253,18 @@ def test_an_idle_split_holds_nobody_back_until_its_next_record() -> None:
     assert made.take(SplitMark(0, "idle")) == [Idle()], "all are"
     assert made.take(SplitMark(1, "current"), rows([30])) == [Active(), [30], Watermark(29)]
     assert made.take(SplitMark(0, "current"), rows([40])) == [[40]], "split 1 is waited for again"
-    assert made.take(SplitMark(0, "idle"), SplitMark(1, "done")) == [Idle()]
+    assert made.take(SplitMark(0, "idle"), SplitMark(1, "done")) == [Watermark(39), Idle()]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_last_watermark_before_all_are_idle_is_that_of_the_split_that_is_furthest(
+    order: tuple[int, int],
+) -> None:
+    """As StatusWatermarkValve of Flink does when its last channel becomes idle."""
+    made = bench(each=True)
+    made.take(SplitMark(0, "open"), SplitMark(1, "open"))
+    made.take(SplitMark(0, "current"), rows([100]), SplitMark(1, "current"), rows([50]))
+    assert made.take(*(SplitMark(split, "idle") for split in order))[-2:] == [Watermark(99), Idle()]
 
 
 def test_what_is_due_goes_out_before_the_last_split_is_idle() -> None:
