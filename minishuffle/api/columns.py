@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minishuffle.errors import UsageError, did_you_mean
-from minishuffle.plan.rowtypes import column_type
+from minishuffle.plan.rowtypes import column_type, named_type
 
 __all__ = ["ColumnExpression", "TextExpression", "TimeExpression", "TimeUnit", "col", "plain_expression"]
 
@@ -218,9 +218,11 @@ class ColumnExpression:
         """
         if isinstance(kind, str):
             try:
-                kind = pa.type_for_alias(kind)
-            except ValueError as error:
-                raise UsageError(f"cast: {error}: give a type of Arrow, such as pa.int64()") from error
+                kind = named_type(kind)
+            except ValueError:
+                raise UsageError(
+                    f"cast: {kind!r:.80} is no type: give one of Arrow, such as pa.int64(), or its name"
+                ) from None
         if not isinstance(kind, pa.DataType):
             kind = column_type("cast", kind)
         return ColumnExpression(self.expression.cast(kind))

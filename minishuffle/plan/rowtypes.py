@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 import types
 import typing
 from collections import abc
@@ -23,7 +24,15 @@ from minishuffle.operators.row_objects import field_names
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Returns", "column_type", "fields_of", "no_type", "returned_row", "unread_annotation"]
+__all__ = [
+    "Returns",
+    "column_type",
+    "fields_of",
+    "named_type",
+    "no_type",
+    "returned_row",
+    "unread_annotation",
+]
 
 Returns: TypeAlias = Literal["row", "rows", "awaited"]
 """What a function gives: a row, an iterable of rows, or an awaitable of a row."""
@@ -33,6 +42,8 @@ _CHOICES: Final[dict[Any, str]] = {
     Decimal: "pa.decimal128(digits, scale), up to 38 digits, and pa.decimal256(digits, scale), up to 76",
 }
 """Python types of which several Arrow types hold the values, and which those are."""
+_ZONED: Final = re.compile(r"timestamp\[(s|ms|us|ns), ?tz=([^\]]+)\]")
+"""The name of a type that Arrow prints and does not read."""
 _LISTS: Final = (list, tuple, abc.Sequence, abc.MutableSequence)
 _MAPS: Final = (dict, abc.Mapping, abc.MutableMapping)
 _MARKS: Final = (
@@ -146,6 +157,19 @@ def _of_plain(name: str, kind: Any) -> pa.DataType:
     if found is None:
         raise no_type(name, kind)
     return found
+
+
+def named_type(name: str) -> pa.DataType:
+    """The type of that name, as Arrow prints it: ``int64``, ``timestamp[us, tz=Europe/Zurich]``.
+
+    Raises:
+        ValueError: there is none.
+    """
+    import pyarrow as pa
+
+    if zoned := _ZONED.fullmatch(name):
+        return pa.timestamp(zoned[1], zoned[2])
+    return pa.type_for_alias(name)
 
 
 def no_type(name: Any, kind: Any) -> UsageError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from minishuffle.errors import InvalidGraph, UnknownName, UsageError, described, did_you_mean
 from minishuffle.exchange.schemas import require_plain
-from minishuffle.plan.rowtypes import column_type, fields_of, no_type
+from minishuffle.plan.rowtypes import column_type, fields_of, named_type, no_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,9 +88,11 @@ def _field(name: Any, kind: Any) -> pa.Field:
     import pyarrow as pa
 
     try:
-        return pa.field(name, kind if isinstance(kind, pa.DataType | str) else column_type(str(name), kind))
-    except (TypeError, ValueError, pa.ArrowException) as error:
-        raise no_type(name, kind) from error
+        if isinstance(kind, str):
+            kind = named_type(kind)
+        return pa.field(name, kind if isinstance(kind, pa.DataType) else column_type(str(name), kind))
+    except (TypeError, ValueError, pa.ArrowException):
+        raise no_type(name, kind) from None  # What Arrow says of it has another text.
 
 
 def checked_types(schema: pa.Schema) -> pa.Schema:

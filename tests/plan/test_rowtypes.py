@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Awaitable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -15,9 +16,11 @@ import pydantic
 import pytest
 from typing_extensions import TypedDict
 
+from minishuffle.api.columns import col
+from minishuffle.api.stream import Stream
 from minishuffle.errors import UsageError
 from minishuffle.operators.base import Aside
-from minishuffle.plan.rowtypes import returned_row, unread_annotation
+from minishuffle.plan.rowtypes import named_type, returned_row, unread_annotation
 from minishuffle.plan.schemas import arrow_schema
 
 
@@ -190,3 +193,21 @@ def test_what_cannot_be_read_is_named() -> None:
     assert told == "what odd is annotated to return cannot be read: name 'Missing' is not defined"
     for fn in (made_elsewhere(), len, str, lambda row: row, functools.partial(made_elsewhere)):
         assert unread_annotation(fn) is None
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int64(), pa.timestamp("us"), pa.timestamp("ms", "Europe/Zurich"), pa.string()]
+)
+def test_a_type_is_read_by_the_name_that_arrow_prints(kind: pa.DataType) -> None:
+    assert named_type(str(kind)) == kind
+    table = Stream.items([{"x": None}]).to_table({"x": str(kind)})
+    assert table.schema.field("x").type == kind
+    assert table.with_columns(x=col("x").cast(str(kind))).schema == table.schema
+
+
+@pytest.mark.parametrize("name", ["datetime", "timestamp[us, tz=]", "timestamp[h, tz=UTC]"])
+def test_a_name_of_no_type_is_refused_as_it_was_written(name: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"{name!r} is no type")):
+        Stream.items([{"x": None}]).to_table({"x": name})
+    with pytest.raises(UsageError, match=re.escape(f"{name!r} is no type")):
+        col("x").cast(name)
