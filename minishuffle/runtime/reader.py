@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Payload
@@ -13,7 +12,7 @@ from minishuffle.limits import SPLITS_MAX
 from minishuffle.operators.base import AnySource, Portion, SplitMark, names_splits
 from minishuffle.plan.arguments import discovery_seconds
 from minishuffle.runtime.discovery import SplitDiscovery
-from minishuffle.runtime.splits import NamedSplit, Split, check_count, checked_names
+from minishuffle.runtime.splits import NamedSplit, Split, check_count, checked_names, given_splits
 from minishuffle.wire.packed import Cursor, SplitPosition
 
 __all__ = ["SourceReader"]
@@ -103,7 +102,7 @@ class SourceReader:
             self._discovery = SplitDiscovery(source, index, parallelism, interval, resumed)
             self._open(self._discovery.look(started_at))
             return
-        everything: list[Any] = list(source.splits())
+        everything = given_splits(source)
         before = {entry.split: entry for entry in resumed}
         numbers = range(index, len(everything), parallelism)
         places = [before.get(each, SplitPosition(each, 0)) for each in numbers]

@@ -24,7 +24,7 @@ from minishuffle.operators.base import AnySource, Portion, SplitSource
 from minishuffle.operators.pandas_index import without_unnamed_index
 from minishuffle.wire.packed import Cursor, SplitPosition
 
-__all__ = ["NamedSplit", "Split", "check_count", "checked_names"]
+__all__ = ["NamedSplit", "Split", "check_count", "checked_names", "given_splits"]
 
 _END: Final[Any] = object()
 
@@ -169,6 +169,18 @@ class NamedSplit(Split):
         if not skipped:
             return batch
         return batch[skipped:] if isinstance(batch, list) else batch.slice(skipped)
+
+
+def given_splits(source: AnySource) -> list[Any]:
+    """All of its splits, in its order. Raises UsageError: it gives a set, which has another order in each
+    process, so that some splits would be read twice and others by nobody."""
+    splits: Any = source.splits()
+    if isinstance(splits, set | frozenset):
+        raise UsageError(
+            f"{type(source).__name__}.splits() gives a set, whose order is another one in each process: "
+            "give a list, sorted(...) for example"
+        )
+    return list(splits)
 
 
 def check_count(source: SplitSource[Any], count: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from minishuffle.errors import ResourceExhausted, UsageError
 from minishuffle.exchange.batch import Payload
 from minishuffle.limits import NAMED_SPLITS_MAX, SPLIT_NAME_BYTES_MAX, SPLIT_POSITION_BYTES_MAX
-from minishuffle.runtime.splits import NamedSplit, Split, check_count, checked_names
+from minishuffle.runtime.splits import NamedSplit, Split, check_count, checked_names, given_splits
 from minishuffle.wire.packed import Cursor, SplitPosition
 
 FIRST = SplitPosition(0, 0)
@@ -119,6 +119,15 @@ def test_another_name_than_an_earlier_attempt_had_is_refused() -> None:
 def test_names_that_are_none(names: list[Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         checked_names(Log(), names)
+
+
+def test_a_set_of_splits_is_refused() -> None:
+    class Unordered:
+        def splits(self) -> set[str]:
+            return {"a", "b"}
+
+    with pytest.raises(UsageError, match=r"Unordered.splits\(\) gives a set, .*: give a list"):
+        given_splits(Unordered())  # type: ignore[arg-type]
 
 
 def test_names_that_a_message_would_not_hold_are_refused() -> None:
