@@ -101,12 +101,13 @@ class CsvSource(RecordFiles):
             where = f"any of {len(headers)} files: {hint}there are"
         else:
             where = f"{next(iter(headers))}: {hint}its first line has"
-        way = next((f": write delimiter={each!r}" for each in map(_separator, headers.values()) if each), "")
+        ways = (_separator(names, self.delimiter) for names in headers.values())
+        way = next((f": write delimiter={each!r}" for each in ways if each), "")
         raise UnknownName(f"no column {missing[0]!r} in {where} {found}{way}")
 
     def _infer(self, path: str, types: InferredTypes) -> None:
         names = (self._names(path) or []) if self.header else []
-        if separator := _separator(names):
+        if separator := _separator(names, self.delimiter):
             raise UsageError(
                 f"{path}: its first line names one column, {names[0]!r:.200}: write delimiter={separator!r}; "
                 "if that is its name, declare it, as in schema={...: 'string'}"
@@ -285,11 +286,12 @@ def _infinite(column: pa.Array) -> pa.Array | None:
     return mask if pc.any(mask).as_py() else None
 
 
-def _separator(names: Sequence[str]) -> str:
-    """What may stand between the values of a file whose only column has this name; empty if nothing does."""
+def _separator(names: Sequence[str], delimiter: str) -> str:
+    """What may stand between the values of a file whose only column has this name; empty if nothing does. Not
+    the delimiter that it was read with: that stands in quotation marks there."""
     if len(names) != 1:
         return ""
-    most = max(_SEPARATORS, key=names[0].count)
+    most = max((each for each in _SEPARATORS if each != delimiter), key=names[0].count)
     return most if most in names[0] else ""
 
 

@@ -240,6 +240,13 @@ def test_a_header_that_another_delimiter_parts_says_which(
     assert CsvSource(str(file), pa.schema([(name, pa.string())]), delimiter=delimiter).schema.names == [name]
 
 
+def test_a_delimiter_in_quotation_marks_parts_no_header(tmp_path: Path) -> None:
+    path = written(tmp_path, '"last, first"\n"Doe, Jane"\n')
+    assert CsvSource(path).schema.names == ["last, first"]
+    with pytest.raises(UnknownName, match=r"its first line has last, first\n"):
+        CsvSource(path, pa.schema([("x", pa.string())]))
+
+
 def test_a_header_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     path = written(tmp_path, '"' + "x" * 200_000)
     with pytest.raises(
