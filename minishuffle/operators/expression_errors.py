@@ -18,6 +18,7 @@ __all__ = ["refusal_text"]
 _NO_KERNEL: Final = re.compile(r"Function '(\w+)' has no kernel matching input types \((.+)\)")
 _NO_DATE: Final = re.compile(r"Unsupported cast from (.+) to (date)32 using function")
 _OPERATORS: Final = re.compile(r"(?:equal|not_equal|less|greater|add|subtract|multiply|divide)\w*")
+_BETWEEN_TYPES: Final = re.compile(r", (?![^<(\[]*[>)\]])")
 _METHODS: Final = {
     "utf8_lower": ".str.lower",
     "utf8_upper": ".str.upper",
@@ -71,11 +72,11 @@ def _method_text(function: str, types: str, shown: str) -> str:
     method = _METHODS[function]
     call, number = "cast" if function == "date" else function, 0
     if function == _JOIN:  # It takes several, the last of which is the separator.
-        kinds = types.split(", ")
+        kinds = _BETWEEN_TYPES.split(types)
         number = next((n for n, kind in enumerate(kinds) if kind not in _TEXTS), 0)
         types = kinds[number]
-    found = re.search(rf"\b{call}\(([^(){{}}]+)[,)]", shown)  # Not where the column is computed.
-    names = found[1].split(", ") if found else []
+    found = re.findall(rf"\b{call}\((?:([^(){{}}]+)[,)])?", shown)  # Empty where the column is computed.
+    names = found[0].split(", ") if len({*found}) == 1 and found[0] else []
     column = f"col({names[number]!r})" if number < len(names) else ""
     taken = "texts" if method.startswith(".str") else "times" if function in _CLOCK else "times and dates"
     what = f"{column} is {types}" if column else f"this is {types}: {shown:.200}"

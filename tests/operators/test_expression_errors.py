@@ -17,6 +17,7 @@ TABLE = pa.table(
         "s": ["2026-01-31 12:00:00"],
         "day": pa.array([1], pa.date32()),
         "at": pa.array([1], pa.timestamp("us")),
+        "zoned": pa.array([1], pa.timestamp("us", "UTC")),
         "list": [[1]],
     }
 )
@@ -31,6 +32,12 @@ INT_TIME = "is int64: write col('n').cast('timestamp[s]')"
         (col("n").str.contains("a"), f".str.contains() {INT_TEXT}.str.contains(...)"),
         (col("n").str.slice(1, 2), f".str.slice() {INT_TEXT}.str.slice(...)"),
         (col("s").str.join(col("n")), f".str.join() {INT_TEXT}"),
+        (
+            col("s").str.join(col("zoned")),
+            "col('zoned') is timestamp[us, tz=UTC]: write col('zoned').",
+        ),
+        (col("s").str.upper() == col("n").str.upper(), "and this is int64: n; (utf8_upper(s) == utf8_upper("),
+        (col("s").str.upper() == (col("n") + 1).str.upper(), "and this is int64: n; (utf8_upper(s) == utf8_"),
         (
             col("at").str.len(),
             ".str.len() takes texts, and col('at') is timestamp[us]: write col('at').cast(",
