@@ -115,7 +115,8 @@ class SourceCheck:
                     position = reader.positions[reader.current]
                     reading.places.append(_Place(position, len(reading.rows), reader.cursor))
                     if kept is not None:
-                        kept.append(batch)
+                        # The source may fill its list again.
+                        kept.append([*batch] if isinstance(batch, list) else batch)
         finally:
             reader.close()
         return found
@@ -143,7 +144,7 @@ class SourceCheck:
         wrong = [
             number
             for number, (row, other) in enumerate(zip(expected, found, strict=False))
-            if row != other and repr(row) != repr(other)
+            if repr(row) != repr(other) and row != other  # Of arrays != has no truth value.
         ]
         if not wrong and len(found) < len(expected):
             wrong = [len(found)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -105,11 +106,22 @@ def checked(source: Callable[[], AnySource], records: int = 100) -> list[Any]:
     ]
 
 
+class Refilled(Counted):
+    """One list for all batches, whose rows have no truth value when they are compared."""
+
+    def read(self, split: int, offset: int) -> Iterator[list[Any]]:
+        filled: list[Any] = []
+        for rows in super().read(split, offset):
+            filled[:] = [np.array([row, row]) for row in rows]
+            yield filled
+
+
 def test_what_was_read_comes_subtask_after_subtask() -> None:
     assert checked(Counted) == [*range(10), *range(20, 30), *range(10, 20)]
     assert checked(Named) == [f"{split}{number}" for split in "acb" for number in range(10)]
     assert len(checked(Waiting)) == 30
     assert sorted(checked(Queue)) == sorted(map(str, range(10))), "it is not read again"
+    assert [row[0] for row in checked(Refilled)] == checked(Counted)
 
 
 @pytest.mark.parametrize(
