@@ -5,6 +5,7 @@ The one that writes files is in :mod:`~minishuffle.connectors.filesink`.
 
 from __future__ import annotations
 
+from inspect import iscoroutinefunction, isgeneratorfunction
 from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -101,7 +102,7 @@ class UserSink(ChainedOperator):
     """Runs a :class:`Sink` of the user; its name is the class's.
 
     Raises:
-        UsageError: the object lacks one of the methods.
+        UsageError: the object lacks one of the methods, or its ``write`` would do nothing.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -109,6 +110,11 @@ class UserSink(ChainedOperator):
             raise UsageError(
                 f"{type(sink).__name__} is not a sink: it needs the methods open(context), write(batch) "
                 "and close()"
+            )
+        if iscoroutinefunction(sink.write) or isgeneratorfunction(sink.write):
+            raise UsageError(
+                f"{type(sink).__name__}.write is an async function or a generator: a call of it writes "
+                "nothing; make it a plain function"
             )
         self.sink = sink
         self.name = type(sink).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
@@ -114,6 +115,23 @@ def test_users_sink_is_opened_fed_and_closed() -> None:
 def test_users_sink_must_have_the_methods() -> None:
     with pytest.raises(UsageError, match=r"object is not a sink: it needs the methods open\(context\)"):
         UserSink(object())  # type: ignore[arg-type]
+
+
+class Awaited(Remembering):
+    async def write(self, batch: Batch) -> None:  # type: ignore[override]
+        self.seen.append(batch)
+
+
+class Yielding(Remembering):
+    def write(self, batch: Batch) -> Iterator[None]:  # type: ignore[override]
+        self.seen.append(batch)
+        yield
+
+
+@pytest.mark.parametrize("sink", [Awaited(), Yielding()])
+def test_a_write_whose_call_writes_nothing_is_refused(sink: Any) -> None:
+    with pytest.raises(UsageError, match=r"\w+\.write is an async function or a generator"):
+        UserSink(sink)
 
 
 class Keeping(Remembering):
