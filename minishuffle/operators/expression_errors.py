@@ -73,7 +73,7 @@ def _method_text(function: str, types: str, shown: str) -> str:
     call, number = "cast" if function == "date" else function, 0
     if function == _JOIN:  # It takes several, the last of which is the separator.
         kinds = _BETWEEN_TYPES.split(types)
-        number = next((n for n, kind in enumerate(kinds) if kind not in _TEXTS), 0)
+        number = next((n for n, kind in enumerate(kinds) if kind != "string"), 0)  # Of long ones too.
         types = kinds[number]
     found = re.findall(rf"\b{call}\((?:([^(){{}}]+)[,)])?", shown)  # Empty where the column is computed.
     names = found[0].split(", ") if len({*found}) == 1 and found[0] else []

@@ -15,6 +15,7 @@ TABLE = pa.table(
         "n": [1],
         "small": pa.array([1], pa.int32()),
         "s": ["2026-01-31 12:00:00"],
+        "long": pa.array(["x"], pa.large_string()),
         "day": pa.array([1], pa.date32()),
         "at": pa.array([1], pa.timestamp("us")),
         "zoned": pa.array([1], pa.timestamp("us", "UTC")),
