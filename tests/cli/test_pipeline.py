@@ -73,7 +73,7 @@ def own(tmp_path: Path) -> Path:
         (["{own}:number"], "is of type int, not a Pipeline nor a function that returns one"),
         (["{own}:Pipeline"], "not a Pipeline nor a function that returns one"),
         (["{own}:own", "--set", "size=3"], "pipeline own takes no parameters"),
-        (["{own}:pipeline", "--set", "sise=3"], "did you mean 'size'? pipeline pipeline takes size: int = 3"),
+        (["{own}:pipeline", "--set", "sise=3"], "did you mean 'size'? pipeline() takes size: int = 3"),
         (["flights", "--set", "splits=none"], "--set splits=none: "),
         (["flights", "--set", "watermarks=all"], "Input should be 'batch' or 'each'"),
         (

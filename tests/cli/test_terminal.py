@@ -18,6 +18,8 @@ from minishuffle.cli.terminal import echo
 from minishuffle.cli.top import _Span, _table
 from minishuffle.console import console
 from minishuffle.counters import TaskCounters
+from minishuffle.observe.diagnosis import Judged
+from minishuffle.observe.loads import vertex_loads
 from minishuffle.wire.requests import ClusterStatus, JobInfo, TaskInfo
 
 ENCODINGS = {"ascii": b"j\\xf6b\\u4e16", "cp1252": b"j\xf6b\\u4e16", "utf-8": "jöb世".encode()}
@@ -36,6 +38,7 @@ JOB = JobInfo(
     ],
     causes=[],
 )
+JUDGED = Judged(vertex_loads(JOB, JOB), None)
 STATUS = ClusterStatus(
     cluster=NAME, version="0.2.0", term=1, pid=41, web_port=8472, workers=[], jobs=[JOB], journal_problem=NAME
 )
@@ -43,7 +46,9 @@ VIEWS: dict[str, Callable[[], None]] = {
     "jobs list": lambda: tables.show_jobs([JOB]),
     "jobs show": lambda: tables.show_job(JOB),
     "cluster status": lambda: tables.show_status(STATUS),
-    "top": lambda: console().print(_table(_Span([JOB], [JOB], [None], None, [], []))),
+    "top": lambda: console().print(
+        _table(_Span([(JOB, Judged(vertex_loads(JOB, JOB), None))], None, [], []))
+    ),
     "a line": lambda: echo(f"{NAME}  running"),
 }
 

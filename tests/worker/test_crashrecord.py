@@ -162,7 +162,7 @@ def look(row: Any) -> Any:
 
 async def test_a_task_writes_what_it_has_in_hand(site: Site, shared: tuple[CrashRecord, mmap]) -> None:
     record, memory = shared
-    site.deployment._services = replace(site.deployment._services, record=record)
+    site.deployment.services = replace(site.deployment.services, record=record)
     SEEN.clear()
     MEMORY[:] = [memory]
     await site.run(Stream.items(range(100)).map(look).collect())
@@ -178,7 +178,7 @@ async def test_a_task_is_inside_user_code_while_its_functions_are_opened_and_clo
     site: Site, shared: tuple[CrashRecord, mmap]
 ) -> None:
     record, memory = shared
-    site.deployment._services = replace(site.deployment._services, record=record)
+    site.deployment.services = replace(site.deployment.services, record=record)
     SEEN.clear()
     MEMORY[:] = [memory]
     await site.run(Stream.items([1]).to(Looking()))
