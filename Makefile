@@ -12,7 +12,7 @@ WITHIN := timeout --foreground --kill-after=30
 # Three processes, each with whole files: a quarter of the time goes into waiting for clusters and sessions.
 # Not files with many tests first, as by default, but slow ones (tests/support/sidebyside.py). The run ends when one
 # of the processes dies: pytest-xdist would wait for ever for what that one had left to do.
-SIDE_BY_SIDE := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+SIDE_BY_SIDE := $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # The files that have tests to be run alone: to collect all others takes longer than some of these.
 ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
