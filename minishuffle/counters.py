@@ -129,8 +129,8 @@ TCP_LIMITS: Final = (
 """The same for a job with ``flow_control = "tcp"``. On the consumer's side: a channel waits for a buffer; the
 gate's pool is at its maximum; the network memory is exhausted before the pool is at its maximum; the worker
 stops reading the connection. On the producer's side: TCP's window is closed for half of the time between two
-checks (``LOOK_SECONDS`` of ``worker/onewaylinks.py``); the transport is paused; then the same three limits as
-with credit."""
+checks (``LOOK_SECONDS`` of ``worker/channels/onewaylinks.py``); the transport is paused; then the same three
+limits as with credit."""
 
 FLOW: Final = (
     "looks",

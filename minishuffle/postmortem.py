@@ -1,7 +1,7 @@
 """What a launcher knows of the end of a worker process that it has started.
 
 That is its exit status, whether the kernel has killed for want of memory meanwhile, and what its tasks had in
-hand. The coordinator decides what follows (``coordinator/deaths.py``).
+hand. The coordinator decides what follows (``coordinator/jobs/deaths.py``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from minishuffle.wire.requests import UserCall, WorkerEnded
-from minishuffle.worker.crashrecord import RECORD_BYTES, calls_in, is_leaving, is_used
+from minishuffle.worker.tasks.crashrecord import RECORD_BYTES, calls_in, is_leaving, is_used
 
 __all__ = ["Observation", "observed", "signal_name"]
 

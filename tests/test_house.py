@@ -15,7 +15,7 @@ from typing import TypeGuard
 
 import pytest
 
-from support.sources import PACKAGE, RECIPES, ROOT, TESTS, FunctionNode, Module, modules, none_of
+from support.sources import PACKAGE, RECIPES, ROOT, TESTS, FunctionNode, Module, modules, none_of, part_of
 
 NO_TEST_OF_ITS_OWN = {
     "cli/bench.py": "each benchmark is run by the test of its module in bench",
@@ -33,10 +33,10 @@ NO_TEST_OF_ITS_OWN = {
     "wire/outputs.py": "every message is packed and unpacked by wire/test_messages.py",
     "wire/requests.py": "every message is packed and unpacked by wire/test_messages.py",
     "wire/clients.py": "every message is packed and unpacked by wire/test_messages.py",
-    "worker/inspection.py": "run by worker/process/test_dumps.py and test_tracing.py",
+    "worker/introspection/answers.py": "run by worker/process/test_dumps.py and test_tracing.py",
     "worker/service.py": "a shell, run by worker/process",
-    "worker/peers.py": "a shell, run by worker/process and transport/test_conformance.py",
-    "coordinator/status.py": "read by coordinator/test_state_requests.py",
+    "worker/channels/peers.py": "a shell, run by worker/process and transport/test_conformance.py",
+    "coordinator/clients/status.py": "read by coordinator/test_state_requests.py",
     "web/pools.py": "served by both processes: web/test_rest.py",
     "protocol/channel.py": "the ends of a channel need a connection: protocol/test_connection.py",
     "remote/reader.py": "run against real workers by e2e/test_results.py",
@@ -70,8 +70,8 @@ SAME_FILE_NAME = {
     "process": "the shell of each process",
     "state": "the machine of each process",
     "instructions": "what the machine of each process asks of its shell",
+    "attemptreports": "those that a worker makes, and what a coordinator does with them",
     "clients": "one conversation, seen from the wire and from a worker",
-    "jobs": "the coordinator's jobs and the command that lists them",
     "cluster": "Spark's cluster and the command that starts a local one",
     "pipeline": "the contract and the command that runs one",
     "session": "Spark's session and that of a command",
@@ -118,8 +118,8 @@ JOBS = ("plan/", "api/", "operators/", "connectors/")
 """The rooms in which jobs are planned, and those of what runs in their tasks."""
 PROCESSES = ("worker/", "coordinator/")
 SET_FROM_OUTSIDE = {
-    "worker/handoff.py": ("notified", "the wake flag of a subpartition: set by whoever queues it"),
-    "worker/jobimports.py": ("__import__", "Python's, which a worker wraps"),
+    "worker/tasks/handoff.py": ("notified", "the wake flag of a subpartition: set by whoever queues it"),
+    "worker/tasks/jobimports.py": ("__import__", "Python's, which a worker wraps"),
 }
 """By module of the two processes: attributes of other objects that it assigns, and why."""
 SMALL_LINES_MAX = 75
@@ -136,15 +136,15 @@ SMALL = {
     "cli/terminal": "text on any terminal",
     "clock": "a wall clock that is never set",
     "connectors/items": "the source of collections in memory",
-    "coordinator/draining": "a worker that is to leave",
-    "coordinator/firstoutput": "the schedule ``first_output``",
-    "coordinator/holdings": "slots and segments in use, by worker",
-    "coordinator/jobreports": "whether what a worker reports of an attempt counts, and where it goes",
+    "coordinator/scheduling/draining": "a worker that is to leave",
+    "coordinator/scheduling/firstoutput": "the schedule ``first_output``",
+    "coordinator/scheduling/workerinventory": "slots and segments in use, by worker",
+    "coordinator/jobs/attemptreports": "whether what workers report of an attempt counts, and where it goes",
     "coordinator/shutdown": "the orderly stop of a cluster",
     "examples/keyby": "the example of an endless job",
     "examples/wordcount": "the example of word count",
     "exchange/gather": "some rows of columns, by numbers",
-    "exchange/handover": "whole batches between tasks of one process",
+    "exchange/wholebatches": "whole batches between tasks of one process",
     "exchange/notices": "entries of a channel's queue without data",
     "kernels/trust": "who can have put a file where it is",
     "observe/leftout": "in words, the records that a job left out of its results",
@@ -164,11 +164,11 @@ SMALL = {
     "web/pages": "files of the web page",
     "web/refusals": "errors of the HTTP servers as JSON",
     "wire/outputs": "messages about files of sinks",
-    "worker/filereports": "reports of files that a sink has completed",
-    "worker/preparation": "programs that are loaded ahead of need",
-    "worker/reattachments": "reports of what recoveries attach again",
-    "worker/stuck": "tasks that are stuck in the user's code",
-    "worker/taskrows": "the rows that a task has taken, and those that it has lost",
+    "worker/reports/filereports": "reports of files that a sink has completed",
+    "worker/tasks/programcache": "programs that are loaded ahead of need",
+    "worker/reports/recoverysteps": "reports of what recoveries attach again",
+    "worker/tasks/threadwatchdog": "tasks that are stuck in the user's code",
+    "worker/tasks/taskrows": "the rows that a task has taken, and those that it has lost",
     "worker/wallclock": "the readings of the clocks of a worker",
 }
 """Small modules, and the subject of each, which has no other home. What is not a subject of its own stands
@@ -198,9 +198,10 @@ def folder(name: str) -> str:
 
 
 def mirrors_of(module: str, there: frozenset[str]) -> list[str]:
-    """``test_<module>.py`` and ``test_<module>_<aspect>.py`` in the mirrored folder."""
+    """``test_<module>.py`` and ``test_<module>_<aspect>.py`` in the mirrored folder, or with the process."""
     place = f"{folder(module)}/" if folder(module) else ""
-    pattern = re.compile(rf"{re.escape(place)}(process/)?test_{re.escape(stem(module))}(_\w+)?\.py")
+    rooms = "|".join(map(re.escape, (place, f"{part_of(module)}/process/")))
+    pattern = re.compile(rf"({rooms})test_{re.escape(stem(module))}(_\w+)?\.py")
     return [name for name in there if pattern.fullmatch(name)]
 
 

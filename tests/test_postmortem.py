@@ -17,7 +17,7 @@ from minishuffle.wire.requests import UserCall, WorkerEnded
 READY = {"worker": 3, "epoch": 8, "pid": 1}
 OPENS = """
 import os, signal, sys
-from minishuffle.worker.crashrecord import CrashRecord
+from minishuffle.worker.tasks.crashrecord import CrashRecord
 from minishuffle.ids import AttemptId, SubtaskId
 record = CrashRecord(int(sys.argv[-1]))
 calls = record.claim(AttemptId(SubtaskId("j1", 2, 0), 5))

@@ -46,7 +46,7 @@ from minishuffle.wire.frames import (
     Role,
 )
 from minishuffle.wire.handshake import Identity
-from minishuffle.worker.handoff import LoopInbox, TaskPaths
+from minishuffle.worker.tasks.handoff import LoopInbox, TaskPaths
 
 SECRET: Final = b"benchmark on loopback"
 RING_BLOCKS: Final = 64

@@ -18,7 +18,7 @@ import numpy as np
 from minishuffle.bench.failures import FailureRound
 from minishuffle.bench.hosts import HostCluster
 from minishuffle.bench.numbered import HEADLESS_PHASES, PARALLELISM, WORKERS, NumberedOutput, NumberedRun
-from minishuffle.coordinator.failover import QUIET_SECONDS
+from minishuffle.coordinator.jobs.failover import QUIET_SECONDS
 from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
 from minishuffle.wire.requests import JobInfo

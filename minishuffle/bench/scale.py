@@ -31,10 +31,10 @@ from typing import Any, Final, Literal
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
+from minishuffle.coordinator.clients.status import CoordinatorFacts
 from minishuffle.coordinator.instructions import CoordinatorStep, SendToWorker
 from minishuffle.coordinator.links import Links
 from minishuffle.coordinator.state import CoordinatorState
-from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.coordinator.workers import WorkerRegistry
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ShuffleError

@@ -44,7 +44,7 @@ from minishuffle.wire.messages import WORKER_NUMBER_MAX
 from minishuffle.wire.requests import WorkerInfo
 
 if TYPE_CHECKING:
-    from minishuffle.worker.crashrecord import CrashRecord
+    from minishuffle.worker.tasks.crashrecord import CrashRecord
 
 __all__ = ["coordinator", "signal_worker", "worker"]
 
@@ -198,7 +198,7 @@ def start_worker(
 
 def _opened(descriptor: int | None) -> CrashRecord:
     """The record at that descriptor, or one that nobody reads."""
-    from minishuffle.worker.crashrecord import CrashRecord
+    from minishuffle.worker.tasks.crashrecord import CrashRecord
 
     if descriptor is not None:
         try:
@@ -260,7 +260,7 @@ def start_coordinator(
         doctor.require_free_ports(host, port, web_port)
     directory = session.make_directory()
     with importing():
-        from minishuffle.coordinator.journallock import sole_coordinator
+        from minishuffle.coordinator.journal.lock import sole_coordinator
         from minishuffle.coordinator.process import run_coordinator
         from minishuffle.web.guard import WebAccess
         from minishuffle.web.server import serve_coordinator_web

@@ -31,6 +31,7 @@ from minishuffle.config import (
     read_coordinator,
     write_coordinator,
 )
+from minishuffle.coordinator.clients.status import CoordinatorFacts
 from minishuffle.coordinator.instructions import (
     CloseLink,
     CoordinatorStep,
@@ -41,12 +42,11 @@ from minishuffle.coordinator.instructions import (
     Stopped,
     WatchProcess,
 )
-from minishuffle.coordinator.jobs import Job
-from minishuffle.coordinator.journal import CoordinatorJournal, JournalLost
-from minishuffle.coordinator.journalrecords import recalled_clock
-from minishuffle.coordinator.recordcodec import OtherFormat, require_format
+from minishuffle.coordinator.jobs.job import Job
+from minishuffle.coordinator.journal.codec import OtherFormat, require_format
+from minishuffle.coordinator.journal.journalrecords import recalled_clock
+from minishuffle.coordinator.journal.store import CoordinatorJournal, JournalLost
 from minishuffle.coordinator.state import CoordinatorState
-from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, error_from_code
@@ -93,7 +93,7 @@ class Storage(Protocol):
 
     def write(self, changes: Changes, done: Callable[[Exception | None], None], *, whole: bool) -> None:
         """Write without waiting for the disk; ``done`` is called on the loop, with what went wrong. See
-        :meth:`~minishuffle.coordinator.journal.CoordinatorJournal.write`."""
+        :meth:`~minishuffle.coordinator.journal.store.CoordinatorJournal.write`."""
 
 
 class JournalThread:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, Generic, TypeVar
 
-from minishuffle.coordinator.books import Attempt
+from minishuffle.coordinator.jobs.lossaccounting import Attempt
 from minishuffle.counters import TaskCounters
 from minishuffle.wire.messages import Heartbeat, PeerReport, WorkerReport
 

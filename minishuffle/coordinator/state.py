@@ -1,7 +1,7 @@
 """The coordinator's decisions, as a pure machine: messages, closed links and time in, steps out.
 
 It registers workers and notices when they are lost, admits jobs that fit and places them, follows their
-life cycles (:mod:`~minishuffle.coordinator.jobs`), and answers clients. Each event gives a
+life cycles (:mod:`~minishuffle.coordinator.jobs.job`), and answers clients. Each event gives a
 :class:`~minishuffle.coordinator.instructions.CoordinatorStep`, which the shell (``process``) carries out.
 """
 
@@ -15,11 +15,19 @@ from typing import Final, Literal, NamedTuple
 from minishuffle import limits
 from minishuffle.clock import set_by
 from minishuffle.config import ClusterSettings
-from minishuffle.coordinator import journalrecords
-from minishuffle.coordinator.books import TaskKey
-from minishuffle.coordinator.deaths import COUNTS, end_in_words, kind_of
-from minishuffle.coordinator.deployer import Deployer
-from minishuffle.coordinator.history import History
+from minishuffle.coordinator.clients.pending import Pending, PendingRequests
+from minishuffle.coordinator.clients.polls import LongPolls, Poll
+from minishuffle.coordinator.clients.questions import Questions
+from minishuffle.coordinator.clients.results import GIVEN_UP, ResultRecord, ResultRequest, Results
+from minishuffle.coordinator.clients.status import (
+    ClusterView,
+    CoordinatorFacts,
+    StatusRequest,
+    coordinator_snapshot,
+    status_reply,
+)
+from minishuffle.coordinator.clients.streams import StreamRecord, StreamRequest, Streams
+from minishuffle.coordinator.clients.submissions import Submission, Submissions
 from minishuffle.coordinator.instructions import (
     CloseLink,
     CoordinatorStep,
@@ -31,17 +39,21 @@ from minishuffle.coordinator.instructions import (
     WatchProcess,
     refusal,
 )
-from minishuffle.coordinator.isolation import Isolation
-from minishuffle.coordinator.joblinks import Exclusion
-from minishuffle.coordinator.jobreports import heard, may_wait, refuses
-from minishuffle.coordinator.jobs import Job
-from minishuffle.coordinator.jobtable import JobTable
+from minishuffle.coordinator.jobs.attemptreports import heard, may_wait, refuses
+from minishuffle.coordinator.jobs.deaths import COUNTS, end_in_words, kind_of
+from minishuffle.coordinator.jobs.history import History
+from minishuffle.coordinator.jobs.job import Job
+from minishuffle.coordinator.jobs.jobindex import JobTable
+from minishuffle.coordinator.jobs.joblinks import Exclusion
+from minishuffle.coordinator.jobs.lossaccounting import TaskKey
+from minishuffle.coordinator.journal import journalrecords
+from minishuffle.coordinator.journal.takeover import missing, reconciled
+from minishuffle.coordinator.journal.writeahead import WriteAhead
 from minishuffle.coordinator.links import ANSWER_SECONDS, Links, PairKey, pair_of
-from minishuffle.coordinator.pending import Pending, PendingRequests
-from minishuffle.coordinator.polls import LongPolls, Poll
-from minishuffle.coordinator.questions import Questions
-from minishuffle.coordinator.results import GIVEN_UP, ResultRecord, ResultRequest, Results
-from minishuffle.coordinator.scheduling import admit, checked_graph
+from minishuffle.coordinator.scheduling.deployer import Deployer
+from minishuffle.coordinator.scheduling.isolation import Isolation
+from minishuffle.coordinator.scheduling.placement import admit, checked_graph
+from minishuffle.coordinator.scheduling.standby import Preparations
 from minishuffle.coordinator.shutdown import OrderlyStop
 from minishuffle.coordinator.silenthosts import (
     OWN,
@@ -50,19 +62,7 @@ from minishuffle.coordinator.silenthosts import (
     LookAtHost,
     SilentHosts,
 )
-from minishuffle.coordinator.standby import Preparations
-from minishuffle.coordinator.status import (
-    ClusterView,
-    CoordinatorFacts,
-    StatusRequest,
-    coordinator_snapshot,
-    status_reply,
-)
-from minishuffle.coordinator.streams import StreamRecord, StreamRequest, Streams
-from minishuffle.coordinator.submissions import Submission, Submissions
-from minishuffle.coordinator.takeover import missing, reconciled
 from minishuffle.coordinator.workers import Worker, WorkerRegistry
-from minishuffle.coordinator.writeahead import WriteAhead
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
 from minishuffle.ids import Changes, RecordKey

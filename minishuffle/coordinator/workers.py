@@ -9,10 +9,10 @@ from typing import Final, Literal, NamedTuple
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
-from minishuffle.coordinator.books import Attempt
-from minishuffle.coordinator.draining import Drain
+from minishuffle.coordinator.jobs.lossaccounting import Attempt
+from minishuffle.coordinator.journal.codec import Record
 from minishuffle.coordinator.recentreports import RecentReports
-from minishuffle.coordinator.recordcodec import Record
+from minishuffle.coordinator.scheduling.draining import Drain
 from minishuffle.counters import TaskCounters, WorkerEntry
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.ids import Address

@@ -14,11 +14,11 @@ from minishuffle.errors import LocalProtocolError, ShuffleError, Superseded, Tas
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.buffers import BufferBuilder, Flush
 from minishuffle.exchange.elements import Part
-from minishuffle.exchange.handover import Handover
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.rowtaps import RowTap
 from minishuffle.exchange.segments import Segment
 from minishuffle.exchange.subpartition import PipelinedSubpartition
+from minishuffle.exchange.wholebatches import WholeBatches
 from minishuffle.ids import PartitionId
 from minishuffle.limits import OUTPUT_BUFFERS_PER_SUBPARTITION_MAX
 from minishuffle.wire.frames import EventKind, LatencyMarker
@@ -42,7 +42,7 @@ class PipelinedPartition:
         repeats: it writes the rows of an earlier attempt once more, for the attempts of its consumers that
             have read from that one.
         closed: consumers that get none of its rows, but the end.
-        handover: for consumers in this process; None: they get bytes as all others.
+        whole_batches: for consumers in this process; None: they get bytes as all others.
         buffer_size: bytes that are put into a buffer before its consumer says otherwise (NewBufferSize);
             None: as many as have room.
     """
@@ -60,7 +60,7 @@ class PipelinedPartition:
         full: Callable[[], None] = lambda: None,
         repeats: bool = False,
         closed: Iterable[int] = (),
-        handover: Handover | None = None,
+        whole_batches: WholeBatches | None = None,
         buffer_size: int | None = None,
     ) -> None:
         self.id = partition_id
@@ -74,7 +74,7 @@ class PipelinedPartition:
         self.hot_keys = HotKeys()
         self.taps: tuple[RowTap, ...] = ()
         self._repeats = repeats
-        self._handover = handover
+        self._whole_batches = whole_batches
         self._acquire = acquire
         self._counters = counters
         self._notify = notify
@@ -132,14 +132,14 @@ class PipelinedPartition:
         Raises:
             LocalProtocolError: the partition is finished.
         """
-        subpartition, handover = self.subpartitions[position], self._handover
-        if handover is None or not subpartition.whole or isinstance(batch.payload, list):
+        subpartition, whole_batches = self.subpartitions[position], self._whole_batches
+        if whole_batches is None or not subpartition.whole or isinstance(batch.payload, list):
             return False
         self._require_open()
         if not _has_room(subpartition):
             self._full()
-            handover.wait(lambda: _has_room(subpartition))
-        whole = handover.take(batch, subpartition.buffer_size) if subpartition.whole else None
+            whole_batches.wait(lambda: _has_room(subpartition))
+        whole = whole_batches.take(batch, subpartition.buffer_size) if subpartition.whole else None
         if whole is None:
             return False
         subpartition.add_whole(whole)

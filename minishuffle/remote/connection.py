@@ -20,7 +20,7 @@ from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import WorkerAddress
-from minishuffle.worker.handoff import LoopInbox, TaskPaths
+from minishuffle.worker.tasks.handoff import LoopInbox, TaskPaths
 
 __all__ = ["ExternalConnection"]
 

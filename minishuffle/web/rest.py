@@ -20,7 +20,7 @@ from aiohttp.typedefs import Handler
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minishuffle import limits
-from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.jobs.job import Job
 from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.errors import ResourceExhausted, ShuffleError, UnknownName, UsageError

@@ -16,7 +16,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.jobs.job import Job
 from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import TaskCounters
 from minishuffle.observe.loads import VertexLoad, loads_between

@@ -21,10 +21,10 @@ from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import Advertised, ControlMessage, LogLines, Register, Registered, Shutdown
 from minishuffle.wire.reports import Collected, Fact, FileCompleted, SourcePositions, TaskStateChanged
-from minishuffle.worker.attemptreports import AttemptReports
 from minishuffle.worker.registration import UnregisteredWorker, ask_registration
+from minishuffle.worker.reports.attemptreports import AttemptReports
+from minishuffle.worker.reports.workerreports import short_failure
 from minishuffle.worker.state import WorkerState
-from minishuffle.worker.workerreports import short_failure
 
 __all__ = ["CoordinatorLink"]
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from minishuffle import limits
 from minishuffle.errors import ResourceExhausted, ShuffleError, described
-from minishuffle.worker.handoff import LoopInbox
+from minishuffle.worker.tasks.handoff import LoopInbox
 
 __all__ = ["DiskThreads"]
 

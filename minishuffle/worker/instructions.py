@@ -30,7 +30,7 @@ from minishuffle.wire.messages import (
     WorkerAddress,
 )
 from minishuffle.wire.reports import Fact, TaskStateChanged
-from minishuffle.worker.registry import ChannelKey
+from minishuffle.worker.channels.registry import ChannelKey
 
 __all__ = [
     "AbandonTask",

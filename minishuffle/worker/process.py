@@ -53,13 +53,11 @@ from minishuffle.wire.reports import (
     TaskStands,
     TaskStateChanged,
 )
-from minishuffle.worker.attempt import Attempt, WorkerServices
-from minishuffle.worker.attemptreports import ACKNOWLEDGE_LOOKS
-from minishuffle.worker.clients import ExternalClients, ResultReaders
+from minishuffle.worker.channels.peers import PeerLinks
+from minishuffle.worker.channels.probing import Prober
+from minishuffle.worker.channels.registry import ChannelKey, Progress
 from minishuffle.worker.coordinatorlink import CoordinatorLink
-from minishuffle.worker.flow import FLOW_SECONDS
-from minishuffle.worker.handoff import LoopInbox
-from minishuffle.worker.inspection import Inspection
+from minishuffle.worker.external.clients import ExternalClients, ResultReaders
 from minishuffle.worker.instructions import (
     AbandonTask,
     Acknowledged,
@@ -93,23 +91,25 @@ from minishuffle.worker.instructions import (
     attempt_id,
 )
 from minishuffle.worker.interpreter import collect_garbage
-from minishuffle.worker.outbox import OutboxSender
-from minishuffle.worker.peers import PeerLinks
-from minishuffle.worker.preparation import ProgramLoader
-from minishuffle.worker.probing import Prober
+from minishuffle.worker.introspection.answers import Inspection
 from minishuffle.worker.registration import UnregisteredWorker, ask_registration
-from minishuffle.worker.registry import ChannelKey, Progress
-from minishuffle.worker.state import WorkerState
-from minishuffle.worker.stuck import StuckThreads
-from minishuffle.worker.task import Task, TaskOutcome
-from minishuffle.worker.tasks import Deployment
-from minishuffle.worker.timers import Alarm, Timers
-from minishuffle.worker.workerreports import (
+from minishuffle.worker.reports.attemptreports import ACKNOWLEDGE_LOOKS
+from minishuffle.worker.reports.outbox import OutboxSender
+from minishuffle.worker.reports.poolusage import FLOW_SECONDS
+from minishuffle.worker.reports.workerreports import (
     resident_bytes,
     short_failure,
     worker_report,
     worker_snapshot,
 )
+from minishuffle.worker.state import WorkerState
+from minishuffle.worker.tasks.attempt import Attempt, WorkerServices
+from minishuffle.worker.tasks.deployment import Deployment
+from minishuffle.worker.tasks.handoff import LoopInbox
+from minishuffle.worker.tasks.programcache import ProgramLoader
+from minishuffle.worker.tasks.task import Task, TaskOutcome
+from minishuffle.worker.tasks.threadwatchdog import StuckThreads
+from minishuffle.worker.timers import Alarm, Timers
 
 __all__ = ["Worker", "register"]
 

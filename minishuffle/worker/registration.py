@@ -32,10 +32,10 @@ from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import ControlMessage, Register, Registered
 from minishuffle.wire.requests import Failure
-from minishuffle.worker.crashrecord import CrashRecord
 from minishuffle.worker.interpreter import GarbageClock
+from minishuffle.worker.reports.workerreports import worker_snapshot
+from minishuffle.worker.tasks.crashrecord import CrashRecord
 from minishuffle.worker.wallclock import WallClock
-from minishuffle.worker.workerreports import worker_snapshot
 
 __all__ = ["COORDINATOR_SECONDS_MAX", "LinkOwner", "UnregisteredWorker", "ask_registration"]
 

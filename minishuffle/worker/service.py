@@ -18,11 +18,11 @@ from minishuffle.transport.interfaces import address_toward
 from minishuffle.wire.advertised import is_loopback, is_wildcard
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.worker.crashrecord import CrashRecord
 from minishuffle.worker.interpreter import tune_interpreter
 from minishuffle.worker.process import Worker, register
 from minishuffle.worker.registration import COORDINATOR_SECONDS_MAX, UnregisteredWorker
-from minishuffle.worker.workerreports import registration
+from minishuffle.worker.reports.workerreports import registration
+from minishuffle.worker.tasks.crashrecord import CrashRecord
 
 __all__ = ["run_worker"]
 

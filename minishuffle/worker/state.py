@@ -63,7 +63,18 @@ from minishuffle.wire.messages import (
     WritePosition,
 )
 from minishuffle.wire.reports import EndsRead
-from minishuffle.worker.dialing import Dialing
+from minishuffle.worker.channels.dialing import Dialing
+from minishuffle.worker.channels.registry import (
+    LIVE_PHASES,
+    ChannelEntry,
+    ChannelKey,
+    ChannelPhase,
+    InputRegistry,
+    PartitionRegistry,
+    Progress,
+    Upstream,
+    Waiting,
+)
 from minishuffle.worker.instructions import (
     AbandonTask,
     Acknowledged,
@@ -97,20 +108,9 @@ from minishuffle.worker.instructions import (
     attempt_id,
     state_change,
 )
-from minishuffle.worker.reattachments import Reattachments
-from minishuffle.worker.registry import (
-    LIVE_PHASES,
-    ChannelEntry,
-    ChannelKey,
-    ChannelPhase,
-    InputRegistry,
-    PartitionRegistry,
-    Progress,
-    Upstream,
-    Waiting,
-)
-from minishuffle.worker.stuck import stuck_error
-from minishuffle.worker.tasktable import TaskTable
+from minishuffle.worker.reports.recoverysteps import Reattachments
+from minishuffle.worker.tasks.tasktable import TaskTable
+from minishuffle.worker.tasks.threadwatchdog import stuck_error
 
 __all__ = ["LEAVE_GRACE_SECONDS", "WorkerState"]
 

@@ -301,7 +301,7 @@ def test_functions_may_import_what_lies_beside_the_file_whenever_they_run(job_fi
     (vertex,) = compile_job(stream).vertices
     program = (
         "import sys, cloudpickle\n"
-        "from minishuffle.worker.jobimports import import_from\n"
+        "from minishuffle.worker.tasks.jobimports import import_from\n"
         "from minishuffle.plan.programs import open_program\n"
         "program = open_program(sys.stdin.buffer.read(), cloudpickle.loads)\n"
         "import_from(program.modules)\n"

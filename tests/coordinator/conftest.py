@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from minishuffle.config import ClusterSettings
+from minishuffle.coordinator.clients.status import CoordinatorFacts
 from minishuffle.coordinator.instructions import (
     CloseLink,
     CoordinatorStep,
@@ -20,9 +21,8 @@ from minishuffle.coordinator.instructions import (
     Stopped,
     WatchProcess,
 )
-from minishuffle.coordinator.journalrecords import job_records, recalled_jobs
+from minishuffle.coordinator.journal.journalrecords import job_records, recalled_jobs
 from minishuffle.coordinator.state import CoordinatorState
-from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.errors import ShuffleError
 from minishuffle.ids import AttemptId, Changes, RecordKey
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex

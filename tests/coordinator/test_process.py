@@ -17,10 +17,10 @@ import uvloop
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings, read_coordinator
-from minishuffle.coordinator import journal
-from minishuffle.coordinator.journal import CoordinatorJournal, JournalLost
+from minishuffle.coordinator.journal import store
+from minishuffle.coordinator.journal.codec import FORMAT
+from minishuffle.coordinator.journal.store import CoordinatorJournal, JournalLost
 from minishuffle.coordinator.process import Coordinator, run_coordinator
-from minishuffle.coordinator.recordcodec import FORMAT
 from minishuffle.errors import AuthenticationError, ResourceExhausted, ShuffleError, UnknownName, UsageError
 from minishuffle.ids import Address, AttemptId, Changes, RecordKey
 from minishuffle.plan.graph import JobGraph
@@ -60,7 +60,8 @@ from support.waiting import comes_true
 
 SECRET = b"the secret of this cluster"
 SECONDS_MAX = 20.0
-FORMATS = {int(path.stem.split("-")[1]): path for path in Path(__file__).parent.glob("journals/*.sqlite")}
+JOURNALS = Path(__file__).parent / "journal" / "journals"
+FORMATS = {int(path.stem.split("-")[1]): path for path in JOURNALS.glob("*.sqlite")}
 """Journals that releases wrote, by their format."""
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -472,7 +473,7 @@ def _collected(running: Running) -> int:
 def test_one_that_leaves_and_cannot_write_its_journal_says_so_and_does_not_claim_to_have_handed_over(
     run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "WRITE_BUSY_SECONDS", 0.02)
+    monkeypatch.setattr(store, "WRITE_BUSY_SECONDS", 0.02)
 
     async def main() -> None:
         running = Running(tmp_path)
@@ -573,7 +574,7 @@ def test_a_taken_port_is_an_error_and_nothing_is_left_open(run: Run, tmp_path: P
 def test_a_journal_of_another_release_is_refused_in_words(run: Run, tmp_path: Path, number: int) -> None:
     """The release before, whose journal is here, or one that nobody knows."""
     if number in FORMATS:
-        copyfile(FORMATS[number], tmp_path / journal.FILE_NAME)
+        copyfile(FORMATS[number], tmp_path / store.FILE_NAME)
     else:
         with CoordinatorJournal(tmp_path) as empty:
             empty.write({("job", "j1"): bytes((number,)) + b"\x80"})
@@ -590,7 +591,7 @@ def test_a_journal_of_another_release_is_refused_in_words(run: Run, tmp_path: Pa
 def test_a_journal_that_cannot_be_written_refuses_the_submission_and_all_else_runs_on(
     run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "WRITE_BUSY_SECONDS", 0.02)
+    monkeypatch.setattr(store, "WRITE_BUSY_SECONDS", 0.02)
 
     async def main() -> None:
         async with coordinator(tmp_path, heartbeat_timeout=SECONDS_MAX) as running:

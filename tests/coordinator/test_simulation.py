@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.coordinator.lifecycle import JOB_OVER
+from minishuffle.coordinator.jobs.lifecycle import JOB_OVER
 from minishuffle.errors import PeerLost, TaskFailed
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings
 from minishuffle.wire.messages import (

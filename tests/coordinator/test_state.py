@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.coordinator.journalrecords import Recorder
+from minishuffle.coordinator.journal.journalrecords import Recorder
 from minishuffle.coordinator.shutdown import CLOSING_SECONDS, DRAIN_SECONDS
 from minishuffle.coordinator.workers import RegistryNumbers
 from minishuffle.counters import TaskCounters

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from minishuffle.coordinator.lifecycle import JOB_OVER
+from minishuffle.coordinator.jobs.lifecycle import JOB_OVER
 from minishuffle.errors import ResourceExhausted, TaskFailed
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.messages import DeployTasks, Dial, ErrorInfo, PrepareJob, Shutdown, TasksRestarted

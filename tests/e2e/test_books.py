@@ -17,7 +17,7 @@ from minishuffle import limits
 from minishuffle.api.stream import Stream
 from minishuffle.cli.demo import Samples, scrape, total
 from minishuffle.config import ClusterSettings, create_secret
-from minishuffle.coordinator.scheduling import deployments
+from minishuffle.coordinator.scheduling.placement import deployments
 from minishuffle.exchange.elements import unpack_rows
 from minishuffle.ids import Address
 from minishuffle.launch import Child, settings_flags, spawn, stop_children, wait_until_ready

@@ -15,7 +15,7 @@ from minishuffle import limits
 from minishuffle.api.stream import Stream
 from minishuffle.client import JobHandle
 from minishuffle.config import ClusterSettings
-from minishuffle.coordinator.scheduling import buffers_needed
+from minishuffle.coordinator.scheduling.placement import buffers_needed
 from minishuffle.examples.ads import ads
 from minishuffle.local import LocalCluster
 from minishuffle.plan.graph import JobSettings

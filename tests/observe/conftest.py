@@ -23,7 +23,7 @@ from minishuffle.counters import (
     WorkerEntry,
     WorkerSnapshot,
 )
-from minishuffle.worker.activity import BLOCK_SECONDS_BOUNDS
+from minishuffle.worker.tasks.busytime import BLOCK_SECONDS_BOUNDS
 from support.prometheus import fetched_binaries
 from support.snapshots import idle_worker
 

@@ -25,7 +25,7 @@ from minishuffle.wire.clients import OpenUpstream, UpstreamOpened
 from minishuffle.wire.handshake import HandshakeRefused
 from minishuffle.wire.messages import ErrorInfo, WorkerAddress
 from minishuffle.wire.requests import JobInfo
-from minishuffle.worker.handoff import TaskBell
+from minishuffle.worker.tasks.handoff import TaskBell
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 

@@ -8,10 +8,10 @@ from random import Random
 from typing import Any
 
 from minishuffle.config import ClusterSettings
+from minishuffle.coordinator.clients.status import CoordinatorFacts
 from minishuffle.coordinator.instructions import CoordinatorStep, Reply, SendToWorker
-from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.jobs.job import Job
 from minishuffle.coordinator.state import CoordinatorState
-from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot, TaskCounters
 from minishuffle.errors import error_from_code

@@ -47,7 +47,7 @@ TESTED = (
     "tests/connectors",
     "tests/operators",
     "tests/worker/test_reader.py",
-    "tests/worker/test_leaseledger.py",
+    "tests/worker/sources/test_leaseledger.py",
 )
 """Where the quick tests are whose refusals are recorded."""
 

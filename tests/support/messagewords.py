@@ -43,7 +43,7 @@ from minishuffle.wire.packed import (
     unpack_positions,
     unpack_traffic,
 )
-from minishuffle.worker.registry import ChannelKey
+from minishuffle.worker.channels.registry import ChannelKey
 
 __all__ = ["WALL", "Words", "split_words"]
 

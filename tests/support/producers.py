@@ -11,10 +11,10 @@ from minishuffle.errors import ShuffleError
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.buffers import BufferBuilder, Flush, Slice, WholeBatch
 from minishuffle.exchange.elements import ByteBudget
-from minishuffle.exchange.handover import Handover
 from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.exchange.subpartition import PipelinedSubpartition, PipelinedView
+from minishuffle.exchange.wholebatches import WholeBatches
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import DataType
 
@@ -22,7 +22,7 @@ CAPACITY = 16
 """Bytes of a segment."""
 
 
-class Handing(Handover):
+class Handing(WholeBatches):
     """Hands over elements, (number, bytes), instead of Arrow's batches; a writer never has to wait.
 
     ``held`` has those that the exchange has.
@@ -89,7 +89,7 @@ class Producer:
             drops=drops,
             repeats=repeats,
             closed=closed,
-            handover=self.handing,
+            whole_batches=self.handing,
         )
         self.subpartitions = self.partition.subpartitions
         self.first = self.subpartitions[0]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from minishuffle.exchange.blocking import BlockingPartition
 from minishuffle.wire.packed import unpack_traffic
-from minishuffle.worker.attempt import Attempt
+from minishuffle.worker.tasks.attempt import Attempt
 from support.simulated_jobs import ELEMENT_ROWS_MAX
 
 __all__ = ["OF_THE_CHAIN", "Book"]

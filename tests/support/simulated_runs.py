@@ -10,7 +10,7 @@ from functools import partial
 from random import Random
 
 from minishuffle.config import ClusterSettings
-from minishuffle.coordinator.scheduling import buffers_needed
+from minishuffle.coordinator.scheduling.placement import buffers_needed
 from minishuffle.plan.stages import slots_needed
 from minishuffle.wire.messages import ControlMessage
 from minishuffle.wire.requests import (

@@ -39,12 +39,13 @@ from minishuffle.wire.messages import (
     WorkerLost,
 )
 from minishuffle.wire.reports import AttemptReport, Fact, TaskStateChanged
-from minishuffle.worker import activity, handoff, process, task, tasks, wallclock
-from minishuffle.worker import attempt as attempts
-from minishuffle.worker.attempt import Attempt
+from minishuffle.worker import process, wallclock
 from minishuffle.worker.process import Worker, register
 from minishuffle.worker.registration import UnregisteredWorker
-from minishuffle.worker.workerreports import registration
+from minishuffle.worker.reports.workerreports import registration
+from minishuffle.worker.tasks import attempt as attempts
+from minishuffle.worker.tasks import busytime, deployment, handoff, task
+from minishuffle.worker.tasks.attempt import Attempt
 from support.simulated_jobs import AUDITS, TAKEN_ROWS, Audit
 from support.simulated_loop import Host, World
 from support.simulated_network import Network
@@ -431,7 +432,7 @@ def _simulate_threads_and_clocks(patch: pytest.MonkeyPatch, cluster: Cluster) ->
         patch.setattr(module, "time", time)
     patch.setattr(coordinator_process, "time", time)
     patch.setattr(inputs, "TAKEN_ROWS", TAKEN_ROWS)
-    for module in (wallclock, activity):
+    for module in (wallclock, busytime):
         patch.setattr(module, "time", time)
     patch.setattr(random, "random", cluster.world.random.random)
     patch.setattr(process, "collect_garbage", lambda *, settled: None)
@@ -511,5 +512,5 @@ def _watch(patch: pytest.MonkeyPatch, cluster: Cluster) -> None:
             cluster.world.note(f"{running_host().name} sends {brief(message)}")
         send(self, message, request)
 
-    patch.setattr(tasks, "Attempt", RecordedAttempt)
+    patch.setattr(deployment, "Attempt", RecordedAttempt)
     patch.setattr(ControlLink, "send", note_and_send)

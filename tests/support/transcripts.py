@@ -27,10 +27,10 @@ from random import Random
 from typing import Any, ClassVar, Final, get_args
 
 from minishuffle.config import ClusterSettings
+from minishuffle.coordinator.clients.status import CoordinatorFacts
 from minishuffle.coordinator.instructions import CoordinatorStep, Instruction, Reply, SendToWorker
-from minishuffle.coordinator.recordcodec import unpack_record
+from minishuffle.coordinator.journal.codec import unpack_record
 from minishuffle.coordinator.state import CoordinatorState
-from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PartitionLost, PeerLost, PeerSuspected, ResourceExhausted
 from minishuffle.exchange.channels import ChannelEvent
@@ -46,8 +46,8 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.wire.reports import AttemptReport, Fact
 from minishuffle.wire.requests import JobEvent
+from minishuffle.worker.channels.registry import ChannelKey, Progress
 from minishuffle.worker.instructions import Report, Send, StartTask, WorkerStep, attempt_id
-from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.state import WorkerState
 from support.messagewords import WALL, Words, split_words
 

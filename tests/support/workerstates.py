@@ -19,12 +19,12 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.wire.packed import pack_placement
 from minishuffle.wire.reports import TaskStateChanged
+from minishuffle.worker.channels.registry import ChannelKey, Progress
 from minishuffle.worker.instructions import (
     Instruction,
     Report,
     WorkerStep,
 )
-from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.state import WorkerState
 from support.attempts import attempt as attempt_of
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from minishuffle.api.stream import Stream
-from minishuffle.coordinator.scheduling import deployments
+from minishuffle.coordinator.scheduling.placement import deployments
 from minishuffle.exchange.batch import Batch
 from minishuffle.exchange.collected import unpack_collected
 from minishuffle.exchange.segments import NetworkBufferPool
@@ -21,14 +21,14 @@ from minishuffle.plan.graph import JobGraph, JobSettings
 from minishuffle.plan.planner import compile_job
 from minishuffle.wire.messages import DeployTasks, LogLines, WorkerAddress
 from minishuffle.wire.reports import Fact, FileCompleted, PartitionReadable, SourcePositions
-from minishuffle.worker import handoff
-from minishuffle.worker.attempt import WorkerServices
-from minishuffle.worker.handoff import LoopInbox, TaskPaths
+from minishuffle.worker.channels.registry import ChannelKey
 from minishuffle.worker.instructions import StartTask, attempt_id
-from minishuffle.worker.outbox import Outbox
-from minishuffle.worker.registry import ChannelKey
-from minishuffle.worker.task import Task, TaskOutcome
-from minishuffle.worker.tasks import Deployment
+from minishuffle.worker.reports.outbox import Outbox
+from minishuffle.worker.tasks import handoff
+from minishuffle.worker.tasks.attempt import WorkerServices
+from minishuffle.worker.tasks.deployment import Deployment
+from minishuffle.worker.tasks.handoff import LoopInbox, TaskPaths
+from minishuffle.worker.tasks.task import Task, TaskOutcome
 from minishuffle.worker.wallclock import WallClock
 from support.attempts import attempt
 

@@ -13,7 +13,7 @@ from minishuffle import limits
 from minishuffle.api.stream import Stream
 from minishuffle.errors import PartitionLost, ResourceExhausted, ShuffleError
 from minishuffle.worker.diskthreads import DiskThreads
-from minishuffle.worker.handoff import LoopInbox
+from minishuffle.worker.tasks.handoff import LoopInbox
 
 if TYPE_CHECKING:
     from conftest import Site, Turns

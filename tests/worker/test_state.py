@@ -15,6 +15,7 @@ from minishuffle.wire.messages import (
     TaskAttempt,
     TasksRestarted,
 )
+from minishuffle.worker.channels.registry import ChannelKey
 from minishuffle.worker.instructions import (
     AbandonTask,
     Attach,
@@ -32,7 +33,6 @@ from minishuffle.worker.instructions import (
     StartTask,
     state_change,
 )
-from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.state import LEAVE_GRACE_SECONDS
 from support.attempts import attempt as attempt_of
 from support.workerstates import SOURCE, Machine, address, deploy, request, second, serving, sink, states

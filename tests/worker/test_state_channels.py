@@ -18,6 +18,7 @@ from minishuffle.wire.messages import (
     WorkerLost,
 )
 from minishuffle.wire.reports import TaskStateChanged
+from minishuffle.worker.channels.registry import ChannelKey, Progress
 from minishuffle.worker.instructions import (
     AbandonTask,
     CloseLinks,
@@ -31,8 +32,7 @@ from minishuffle.worker.instructions import (
     RequestPartition,
     Send,
 )
-from minishuffle.worker.reattachments import REPORT_SECONDS
-from minishuffle.worker.registry import ChannelKey, Progress
+from minishuffle.worker.reports.recoverysteps import REPORT_SECONDS
 from support.attempts import attempt as attempt_of
 from support.workerstates import SOURCE, Machine, address, deploy, request, second, serving, sink, states
 

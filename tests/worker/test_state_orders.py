@@ -34,6 +34,7 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.wire.packed import pack_placement
 from minishuffle.wire.reports import Fact, TaskStateChanged
+from minishuffle.worker.channels.registry import ChannelKey
 from minishuffle.worker.instructions import (
     AbandonTask,
     Attach,
@@ -51,7 +52,6 @@ from minishuffle.worker.instructions import (
     WorkerStep,
     attempt_id,
 )
-from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.state import WorkerState
 from support.attempts import attempt
 from support.soak import examples

@@ -13,7 +13,7 @@ import pytest
 
 from minishuffle.api.stream import Stream
 from minishuffle.config import ClusterSettings, CoordinatorPlace
-from minishuffle.coordinator.scheduling import deployments
+from minishuffle.coordinator.scheduling.placement import deployments
 from minishuffle.counters import WorkerSnapshot
 from minishuffle.ids import Address
 from minishuffle.plan.graph import JobSettings
@@ -32,8 +32,8 @@ from minishuffle.wire.messages import (
     WorkerAddress,
 )
 from minishuffle.wire.reports import AttemptReport, TaskStateChanged
-from minishuffle.worker.crashrecord import CrashRecord
 from minishuffle.worker.service import run_worker
+from minishuffle.worker.tasks.crashrecord import CrashRecord
 
 HOST = "127.0.0.1"
 SECRET = b"the cluster's"

@@ -42,8 +42,8 @@ from minishuffle.wire.reports import (
     TaskReleased,
     TaskStateChanged,
 )
-from minishuffle.worker.registry import ChannelKey, InputRegistry
-from minishuffle.worker.task import Task
+from minishuffle.worker.channels.registry import ChannelKey, InputRegistry
+from minishuffle.worker.tasks.task import Task
 
 if TYPE_CHECKING:
     from conftest import Coordinator, Running

@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from minishuffle.api.stream import Stream
-from minishuffle.coordinator.scheduling import deployments
+from minishuffle.coordinator.scheduling.placement import deployments
 from minishuffle.errors import PeerLost
 from minishuffle.plan.graph import JobSettings
 from minishuffle.plan.planner import compile_job
@@ -28,7 +28,7 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.wire.packed import pack_placement, unpack_traffic
 from minishuffle.wire.reports import TaskReleased, TaskStateChanged
-from minishuffle.worker.peers import PeerLinks
+from minishuffle.worker.channels.peers import PeerLinks
 from support.attempts import attempt
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from minishuffle.api.stream import Stream
 from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.inquiries import TracedChannel, WorkerAnswered, WorkerAsked
 from minishuffle.wire.messages import CancelTasks
-from minishuffle.worker.inspection import Inspection
+from minishuffle.worker.introspection.answers import Inspection
 
 if TYPE_CHECKING:
     from conftest import Coordinator

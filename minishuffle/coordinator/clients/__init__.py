@@ -1,0 +1,1 @@
+"""What clients ask for, and the requests that wait for an answer."""

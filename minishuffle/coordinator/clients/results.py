@@ -1,0 +1,475 @@
+"""Kept results: who reads which rows, and what may be dropped. Pure.
+
+The rows stay on the workers whose sinks wrote them, also after the job has ended. A reader is sent there
+with a ticket once the worker expects it. Rows of its last :data:`BATCHES_REPLAYABLE` committed batches are
+kept, so that it can read them again.
+
+Each attempt of a sink's subtask keeps a *part* of the rows. The next one numbers on from the greatest end
+that readers may have heard of. What a lost worker kept is lost, and counted unless a reader had dealt with
+it.
+
+Where the parts are, what was committed, the ends that readers have heard of, and what was given up are
+journaled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from minishuffle import limits
+from minishuffle.coordinator.clients.pending import Pending, PendingRequests
+from minishuffle.coordinator.instructions import Instruction, Reply
+from minishuffle.coordinator.jobs.job import Job
+from minishuffle.coordinator.jobs.jobindex import JobTable
+from minishuffle.coordinator.journal.codec import Record
+from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError, error_from_code
+from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.plan.graph import JobGraph
+from minishuffle.wire.clients import (
+    CommitResult,
+    DescribeResult,
+    DropResult,
+    FreeRows,
+    KeptRows,
+    OpenResult,
+    ResultDescribed,
+    ResultExpected,
+    ResultOpened,
+    ServeResult,
+)
+from minishuffle.wire.messages import ControlMessage, WorkerAddress
+from minishuffle.wire.requests import Accepted
+
+__all__ = ["BATCHES_REPLAYABLE", "GIVEN_UP", "ResultRequest", "Results"]
+
+BATCHES_REPLAYABLE: Final = 2
+"""Batches that were committed and can be read again: a streaming query may repeat its last ones."""
+GIVEN_UP: Final = "what its sinks keep for readers is given up, to make room"
+"""What is said to whoever cancels a job for whose results there is no room."""
+
+ResultRequest = DescribeResult | OpenResult | CommitResult
+
+
+class RecordedPart(NamedTuple):
+    """What one attempt of a subtask keeps: rows from ``begin`` to where the next part begins."""
+
+    begin: int
+    attempt: int
+    at: WorkerAddress | None
+
+
+@dataclass(slots=True)
+class ResultRecord(Record):
+    """Where the rows of one sink are."""
+
+    parts: list[list[RecordedPart]]
+    """By subtask, in order; the last one grows."""
+    commits: list[list[int]]
+    """By subtask, where the last batches ended."""
+    dropped: bool = False
+    """It was given up."""
+
+
+@dataclass(slots=True)
+class _Result:
+    """The rows of one sink."""
+
+    job: Job
+    sink: str
+    operator: int
+    bounded: bool
+    schema_message: bytes
+    kept: ResultRecord
+
+    def announce(self) -> None:
+        """Readers are about to hear where the rows end."""
+        self.job.announce(self.operator)
+
+    def ranges(self, subtask: int) -> list[tuple[RecordedPart, int]]:
+        """The parts of a subtask that can be read, and where each ends."""
+        parts = self.kept.parts[subtask]
+        end = max(parts[-1].begin, self.job.rows_kept(self.operator)[subtask])
+        ends = [*(part.begin for part in parts[1:]), end]
+        return [(part, last) for part, last in zip(parts, ends, strict=True)]
+
+    def begin(self, subtask: int) -> int:
+        """The first row that can be read."""
+        ends = self.kept.commits[subtask]
+        return ends[0] if len(ends) > BATCHES_REPLAYABLE else 0
+
+    def commit(self, subtask: int, end: int) -> bool:
+        """Note where a batch ended; False if that is nothing new."""
+        ends = self.kept.commits[subtask]
+        if ends and end <= ends[-1]:
+            return False
+        ends.append(end)
+        del ends[: -BATCHES_REPLAYABLE - 1]
+        return True
+
+
+def _ended_at(results: Mapping[str, _Result]) -> float:
+    """When the job that has them ended."""
+    return next(iter(results.values())).job.ended_at
+
+
+@dataclass(slots=True, eq=False)
+class _PendingRead(Pending):
+    """It waits for a worker."""
+
+    job: str
+    worker: WorkerAddress
+    end: int
+    serve: ServeResult
+    """What the worker was sent."""
+
+
+@dataclass(slots=True)
+class Results:
+    """Invariant: at most ``JOB_RESULTS_KEPT`` jobs that have ended have results.
+
+    Args:
+        send: a message to a worker that is alive; False if it is not.
+        address: of a worker that is alive, or None.
+    """
+
+    term: int
+    jobs: JobTable
+    send: Callable[[int, ControlMessage], bool]
+    address: Callable[[int], WorkerAddress | None]
+    pending: PendingRequests
+    _results: dict[str, dict[str, _Result]] = field(default_factory=dict)
+    """By job and sink."""
+    _over: list[str] = field(default_factory=list)
+    """Jobs that have ended and have results."""
+    _unwanted: set[str] = field(default_factory=set)
+    """Jobs whose results are given up when they end."""
+    _changed: set[str] = field(default_factory=set)
+    """Jobs of which there may be something new for the journal."""
+
+    # --- journal ---------------------------------------------------------------------------------
+
+    def changed(self) -> set[str]:
+        """Jobs to :meth:`record` since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def record(self, job: str) -> dict[int, ResultRecord]:
+        """What the journal keeps of the job's results, by operator."""
+        return {result.operator: result.kept for result in self._results.get(job, {}).values()}
+
+    # --- jobs ------------------------------------------------------------------------------------
+
+    @staticmethod
+    def check(graph: JobGraph) -> None:
+        """Raises InvalidGraph if two sinks of the job have one name."""
+        names = [vertex.sink for vertex in graph.vertices if vertex.sink]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidGraph(f"two sinks are named {name!r}: give each another name, to_spark('...')")
+
+    def add(self, job: Job, graph: JobGraph, records: Mapping[int, ResultRecord]) -> None:
+        """A job was submitted, with no ``records``, or is recalled with what :meth:`record` gave."""
+        found = {
+            vertex.sink: _Result(
+                job,
+                vertex.sink,
+                operator,
+                vertex.bounded,
+                vertex.sink_schema,
+                records[operator] if operator in records else self._first_kept(job, operator),
+            )
+            for operator, vertex in enumerate(graph.vertices)
+            if vertex.sink
+        }
+        if found:
+            self._results[job.id] = found
+            self._changed.add(job.id)
+
+    def _first_kept(self, job: Job, operator: int) -> ResultRecord:
+        keys = [(operator, index) for index in range(job.graph.vertices[operator].parallelism)]
+        workers = [job.slots.placement[job.slot_of(key)] for key in keys]
+        parts = [[RecordedPart(0, FIRST_ATTEMPT, self.address(worker))] for worker in workers]
+        return ResultRecord(parts, [[] for _ in keys])
+
+    def job_ended(self, job: Job) -> None:
+        """A job has ended: the oldest results beyond the limit are given up."""
+        if job.id in self._unwanted:
+            self._drop(job.id)
+        elif not self._is_dropped(job.id):
+            self._over.append(job.id)
+        while len(self._over) > limits.JOB_RESULTS_KEPT:
+            self._drop(min(self._over, key=lambda name: _ended_at(self._results[name])))
+        for name in [name for name in self._results if name not in self.jobs and name not in self._over]:
+            del self._results[name]
+
+    def give_up(self, job: Job) -> bool:
+        """What a job keeps is to make room: nobody reads it any more once the job has ended. False if there
+        is nothing of it to be given up."""
+        if self._is_dropped(job.id):
+            return False
+        self._unwanted.add(job.id)
+        if job.terminal:
+            self._drop(job.id)
+        return True
+
+    def ended_already(self, job: Job) -> UsageError:
+        """For a job that has ended and is to be cancelled."""
+        hint = f"; 'jobs cancel {job.id} --give-up-results' frees what it keeps"
+        kept = "" if self._is_dropped(job.id) else hint
+        return UsageError(f"job {job.id} ({job.name}) cannot be cancelled: it is {job.state} already{kept}")
+
+    def _is_dropped(self, name: str) -> bool:
+        """Whether a job keeps nothing, or nothing any more."""
+        return all(result.kept.dropped for result in self._results.get(name, {}).values())
+
+    def _drop(self, name: str) -> None:
+        """Give up what a job keeps that has ended. Each attempt that has kept some was in one of its
+        slots."""
+        workers = set[int]()
+        for result in self._results[name].values():
+            result.kept.dropped = True
+            workers |= {*self._held(result), *result.job.slots.workers()}
+        for worker in sorted(workers):
+            self.send(worker, DropResult(term=self.term, job=name))
+        self._over = [each for each in self._over if each != name]
+        self._unwanted.discard(name)
+        self._changed.add(name)
+
+    def redeployed(self, job: Job, operator: int, index: int) -> None:
+        """The next attempt of a subtask was deployed: it keeps the rows from now on."""
+        for result in self._results.get(job.id, {}).values():
+            if result.operator == operator:
+                parts = result.kept.parts[index]
+                begin = job.rows_kept(operator)[index]
+                at = self.address(job.slots.placement[job.slot_of((operator, index))])
+                parts[:] = [part for part in parts if part.begin < begin]
+                parts.append(RecordedPart(begin, job.attempt_of(operator, index), at))
+                self._changed.add(job.id)
+
+    def _held(self, result: _Result) -> set[int]:
+        """Workers that still keep rows of it."""
+        found = {part.at for parts in result.kept.parts for part in parts}
+        return {at.worker for at in found if at is not None and self._is_there(at)}
+
+    def _is_there(self, at: WorkerAddress | None) -> bool:
+        now = self.address(at.worker) if at is not None else None
+        return at is not None and now is not None and now.epoch <= at.epoch
+
+    # --- clients ---------------------------------------------------------------------------------
+
+    def request(self, link: int, request: int, message: ResultRequest) -> list[Instruction]:
+        """Raises ShuffleError: the request cannot be granted."""
+        result = self._find(message.job, message.sink)
+        match message:
+            case DescribeResult():
+                return [Reply(link, request, self._described(result))]
+            case OpenResult():
+                return self._open(link, request, result, message)
+            case CommitResult(offsets=offsets):
+                self._commit(result, offsets)
+                return [Reply(link, request, Accepted(job=result.job.id))]
+
+    def _find(self, name: str, sink: str) -> _Result:
+        job = self._job(name)
+        found = self._results.get(job.id)
+        if found is None:
+            raise UnknownName(
+                f"job {job.id} ({job.name}) keeps no results for other programs: end the stream with "
+                "to_spark() and submit it again"
+            )
+        result = found.get(sink) if sink or len(found) > 1 else next(iter(found.values()))
+        if result is None:
+            raise UnknownName(
+                f"job {job.id} ({job.name}) has no sink {sink!r}: name one of {', '.join(sorted(found))}"
+            )
+        if result.kept.dropped:
+            raise UsageError(
+                f"the results of job {job.id} ({job.name}) were given up: those of the last "
+                f"{limits.JOB_RESULTS_KEPT} jobs are kept, but for jobs that are cancelled with "
+                "--give-up-results, or while the coordinator's journal cannot be written; run it again"
+            )
+        return result
+
+    def _job(self, name: str) -> Job:
+        """By id; else the newest of that name."""
+        known = {job: next(iter(found.values())).job for job, found in self._results.items()} | self.jobs
+        if name in known:
+            return known[name]
+        named = [job for job in known.values() if job.name == name]
+        return max(named, key=lambda job: job.submitted_at) if named else self.jobs.named(name)
+
+    def _described(self, result: _Result) -> ResultDescribed:
+        job = result.job
+        result.announce()
+        return ResultDescribed(
+            job=job.id,
+            name=job.name,
+            sink=result.sink,
+            schema_message=result.schema_message,
+            bounded=result.bounded,
+            state=job.state,
+            terminal=job.terminal,
+            submitted_at=job.submitted_at,
+            causes=job.history.causes,
+            subtasks=[self._kept(result, subtask) for subtask in range(len(result.kept.parts))],
+        )
+
+    def _kept(self, result: _Result, subtask: int) -> KeptRows:
+        begin, ranges = result.begin(subtask), result.ranges(subtask)
+        lost = sum(
+            max(0, end - max(begin, part.begin)) for part, end in ranges if not self._is_there(part.at)
+        )
+        return KeptRows(subtask=subtask, begin=begin, end=ranges[-1][1], lost=lost)
+
+    def _open(self, link: int, request: int, result: _Result, message: OpenResult) -> list[Instruction]:
+        """Send the reader to the part in which its first row is."""
+        self.pending.require_room(_PendingRead, link)
+        self._check_subtask(result, message.subtask)
+        ranges = result.ranges(message.subtask)
+        part, last = next(((part, end) for part, end in ranges if message.begin < end), ranges[-1])
+        end = message.end if part is ranges[-1][0] else min(message.end, last)
+        if part.at is None or not self._is_there(part.at):
+            number = part.at.worker if part.at is not None else 0
+            why = (
+                f"worker {number}, which kept rows of job {result.job.id} ({result.job.name}), is gone and "
+                "they with it: run the job again"
+            )
+            nowhere = WorkerAddress(worker=0, epoch=0, host="", data_port=0)
+            lost = ResultOpened(
+                term=self.term,
+                ticket=0,
+                job=result.job.id,
+                worker=nowhere,
+                segment_bytes=0,
+                end=end,
+                lost=why,
+            )
+            return [Reply(link, request, lost)]
+        ticket = next(self.pending.tickets)
+        serve = ServeResult(
+            term=self.term,
+            job=result.job.id,
+            operator=result.operator,
+            index=message.subtask,
+            task_attempt=part.attempt,
+            ticket=ticket,
+            begin=message.begin,
+            end=end,
+        )
+        read = self.pending.add(_PendingRead(link, request, result.job.id, part.at, end, serve))
+        self.pending.expect(ticket, read, read)
+        self.send(part.at.worker, serve)
+        return []
+
+    @staticmethod
+    def _check_subtask(result: _Result, subtask: int) -> None:
+        if not 0 <= subtask < len(result.kept.parts):
+            raise UsageError(
+                f"sink {result.sink!r} of job {result.job.id} has {len(result.kept.parts)} subtasks, and "
+                f"subtask {subtask} was asked for: count from 0"
+            )
+
+    def _commit(self, result: _Result, offsets: dict[int, int]) -> None:
+        rows = result.job.rows_kept(result.operator)
+        for subtask, offset in offsets.items():
+            self._check_subtask(result, subtask)
+            if not 0 <= offset <= rows[subtask]:
+                raise UsageError(
+                    f"subtask {subtask} has {rows[subtask]} rows and offset {offset} was committed: commit "
+                    "only what was read"
+                )
+        self._changed.add(result.job.id)
+        for subtask, offset in offsets.items():
+            if result.commit(subtask, offset):
+                self._free(result, subtask, offset)
+
+    def _free(self, result: _Result, subtask: int, read: int) -> None:
+        begin, ranges = result.begin(subtask), result.ranges(subtask)
+        for part, _ in ranges:
+            if part.at is not None and self._is_there(part.at):
+                free = FreeRows(
+                    term=self.term,
+                    job=result.job.id,
+                    operator=result.operator,
+                    index=subtask,
+                    task_attempt=part.attempt,
+                    begin=begin,
+                    read=read,
+                )
+                self.send(part.at.worker, free)
+        result.kept.parts[subtask] = [part for part, end in ranges[:-1] if end > begin] + [ranges[-1][0]]
+
+    # --- workers and links -----------------------------------------------------------------------
+
+    def answered(self, message: ResultExpected) -> list[Instruction]:
+        """What a worker answers to a ticket that nobody waits for any more is ignored."""
+        pending = self.pending.question(message.ticket, _PendingRead)
+        if pending is None:
+            return []
+        if message.error is not None:
+            error = error_from_code(message.error.code, message.error.text)
+            return [self.pending.refuse(pending, error)]
+        opened = ResultOpened(
+            term=self.term,
+            ticket=message.ticket,
+            job=pending.job,
+            worker=pending.worker,
+            segment_bytes=message.segment_bytes,
+            end=pending.end,
+        )
+        return [self.pending.answer(pending, opened)]
+
+    def worker_back(self, worker: int) -> None:
+        """It has a new control link: what was sent over the last one, or answered, may not have arrived."""
+        for name, found in self._results.items():
+            if any(result.kept.dropped and worker in result.job.slots.workers() for result in found.values()):
+                self.send(worker, DropResult(term=self.term, job=name))
+        for pending in self.pending.of(_PendingRead):
+            if pending.worker.worker == worker:
+                self.send(worker, pending.serve)
+
+    def worker_ended(self, worker: int, epoch: int, at: float) -> list[Instruction]:
+        """It will not answer any more, and what it kept is lost. What the one before with its id had kept
+        was lost with that one."""
+        for found in self._results.values():
+            for result in found.values():
+                if not result.job.terminal:
+                    self._lose(result, worker, epoch, at)
+        error = PeerLost(f"worker {worker}, which kept the rows, is gone: run the job again")
+        gone = [each for each in self.pending.of(_PendingRead) if each.worker.worker == worker]
+        return [self.pending.refuse(each, error) for each in gone]
+
+    def _lose(self, result: _Result, worker: int, epoch: int, at: float) -> None:
+        for subtask, commits in enumerate(result.kept.commits):
+            read = commits[-1] if commits else 0
+            for part, end in result.ranges(subtask):
+                begin = max(read, part.begin)
+                if part.at is None or part.at.worker != worker or part.at.epoch < epoch:
+                    continue
+                if begin < end:
+                    result.job.lose_results(f"{result.sink}[{subtask}]", range(begin, end), worker, at)
+
+    def unread_at(self, worker: int) -> list[str]:
+        """The jobs of which a worker keeps rows that no reader has dealt with."""
+        return [name for name, found in self._results.items() if any(self._unread(found, worker))]
+
+    def _unread(self, found: Mapping[str, _Result], worker: int) -> Iterator[bool]:
+        for result in found.values():
+            for subtask, commits in enumerate(result.kept.commits if not result.kept.dropped else ()):
+                read = commits[-1] if commits else 0
+                for part, end in result.ranges(subtask):
+                    is_there = part.at is not None and part.at.worker == worker and self._is_there(part.at)
+                    yield is_there and max(read, part.begin) < end
+
+    def validate(self) -> None:
+        """Check the invariants; for tests, after each step."""
+        assert len(self._over) <= limits.JOB_RESULTS_KEPT
+        for found in self._results.values():
+            for result in found.values():
+                assert all(len(ends) <= BATCHES_REPLAYABLE + 1 for ends in result.kept.commits)
+                assert result.kept.dropped == (result.job.terminal and result.job.id not in self._over)
+                for parts in result.kept.parts:
+                    begins = [part.begin for part in parts]
+                    assert parts and begins == sorted(set(begins))

@@ -1,0 +1,587 @@
+"""Streams of jobs that external clients write. Pure.
+
+A writer asks where a partition of its write goes. With the first of them the coordinator announces the
+write to all subtasks, so that event time waits for it everywhere; then it announces the partition to its
+subtask's worker, which answers how much of it is there, and sends the writer there with a ticket. A commit
+asks every subtask whether its partitions are complete, and ends the write, and a bounded stream with it.
+
+Which writes have begun and ended, and whose a bounded stream is, is journaled. What a coordinator had asked
+when it was lost is not: clients ask the next one again, and that one tells every subtask what it should have
+heard.
+
+A subtask that restarts gets from its job how far each partition is (``WriteProgress``), and from here which
+writes have begun and ended. What its last attempt did not answer is asked of the next one.
+
+A program that is killed ends its write neither way. A write into an endless stream that nobody is connected
+for, nor asks for, for WRITE_IDLE_SECONDS is idle: event time waits for it nowhere, until it asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from minishuffle import limits
+from minishuffle.coordinator.clients.pending import Pending, PendingRequests
+from minishuffle.coordinator.instructions import Instruction, Reply
+from minishuffle.coordinator.jobs.job import Job
+from minishuffle.coordinator.journal.codec import Record
+from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError, error_from_code
+from minishuffle.plan.graph import JobGraph
+from minishuffle.wire.clients import (
+    ROWS_FORGOTTEN,
+    AbortWrite,
+    BeginWrite,
+    CommitWrite,
+    DescribeStream,
+    EndStream,
+    EndWrite,
+    ExpectUpstream,
+    OpenUpstream,
+    StreamInfo,
+    UpstreamExpected,
+    UpstreamOpened,
+    WriteBegun,
+    WriteEnded,
+    query_and_batch,
+)
+from minishuffle.wire.messages import ControlMessage, ErrorInfo, TaskReport, WorkerAddress
+from minishuffle.wire.requests import Accepted
+
+__all__ = ["StreamRequest", "Streams"]
+
+OVER_KEPT: Final = 100
+"""Streams of ended jobs whose end is remembered."""
+
+StreamRequest = DescribeStream | OpenUpstream | CommitWrite | AbortWrite | EndStream
+
+
+class RecordedWrite(NamedTuple):
+    """A write into a stream, as the journal has it."""
+
+    name: str
+    partitions: int
+    begun: bool
+    """Everywhere."""
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord(Record):
+    """Whose a stream of a job is, and the writes into it; see :class:`_Stream`."""
+
+    writer: str
+    ended: bool
+    ended_by: str
+    writes: tuple[RecordedWrite, ...]
+    forgotten: dict[str, int]
+
+
+@dataclass(slots=True)
+class _Write:
+    """A write that has begun; the last ones that have ended are known, too."""
+
+    partitions: int
+    """How many it has; 0: not known."""
+    open_answers: int
+    """Subtasks that have yet to say that their event time waits for it."""
+    ended: bool = False
+    heard_at: float | None = None
+    """When a program was connected for it last, or the job was paused; None: it has just asked, or the
+    coordinator is new."""
+    idle: bool = False
+
+
+@dataclass(slots=True)
+class _Stream:
+    name: str
+    job: Job
+    operator: int
+    parallelism: int
+    bounded: bool
+    schema_message: bytes
+    writer: str = ""
+    """The write that a bounded stream belongs to: the first that opened it. Two of them would end it with
+    what there is of the other."""
+    ended: bool = False
+    ended_by: str = ""
+    """The write whose commit ended it."""
+    writes: dict[str, _Write] = field(default_factory=dict)
+    forgotten: dict[str, int] = field(default_factory=dict)
+    """By streaming query, the last batch that has ended and is not in ``writes`` any more."""
+
+    def record(self) -> StreamRecord:
+        """For the journal."""
+        writes = tuple(
+            RecordedWrite(name, write.partitions, write.open_answers == 0, write.ended)
+            for name, write in self.writes.items()
+        )
+        return StreamRecord(self.writer, self.ended, self.ended_by, writes, self.forgotten)
+
+
+class _Opening(NamedTuple):
+    """It is not announced to its subtask before its write has begun everywhere."""
+
+    message: OpenUpstream
+    write: _Write
+
+
+@dataclass(slots=True, eq=False)
+class _PendingWrite(Pending):
+    """It waits for workers; ``missing`` gathers what they answer to a commit."""
+
+    stream: _Stream
+    open_answers: int = 1
+    missing: list[int] = field(default_factory=list)
+    second: EndWrite | None = None
+    write: str = ""
+    """Which a commit or an abort ends."""
+    opening: _Opening | None = None
+    """Set until the write has begun."""
+
+
+class _Question(NamedTuple):
+    """What a subtask has yet to answer; ``by`` waits for it."""
+
+    stream: _Stream
+    message: BeginWrite | ExpectUpstream | EndWrite
+    by: _PendingWrite | _Write
+
+
+class Streams:
+    """Args:
+    send: a message to a worker that is alive; False if it is not.
+    address: of a worker that is alive, or None.
+    """
+
+    def __init__(
+        self,
+        term: int,
+        send: Callable[[int, ControlMessage], bool],
+        address: Callable[[int], WorkerAddress | None],
+        pending: PendingRequests,
+    ) -> None:
+        self._term = term
+        self._send = send
+        self._address = address
+        self._streams: dict[str, _Stream] = {}
+        self._pending = pending
+        self._over: dict[str, tuple[str, str]] = {}
+        """Streams whose job ended, the last ones: how, which a task that tries again must hear; and the id
+        of a job that finished and took any number of writes, whose last may yet be committed."""
+        self._changed: set[str] = set()
+        """Jobs of which there may be something new for the journal."""
+
+    # --- journal ---------------------------------------------------------------------------------
+
+    def changed(self) -> set[str]:
+        """Jobs to :meth:`record` since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def record(self, job: str) -> dict[int, StreamRecord]:
+        """What the journal keeps of the job's streams, by operator."""
+        return {stream.operator: stream.record() for stream in self._streams.values() if stream.job.id == job}
+
+    def worker_back(self, worker: int) -> None:
+        """It has a new control link: each subtask there hears again what it should have heard, and what it
+        answered may not have arrived."""
+        for stream in self._streams.values():
+            for index in range(stream.parallelism):
+                job = stream.job
+                if job.worker_of(stream.operator, index) == worker and job.hears(stream.operator, index):
+                    self._repeat(stream, index)
+
+    # --- jobs ------------------------------------------------------------------------------------
+
+    def check(self, graph: JobGraph) -> None:
+        """
+        Raises:
+            UsageError: another job reads one of the job's streams.
+            InvalidGraph: the job reads one twice.
+        """
+        names = [vertex.stream for vertex in graph.vertices if vertex.stream]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidGraph(f"the job reads stream {name!r} twice: read it once and use that again")
+        for vertex in graph.vertices:
+            taken = self._streams.get(vertex.stream) if vertex.stream else None
+            if taken is not None:
+                raise UsageError(
+                    f"stream {vertex.stream!r} is read by job {taken.job.id} ({taken.job.name}) already: "
+                    "cancel that job, or name the stream otherwise"
+                )
+
+    def add(self, job: Job, graph: JobGraph, records: Mapping[int, StreamRecord]) -> None:
+        """A job was submitted, with no ``records``, or is recalled with what :meth:`record` gave."""
+        for operator, vertex in enumerate(graph.vertices):
+            if vertex.stream:
+                self._over.pop(vertex.stream, None)
+                stream = self._streams[vertex.stream] = _Stream(
+                    vertex.stream, job, operator, vertex.parallelism, vertex.bounded, vertex.stream_schema
+                )
+                if (record := records.get(operator)) is not None:
+                    self._recall(stream, record)
+                self._changed.add(job.id)
+
+    def _recall(self, stream: _Stream, record: StreamRecord) -> None:
+        """A write that had not begun everywhere begins now."""
+        stream.writer, stream.ended, stream.ended_by = record.writer, record.ended, record.ended_by
+        stream.forgotten = record.forgotten
+        for each in record.writes:
+            write = stream.writes[each.name] = _Write(each.partitions, 0, ended=each.ended)
+            if not each.begun:
+                self._announce(stream, each.name, write)
+
+    def remove(self, job: Job) -> list[Instruction]:
+        """The job has ended: requests that still wait fail."""
+        causes = job.history.causes
+        why = f": {causes[0].text}" if causes else ""
+        text = f"job {job.id} ({job.name}) ended as {job.state} while its stream was written{why}"
+        error = UsageError(text)
+        for name in [name for name, stream in self._streams.items() if stream.job is job]:
+            stream = self._streams.pop(name)
+            how = "it was committed already, " if stream.ended_by else ""
+            end = f"stream {name!r} has ended: {how}its job {job.id} ({job.name}) is finished"
+            finished = job.state in ("finished", "finished_with_loss")
+            endless = job.id if finished and not stream.bounded else ""
+            self._over[name] = (end if finished else text, endless)
+        while len(self._over) > OVER_KEPT:
+            del self._over[next(iter(self._over))]
+        requests = [each for each in self._pending.of(_PendingWrite) if each.stream.job is job]
+        refusals: list[Instruction] = [self._pending.refuse(each, error) for each in requests]
+        for ticket, question in self._pending.questions(_Question):
+            if question.stream.job is job:
+                self._pending.close(ticket)
+        return refusals
+
+    # --- clients ---------------------------------------------------------------------------------
+
+    def request(self, link: int, request: int, message: StreamRequest, at: float) -> list[Instruction]:
+        """Raises ShuffleError: the request cannot be granted."""
+        self._pending.require_room(_PendingWrite, link)
+        if isinstance(message, CommitWrite) and (job := self._over.get(message.stream, ("", ""))[1]):
+            return [Reply(link, request, Accepted(job=job))]
+        stream = self._stream(message.stream)
+        self._changed.add(stream.job.id)
+        match message:
+            case DescribeStream():
+                info = StreamInfo(
+                    stream=stream.name,
+                    job=stream.job.id,
+                    bounded=stream.bounded,
+                    schema_message=stream.schema_message,
+                )
+                return [Reply(link, request, info)]
+            case OpenUpstream():
+                return self._open(link, request, stream, message, at)
+            case CommitWrite():
+                return self._commit(link, request, stream, message)
+            case EndStream():
+                return self._end(link, request, stream)
+            case AbortWrite():
+                return self._abort(link, request, stream, message, at)
+
+    def _stream(self, name: str) -> _Stream:
+        stream = self._streams.get(name)
+        if stream is not None:
+            return stream
+        if name in self._over:
+            raise UsageError(f"{self._over[name][0]}; submit the job again")
+        known = ", ".join(sorted(self._streams)) or "none"
+        raise UnknownName(
+            f"no running job reads a stream {name!r} (there are: {known}): submit the job with "
+            f"Table.from_spark({name!r}, ...) first"
+        )
+
+    def _open(
+        self, link: int, request: int, stream: _Stream, message: OpenUpstream, at: float
+    ) -> list[Instruction]:
+        if stream.ended:
+            raise UsageError(f"stream {stream.name!r} has ended: it was committed already")
+        if message.schema_message != stream.schema_message:
+            raise UsageError(f"what is written to stream {stream.name!r} does not have its schema")
+        self._claim(stream, message.write)
+        query, batch = query_and_batch(message.write)
+        if message.write not in stream.writes and batch <= stream.forgotten.get(query, -1):
+            return [Reply(link, request, self._forgotten(stream))]
+        write = stream.writes.get(message.write) or self._begin(stream, message)
+        write.heard_at = None
+        if write.idle:
+            write.idle = False
+            stream.job.history.note(at, "write goes on", f"write {message.write} of stream {stream.name!r}")
+            self._announce(stream, message.write, write)
+        opening = _Opening(message, write)
+        pending = self._pending.add(_PendingWrite(link, request, stream, opening=opening))
+        if not write.open_answers:
+            self._expect(pending, message)
+        return []
+
+    def _begin(self, stream: _Stream, message: OpenUpstream) -> _Write:
+        """Announce a write to every subtask before any of its rows come.
+
+        Else event time might pass by its rows: a write whose partitions begin later, or are all new, holds no
+        watermark back yet.
+        """
+        self._forget_writes(stream)
+        write = stream.writes[message.write] = _Write(message.partitions, 0)
+        self._announce(stream, message.write, write)
+        return write
+
+    def _announce(self, stream: _Stream, name: str, write: _Write) -> None:
+        write.open_answers = stream.parallelism
+        for index in range(stream.parallelism):
+            begin = BeginWrite(partitions=write.partitions, **self._about(stream, index, name))
+            self._ask(stream, begin, write)
+
+    def _forgotten(self, stream: _Stream) -> UpstreamOpened:
+        """To a writer of a batch that has ended long ago: there is nothing left to do, anywhere."""
+        return UpstreamOpened(
+            term=self._term,
+            ticket=0,
+            job=stream.job.id,
+            worker=WorkerAddress(worker=0, epoch=0, host="", data_port=0),
+            rows=ROWS_FORGOTTEN,
+            checksum=0,
+            complete=True,
+            segment_bytes=0,
+        )
+
+    @staticmethod
+    def _forget_writes(stream: _Stream) -> None:
+        """Workers forget them too, and know of streaming queries which batches were before."""
+        ended = [name for name, write in stream.writes.items() if write.ended]
+        for name in ended[: max(0, len(ended) + 1 - limits.WRITES_KEPT)]:
+            del stream.writes[name]
+            stream.job.writes.forget(name)
+            stream.job.changed.update((stream.operator, index) for index in range(stream.parallelism))
+            query, batch = query_and_batch(name)
+            if query:
+                stream.forgotten[query] = max(batch, stream.forgotten.get(query, 0))
+
+    def _expect(self, pending: _PendingWrite, message: OpenUpstream) -> None:
+        pending.opening = None
+        about = self._about(pending.stream, message.partition % pending.stream.parallelism, message.write)
+        expect = ExpectUpstream(
+            partition=message.partition,
+            attempt=message.attempt,
+            connection=message.connection,
+            sent=message.sent,
+            **about,
+        )
+        self._ask(pending.stream, expect, pending)
+
+    @staticmethod
+    def _claim(stream: _Stream, write: str) -> None:
+        """Raises UsageError: the stream is bounded and another write's."""
+        if not stream.bounded:
+            return
+        if stream.writer not in ("", write):
+            if stream.ended:
+                raise UsageError(f"stream {stream.name!r} has ended: it was committed already")
+            raise UsageError(
+                f"stream {stream.name!r} is being written by another save: a bounded stream takes one; wait "
+                f"for its end, or cancel job {stream.job.id} and submit it again if that save is gone"
+            )
+        stream.writer = write
+
+    def _commit(self, link: int, request: int, stream: _Stream, message: CommitWrite) -> list[Instruction]:
+        if stream.ended and stream.ended_by == message.write:
+            return [Reply(link, request, Accepted(job=stream.job.id))]
+        self._claim(stream, message.write)
+        pending = self._pending.add(_PendingWrite(link, request, stream, write=message.write))
+        end = self._end_write(pending, message.partitions)
+        pending.second = end if stream.bounded and not stream.ended else None
+        return self._ask_all(pending, end)
+
+    def _abort(
+        self, link: int, request: int, stream: _Stream, message: AbortWrite, at: float
+    ) -> list[Instruction]:
+        """A bounded stream's job fails; from an endless one the write goes, and event time goes on."""
+        if not stream.bounded:
+            pending = self._pending.add(_PendingWrite(link, request, stream, write=message.write))
+            return self._ask_all(pending, self._end_write(pending, []))
+        # One that was refused because another save has the stream does that one no harm.
+        if stream.writer in ("", message.write):
+            text = f"the write of stream {stream.name!r} was aborted: {message.reason}"
+            stream.job.fail(ErrorInfo(code=UsageError.code, text=text), at)
+        return [Reply(link, request, Accepted(job=stream.job.id))]
+
+    def _end(self, link: int, request: int, stream: _Stream) -> list[Instruction]:
+        if stream.ended:
+            return [Reply(link, request, Accepted(job=stream.job.id))]
+        pending = self._pending.add(_PendingWrite(link, request, stream))
+        stream.ended = True
+        return self._ask_all(pending, self._end_write(pending, []).model_copy(update={"last": True}))
+
+    def _end_write(self, pending: _PendingWrite, partitions: list[int]) -> EndWrite:
+        about = self._about(pending.stream, 0, pending.write)
+        return EndWrite(partitions=partitions, last=False, **about)
+
+    def _about(self, stream: _Stream, index: int, write: str) -> dict[str, Any]:
+        """What all messages to subtask ``index`` of a stream have."""
+        attempt = stream.job.attempt_of(stream.operator, index)
+        where = {"job": stream.job.id, "operator": stream.operator, "index": index, "task_attempt": attempt}
+        return where | {"term": self._term, "ticket": 0, "write": write}
+
+    def _ask_all(self, pending: _PendingWrite, end: EndWrite) -> list[Instruction]:
+        stream = pending.stream
+        pending.open_answers = stream.parallelism
+        for index in range(stream.parallelism):
+            mine = [number for number in end.partitions if number % stream.parallelism == index]
+            self._ask(stream, end.model_copy(update={"index": index, "partitions": mine}), pending)
+        return self.worker_ended()
+
+    def _ask(
+        self, stream: _Stream, message: BeginWrite | ExpectUpstream | EndWrite, by: _PendingWrite | _Write
+    ) -> None:
+        """Ask the current attempt of a subtask, or the next one once it is deployed. A question that is asked
+        again has another ticket: what the last attempt answers is ignored."""
+        job, index = stream.job, message.index
+        attempt = job.attempt_of(stream.operator, index)
+        ticket = next(self._pending.tickets)
+        message = message.model_copy(update={"task_attempt": attempt, "ticket": ticket})
+        request = by if isinstance(by, Pending) else None
+        self._pending.expect(ticket, _Question(stream, message, by), request)
+        if job.hears(stream.operator, index):
+            self._send(job.worker_of(stream.operator, index), message)
+
+    # --- restarts --------------------------------------------------------------------------------
+
+    def redeployed(self, job: Job, operator: int, index: int) -> None:
+        """The next attempt of a subtask was deployed: it hears of every write, and of what was asked."""
+        for stream in self._streams.values():
+            if stream.job is job and stream.operator == operator:
+                self._repeat(stream, index)
+
+    def _repeat(self, stream: _Stream, index: int) -> None:
+        worker = stream.job.worker_of(stream.operator, index)
+        for name, write in stream.writes.items():
+            about = self._about(stream, index, name)
+            self._send(worker, BeginWrite(partitions=write.partitions, idle=write.idle, **about))
+            if write.ended:
+                self._send(worker, EndWrite(partitions=[], last=False, **about))
+        open_questions = [
+            (ticket, question)
+            for ticket, question in self._pending.questions(_Question)
+            if question.stream is stream and question.message.index == index
+        ]
+        for ticket, question in open_questions:
+            self._pending.close(ticket)
+            self._ask(*question)
+        if stream.ended and not any(
+            isinstance(each.message, EndWrite) and each.message.last for _, each in open_questions
+        ):
+            about = self._about(stream, index, stream.ended_by)
+            self._send(worker, EndWrite(partitions=[], last=True, **about))
+
+    def worker_ended(self) -> list[Instruction]:
+        """A worker is lost: subtasks that had finished there answer nothing any more. Such a one has taken
+        all that there was."""
+        out: list[Instruction] = []
+        for ticket, (stream, message, _) in self._pending.questions(_Question):
+            job, index = stream.job, message.index
+            if job.hears(stream.operator, index) or not job.is_done(stream.operator, index):
+                continue
+            if isinstance(message, EndWrite):
+                out += self.answered(WriteEnded(term=self._term, ticket=ticket, missing=[]))
+        return out
+
+    # --- workers ---------------------------------------------------------------------------------
+
+    def heard(self, report: TaskReport, at: float) -> None:
+        """A subtask that runs says for which writes programs are connected to it."""
+        subtask = report.attempt.subtask
+        for stream in self._streams.values():
+            if stream.bounded or (stream.job.id, stream.operator) != (subtask.job, subtask.operator):
+                continue
+            for name, write in stream.writes.items():
+                paused = stream.job.state == "paused"
+                if write.heard_at is None or name in report.writes or paused:
+                    write.heard_at = at
+                elif at - write.heard_at > limits.WRITE_IDLE_SECONDS:
+                    self._leave_out(stream, name, write, at)
+
+    def _leave_out(self, stream: _Stream, name: str, write: _Write, at: float) -> None:
+        if write.ended or write.idle or write.open_answers:
+            return
+        write.idle, job = True, stream.job
+        for index in range(stream.parallelism):
+            about = self._about(stream, index, name)
+            if job.hears(stream.operator, index):
+                begin = BeginWrite(partitions=write.partitions, idle=True, **about)
+                self._send(job.worker_of(stream.operator, index), begin)
+        text = (
+            f"write {name} of stream {stream.name!r}: no program was connected for "
+            f"{limits.WRITE_IDLE_SECONDS:g} s; event time goes on without it"
+        )
+        job.history.note(at, "write idle", text)
+        job.changed.add((stream.operator, 0))
+
+    def answered(self, message: UpstreamExpected | WriteBegun | WriteEnded) -> list[Instruction]:
+        """What a worker answers to a ticket that nobody waits for any more is ignored."""
+        question = self._pending.question(message.ticket, _Question)
+        if question is None:
+            return []
+        self._changed.add(question.stream.job.id)
+        if isinstance(question.by, _PendingWrite) and isinstance(message, UpstreamExpected):
+            if message.error is None or not question.stream.job.stopping:
+                return [self._opened(question, question.by, message)]
+            return []  # :meth:`remove` will say why, which the worker does not know
+        self._pending.close(message.ticket)
+        if isinstance(question.by, _Write):
+            self._begun(question.by)
+            return []
+        if isinstance(message, WriteEnded):
+            return self._ended(question.by, message)
+        return []
+
+    def _ended(self, pending: _PendingWrite, message: WriteEnded) -> list[Instruction]:
+        pending.open_answers -= 1
+        pending.missing += message.missing
+        if pending.open_answers:
+            return []
+        stream = pending.stream
+        if pending.missing:
+            numbers = ", ".join(map(str, sorted(pending.missing)[:10]))
+            error = UsageError(f"partitions {numbers} of the write are not complete")
+            return [self._pending.refuse(pending, error)]
+        if pending.write in stream.writes:
+            stream.writes[pending.write].ended = True
+        if pending.second is not None:
+            end, pending.second = pending.second.model_copy(update={"last": True}), None
+            stream.ended, stream.ended_by = True, end.write
+            return self._ask_all(pending, end)
+        return [self._pending.answer(pending, Accepted(job=stream.job.id))]
+
+    def _opened(self, question: _Question, pending: _PendingWrite, message: UpstreamExpected) -> Reply:
+        if message.error is not None:
+            error = error_from_code(message.error.code, message.error.text)
+            return self._pending.refuse(pending, error)
+        job = question.stream.job
+        worker = job.worker_of(question.stream.operator, question.message.index)
+        address = self._address(worker)
+        if address is None:  # it is lost, and its task has finished
+            gone = PeerLost(f"worker {worker}, which reads stream {question.stream.name!r}, is gone")
+            return self._pending.refuse(pending, gone)
+        opened = UpstreamOpened(
+            term=self._term,
+            ticket=message.ticket,
+            job=job.id,
+            worker=address,
+            rows=message.rows,
+            checksum=message.checksum,
+            complete=message.complete,
+            segment_bytes=message.segment_bytes,
+            base=message.base,
+        )
+        return self._pending.answer(pending, opened)
+
+    def _begun(self, write: _Write) -> None:
+        write.open_answers -= 1
+        if write.open_answers:
+            return
+        for pending in self._pending.of(_PendingWrite):
+            if pending.opening is not None and pending.opening.write is write:
+                self._expect(pending, pending.opening.message)

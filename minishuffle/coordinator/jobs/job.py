@@ -1,0 +1,1600 @@
+"""One job in the coordinator: what happens to it and to its tasks, as their life cycle allows.
+
+The transitions and what belongs to each stand as tables in :mod:`~minishuffle.coordinator.jobs.lifecycle`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Final, assert_never
+
+from minishuffle import limits
+from minishuffle.coordinator.jobs.cancellations import Cancellations
+from minishuffle.coordinator.jobs.consumption import (
+    Done,
+    Ends,
+    EndsOfOne,
+    EndsRecord,
+    done_with,
+    is_stale,
+    wanted_again,
+)
+from minishuffle.coordinator.jobs.deaths import STRATEGIES, Deaths, TaskDeaths
+from minishuffle.coordinator.jobs.failover import (
+    RESTART_BACKOFF,
+    FailuresRecord,
+    JobFailures,
+    RegionsRecord,
+)
+from minishuffle.coordinator.jobs.history import History, HistoryRecord
+from minishuffle.coordinator.jobs.joblinks import Exclusion, JobLinks, LinksRecord
+from minishuffle.coordinator.jobs.lifecycle import (
+    ENDED,
+    JOB_OVER,
+    JOB_TRANSITIONS,
+    NOT_DEPLOYED,
+    PENDING,
+    TASK_TRANSITIONS,
+    WAITING,
+    Actor,
+    CountsRecord,
+    JobEffect,
+    Subtask,
+    TaskEffect,
+    effects_of,
+    first_attempts,
+    may,
+    names_of,
+    results_too_large,
+)
+from minishuffle.coordinator.jobs.lossaccounting import (
+    Attempt,
+    Books,
+    BooksRecord,
+    Losses,
+    PastRecord,
+    TaskKey,
+    Totals,
+    rows_received,
+)
+from minishuffle.coordinator.jobs.lostpartitions import Replays, ReplaysRecord
+from minishuffle.coordinator.jobs.manifest import Manifest, ManifestRecord
+from minishuffle.coordinator.jobs.pausing import JobPause, PauseRecord
+from minishuffle.coordinator.jobs.positions import (
+    PositionsRecord,
+    SourceProgress,
+    WriteProgress,
+    WritesRecord,
+)
+from minishuffle.coordinator.jobs.recoveries import Recoveries
+from minishuffle.coordinator.journal.codec import Record
+from minishuffle.coordinator.scheduling.firstoutput import FirstOutputs
+from minishuffle.coordinator.scheduling.moving import JobMove
+from minishuffle.coordinator.scheduling.slots import NOWHERE, Slots
+from minishuffle.coordinator.scheduling.stageprogress import DueStage, StageProgress, StagesRecord
+from minishuffle.counters import TaskCounters
+from minishuffle.errors import (
+    PartitionLost,
+    PeerLost,
+    ResourceExhausted,
+    ShuffleError,
+    TaskCancelled,
+    UsageError,
+    error_from_code,
+)
+from minishuffle.ids import AttemptId
+from minishuffle.plan.graph import JobGraph, Placement
+from minishuffle.plan.stages import deploys_later
+from minishuffle.wire.messages import (
+    DeployTasks,
+    ErrorInfo,
+    RecoverySteps,
+    Standing,
+    TaskAttempt,
+    TaskReport,
+)
+from minishuffle.wire.packed import pack_placement
+from minishuffle.wire.reports import (
+    Collected,
+    FileCompleted,
+    SourcePositions,
+    TaskReleased,
+    TaskStateChanged,
+)
+from minishuffle.wire.requests import DeployWait, JobInfo, JobRows, SlotWait, UserCall
+
+__all__ = ["Job"]
+
+_STOPPING: Final = {"failing": "failed", "canceling": "canceled"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A transition of a task that is under way."""
+
+    before: str
+    to: str
+    at: float
+    kind: str
+    """Its event is of that kind."""
+    text: str
+    traceback: str
+    due: float
+    """When its timer ends."""
+    reason: str
+    """Why it restarts; empty: since the last attempt ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord(Record):
+    """A job but for its subtasks, events and files."""
+
+    state: str
+    ended_at: float
+    released: bool
+    placement: bytes
+    """See :func:`unpack_placement`."""
+    lost_slots: tuple[int, ...]
+    moving: dict[int, int] = field(default_factory=dict)
+    left: tuple[int, ...] = ()
+    drained: tuple[TaskKey, ...] = ()
+    segments: dict[int, int]
+    restarts: dict[str, int]
+    abandoned: tuple[tuple[int, int], ...]
+    history: HistoryRecord
+    books: BooksRecord
+    regions: RegionsRecord
+    replays: ReplaysRecord = ((), ())
+    strategy: str = ""
+    manifest: ManifestRecord
+    links: LinksRecord
+    pause: PauseRecord = field(default_factory=PauseRecord)
+    stages: StagesRecord = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRecord(Record):
+    """A subtask and its current attempt."""
+
+    task: Subtask
+    due: float | None
+    """When the next attempt is deployed."""
+    recovery: float | None
+    """When the failure was detected that it recovers from."""
+    failures: FailuresRecord | None
+    deaths: TaskDeaths | None = None
+    source: PositionsRecord | None
+    writes: WritesRecord | None
+    ends: EndsRecord = ()
+
+
+class Job:
+    """One submitted job; times are of the wall clock.
+
+    Invariants: a terminal job has only tasks that have ended; a finished one only finished tasks; a
+    failed or failing one has a cause, and no other job has; a task is pending if and only if there is a time
+    for it; no task of a job that stops is pending, or waits to be deployed; a finished task whose worker is
+    lost is needed by no consumer.
+
+    Args:
+        segments: how many segments the job requires on each worker.
+        random: a number from 0 to 1, for the jitter of delays.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        name: str,
+        graph: JobGraph,
+        placement: Placement,
+        segments: Mapping[int, int],
+        *,
+        at: float,
+        random: Callable[[], float],
+        submission: str = "",
+    ) -> None:
+        self.id, self.name, self.graph = job, name, graph
+        self.submission = submission
+        """The id that the client gave its submission; may be empty."""
+        self.slots, self._first_slots = Slots(placement, segments), graph.first_slots()
+        self.state, self._result_bytes = "created", 0
+        self.submitted_at, self.ended_at = at, 0.0
+        self.stop_sent = False
+        """Whether CancelTasks was sent."""
+        self.released = False
+        """Whether ReleaseJob was sent."""
+        self.history = History()
+        self.restarts: Counter[str] = Counter()
+        """Attempts that took the place of another, by how that one ended; drained: since its slot moved."""
+        kept = graph.kept_edges()
+        self.ends, self.replays = Ends(graph, kept), Replays(graph)
+        self._books = Books(graph.edges, kept, self.replays.vertices)
+        self.changed: set[TaskKey] = set()
+        """Subtasks that the journal is behind with."""
+        self._losses: Losses | None = None
+        """What they are, until something changes."""
+        self.positions = SourceProgress(repeats=graph.settings.source_lease == 0)
+        """Where its sources are. The next attempt of one gets what :meth:`SourceProgress.resume` says."""
+        self.writes = WriteProgress(repeats=graph.settings.source_lease == 0)
+        """The same of those that external clients write to."""
+        self.manifest = Manifest()
+        """The files that its sinks have completed."""
+        self._tasks = first_attempts(graph, placement, waiting=deploys_later(graph))
+        self._states = Counter(task.state for task in self._tasks.values())
+        self.stages, self.first_outputs = StageProgress(graph), FirstOutputs(graph)
+        self._times: dict[TaskKey, float] = {}
+        """When a pending task is deployed, or gives the wait for a slot up."""
+        given = graph.settings
+        self._failures = JobFailures(given.restart_failures_max, given.restart_mistakes_max, random)
+        self.deaths = Deaths(graph.settings.restart_failures_max, at)
+        self._held: dict[TaskKey, tuple[int, float]] = {}
+        """The worker of pending tasks that wait to hear how it ended; and until when."""
+        self._abandoned: set[tuple[int, int]] = set()
+        """Worker and slot of attempts that were abandoned."""
+        self.recoveries, self.links = Recoveries(), JobLinks(self.history)
+        self.pause, self.move = JobPause(), JobMove()
+        self.cancellations = Cancellations(graph, self.replays, self.move)
+        self.history.note(at, "created", f"{name}: {len(self._tasks)} tasks {self._where(placement)}")
+
+    def _where(self, placement: Placement) -> str:
+        workers = ", ".join(map(str, sorted(set(placement))))
+        return f"in {len(self.stages.order)} stages" if self.stages.order else f"on workers {workers}"
+
+    # --- journal ---------------------------------------------------------------------------------
+
+    def record(self) -> JobRecord:
+        """What is not of a single subtask, event or file."""
+        return JobRecord(
+            state=self.state,
+            ended_at=self.ended_at,
+            released=self.released,
+            placement=pack_placement(self.slots.placement),
+            lost_slots=tuple(sorted(self.slots.vacant)),
+            moving=self.slots.moving,
+            left=tuple(sorted(self.slots.left)),
+            drained=tuple(sorted(self.cancellations.drained)),
+            segments=self.slots.segments,
+            restarts=dict(self.restarts),
+            abandoned=tuple(self.abandoned_slots()),
+            history=self.history.record(),
+            books=self._books.record(),
+            regions=self.cancellations.regions.record(),
+            replays=self.replays.record(),
+            strategy=self.cancellations.regions.strategy,
+            manifest=self.manifest.record(),
+            links=self.links.record(),
+            pause=self.pause,
+            stages=self.stages.record(),
+        )
+
+    def task_record(self, key: TaskKey) -> TaskRecord:
+        """What is of a subtask, but for its counts while it runs, and attempts that were replaced."""
+        return TaskRecord(
+            task=self._tasks[key].record(),
+            due=self._times.get(key),
+            recovery=self.recoveries.record(key),
+            failures=self._failures.record(key),
+            deaths=self.deaths.record(key),
+            source=self.positions.record(*key),
+            writes=self.writes.record(*key),
+            ends=self.ends.record(key),
+        )
+
+    def counts_record(self, key: TaskKey) -> CountsRecord | None:
+        """What the attempt of a subtask has counted; None if it does not run."""
+        task = self._tasks[key]
+        return task.counts_record() if task.runs else None
+
+    def past_record(self, key: TaskKey) -> PastRecord | None:
+        """The attempts of a subtask that were replaced; None if there are none."""
+        return self._books.past_record(key)
+
+    def recall(
+        self,
+        record: JobRecord,
+        tasks: Mapping[TaskKey, TaskRecord],
+        counts: Mapping[TaskKey, CountsRecord],
+        past: Mapping[TaskKey, PastRecord],
+    ) -> None:
+        """A new job becomes what the records say; its history and manifest are recalled with what they
+        have listed."""
+        self.state, self.ended_at, self.released = record.state, record.ended_at, record.released
+        self.slots.recall(record.lost_slots, record.segments, record.moving, record.left)
+        self.links.recall(record.links)
+        self.pause = JobPause(**asdict(record.pause))
+        self.restarts, self._abandoned = Counter(record.restarts), set(record.abandoned)
+        self._books.recall(record.books, past)
+        for key, each in tasks.items():
+            self._recall_task(key, each, counts.get(key))
+        self.stop_sent = self.stopping
+        self.cancellations.recall(record.strategy, record.regions, record.replays, record.drained)
+        self.stages.recall(record.stages, self._tasks)
+        self._states = Counter(task.state for task in self._tasks.values())
+        self._result_bytes = sum(len(task.result) for task in self._tasks.values())
+
+    def _recall_task(self, key: TaskKey, record: TaskRecord, counts: CountsRecord | None) -> None:
+        self._tasks[key] = record.task
+        record.task.recall_counts(counts)
+        self.positions.recall(*key, record.source)
+        self.writes.recall(*key, record.writes)
+        self.ends.recall(key, record.ends, record.task.round)
+        self.recoveries.recall(key, record.recovery)
+        self.deaths.recall(key, record.deaths)
+        if record.due is not None:
+            self._times[key] = record.due
+        self._failures.recall(key, record.failures)
+
+    # --- state -----------------------------------------------------------------------------------
+
+    @property
+    def terminal(self) -> bool:
+        return self.state in JOB_OVER
+
+    @property
+    def stopping(self) -> bool:
+        """Failing or canceling: its tasks are to be cancelled."""
+        return self.state in _STOPPING
+
+    @property
+    def task_states(self) -> Counter[str]:
+        """Number of tasks by state; states without any may be there with 0."""
+        return self._states
+
+    def tasks(self) -> Iterable[Subtask]:
+        return self._tasks.values()
+
+    def open_workers(self) -> list[int]:
+        """Workers with a task that has not ended."""
+        return sorted({task.worker for task in self._tasks.values() if task.state in ("created", "running")})
+
+    def rows_kept(self, operator: int) -> list[int]:
+        """By subtask of a sink, how many rows it has kept: the next attempt numbers on from there."""
+        return [task.rows_kept for task in self._tasks.values() if task.operator == operator]
+
+    def attempt_of(self, operator: int, index: int) -> int:
+        """The current attempt of a subtask."""
+        return self._tasks[operator, index].attempt
+
+    def hears(self, operator: int, index: int) -> bool:
+        """Whether a message to the current attempt of a subtask can be answered: it has a worker."""
+        task = self._tasks[operator, index]
+        return task.on_worker and task.state in ("created", "running", "finished")
+
+    def slot_of(self, key: TaskKey) -> int:
+        """The slot that a subtask runs in."""
+        return self._first_slots[key[0]] + key[1]
+
+    def worker_of(self, operator: int, index: int) -> int:
+        """The worker of a subtask: of its slot, unless it has finished before that moved."""
+        task = self._tasks[operator, index]
+        return task.worker if task.stays else self.slots.placement[self.slot_of((operator, index))]
+
+    def stayed(self) -> dict[TaskKey, int]:
+        """The workers of subtasks that have finished before their slot moved, or became vacant."""
+        slots = self.slots
+        return {
+            task.key: task.worker
+            for task in self._tasks.values()
+            if task.stays
+            and ((slot := self.slot_of(task.key)) in slots.vacant or task.worker != slots.placement[slot])
+        }
+
+    def is_done(self, operator: int, index: int) -> bool:
+        """Whether a subtask has finished, wherever."""
+        return self._tasks[operator, index].state == "finished"
+
+    def abandoned_slots(self) -> list[tuple[int, int]]:
+        """Worker and number of the slots held in which a task was abandoned."""
+        return sorted(self._abandoned)
+
+    def losses(self) -> Losses:
+        """Rows lost so far, over all attempts."""
+        if self._losses is None:
+            self._losses = self._books.losses(self._tasks.values())
+        return self._losses
+
+    def info(
+        self,
+        at: float = 0.0,
+        *,
+        results: bool,
+        tasks: bool = True,
+        recent: Mapping[Attempt, TaskCounters] | None = None,
+    ) -> JobInfo:
+        """As clients see it at that time; ``results`` of sinks, or all ``tasks``, may be left out. Attempts
+        in ``recent`` have counted what is there."""
+        return JobInfo(
+            at=at,
+            job=self.id,
+            name=self.name,
+            state=self.state,
+            submitted_at=self.submitted_at,
+            ended_at=self.ended_at,
+            tasks=[task.info(self._totals(task, recent), results) for task in self.tasks() if tasks],
+            causes=self.history.causes,
+            collected_batches=self.history.batches,
+            collects=[vertex.collects for vertex in self.graph.vertices if vertex.collects],
+            restarts=dict(self.restarts),
+            rows_dropped=self.losses().dropped,
+            rows_in_flight=self.losses().in_flight,
+            state_rows_lost=self.losses().state_rows,
+            rows_again=self.losses().again,
+            files_listed=self.manifest.files,
+            file_rows=self.manifest.rows,
+            task_states=dict(+self._states),
+            first_failure=self.history.first_failure,
+            slot_waits=self._slot_waits(),
+            deploy_waits=self._deploy_waits(),
+            stages=self.stages.infos(),
+            pause=self.pause.phase,
+            pause_problem=self.pause.problem,
+            pause_left=self._left() if self.pause.phase == "paused" else [],
+            links_broken=self.links.infos(),
+            flow_control=self.graph.settings.flow_control,
+        )
+
+    def _totals(self, task: Subtask, recent: Mapping[Attempt, TaskCounters] | None) -> Totals:
+        if recent is None or task.id not in recent:
+            return self._books.totals(task)
+        return self._books.totals(replace(task, counters=recent[task.id]))
+
+    def _slot_waits(self) -> list[SlotWait]:
+        """One for each lost worker whose tasks have no slot."""
+        if not self.waits_for_slot:
+            return []
+        waiting: dict[int, list[Subtask]] = {}
+        for key in self._times:
+            if (task := self._tasks[key]).state == "waiting for a slot":
+                waiting.setdefault(task.worker, []).append(task)
+        return [
+            SlotWait(
+                worker=worker,
+                until=min(self._times[task.key] for task in tasks),
+                text=f"{names_of(tasks)} wait for a slot: {self.slots.why_wanting(worker)}",
+            )
+            for worker, tasks in sorted(waiting.items())
+        ]
+
+    def _deploy_waits(self) -> list[DeployWait]:
+        """One for each stage that waits to be deployed."""
+        if not self._states[WAITING]:
+            return []
+        if self.first_outputs.is_used:
+            return self._vertex_waits()
+        return [
+            DeployWait(operators=list(stage.vertices), text=self._why_waiting(number))
+            for number, stage in enumerate(self.stages.order)
+            if self.stages.state(number) == WAITING
+        ]
+
+    def _why_waiting(self, stage: int) -> str:
+        return self.stages.why_waiting(stage, is_paused=self.pause.phase != "none")
+
+    def _vertex_waits(self) -> list[DeployWait]:
+        """One for each vertex of which subtasks wait for the first rows of its inputs."""
+
+        def wanted(edge: int) -> str:
+            source = self.graph.vertices[self.graph.edges[edge].source].name
+            return f"{'all' if self.ends.is_kept(edge) else 'rows'} of {source}"
+
+        found = []
+        for number, vertex in enumerate(self.graph.vertices):
+            if not self._waits(number):
+                continue
+            if missing := self.first_outputs.missing(number, self._has_something):
+                why = " and ".join(" or ".join(map(wanted, edges)) for edges in missing)
+            elif self.pause.phase != "none":
+                why = "the end of the pause"
+            else:
+                why = f"slots: {self.slots.shortage}" if self.slots.shortage else "its slots, which move"
+            found.append(DeployWait(operators=[number], text=f"{vertex.name} waits for {why}"))
+        return found
+
+    def rows_after(self, number: int) -> JobRows:
+        """Collected batches after the first ``number``.
+
+        Raises:
+            ResourceExhausted: some of them were dropped.
+        """
+        try:
+            return self.history.rows_after(number, self.terminal)
+        except ResourceExhausted as error:
+            raise ResourceExhausted(f"the rows of job {self.id} ({self.name}) are gone: {error}") from None
+
+    def announce(self, operator: int) -> None:
+        """Readers are about to hear where the rows of a sink end."""
+        self.changed |= {task.key for task in self.tasks() if task.operator == operator and task.announce()}
+
+    def take_changed(self) -> set[TaskKey]:
+        """Subtasks that the journal is behind with, and that were not given before."""
+        changed, self.changed = self.changed, set()
+        return changed
+
+    def keys(self) -> Iterable[TaskKey]:
+        return self._tasks
+
+    # --- what happens to it ----------------------------------------------------------------------
+
+    def current(self, worker: int, attempt: AttemptId) -> Subtask | None:
+        """The subtask of an attempt, if that is its current one, and is on that worker."""
+        task = self._tasks.get(attempt.subtask.key)
+        if task is None or (task.worker, task.attempt, True) != (worker, attempt.attempt, task.on_worker):
+            return None
+        return task
+
+    def task_changed(self, task: Subtask, message: TaskStateChanged, at: float) -> bool:
+        """The state of a task's current attempt changed; False if that is not (any more) so."""
+        if (task.state, message.state) == ("finished", "failed"):
+            return self._partitions_lost(task, message.error, at)
+        if not may(TASK_TRANSITIONS, task.state, message.state, "worker"):
+            return False
+        error, asked = message.error, self.cancellations.why(task.key)
+        said = ErrorInfo(code=0, text=str(task)) if error is None else error
+        if message.state != "running":
+            task.counted(message.counters, message.traffic)
+            self.source_moved(task, message, at)
+        self._transition(task, message.state, "worker", at, said.text, traceback=said.traceback)
+        if message.state == "finished":
+            self._keep_result(task, message.result, at)
+            if asked == "replayed" and not self.stopping:
+                self._restart(task, at, "with those beside it")
+        elif message.state != "running":
+            result_bytes = self._result_bytes + len(message.result)
+            if self.state == "canceling" and result_bytes <= limits.RESULT_BYTES_MAX:
+                self._result_bytes = result_bytes
+                task.gave(message.result)
+                task.listed(message.counters.rows_in_result)
+            self._ended_early(task, error, asked, at)
+        self._advance(at)
+        return True
+
+    def _complete_exchange(self, task: Subtask, at: float) -> None:
+        """The last producer of a blocking exchange has finished: whoever waits for it can read."""
+        for number in self.graph.outputs_of(task.operator):
+            edge = self.graph.edges[number]
+            producers = [(task.operator, n) for n in range(self.graph.vertices[task.operator].parallelism)]
+            if edge.kind == "blocking" and all(self._tasks[key].state == "finished" for key in producers):
+                text = f"{self.graph.exchange_name(number)}: all {len(producers)} partitions can be read"
+                self.history.note(at, "exchange complete", text, operator=task.operator)
+
+    def _partitions_lost(self, task: Subtask, error: ErrorInfo | None, at: float) -> bool:
+        """What a task that has finished has stored cannot be read any more; False if nobody needs it."""
+        lost = error is not None and error.code == PartitionLost.code
+        if error is None or not lost or self.stopping or not self.ends.needed(task.key, self._tasks):
+            return False
+        self._transition(task, "lost", "worker", at, error.text)
+        if self._restarts:
+            self._retry(task, error, at)
+        else:
+            self.fail(error, at)
+        self._advance(at)
+        return True
+
+    def ends_read(self, task: Subtask, edge: int, producers: Iterable[int]) -> None:
+        """A task has read the partitions of these producers to the end."""
+        self.ends.spend(self.ends.read(task.key, edge, producers), self._tasks)
+
+    def partition_readable(self, task: Subtask, edge: int, at: float) -> bool:
+        """A partition has its first buffer; False if nobody can read it any more."""
+        if not (task.runs or task.stays) or edge not in self.graph.outputs_of(task.operator):
+            return False
+        if self._waits(self.graph.edges[edge].target) and not self._has_something(edge):
+            where = f"partition {task.index} can be read, on worker {task.worker}"
+            text = f"{self.graph.exchange_name(edge)}: {where}"
+            self.history.note(at, "partition readable", text, operator=task.operator, index=task.index)
+        task.can_be_read(edge)
+        return True
+
+    def _waits(self, vertex: int) -> bool:
+        """Whether subtasks of a vertex were not deployed so far."""
+        indices = range(self.graph.vertices[vertex].parallelism)
+        return any(self._tasks[vertex, index].state == WAITING for index in indices)
+
+    def take_spent(self) -> list[Subtask]:
+        """See :meth:`Ends.take_spent`."""
+        return self.ends.take_spent(self._tasks)
+
+    def take_heard_late(self) -> list[EndsOfOne]:
+        """See :meth:`Ends.take_heard_late`."""
+        return self.ends.take_heard_late(self._tasks)
+
+    def _keep_result(self, task: Subtask, result: bytes, at: float) -> None:
+        self._result_bytes += len(result)
+        if self._result_bytes <= limits.RESULT_BYTES_MAX:
+            task.gave(result)
+        else:
+            self.fail(results_too_large(task), at)
+
+    def _ended_early(self, task: Subtask, error: ErrorInfo | None, asked: str, at: float) -> None:
+        """A task ended, and not because its work was done; ``asked``: see :meth:`Cancellations.why`."""
+        gave_way = task.state in ("canceled", "abandoned") or asked == "replayed"
+        if self.state == "canceling" or (self.stopping and gave_way):
+            return
+        if asked and gave_way and not self.stopping:
+            where = self._after_the_move(task) if asked == "drained" else "with those beside it"
+            self._restart(task, at, where, reason="drained" if asked == "drained" else "")
+            return
+        if error is None:
+            text = f"{task}: the task was {task.state} although nobody asked for it"
+            error = ErrorInfo(code=TaskCancelled.code, text=text, task=str(task))
+        if self.stopping or not self._restarts or error_from_code(error.code, "").final:
+            self.fail(error, at)
+        else:
+            self._retry(task, error, at)
+
+    def report(self, task: Subtask, report: TaskReport, at: float) -> None:
+        """Counters from a heartbeat."""
+        if task.state in ("created", "running"):
+            task.counted(report.counters)
+            if self.deaths.heard(task.key, report, at):
+                self.changed.add(task.key)
+                self._note(task, "task cleared", at, f"{task} got past the place at which it died")
+                self._widen(at)
+            self.task_stands(task, report.standing, at)
+        self.exchanged(task, report.traffic, report.counters.rows_dropped)
+
+    def task_stands(self, task: Subtask, standing: Standing, at: float) -> None:
+        """A task that runs has stopped for a pause, or is kept from it, or neither."""
+        if standing.taken and standing.barrier == self.move.barrier and self.move.is_aligning:
+            self.move.taken(task)
+            self._advance(at)
+        if self.pause.stands(task, standing) and self.state == "pausing":
+            self._advance(at)
+
+    def exchanged(self, task: Subtask, traffic: bytes, rows_dropped: dict[str, int]) -> None:
+        """What a task's current attempt has exchanged and dropped in all."""
+        self._losses = None
+        task.exchanged(traffic, rows_dropped)
+
+    def exchanged_before(self, worker: int, report: TaskReport | TaskReleased) -> bool:
+        """The same of an attempt before the current one; False if nothing is known of it."""
+        self._losses = None
+        attempt, key = report.attempt.attempt, report.attempt.subtask.key
+        dropped = report.counters.rows_dropped if isinstance(report, TaskReport) else report.rows_dropped
+        if key in self._tasks:
+            self.changed.add(key)
+        return self._books.report(worker, key, attempt, report.traffic, dropped)
+
+    def source_moved(self, task: Subtask, message: TaskStateChanged | SourcePositions, at: float) -> None:
+        """Where a source is."""
+        self.positions.report(*task.key, message.positions, at)
+        self.writes.report(*task.key, message.writes)
+
+    def file_completed(self, task: Subtask, message: FileCompleted) -> bool:
+        """List a file of a sink, also while the job stops; False if it is in."""
+        if not self.manifest.add(message):
+            return False
+        task.listed(message.rows)
+        self._losses = None
+        return True
+
+    def collected(self, task: Subtask, message: Collected, at: float) -> bool:
+        """A batch of rows for the client; False if the job stops."""
+        if self.stopping:
+            return False
+        task.collected(message.rows)
+        if not self.history.collect(self.graph.vertices[task.operator].collects, message.payload):
+            text = (
+                f"job collected more than {limits.COLLECT_BYTES_MAX} bytes of rows: write large results "
+                "with to_files instead of collect"
+            )
+            self.fail(ErrorInfo(code=ResourceExhausted.code, text=text, task=str(task)), at)
+        return True
+
+    def lose_results(self, subtask: str, rows: range, worker: int, at: float) -> None:
+        """Rows that a sink's subtask kept, and that no reader had dealt with, are lost with a worker."""
+        self._books.lose("result_lost", len(rows))
+        self._losses = None
+        text = f"rows {rows.start} to {rows.stop} of {subtask}, which no reader had committed"
+        self.history.note(at, "results lost", text, worker=worker)
+
+    def worker_lost(
+        self, worker: int, cause: ErrorInfo, at: float, end_told_until: float | None = None
+    ) -> None:
+        """Its tasks there that have not ended are lost, and what was held there is free.
+
+        Args:
+            end_told_until: how its process ended is heard by then at the latest. A slot with a subtask that
+                a death counts against waits for that.
+        """
+        self.slots.worker_lost(worker, cause.text)
+        self._abandoned = {each for each in self._abandoned if each[0] != worker}
+        here = [task for task in self._tasks.values() if task.worker == worker and task.on_worker]
+        for task in here:
+            task.on_worker = False
+            self.changed.add(task.key)
+        lost = [task for task in here if task.state in ("created", "running")]
+        if (self._restarts or self._states[WAITING]) and not self.stopping:
+            lost += wanted_again(self.graph, self.ends, self._tasks, lost, here)
+        for task in lost:
+            self._transition(task, "lost", "coordinator", at, f"{task} is lost: {cause.text}")
+        if end_told_until is not None and self._restarts and not self.stopping:
+            slots = {self.slot_of(task.key) for task in lost if self.deaths.of(task.key) is not None}
+            held = [task.key for task in lost if self.slot_of(task.key) in slots]
+            self._held.update((key, (worker, end_told_until)) for key in held)
+        self._go_on_without(lost, cause, "on another worker", at)
+
+    def exclude(self, worker: int, exclusion: Exclusion, at: float) -> list[TaskAttempt]:
+        """A worker that others of the job cannot reach loses its slots, though it is alive: gives the
+        attempts that it is to release. They are failures of their subtasks."""
+        here = [task for task in self._tasks.values() if task.worker == worker and task.on_worker]
+        named = [TaskAttempt(operator=task.operator, index=task.index, attempt=task.attempt) for task in here]
+        failed = [task.key for task in here if task.runs]
+        self.links.exclude(worker, exclusion, at)
+        cause = ErrorInfo(code=PeerLost.code, text=exclusion.why)
+        self.worker_lost(worker, cause, at)
+        self.slots.left.add(worker)
+        for key in failed:
+            counted = self.replays.counts_for(key)
+            self.changed.add(counted)
+            failures = self._failures.of(counted)
+            if not self.stopping and failures.add(cause, at) is None:
+                self.history.blame(failures.first, verdict=True)
+                self.fail(failures.limit_reached(str(self._tasks[key])), at)
+        return named
+
+    def end_told(self, worker: int, at: float) -> None:
+        """How the process of that worker, which is lost, has ended is known by now, or nobody will tell."""
+        held = [key for key, (lost_with, _) in self._held.items() if lost_with == worker]
+        for key in held:
+            del self._held[key]
+        for key in self.cancellations.beside(held):
+            if self._tasks[key].state == "restarting":
+                self._times[key] = min(at, self._times[key])
+                self.changed.add(key)
+
+    def linked_workers(self) -> dict[int, int]:
+        """The workers between which tasks may need links, each with the number of slots that it has. One that
+        has had some may keep what others have yet to read; one that is excluded has nothing for them."""
+        held = self.slots.held()
+        return {each: held[each] for each in self.slots.workers() if each not in self.links.excluded}
+
+    def attempts_on(self, worker: int) -> list[tuple[TaskKey, int]]:
+        """The attempts that run there."""
+        return [
+            (task.key, task.attempt)
+            for task in self._tasks.values()
+            if task.worker == worker and task.on_worker and task.runs
+        ]
+
+    def died_inside(self, calls: Iterable[UserCall], how: str, worker: int, at: float) -> None:
+        """Attempts were inside user code when their process died of what may have been their doing."""
+        for call in calls:
+            task = self._tasks.get((call.operator, call.index))
+            if task is None or call.attempt > task.attempt or self.stopping or self.terminal:
+                continue
+            deaths = self.deaths.count(call, how, at, self.recoveries.died_in(task.key) or "")
+            if deaths is None:
+                continue
+            self.changed.add(task.key)
+            self.history.note(
+                at,
+                "death counted",
+                f"{task}: death {deaths.count} of {self.graph.settings.restart_failures_max}; {deaths}",
+                operator=task.operator,
+                index=task.index,
+                attempt=call.attempt,
+                worker=worker,
+            )
+            if self._restarts and self.deaths.too_many(deaths):
+                self.fail(self.deaths.limit_reached(str(task), deaths), at, verdict=True)
+            elif self._widen(at) and task.state == "restarting":
+                self.cancellations.restart_beside([task.key], self._tasks)
+                self._advance(at)
+
+    def last_seen_inside(
+        self, attempts: Iterable[tuple[TaskKey, int]], stalled_at: float | None = None
+    ) -> list[UserCall]:
+        """Those of these attempts that were inside user code as far as their workers have said; with a time,
+        those that had passed nothing on for a while then."""
+        return [
+            UserCall(
+                job=self.id, operator=key[0], index=key[1], attempt=attempt, position=seen[0], rows=seen[1]
+            )
+            for key, attempt in attempts
+            if (stalled_at is None or self.deaths.is_stalled(key, stalled_at))
+            and (seen := self.deaths.last_seen(key, attempt)) is not None
+        ]
+
+    def coordinator_lost(self, at: float) -> None:
+        """The next one begins. Sources go on behind their leases while there is none; if their worker is lost
+        too, those rows come once more. Until a worker is back, what others had of its tasks counts as it was
+        before."""
+        self.deaths.coordinator_lost(at)
+        tasks = [task for task in self._tasks.values() if task.runs]
+        sources = {task.worker for task in tasks if self.graph.vertices[task.operator].is_source}
+        passed_on = self._books.passed_on(list(self._tasks.values()))
+        for task in tasks:
+            if task.worker in sources and task.passed_on_max is None:
+                task.passed_on(passed_on[task.id])
+                self.changed.add(task.key)
+
+    def worker_back(self, worker: int) -> None:
+        """It has come back after its coordinator was lost, and says what its tasks have done."""
+        for task in self._tasks.values():
+            if task.worker == worker and task.passed_on_max is not None:
+                task.passed_on(None)
+                self.changed.add(task.key)
+
+    def never_there(self, keys: Iterable[TaskKey], at: float) -> None:
+        """These have not reached their worker, whose coordinator was lost: they start again."""
+        lost = [self._tasks[key] for key in keys]
+        for task in lost:
+            text = f"{task} had not reached worker {task.worker}"
+            self._transition(task, "lost", "coordinator", at, text)
+        if lost:
+            text = "the coordinator was lost before it had deployed all tasks"
+            self._go_on_without(lost, ErrorInfo(code=PeerLost.code, text=text), "on the same worker", at)
+
+    def _go_on_without(self, lost: list[Subtask], cause: ErrorInfo, where: str, at: float) -> None:
+        if self.stopping or not self._restarts:
+            self._fail_of_loss(lost, cause, at)
+        elif unreadable := self._unreadable(lost):
+            self._fail_of_unreadable(unreadable, cause, at)
+        else:
+            for task in lost:
+                _, due = self._held.get(task.key, (0, at))
+                self._restart(task, at, where, due=due)
+            self.cancellations.restart_beside([task.key for task in lost], self._tasks)
+        self._advance(at)
+
+    def _fail_of_loss(self, lost: list[Subtask], cause: ErrorInfo, at: float) -> None:
+        # Tasks elsewhere may have failed for want of the worker before, whatever its own had come to.
+        explains = self.state == "failing" and not self.history.explained
+        if (not lost and not explains) or self.state == "canceling":
+            return
+        text = f"{cause.text}; {names_of(lost)} ran there" if lost else cause.text
+        self.fail(cause.model_copy(update={"text": text}), at, verdict=True)
+
+    def _unreadable(self, gone: Sequence[Subtask]) -> list[Subtask]:
+        """These subtasks, and all that restart with them, whose stored rows no run can make again."""
+        keys = {task.key for task in gone}
+        beside = [self._tasks[key] for key in self.replays.cannot(self.cancellations.regions.of(keys))]
+        return [task for task in beside if task.key in keys or task.runs or self._is_stored_for_others(task)]
+
+    def _fail_of_unreadable(self, lost: Sequence[Subtask], cause: ErrorInfo, at: float) -> None:
+        text = (
+            f"{cause.text}; {names_of(lost)} cannot run again: a blocking exchange stores what an external "
+            "client wrote, once. Write it again for another job, or leave exchange('blocking') out"
+        )
+        self.fail(cause.model_copy(update={"text": text}), at, verdict=True)
+
+    def undeployed(self, worker: int, message: DeployTasks, error: ShuffleError | None, at: float) -> None:
+        """These tasks could not be sent to the worker, or without an error, are not since the job ends."""
+        state, text = ("canceled", "the job ends") if error is None else ("failed", str(error))
+        for spec in message.tasks:
+            task = self._tasks[spec.operator, spec.index]
+            if (task.attempt, task.state) == (spec.attempt, "created"):
+                self._transition(task, state, "coordinator", at, text)
+        if error is not None:
+            self.fail(ErrorInfo(code=error.code, text=f"deployment on worker {worker}: {error}"), at)
+        self._advance(at)
+
+    def fail(self, cause: ErrorInfo, at: float, *, verdict: bool = False) -> None:
+        """Begin to fail, or add to the causes of a failure that has begun."""
+        begins = may(JOB_TRANSITIONS, self.state, "failing", "coordinator")
+        if begins or self.state == "failing":
+            self.history.blame(cause, verdict=verdict)
+        if begins:
+            self._transition_job("failing", "coordinator", at, cause.text)
+            self._advance(at)
+
+    def cancel(self, at: float, why: str) -> None:
+        """Begin to cancel, unless it has ended or is ending already."""
+        if may(JOB_TRANSITIONS, self.state, "canceling", "user"):
+            self._transition_job("canceling", "user", at, why)
+            self._advance(at)
+
+    # --- pauses ----------------------------------------------------------------------------------
+
+    def pause_within(self, seconds: float, at: float) -> None:
+        """Begin to pause, for so many seconds at most; no effect if that has begun.
+
+        Raises:
+            UsageError: it has ended, or is about to.
+        """
+        if self.terminal or self.stopping:
+            raise UsageError(f"job {self.id} is {self.state}: only one that runs can be paused")
+        self.pause.want(at, seconds)
+        self._advance(at)
+
+    def resume(self, at: float) -> None:
+        """Go on. Raises UsageError: it is not paused, nor about to be."""
+        if self.pause.phase == "none":
+            raise UsageError(f"job {self.id} is {self.state}, not paused")
+        if self.pause.under_way:
+            self._give_pause_up("it was resumed before it was paused", at, by="user")
+        else:
+            self._transition_job("running", "user", at, f"resumed after {at - self.pause.since:.3f} s")
+
+    def _give_pause_up(self, problem: str, at: float, *, by: Actor = "coordinator") -> None:
+        """It does not come to the pause that it was asked for: whatever stands goes on."""
+        self.pause.end(problem)
+        self.history.note(at, "pause failed", problem)
+        if self.state == "pausing":
+            self._transition_job("running", by, at, "it goes on")
+
+    def end_overdue_pause(self, at: float) -> None:
+        """Give the pause up if its time has ended."""
+        if self.pause.under_way and at >= self.pause.until:
+            drained = self.cancellations.drained
+            self._give_pause_up(self.pause.overdue(self.graph, self._tasks.values(), drained), at)
+
+    def _advance_pause(self, at: float) -> None:
+        if self.state == "running" and self.pause.under_way:
+            self._transition_job("pausing", "user", at, "a client asks for it")
+        may_be = self.state == "pausing" and not (self.cancellations.drained or self._times)
+        if may_be and self.pause.look(self.graph, self._tasks, at):
+            left = "; ".join(self._left())
+            text = f"after {at - self.pause.until + self.pause.seconds:.3f} s"
+            text = f"{text}; where it is stays {left}" if left else text
+            self._transition_job("paused", "coordinator", at, text)
+
+    def _left(self) -> list[str]:
+        """What stays where it is while it is paused."""
+        counts = (self._books.totals(task).counters.user_errors for task in self.tasks())
+        letters = sum(errors.get("dead_letter", 0) for errors in counts)
+        return self.pause.left(self.graph, self._tasks.values(), letters)
+
+    def take_stop(self) -> bool:
+        """Whether CancelTasks is to be sent: True once."""
+        stop_sent, self.stop_sent = self.stop_sent, True
+        return not stop_sent
+
+    def release(self) -> None:
+        """ReleaseJob was sent: no task will start again."""
+        self.released = True
+        vertices = [vertex.model_copy(update={"program": b""}) for vertex in self.graph.vertices]
+        self.graph = self.graph.model_copy(update={"vertices": vertices})
+
+    # --- restarts --------------------------------------------------------------------------------
+
+    @property
+    def _restarts(self) -> bool:
+        return self.graph.settings.restart_strategy != "none"
+
+    def _retry(self, task: Subtask, error: ErrorInfo, at: float) -> None:
+        """Restart a task that failed in its slot, unless it has failed too often."""
+        settings = self.graph.settings
+        if unreadable := self._unreadable([task]):
+            self._fail_of_unreadable(unreadable, error, at)
+            return
+        counted = self.replays.counts_for(task.key)
+        self.changed.add(counted)
+        failures = self._failures.of(counted)
+        delay = failures.add(error, at, rows_done=task.counters.rows_done)
+        if delay is None:
+            self.history.blame(failures.first, verdict=True)
+            self.fail(failures.limit_reached(str(task)), at)
+            return
+        if task.state == "canceled":
+            delay = max(delay, RESTART_BACKOFF.first)  # Its worker may be about to say that it shuts down.
+        when = f"in {delay:.1f} s" if delay else "at once"
+        count = f"failure {failures.count} of {settings.restart_failures_max}"
+        text = f"attempt {task.attempt + 1} follows {when} ({count}): {error.text}"
+        self._transition(task, "restarting", "coordinator", at, text, due=at + delay)
+        self.cancellations.restart_beside([task.key], self._tasks)
+
+    def _widen(self, at: float) -> bool:
+        """Have as much restart with a task as the deaths of any make advisable; True: that is more than it
+        was. It is the job's own strategy again when none counts any more."""
+        own, before = self.graph.settings.restart_strategy, self.cancellations.regions.strategy
+        strategy = self.deaths.strategy(own)
+        if not self.cancellations.widen(strategy):
+            return False
+        text = f"{strategy}, for as long as attempts die in the same step of their recovery"
+        self.history.note(at, "restart strategy", text if strategy != own else f"{own} again")
+        return STRATEGIES.index(strategy) > STRATEGIES.index(before)
+
+    def is_to_end(self, task: Subtask) -> bool:
+        """Whether its attempt was cancelled and is to restart, and runs as far as is known."""
+        return task.on_worker and bool(self.cancellations.why(task.key))
+
+    def take_to_cancel(self) -> list[Subtask]:
+        """Tasks that are to be cancelled and to restart, and were not given before."""
+        return [self._tasks[key] for key in self.cancellations.take()]
+
+    # --- slots that move -------------------------------------------------------------------------
+
+    @property
+    def can_move(self) -> bool:
+        """Whether its tasks can restart elsewhere."""
+        return self._restarts and not self.stopping and not self.terminal
+
+    @property
+    def moves_as_a_whole(self) -> bool:
+        """Whether others restart with a task whose slot moves: the fewer moves the better."""
+        return self.cancellations.regions.joint
+
+    def movable(self, slots: Iterable[int]) -> list[int]:
+        """Those of these slots that can leave their worker: all but those with what cannot be made again, and
+        will be read there. If others restart with a task whose slot moves, none can as long as there is any
+        such."""
+        tasks = [self._tasks[key] for key in self.replays.cannot(self._tasks)]
+        tasks = [task for task in tasks if task.runs or self._is_stored_for_others(task)]
+        fixed = {(self.slot_of(task.key), task.worker) for task in tasks}
+        if fixed and self.moves_as_a_whole:
+            return []
+        return [slot for slot in slots if (slot, self.slots.placement[slot]) not in fixed]
+
+    def _is_stored_for_others(self, task: Subtask) -> bool:
+        """Whether it has finished, and its worker has what others have yet to read, or may read again."""
+        return task.stays and not self.stopping and self.ends.needed(task.key, self._tasks)
+
+    def slots_move(self, slots: Iterable[int], at: float, seconds: float = 0.0) -> None:
+        """These slots are to move: what runs in them ends in order, where its sources then are is known, and
+        the next attempts follow in the place that each slot has got. None of that is a failure.
+
+        Args:
+            seconds: for so long at most it first takes what was emitted for it.
+        """
+        moving = set(slots)
+        here = [key for key, task in self._tasks.items() if task.runs and self.slot_of(key) in moving]
+        keys = self.cancellations.drain(here, self._tasks)
+        if keys and seconds and self.state in ("running", "pausing") and not self.pause.is_out:
+            tasks = [self._tasks[key] for key in keys]
+            self.move.begin(self.pause.next_barrier(), tasks, at + seconds)
+        else:
+            self.cancellations.cancel(sorted(keys))
+        self._advance(at)
+
+    def end_overdue_move(self, at: float) -> None:
+        """What moves ends, and what waits for it waits no more, if the time for that has ended."""
+        if self.move.is_overdue(at):
+            self.cancellations.cancel(self.move.end())
+            self.pause.repeat()
+
+    def evict(self, worker: int, at: float) -> None:
+        """The slots that a worker has are to leave it, wherever they go."""
+        self.cancellations.cancel(self.move.give_up())
+        slots = self.movable(self.slots.on([worker]))
+        self.slots.evict(worker, slots)
+        self.slots_move(slots, at)
+
+    def needs(self, worker: int) -> bool:
+        """Whether a worker runs a task, or is to run the next attempt of one, or keeps what one that has
+        finished wrote and others have yet to read."""
+        if self.slots.coming(worker):
+            return True
+        here = set(self.slots.on([worker]))
+
+        def is_needed(task: Subtask) -> bool:
+            if task.state in PENDING or task.state == WAITING:
+                return self.slot_of(task.key) in here
+            if task.worker != worker or not task.on_worker:
+                return False
+            return task.runs or self._is_stored_for_others(task)
+
+        return worker in self.slots.workers() and any(map(is_needed, self._tasks.values()))
+
+    def _after_the_move(self, task: Subtask) -> str:
+        slot = self.slot_of(task.key)
+        worker = NOWHERE if slot in self.slots.vacant else self.slots.placement[slot]
+        worker = self.slots.moving.get(slot, worker)
+        return f"on worker {worker}" if worker != NOWHERE else "where a slot comes free"
+
+    def _arrive(self, at: float) -> None:
+        """Slots that move, and in which nothing runs any more, are where they move to. What has finished
+        stays for those who have yet to read it. What is kept until the job ends does not: it is made anew."""
+        if self.stopping or self.terminal or not self.slots.moving:
+            return
+        busy = {self.slot_of(task.key) for task in self._tasks.values() if task.runs}
+        for slot in sorted(self.slots.moving.keys() - busy):
+            here = [task for task in self._tasks.values() if self.slot_of(task.key) == slot]
+            left = self.slots.placement[slot]
+            self.slots.arrive(slot)
+            kept = [task for task in here if self.ends.keeps(task.operator) and self._is_on(task, left)]
+            pending = [task for task in here if task.state in PENDING]
+            again = wanted_again(self.graph, self.ends, self._tasks, pending, kept)
+            for task in again:
+                self._restart(task, at, self._after_the_move(task), reason="drained")
+            self.cancellations.restart_beside([task.key for task in again], self._tasks)
+
+    @staticmethod
+    def _is_on(task: Subtask, worker: int) -> bool:
+        return task.on_worker and task.worker == worker
+
+    def stored_on(self, workers: Collection[int]) -> list[Subtask]:
+        """Subtasks whose slots are not on these workers, any more, which have what they stored for others, as
+        far as it can be made again."""
+        slots = self.slots
+        return [
+            task
+            for task in self._tasks.values()
+            if task.stays
+            and task.worker in workers
+            and self.ends.keeps(task.operator)
+            and ((slot := self.slot_of(task.key)) in slots.vacant or slots.placement[slot] not in workers)
+            and self.ends.needed(task.key, self._tasks)
+            and not self.replays.cannot([task.key])
+        ]
+
+    def make_again(self, tasks: list[Subtask], at: float) -> None:
+        """What these have stored is made anew elsewhere, since their workers are to leave."""
+        for task in tasks:
+            self._restart(task, at, self._after_the_move(task), reason="drained")
+        self.cancellations.restart_beside([task.key for task in tasks], self._tasks)
+        self._advance(at)
+
+    def _restart_together(self, keys: list[TaskKey], at: float) -> None:
+        """A region has ended: it is deployed at the latest of its times. What has finished restarts too if a
+        consumer does which has yet to read its end, or reads it again."""
+        finished = [key for key in keys if self._tasks[key].state == "finished"]
+        but = {"finished", WAITING}  # Who was not deployed so far will read what is there.
+        while found := [self._tasks[key] for key in finished if self.ends.needed(key, self._tasks, but)]:
+            finished = [key for key in finished if self._tasks[key] not in found]
+            for task in found:
+                self._restart(task, at, "with those that it feeds")
+        pending = [key for key in keys if self._tasks[key].state == "restarting"]
+        due = max((self._times[key] for key in pending), default=at)
+        self._times.update(dict.fromkeys(pending, due))
+        self.changed.update(pending)
+
+    def _replay(self, at: float) -> None:
+        """What runs again with pending tasks ends first; then all of it is deployed at the latest of its
+        times."""
+        if self.stopping or self.terminal:
+            return
+        again = self.replays.begin(list(self._times), self._tasks)
+        if again.unreadable:
+            lost = [self._tasks[key] for key in sorted(again.unreadable)]
+            text = "what others have stored is lost"
+            self._fail_of_unreadable(lost, ErrorInfo(code=PeerLost.code, text=text), at)
+            return
+        for key in sorted(again.tasks):
+            task = self._tasks[key]
+            if task.runs:
+                self.cancellations.cancel([key])
+            elif task.state == "finished":
+                self._restart(task, at, "with those beside it")
+        ready = [key for key in self.replays.take_ready() if self._tasks[key].state == "restarting"]
+        due = max((self._times[key] for key in ready), default=at)
+        self.changed.update(key for key in ready if self._times[key] != due)
+        self._times.update(dict.fromkeys(ready, due))
+
+    def _restart(
+        self, task: Subtask, at: float, where: str, *, due: float | None = None, reason: str = ""
+    ) -> None:
+        """Have the next attempt of a task follow there, at once if no time is given."""
+        text = f"{task}: attempt {task.attempt + 1} follows {where}"
+        due = at if due is None else due
+        self._transition(task, "restarting", "coordinator", at, text, due=due, reason=reason)
+
+    def next_time(self) -> float | None:
+        """When a pending task is due, or has waited long enough for a slot."""
+        times = [time for key, time in self._times.items() if not self._holds_back(key)]
+        if self.pause.under_way:
+            times.append(self.pause.until)
+        if self.move.barrier:
+            times.append(self.move.until)
+        return min(times, default=None)
+
+    def _holds_back(self, key: TaskKey) -> bool:
+        """Whether a pending task waits for others to end."""
+        return self.slot_of(key) in self.slots.moving or self.cancellations.holds_back(key)
+
+    @property
+    def _waits_whole(self) -> bool:
+        """Whether nothing of it was deployed so far."""
+        return self._states[WAITING] == len(self._tasks)
+
+    @property
+    def waits_for_slot(self) -> bool:
+        return self._states["waiting for a slot"] > 0
+
+    def due(self, at: float) -> list[Subtask]:
+        """Pending tasks that may be deployed now, if there is a slot for them."""
+        tasks = (self._tasks[key] for key in self._times if not self._holds_back(key))
+        return [task for task in tasks if task.state != "restarting" or self._times[task.key] <= at]
+
+    def wait_for_slot(self, task: Subtask, until: float, at: float, *, may_come: bool = False) -> None:
+        """There is none free for the task now; one ``may_come`` without that somebody starts a worker."""
+        if not may(TASK_TRANSITIONS, task.state, "waiting for a slot", "coordinator"):  # It waits already.
+            return
+        exclusion = self.links.excluded.get(task.worker)
+        if exclusion is not None and not may_come:
+            text = (
+                f"{task} finds no slot on another worker: {self.slots.shortage}; {exclusion.why}: start "
+                "another worker, or have the network let the two connect"
+            )
+            self.fail(ErrorInfo(code=ResourceExhausted.code, text=text, task=str(task)), at, verdict=True)
+        else:
+            text = f"{self.slots.shortage}; waits {until - at:g} s at most"
+            self._transition(task, "waiting for a slot", "coordinator", at, text, due=until)
+
+    def slots_overdue(self, at: float) -> set[int]:
+        """Lost slots whose tasks have waited for as long as they are to."""
+        over = [key for key, time in self._times.items() if time <= at]
+        return {self.slot_of(key) for key in over if self._tasks[key].state == "waiting for a slot"}
+
+    def wait_on(self, slot: int, until: float) -> None:
+        """Tasks that wait for that slot do so for longer."""
+        for key in self._times:
+            if self.slot_of(key) == slot and self._tasks[key].state == "waiting for a slot":
+                self._times[key] = until
+                self.changed.add(key)
+
+    def give_up_waiting(self, at: float) -> None:
+        """Fail if a task has waited for a slot for too long."""
+        waiting = [self._tasks[key] for key, time in self._times.items() if time <= at]
+        waiting = [task for task in waiting if task.state == "waiting for a slot"]
+        if waiting:
+            text = (
+                f"{names_of(waiting)} found no free slot in time: "
+                f"{self.slots.why_wanting(waiting[0].worker)}; "
+                "start another worker ('minishuffle worker start'), or raise slot_timeout"
+            )
+            self.fail(ErrorInfo(code=ResourceExhausted.code, text=text, task=str(waiting[0])), at)
+
+    def deployed(self, task: Subtask, at: float) -> int | None:
+        """The next attempt takes the place of the last; gives the worker that still has the last, if any."""
+        last = task.worker if task.on_worker else None
+        self._transition(task, "created", "coordinator", at, str(task))
+        return last
+
+    def _begin_next(self, task: Subtask, at: float) -> None:
+        """It goes on where the last attempt ended, whose books are closed."""
+        key, worker = task.key, self.slots.placement[self.slot_of(task.key)]
+        if task.repeated:
+            self.positions.begin_anew(*key, task.resumption.positions)
+        elif self.ends.keeps(task.operator) or task.operator in self.replays.vertices:
+            self.positions.begin_anew(*key)
+        self._books.repeat(self._rows_again(task))
+        files, kept, writes = self.manifest.counts(*key), task.rows_kept, self.writes.resume(*key)
+        running_at = self.pause.since if self.pause.phase == "paused" else at
+        resumption = self.positions.resume(*key, running_at)
+        self._books.close(task, self._tasks.values())
+        self._result_bytes -= len(task.result)
+        in_place = task.on_worker and task.worker == worker
+        where = "in its slot" if in_place else f"in place of worker {task.worker}"
+        resumption = resumption._replace(files=files, writes=writes, first_row=kept)
+        task.begin_next(worker, self.ends.round, resumption)
+        self.replays.deployed(key)
+        inputs, outputs = self.ends.channels_left(key)
+        self.recoveries.deployed(key, at, inputs=inputs, outputs=outputs)
+        self._note(task, "task rescheduled", at, f"{task} to worker {worker}, {where}")
+
+    def _rows_again(self, task: Subtask) -> int:
+        """At most how many rows its consumers get twice: from the attempt that ended, and from the next one,
+        which reads its blocking inputs again."""
+        outputs = self.graph.outputs_of(task.operator)
+        if task.operator in self.replays.vertices:
+            kept = task.rows_kept - task.resumption.first_row
+            return 0 if outputs else task.rows_listed + task.rows_collected + kept
+        edges = {
+            edge
+            for edge in self.graph.inputs_of(task.operator)
+            if self.graph.edges[edge].kind == "blocking" and not self.graph.is_read_first(edge)
+        }
+        return rows_received(task, edges) if edges else 0
+
+    def recovered(self, message: RecoverySteps, at: float) -> None:
+        """Workers see attempts come back; what is of attempts that were replaced since changes nothing."""
+        for step in message.steps:
+            task = self._tasks.get((step.operator, step.index))
+            if task is None or task.attempt != step.attempt or task.state in PENDING:
+                continue
+            done = self.recoveries.reached(task.key, step, at)
+            if done is not None:
+                self._note(task, done.kind, done.at, f"{task} {done.text}")
+
+    def done_with(self, key: TaskKey) -> Done:
+        """See :func:`~minishuffle.coordinator.jobs.consumption.done_with`."""
+        return done_with(self.graph, self.ends, self._tasks, key)
+
+    # --- states ----------------------------------------------------------------------------------
+
+    def _transition(
+        self,
+        task: Subtask,
+        to: str,
+        by: Actor,
+        at: float,
+        text: str,
+        *,
+        due: float = 0.0,
+        reason: str = "",
+        traceback: str = "",
+    ) -> None:
+        """Bring a task to that state, with all that belongs to it.
+
+        Args:
+            due: when its timer ends, if one begins.
+            reason: why it restarts; empty: since the last attempt ended.
+
+        Raises:
+            AssertionError: it cannot come to that state, or not by that actor.
+        """
+        effects = effects_of(TASK_TRANSITIONS, str(task), task.state, to, by)
+        kind = "drained" if to == "canceled" and task.key in self.cancellations.drained else to
+        kind = "task deployed" if to == "created" else f"task {kind}"
+        change = _Change(task.state, to, at, kind, text, traceback, due, reason)
+        self._states[task.state] -= 1
+        self._states[to] += 1
+        task.state = to
+        self.changed.add(task.key)
+        self._losses = None
+        for effect in effects:
+            self._apply(effect, task, change)
+
+    def _apply(self, effect: TaskEffect, task: Subtask, change: _Change) -> None:
+        """Do what belongs to a transition of a task."""
+        key, at = task.key, change.at
+        match effect:
+            case "leave channels":
+                self._leave_channels(task, change)
+            case "count lost rows":
+                self.manifest.lost(*key, task.attempt)
+                task.may_have_made(
+                    self.positions.rows_made(*key) + self.writes.rows_made(*key),
+                    self.positions.rows_leased(*key) + self.writes.rows_leased(*key),
+                )
+            case "move stage":
+                self._move_stage(task, change)
+            case "settle files":
+                self.manifest.settled(*key)
+            case "end attempt":
+                self._end_attempt(task, change)
+            case "end move":
+                self.move.taken(task)
+            case "interrupt":
+                self._interrupt(task, change)
+            case "block slot":
+                self._abandoned.add((task.worker, self.slot_of(key)))
+            case "count restart":
+                self._count_restart(task, change)
+            case "begin timer":
+                self._times[key] = change.due
+            case "end timer":
+                del self._times[key]
+                self._held.pop(key, None)
+            case "begin first":
+                task.begin_first(self.slots.placement[self.slot_of(key)], self.ends.round)
+            case "begin next":
+                self._begin_next(task, at)
+            case "record event":
+                self._note(task, change.kind, at, change.text, traceback=change.traceback)
+            case "clear deaths":
+                if self.deaths.finished(key):
+                    self._widen(at)
+            case "read inputs":
+                self.ends.spend([*self.ends.finished(key), key], self._tasks)
+            case "complete exchange":
+                self._complete_exchange(task, at)
+            case _:
+                assert_never(effect)
+
+    def _move_stage(self, task: Subtask, change: _Change) -> None:
+        if self.stages.moved(task.key, change.before, change.to):
+            stage = self.stages.stage_of(task.operator)
+            text = f"{self.stages.name(stage)} runs again, version {self.stages.version(stage)}"
+            self.history.note(change.at, "stage restarting", text)
+
+    def _end_attempt(self, task: Subtask, change: _Change) -> None:
+        """Nobody waits for its end any more."""
+        self.cancellations.ended(task.key)
+        task.ended(change.to)
+        self.recoveries.moved(task.key, change.to, change.at)
+
+    def _interrupt(self, task: Subtask, change: _Change) -> None:
+        """A move of slots, or a pause, has waited for an attempt whose work is not done."""
+        if self.move.is_aligning or change.to == "lost":
+            self.cancellations.cancel(self.move.interrupt(change.at))
+        if problem := self.pause.interrupted(task):
+            self._give_pause_up(problem, change.at)
+
+    def _count_restart(self, task: Subtask, change: _Change) -> None:
+        self.restarts[change.reason or change.before] += 1
+        if change.before == "finished" and self._comes_again(task.operator):
+            task.ended(change.to)
+        self.recoveries.moved(task.key, change.to, change.at)
+
+    def _comes_again(self, operator: int) -> bool:
+        """Whether all that a subtask writes comes once more when it restarts."""
+        return operator in self.replays.vertices or self.ends.keeps(operator)
+
+    def _leave_channels(self, task: Subtask, change: _Change) -> None:
+        """An attempt ends early, or one that had finished is lost."""
+        self.ends.begins_anew(task.key)
+        consumers = [self._tasks[key] for key in self.graph.consumers(*task.key)]
+        lost = change.to == "lost" and bool(consumers)
+        unread = lost and all(each.state == WAITING for each in consumers)
+        comes_again = change.before == "finished" or task.base < task.attempt or unread
+        if task.operator in self.ends.repeating and comes_again:
+            left = [each for each in consumers if not self.ends.read_between(task.key, each.key)]
+            task.repeats("part" if any(is_stale(each, task) for each in left) else "all")
+        for key in self.graph.producers(*task.key):
+            if key[0] in self.ends.repeating and not self.ends.read_between(key, task.key):
+                self.changed.add(key)
+                self._tasks[key].repeats_in_part()
+                self._books.repeat_in_part(key)
+
+    def _note(self, task: Subtask, kind: str, at: float, text: str, *, traceback: str = "") -> None:
+        self.history.note(
+            at,
+            kind,
+            text,
+            operator=task.operator,
+            index=task.index,
+            attempt=task.attempt,
+            worker=task.worker,
+            since=self.recoveries.since(task.key, at),
+            traceback=traceback,
+        )
+
+    def _transition_job(self, to: str, by: Actor, at: float, text: str) -> None:
+        """Bring the job to that state, with all that belongs to it. Raises AssertionError: as above."""
+        effects = effects_of(JOB_TRANSITIONS, f"job {self.id}", self.state, to, by)
+        self.state = to
+        for effect in effects:
+            self._apply_to_job(effect, at, text)
+
+    def _apply_to_job(self, effect: JobEffect, at: float, text: str) -> None:
+        """Do what belongs to a transition of the job."""
+        match effect:
+            case "record event":
+                self.history.note(at, self.state, text)
+            case "end pause":
+                problem = "the job has ended" if self.terminal else f"the job is {self.state}"
+                self.pause.end(problem if self.pause.under_way else "", tells=self.state == "running")
+            case "stop tasks":
+                self._stop_tasks(at)
+            case "resume clocks":
+                self.positions.stand_still(at - self.pause.since)
+                self.recoveries.resumed()
+                self.changed.update(self._tasks)
+            case "end":
+                self.ended_at = at
+                self.links.end()
+            case _:
+                assert_never(effect)
+
+    def _stop_tasks(self, at: float) -> None:
+        """What is pending is not deployed any more, and nothing stands any more."""
+        for task in self._tasks.values():
+            if task.state in PENDING or task.state == WAITING:
+                self._transition(task, "canceled", "coordinator", at, "the job ends")
+        self.stages.give_up()
+        self.cancellations.give_up()
+
+    def _advance(self, at: float) -> None:
+        """Follow from the states of the tasks to the places of slots, and to the states of regions and of the
+        job."""
+        self.cancellations.cancel(self.move.take_ready())
+        self._arrive(at)
+        for keys in self.cancellations.regions.take_ended():
+            self._restart_together(keys, at)
+        self._replay(at)
+        states = self._states
+        if self.state == "created" and not (states["created"] or self._times or self._waits_whole):
+            text = "all tasks run" if not states[WAITING] else "all tasks that are deployed run"
+            self._transition_job("running", "coordinator", at, text)
+        self._advance_pause(at)
+        if sum(states[state] for state in ENDED) < len(self._tasks):
+            self._give_slots_back(at)
+            return
+        if self.stopping:
+            causes = self.history.causes
+            text = causes[0].text if causes else "cancelled"
+            self._transition_job(_STOPPING[self.state], "coordinator", at, text)
+        elif not self.terminal:
+            end = "finished_with_loss" if self.losses().certain else "finished"
+            self._transition_job(end, "coordinator", at, f"after {at - self.submitted_at:.3f} s")
+
+    # --- stages ----------------------------------------------------------------------------------
+
+    @property
+    def wants_slots(self) -> bool:
+        """Whether a stage, or a subtask that was not deployed so far, waits for nothing but slots; or slots
+        were lost that are kept for a stage."""
+        if self.stages.some_lack_slots or self.kept_slots_lost():
+            return True
+        return any(self.slot_of(task.key) in self.slots.vacant for task in self.first_due())
+
+    def kept_slots_lost(self) -> list[int]:
+        """Slots that stages which run keep for those that they wait for, and that were lost."""
+        return sorted(self.stages.slots_kept() & self.slots.vacant)
+
+    def first_due(self) -> list[Subtask]:
+        """Subtasks of vertices which something stands before that they wait for, and which may be deployed
+        now if their slots are there."""
+        if not self.first_outputs.is_used or not self._states[WAITING] or self.pause.phase != "none":
+            return []
+        waiting = [task for task in self._tasks.values() if task.state == WAITING]
+        vertices = sorted({task.operator for task in waiting})
+        due = self.first_outputs.due(vertices, self._has_something)
+        return [task for task in waiting if task.operator in due]
+
+    def _has_something(self, edge: int) -> bool:
+        """Whether something can be read of an edge: its first buffer, or all of it if it is stored, or has no
+        rows."""
+        source = self.graph.edges[edge].source
+        tasks = [self._tasks[source, n] for n in range(self.graph.vertices[source].parallelism)]
+        if all(task.state == "finished" for task in tasks):
+            return True
+        there = not self.ends.is_kept(edge)
+        return there and any(edge in task.readable and (task.runs or task.stays) for task in tasks)
+
+    def deploys_ahead(self, leaving: Collection[int]) -> bool:
+        """Have those deployed that wait, and for whom there may be rows on workers which are to leave: so
+        nothing is lost when what has written them moves. False: there are none."""
+        found = {
+            self.graph.edges[edge].target
+            for task in (self._tasks.values() if self.first_outputs.is_used else ())
+            if task.worker in leaving and (task.runs or task.stays)
+            for edge in self.graph.outputs_of(task.operator)
+            if not self.ends.is_kept(edge) and self._waits(self.graph.edges[edge].target)
+        }
+        self.first_outputs.go_ahead(found)
+        return bool(found)
+
+    def stages_due(self) -> list[DueStage]:
+        """Those that may be deployed now, if there are slots for them, in their order."""
+        is_pausing = self.pause.phase != "none" and self.state != "created"
+        return [] if self.stopping or self.terminal or is_pausing else self.stages.due()
+
+    def tasks_of(self, stage: int) -> list[Subtask]:
+        """The subtasks of a stage."""
+        vertices = self.stages.order[stage].vertices
+        return [task for task in self._tasks.values() if task.operator in vertices]
+
+    def stage_short(self, stage: int, why: str, at: float) -> None:
+        """It could be deployed, but for ``why``."""
+        if self.stages.lacks_slots(stage, why):
+            self.history.note(at, "stage waiting", self._why_waiting(stage))
+
+    def stage_starts(self, stage: int, at: float) -> None:
+        """It has got its slots, and is about to be deployed."""
+        self.stages.starts(stage)
+        slots = {self.slot_of(task.key) for task in self.tasks_of(stage)}
+        workers = ", ".join(map(str, sorted({self.slots.placement[slot] for slot in slots})))
+        noun = "slot" if len(slots) == 1 else "slots"
+        text = f"{self.stages.name(stage)} in {len(slots)} {noun} of workers {workers}"
+        self.history.note(at, "stage deployed", text)
+
+    def _give_slots_back(self, at: float) -> None:
+        """The job holds the slots of stages that run, and of those that these wait for."""
+        if self.stopping or self.terminal:
+            return
+        there = set(range(len(self.slots.placement))) - self.slots.vacant - self.slots.moving.keys()
+        idle = self.stages.take_idle(there) if self.stages.changed else []
+        if idle:
+            self.slots.give_back(idle)
+            self.history.note(at, "slots given back", f"{len(idle)}, in which nothing is to run for now")
+
+    def validate(self) -> None:
+        """Check the invariants; for tests, after each step."""
+        states = Counter(task.state for task in self._tasks.values())
+        assert states == +self._states
+        if self.terminal:
+            assert set(states) <= ENDED and self.ended_at >= self.submitted_at
+        else:
+            assert any(state not in ENDED for state in states)
+        if self.state in ("finished", "finished_with_loss"):
+            assert set(states) == {"finished"}
+        assert bool(self.history.causes) == (self.state in ("failing", "failed"))
+        assert sum(len(task.result) for task in self._tasks.values()) <= limits.RESULT_BYTES_MAX
+        assert {key for key, task in self._tasks.items() if task.state in PENDING} == set(self._times)
+        assert not (self.stopping and (self._times or states[WAITING]))
+        never = {key for key, task in self._tasks.items() if task.attempt == NOT_DEPLOYED}
+        assert {self._tasks[key].state for key in never} <= {WAITING, "canceled"}
+        assert len(never) == states[WAITING] or self.stopping or self.terminal
+        if self.stages.order and not (self.stopping or self.terminal):
+            idle = set(range(len(self.slots.placement))) - self.slots.vacant - self.stages.slots_wanted()
+            assert not idle, f"slots {sorted(idle)} are held for nothing"
+        assert self._held.keys() <= self._times.keys()
+        assert all(self._tasks[key].runs for key in self.cancellations.drained)
+        for task in self._tasks.values():
+            if task.runs and not self.released:
+                assert task.on_worker and self.slot_of(task.key) not in self.slots.vacant
+                assert task.worker == self.slots.placement[self.slot_of(task.key)]
+            if not task.on_worker and task.state == "finished" and not (self.stopping or self.terminal):
+                assert not self._restarts or not self.ends.needed(task.key, self._tasks)
+        assert (self.state == "paused") == (self.pause.phase == "paused")
+        assert self.pause.under_way or self.state != "pausing"
+        self.slots.validate()
+        self.stages.validate()
+        self.ends.validate()
+        self.history.validate()

@@ -1,0 +1,123 @@
+"""The files that the sinks of a job have completed: what is listed here is output, and nothing else. Pure.
+
+A file is listed when the coordinator hears of it from the current attempt of its subtask. Whatever becomes of
+the attempt after that, the file stays output; a file of an attempt that was fenced before is never listed,
+and the next attempt removes it. An attempt's files are listed in the order of their numbers, so that their
+count says which they are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from minishuffle import limits
+from minishuffle.coordinator.journal.codec import Record
+from minishuffle.wire.outputs import JobFiles, ListedFile
+from minishuffle.wire.reports import FileCompleted
+
+__all__ = ["Manifest"]
+
+REPLY_FILES_MAX: Final = 1_000
+"""In one reply; the client asks for the next ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestRecord(Record):
+    """How many files there are: by subtask and attempt, and where lost attempts may have hidden some."""
+
+    files: int
+    rows: int
+    counts: tuple[tuple[int, int, dict[int, int]], ...]
+    lost: tuple[tuple[int, int, int], ...]
+
+
+class Manifest:
+    """The files of one job: it counts all of them, and can name the last JOB_FILES_KEPT.
+
+    Invariants: ``files`` and ``rows`` are the sums of the counts by attempt, and never fall.
+    """
+
+    def __init__(self) -> None:
+        self.files = 0
+        self.rows = 0
+        self._kept: deque[ListedFile] = deque(maxlen=limits.JOB_FILES_KEPT)
+        self._counts: dict[tuple[int, int], dict[int, int]] = {}
+        """By operator and index of the subtask, and by attempt."""
+        self._lost: dict[tuple[int, int], int] = {}
+        """By subtask, the attempt that was lost before its files were seen to have their names."""
+
+    def add(self, file: FileCompleted) -> bool:
+        """List a file; False, and nothing changes, if it is not the next one of its attempt."""
+        operator, index = file.attempt.subtask.key
+        counts, attempt = self._counts.setdefault((operator, index), {}), file.attempt.attempt
+        if file.file != counts.get(attempt, 0):
+            return False
+        counts[attempt] = file.file + 1
+        self.files += 1
+        self.rows += file.rows
+        self._kept.append(
+            ListedFile(
+                operator=operator,
+                index=index,
+                attempt=attempt,
+                path=file.path,
+                rows=file.rows,
+                bytes=file.bytes,
+                checksum=file.checksum,
+            )
+        )
+        return True
+
+    def lost(self, operator: int, index: int, attempt: int) -> None:
+        """An attempt was lost: files of it that are listed may still be hidden."""
+        if (operator, index) in self._counts:
+            self._lost.setdefault((operator, index), attempt)
+
+    def settled(self, operator: int, index: int) -> None:
+        """An attempt runs: it has named what earlier ones had left hidden."""
+        self._lost.pop((operator, index), None)
+
+    def lists(self, file: FileCompleted) -> bool:
+        """Whether the file was listed, now or before."""
+        return file.file < self._counts.get(file.attempt.subtask.key, {}).get(file.attempt.attempt, 0)
+
+    def record(self) -> ManifestRecord:
+        """For the journal: all but the files."""
+        return ManifestRecord(
+            files=self.files,
+            rows=self.rows,
+            counts=tuple((*key, counts) for key, counts in self._counts.items()),
+            lost=tuple((*key, attempt) for key, attempt in self._lost.items()),
+        )
+
+    def kept_above(self, number: int) -> list[tuple[int, ListedFile]]:
+        """Files that are kept, behind the first ``number``, with their numbers from 1."""
+        new = max(0, min(self.files - number, len(self._kept)))
+        return list(enumerate(islice(self._kept, len(self._kept) - new, None), self.files - new + 1))
+
+    def recall(self, record: ManifestRecord, files: Iterable[ListedFile]) -> None:
+        """Become what the records say; ``files`` are in order."""
+        self.files, self.rows = record.files, record.rows
+        self._kept.extend(files)
+        self._counts = {(operator, index): counts for operator, index, counts in record.counts}
+        self._lost = {(operator, index): attempt for operator, index, attempt in record.lost}
+
+    def counts(self, operator: int, index: int) -> dict[int, int]:
+        """By attempt of a subtask, how many of its files are listed."""
+        return dict(self._counts.get((operator, index), {}))
+
+    def _is_named(self, file: ListedFile) -> bool:
+        lost = self._lost.get((file.operator, file.index))
+        return lost is None or file.attempt < lost
+
+    def after(self, number: int) -> JobFiles:
+        """Files from that number on; those that are not kept any more are left out."""
+        dropped = self.files - len(self._kept)
+        first = min(max(number - dropped, 0), len(self._kept))
+        found = [self._kept[at] for at in range(first, min(first + REPLY_FILES_MAX, len(self._kept)))]
+        found = [file.model_copy(update={"named": self._is_named(file)}) for file in found]
+        return JobFiles(files=found, next=dropped + first + len(found))

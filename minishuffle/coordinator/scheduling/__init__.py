@@ -1,0 +1,1 @@
+"""Which worker runs what, and when it is deployed or moved."""

@@ -1,0 +1,738 @@
+"""From a job graph and a placement to one DeployTasks for each worker."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from minishuffle.coordinator.jobs.consumption import Done, EndsOfOne, repeating
+from minishuffle.coordinator.jobs.job import Job
+from minishuffle.coordinator.jobs.lifecycle import PENDING, WAITING, Subtask
+from minishuffle.coordinator.jobs.lossaccounting import TaskKey
+from minishuffle.coordinator.jobs.positions import Resumption
+from minishuffle.coordinator.scheduling.slots import NOWHERE
+from minishuffle.coordinator.scheduling.stageprogress import stage_slots
+from minishuffle.coordinator.scheduling.workerinventory import Holdings
+from minishuffle.coordinator.workers import Worker
+from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
+from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.plan.arguments import checked_job_name
+from minishuffle.plan.graph import JobGraph, Placement
+from minishuffle.plan.stages import is_staged, slots_needed
+from minishuffle.wire.advertised import linkable_groups, unlinkable
+from minishuffle.wire.messages import (
+    CancelTasks,
+    ConsumerEnds,
+    ConsumersEnded,
+    ControlMessage,
+    DeployTasks,
+    InputSpec,
+    OutputSpec,
+    PlacedAttempt,
+    ReleaseJob,
+    TaskAttempt,
+    TaskSpec,
+    TasksRestarted,
+    WorkerAddress,
+)
+from minishuffle.wire.packed import pack_placement
+from minishuffle.wire.requests import SubmitJob
+
+__all__ = [
+    "BufferNeed",
+    "admit",
+    "buffers_needed",
+    "cancellations",
+    "check_buffers",
+    "checked_graph",
+    "current_attempts",
+    "deployments",
+    "move_slots",
+    "place",
+    "redeployments",
+    "releases",
+    "take_slots",
+    "takers",
+    "worker_need",
+]
+
+
+# --- placement ------------------------------------------------------------------------------------
+#
+# Which slot of which worker runs what, and whether a job fits: pure arithmetic.
+#
+# Slots are shared: subtask ``i`` of every operator of a slot group runs in slot ``i`` of that group, and the
+# slots of one group follow those of another. A *placement* is a tuple with the worker id of each.
+
+
+WORKERS_NAMED: Final = 5
+"""In one text."""
+NONE_CLOSED: Final[Mapping[int, str]] = MappingProxyType({})
+"""Every worker takes slots of the job."""
+TERMS_SHOWN = 8
+"""Terms of the arithmetic in an error; the largest come first."""
+
+
+def place(free: Mapping[int, int], total: int, graph: JobGraph, lost: str = "") -> Placement:
+    """Spread the job's slots evenly over the workers.
+
+    Args:
+        free: free slots of each worker that is alive.
+        total: all slots of these workers, used ones included.
+        lost: what to say of slots that are written off or on standby.
+
+    Raises:
+        ResourceExhausted: there are not enough slots; with the arithmetic.
+    """
+    needed, available = slots_needed(graph), sum(free.values())
+    if needed > available:
+        raise ResourceExhausted(
+            f"job needs {needed} slots ({_which(graph)}), {available} are free of {total}{lost}: "
+            "start more workers (--workers/--slots) or lower --parallelism"
+        )
+    # The worker with the fewest slots of this job; then the emptiest; then the lowest id.
+    waiting = [(0, -count, worker) for worker, count in free.items() if count]
+    heapq.heapify(waiting)
+    slots: list[int] = []
+    for _ in range(needed):
+        taken, used, worker = waiting[0]
+        slots.append(worker)
+        if used == -1:
+            heapq.heappop(waiting)
+        else:
+            heapq.heapreplace(waiting, (taken + 1, used + 1, worker))
+    return tuple(slots)
+
+
+def _which(graph: JobGraph) -> str:
+    groups = {vertex.slot_group for vertex in graph.vertices}
+    text = (
+        "greatest parallelism"
+        if len(groups) == 1
+        else f"greatest parallelism of each of {len(groups)} groups"
+    )
+    return f"{text} in one stage" if is_staged(graph) else text
+
+
+@dataclass(slots=True)
+class BufferNeed:
+    """Segments that a job requires on one worker; ``terms`` counts equal parts of the sum."""
+
+    segments: int = 0
+    terms: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """By (formula, segments of one)."""
+
+    def add(self, formula: str, segments: int) -> None:
+        self.segments += segments
+        self.terms[formula, segments] += 1
+
+    def arithmetic(self) -> str:
+        """The sum as a reader can check it."""
+        parts = sorted(self.terms.items(), key=lambda term: -term[0][1] * term[1])
+        texts = [
+            f"{formula} = {each}" if count == 1 else f"{count} x ({formula} = {each}) = {count * each}"
+            for (formula, each), count in parts[:TERMS_SHOWN]
+        ]
+        if len(parts) > TERMS_SHOWN:
+            texts.append(f"and {len(parts) - TERMS_SHOWN} more")
+        return "; ".join(texts)
+
+
+def worker_need(graph: JobGraph, slots: Iterable[int]) -> BufferNeed:
+    """The least number of segments that a worker has to have for these slots of the job.
+
+    An input gate needs ``channels x exclusive + 1``, wherever its producers are: they may move. One that
+    external clients write to needs ``exclusive + 1``, a result partition ``consumers + 1``, or none if it is
+    kept on the disk: the minimums with which a worker creates its local pools. An attempt that was abandoned
+    keeps its pools while the next one runs beside it: so there is room for one more task, the largest.
+    """
+    need = BufferNeed()
+    largest, name = 0, ""
+    kept = graph.kept_edges()
+    for slot in slots:
+        for key in graph.in_slot(slot):
+            before = need.segments
+            _add_task(need, graph, key, kept)
+            if need.segments - before > largest:
+                largest, name = need.segments - before, graph.vertices[key[0]].name
+    if largest and graph.settings.restart_strategy != "none":
+        need.add(f"a restart of {name} beside an attempt that does not stop", largest)
+    return need
+
+
+def _add_task(need: BufferNeed, graph: JobGraph, task: TaskKey, kept: frozenset[int]) -> None:
+    operator, index = task
+    vertex, exclusive = graph.vertices[operator], graph.settings.buffers_per_channel
+    if vertex.stream:
+        need.add(f"stream {vertex.stream}: {exclusive} exclusive + 1 floating", exclusive + 1)
+    for number in graph.inputs_of(operator):
+        channels = len(graph.producers_of(number, index))
+        gate = f"input {graph.edges[number].input} of {vertex.name}"
+        need.add(
+            f"{gate}: {channels} channels x {exclusive} exclusive + 1 floating", channels * exclusive + 1
+        )
+    for number in graph.outputs_of(operator):
+        if number in kept:
+            continue
+        consumers = len(graph.consumers_of(number, index))
+        need.add(f"output of {vertex.name}: {consumers} consumers + 1", consumers + 1)
+
+
+def buffers_needed(graph: JobGraph, placement: Placement) -> dict[int, BufferNeed]:
+    """What each worker has to have for the job: see :func:`worker_need`."""
+    slots: dict[int, list[int]] = {worker: [] for worker in sorted(set(placement))}
+    for slot, worker in enumerate(placement):
+        slots[worker].append(slot)
+    return {worker: worker_need(graph, each) for worker, each in slots.items()}
+
+
+def check_buffers(needs: Mapping[int, BufferNeed], free: Mapping[int, int], total: Mapping[int, int]) -> None:
+    """Compare with the segments of each worker that no other job requires.
+
+    Raises:
+        ResourceExhausted: they do not suffice on some worker; with the arithmetic of the first such.
+    """
+    for worker, need in needs.items():
+        if need.segments > free[worker]:
+            raise ResourceExhausted(
+                f"job needs {need.segments} network buffers on worker {worker}, {free[worker]} are free of "
+                f"{total[worker]} ({need.arithmetic()}): raise network_memory_bytes of the workers "
+                "(--network-memory-bytes) or lower --parallelism"
+            )
+
+
+# --- admission ------------------------------------------------------------------------------------
+#
+# Whether a submitted job is let in, and where it goes.
+
+
+def checked_graph(message: SubmitJob, python: str) -> JobGraph:
+    """The graph of a submission; ``python`` is the cluster's major.minor.
+
+    Raises:
+        UsageError: the name does not fit, the client's Python is another one, or the graph makes no sense.
+    """
+    if message.python != python:
+        raise UsageError(
+            f"the job was made with Python {message.python[:20]}, this cluster runs Python {python}, and "
+            f"functions are pickled between them: submit it with Python {python}"
+        )
+    checked_job_name(message.name)
+    graph = JobGraph.from_bytes(message.graph)
+    if not graph.vertices:
+        raise InvalidGraph("the job has no operators: give it a source and a sink")
+    return graph
+
+
+def admit(
+    graph: JobGraph, workers: Sequence[Worker], held: Holdings, closed: Mapping[int, str] = NONE_CLOSED
+) -> tuple[Placement, dict[int, int]]:
+    """Where the job goes beside those that hold ``held``, and how many segments it requires on each worker;
+    standby workers admit none.
+
+    Args:
+        closed: workers that take no slots of it, and why, behind their name.
+
+    Raises:
+        ResourceExhausted: it does not fit; with the arithmetic.
+    """
+    refused: list[ResourceExhausted] = []
+    regular = [worker for worker in takers(workers) if not worker.standby and worker.worker not in closed]
+    spare = _spare_slots(workers)
+    groups = [
+        [worker for number, worker in enumerate(regular) if number in group]
+        for group in linkable_groups([worker.about for worker in regular])
+    ]
+    free = {worker.worker: max(0, worker.slots - held.slots[worker.worker]) for worker in regular}
+    for group in sorted(groups, key=lambda group: -sum(free[worker.worker] for worker in group)):
+        apart = [worker for worker in regular if worker not in group]
+        try:
+            return _admit_to(graph, group, held, _not_there(group, spare, apart) + _closed_text(closed))
+        except ResourceExhausted as error:
+            refused.append(error)
+    raise refused[0]
+
+
+def _closed_text(closed: Mapping[int, str]) -> str:
+    return "".join(f" (worker {number} {why})" for number, why in sorted(closed.items()))
+
+
+def _spare_slots(workers: Iterable[Worker]) -> str:
+    """Slots of workers that admit no jobs, for the arithmetic."""
+    standby = sum(worker.slots for worker in takers(workers) if worker.standby)
+    leaving = sum(worker.slots for worker in workers if worker.drain is not None)
+    text = f" ({standby} more are on standby, for those of lost workers alone)" if standby else ""
+    return text + (f" ({leaving} more are of workers that are to leave)" if leaving else "")
+
+
+def _not_there(workers: Sequence[Worker], spare: str, apart: Sequence[Worker]) -> str:
+    """What slots a job cannot have, for the arithmetic: ``spare`` ones, and those of workers ``apart``, which
+    cannot link with these."""
+    gone = [f"{len(each.written_off)} of worker {each.worker}" for each in workers if each.written_off]
+    text = f" (written off: {', '.join(gone)}, where tasks that were abandoned still run)" if gone else ""
+    text += spare
+    if confined := [each for each in [*workers, *apart] if each.on_loopback and apart]:
+        names = ", ".join(each.place for each in confined[:WORKERS_NAMED])
+        more = sum(worker.slots for worker in apart)
+        text += (
+            f" ({more} more cannot be had together with these: other hosts do not reach {names}; start what "
+            "is on loopback with --host or --advertise, and an address of the network)"
+        )
+    return text
+
+
+def _admit_to(
+    graph: JobGraph, workers: Sequence[Worker], held: Holdings, lost: str
+) -> tuple[Placement, dict[int, int]]:
+    """The same among workers that can link with each other; ``lost`` is for the arithmetic. A job whose
+    stages are deployed one by one fits if its widest stage does, and takes nothing so far."""
+    free = {worker.worker: max(0, worker.slots - held.slots[worker.worker]) for worker in workers}
+    placement = place(free, sum(worker.slots for worker in workers), graph, lost)
+    total = {worker.worker: worker.about.segments for worker in workers}
+    segments = {worker: total[worker] - held.segments[worker] for worker in total}
+    if is_staged(graph):
+        for slots in stage_slots(graph):
+            placed = dict(zip(sorted(slots), placement, strict=False))
+            on = {worker: [slot for slot in placed if placed[slot] == worker] for worker in total}
+            check_buffers({worker: worker_need(graph, on[worker]) for worker in total}, segments, total)
+        return (NOWHERE,) * graph.slots_needed, {}
+    needs = buffers_needed(graph, placement)
+    check_buffers(needs, segments, total)
+    return placement, {worker: need.segments for worker, need in needs.items()}
+
+
+def takers(workers: Iterable[Worker]) -> list[Worker]:
+    """Those that slots are given to: none that is to leave."""
+    return [worker for worker in workers if worker.drain is None]
+
+
+def move_slots(
+    job: Job,
+    slots: Collection[int],
+    workers: Sequence[Worker],
+    held_by_all: Holdings,
+    called: set[int],
+    *,
+    closed: Mapping[int, str] = NONE_CLOSED,
+    all_or_none: bool = False,
+) -> None:
+    """Give slots of a job, which are vacant or whose worker is to leave, to workers with a free slot and the
+    segments for it, if there are any (``all_or_none``: for all of them); ``closed`` are those that take none
+    of them, and why, behind their name.
+
+    Standby workers come first, and are regular workers from then on; before another one those in ``called``,
+    which have been called upon for the same loss, and to which others are added. One that still loads the
+    programs of the jobs comes last: a free slot elsewhere takes over sooner. Then comes the worker with
+    the fewest slots of the job; then the emptiest; then the lowest id.
+    """
+
+    def order(worker: Worker) -> tuple[bool, int, int, int, int]:
+        number = worker.worker
+        return number not in upon, _rank(worker, held_by_all.running), held[number], -free[number], number
+
+    def links(worker: Worker) -> bool:
+        """It can link with the others that have slots of the job, or had some and keep what was stored."""
+        beside = (each for each in workers if each.worker in {*held, *job.slots.left} and each is not worker)
+        return not any(unlinkable(worker.about, each.about) for each in beside)
+
+    used, required = held_by_all.slots.copy(), held_by_all.segments.copy()
+    held, segments = +job.slots.held(), dict(job.slots.segments)
+    there = {each.worker: [*job.slots.on([each.worker]), *job.slots.coming(each.worker)] for each in workers}
+    able, upon = takers(workers), set(called)
+    found: dict[int, Worker] = {}
+    for slot in slots:
+        free = {worker.worker: worker.slots - used[worker.worker] for worker in able}
+        for worker in sorted(able, key=order):
+            number = worker.worker
+            if free[number] <= 0 or number in closed or not links(worker):
+                continue
+            need = worker_need(job.graph, [*there[number], slot]).segments
+            if required[number] + need - segments.get(number, 0) > worker.about.segments:
+                continue
+            required[number] += need - segments.get(number, 0)
+            used[number] += 1
+            held[number] += 1
+            segments[number] = need
+            there[number].append(slot)
+            found[slot] = worker
+            if worker.standby:
+                upon.add(number)
+            break
+        else:
+            if slot in job.slots.vacant:
+                job.slots.lacks(_shortage(able, used, closed))
+    for slot, worker in found.items() if len(found) == len(slots) or not all_or_none else ():
+        job.slots.move(slot, worker.worker, segments[worker.worker])
+        if worker.standby:
+            worker.call_up()
+            called.add(worker.worker)
+
+
+def take_slots(
+    job: Job,
+    slots: Collection[int],
+    workers: Sequence[Worker],
+    held_by_all: Holdings,
+    closed: Mapping[int, str] = NONE_CLOSED,
+) -> str:
+    """Have regular workers that can link with each other take all of these vacant slots, which were not lost,
+    or none; gives why they do not. The arguments are those of :func:`move_slots`."""
+    regular = [each for each in takers(workers) if not each.standby]
+    free = {each.worker: max(0, each.slots - held_by_all.slots[each.worker]) for each in regular}
+    groups = [
+        {regular[n].worker for n in group} for group in linkable_groups([each.about for each in regular])
+    ]
+    for group in sorted(groups, key=lambda group: -sum(free[number] for number in group)):
+        apart = {number: "cannot reach the others" for number in free if number not in group}
+        shut = {**apart, **closed}
+        move_slots(job, slots, regular, held_by_all, set(), closed=shut, all_or_none=True)
+        if not job.slots.vacant.intersection(slots):
+            return ""
+    wanted = f"{len(slots)} free slot{'s' if len(slots) > 1 else ''}"
+    if sum(free.values()) < len(slots):
+        return f"{wanted}: {sum(free.values())} of {sum(each.slots for each in regular)} are free"
+    return f"{wanted}: {job.slots.shortage}"
+
+
+def _rank(worker: Worker, jobs: int) -> int:
+    """Standby workers that have loaded so many jobs come first, those that still load last."""
+    return 1 if not worker.standby else 0 if worker.report.jobs_loaded >= jobs else 2
+
+
+def _shortage(workers: Sequence[Worker], used: Mapping[int, int], closed: Mapping[int, str]) -> str:
+    """Why none of these, which are alive and stay, takes the vacant slot of a job."""
+    if len(workers) == 0:
+        return "no other worker is there"
+    shut = [worker for worker in workers if worker.worker in closed and used[worker.worker] < worker.slots]
+    if shut:
+        why = "; ".join(f"worker {each.worker} {closed[each.worker]}" for each in shut)
+        rest = [worker for worker in workers if worker.worker not in closed]
+        return f"{why}; {_shortage(rest, used, {})}" if rest else why
+    slots = sum(worker.slots for worker in workers)
+    free = {worker.worker: max(0, worker.slots - used[worker.worker]) for worker in workers}
+    if not any(free.values()):
+        return f"no other worker has a free slot ({slots} of {slots} are taken)"
+    names = ", ".join(str(number) for number, count in free.items() if count)
+    why = "have too few network buffers left for it, or cannot reach its other workers"
+    return f"{sum(free.values())} of {slots} slots are free, on workers ({names}) that {why}"
+
+
+# --- deployment -----------------------------------------------------------------------------------
+
+
+_NOTHING_DONE: Final = Done({}, {})
+_Range: TypeAlias = "tuple[int, int, int]"
+"""Operator, first subtask and number of subtasks."""
+
+
+def deployments(
+    graph: JobGraph,
+    placement: Placement,
+    addresses: Sequence[WorkerAddress],
+    *,
+    term: int,
+    job: str,
+    name: str,
+    tasks: Iterable[TaskKey] | None = None,
+    attempts: Mapping[TaskKey, TaskAttempt] = MappingProxyType({}),
+    resumptions: Mapping[TaskKey, Resumption] = MappingProxyType({}),
+    done: Mapping[TaskKey, Done] = MappingProxyType({}),
+    elsewhere: Mapping[TaskKey, int] = MappingProxyType({}),
+    waiting: Collection[TaskKey] = (),
+) -> dict[int, DeployTasks]:
+    """What to send to each worker that takes part; ``addresses`` are of all of these.
+
+    Each gets those of the workers at the other end of its channels, which may come to dial it or be dialed.
+
+    Args:
+        placement: 0 for a slot without a worker. What reads from there is sent to its own worker, where the
+            request waits until the slot has one again.
+        tasks: those to deploy; by default all.
+        attempts: of subtasks that are not at their first.
+        resumptions: where tasks go on.
+        done: what tasks need not exchange.
+        elsewhere: the workers of tasks that are not where their slots are, since they have finished before.
+        waiting: subtasks that were not deployed so far, and are not now.
+    """
+    if tasks is None:
+        tasks = [(o, index) for o, vertex in enumerate(graph.vertices) for index in range(vertex.parallelism)]
+    specs: dict[int, list[TaskSpec]] = {}
+    kept, firsts = graph.kept_edges(), graph.first_slots()
+    again, replayed = repeating(graph, kept), graph.replayed()
+    for operator, index in tasks:
+        key = (operator, index)
+        now, ends = attempts.get(key), done.get(key, _NOTHING_DONE)
+        spec = _task(graph, key, now, ends, kept=kept, again=again, replayed=replayed, waiting=waiting)
+        spec = spec.model_copy(update={"slot": firsts[operator] + index})
+        if (resumption := resumptions.get((operator, index))) is not None:
+            update = {"files": dict(resumption.files), "writes": list(resumption.writes)}
+            spec = spec.model_copy(update=resumption._asdict() | update)
+        specs.setdefault(placement[spec.slot], []).append(spec)
+    beside: dict[frozenset[_Range], list[TaskAttempt]] = {}  # the same for many workers
+    return {
+        worker: DeployTasks(
+            term=term,
+            job=job,
+            name=name,
+            settings=graph.settings.model_dump() | {"on_unavailable": graph.on_unavailable},
+            programs={spec.operator: graph.vertices[spec.operator].program for spec in here},
+            tasks=here,
+            workers=_at_ends(here, firsts, at, elsewhere, addresses),
+            placement=_tables(graph, here, at, elsewhere),
+            attempts=_attempts_beside(here, attempts, beside),
+        )
+        for worker, here in sorted(specs.items())
+        for at in [tuple(each or worker for each in placement)]
+    }
+
+
+def _tables(
+    graph: JobGraph, specs: Sequence[TaskSpec], placement: Placement, elsewhere: Mapping[TaskKey, int]
+) -> dict[int, bytes]:
+    """The packed placement of each operator that feeds one of these tasks."""
+    tables, firsts = {}, graph.first_slots()
+    for operator in {gate.operator for spec in specs for gate in spec.inputs}:
+        first = firsts[operator]
+        workers = list(placement[first : first + graph.vertices[operator].parallelism])
+        for key, worker in elsewhere.items():
+            if key[0] == operator:
+                workers[key[1]] = worker
+        tables[operator] = pack_placement(tuple(workers))
+    return tables
+
+
+def _attempts_beside(
+    specs: Sequence[TaskSpec],
+    attempts: Mapping[TaskKey, TaskAttempt],
+    known: dict[frozenset[_Range], list[TaskAttempt]],
+) -> list[TaskAttempt]:
+    """Those of the producers and consumers of these tasks; ``known`` are the answers so far."""
+    ranges = frozenset(
+        [(gate.operator, gate.first, gate.count) for spec in specs for gate in spec.inputs]
+        + [(output.operator, output.first, output.count) for spec in specs for output in spec.outputs]
+    )
+    if ranges not in known:
+        known[ranges] = [
+            attempt
+            for (operator, index), attempt in attempts.items()
+            if any(operator == beside and first <= index < first + count for beside, first, count in ranges)
+        ]
+    return known[ranges]
+
+
+def _at_ends(
+    specs: Sequence[TaskSpec],
+    firsts: Sequence[int],
+    placement: Placement,
+    elsewhere: Mapping[TaskKey, int],
+    addresses: Sequence[WorkerAddress],
+) -> list[WorkerAddress]:
+    """Those of the workers of the producers and consumers of these tasks."""
+    ranges = {(firsts[gate.operator] + gate.first, gate.count) for spec in specs for gate in spec.inputs}
+    ranges |= {(firsts[each.operator] + each.first, each.count) for spec in specs for each in spec.outputs}
+    ends = {worker for first, count in ranges for worker in placement[first : first + count]}
+    ends |= set(elsewhere.values())
+    return [address for address in addresses if address.worker in ends]
+
+
+def _task(
+    graph: JobGraph,
+    key: TaskKey,
+    attempt: TaskAttempt | None,
+    done: Done,
+    *,
+    kept: frozenset[int],
+    again: frozenset[int],
+    replayed: frozenset[int],
+    waiting: Collection[TaskKey],
+) -> TaskSpec:
+    """``again`` are sources that write their rows once more, ``replayed`` are operators that run again from
+    their beginning, ``waiting`` are subtasks that were not deployed so far."""
+    operator, index = key
+    vertex = graph.vertices[operator]
+    inputs, outputs = [], []
+    for number in graph.inputs_of(operator):
+        edge, producers = graph.edges[number], graph.producers_of(number, index)
+        inputs.append(
+            InputSpec(
+                edge=number,
+                input=edge.input,
+                operator=edge.source,
+                first=producers.start,
+                count=len(producers),
+                kept=number in kept,
+                ended=done.ended.get(number, []),
+                later=[each for each in producers if (edge.source, each) in waiting] if waiting else [],
+                waits=edge.source in again,
+                strict=edge.source in replayed and number not in kept,
+            )
+        )
+    for number in graph.outputs_of(operator):
+        consumers = graph.consumers_of(number, index)
+        outputs.append(
+            OutputSpec(
+                edge=number,
+                operator=graph.edges[number].target,
+                first=consumers.start,
+                count=len(consumers),
+                kept=number in kept,
+                bounded=graph.edges[number].kind != "pipelined",
+                shared=graph.edges[number].partitioner == "broadcast",
+                closed=done.closed.get(number, []),
+                announced=graph.settings.schedule == "first_output" and number not in kept,
+            )
+        )
+    return TaskSpec(
+        operator=operator,
+        name=vertex.name,
+        index=index,
+        parallelism=vertex.parallelism,
+        attempt=attempt.attempt if attempt is not None else FIRST_ATTEMPT,
+        inputs=inputs,
+        outputs=outputs,
+        stream=vertex.stream,
+        sink=vertex.sink,
+        bounded=vertex.bounded,
+        base=attempt.base if attempt is not None else 0,
+    )
+
+
+def redeployments(
+    job: Job, tasks: Sequence[Subtask], addresses: Mapping[int, WorkerAddress], *, term: int, at: float
+) -> list[tuple[int, ControlMessage]]:
+    """Deploy the next attempts of pending tasks, or the first of those that waited, whose slots have workers:
+    what to send to whom, in order.
+
+    A worker gets one message of each kind, however many tasks restart: ReleaseJob for the last attempts that
+    it still has, DeployTasks, and TasksRestarted, which goes to whoever exchanges rows with one of the tasks
+    and goes on.
+    """
+    released: dict[int, list[TaskAttempt]] = {}
+    job.ends.next_round()
+    for task in tasks:
+        last = TaskAttempt(operator=task.operator, index=task.index, attempt=task.attempt)
+        worker = job.deployed(task, at)
+        if worker is not None:
+            released.setdefault(worker, []).append(last)
+    messages: list[tuple[int, ControlMessage]] = [
+        (worker, ReleaseJob(term=term, job=job.id, attempts=attempts))
+        for worker, attempts in sorted(released.items())
+    ]
+    slots = job.slots
+    placement = tuple(0 if slot in slots.vacant else worker for slot, worker in enumerate(slots.placement))
+    deployed = deployments(
+        job.graph,
+        placement,
+        list(addresses.values()),
+        name=job.name,
+        tasks=[task.key for task in tasks],
+        attempts=_named_attempts(job),
+        resumptions={task.key: task.resumption for task in tasks},
+        done={task.key: job.done_with(task.key) for task in tasks},
+        elsewhere=job.stayed(),
+        waiting={task.key for task in job.tasks() if task.state == WAITING},
+        term=term,
+        job=job.id,
+    )
+    pause = {"barrier": job.pause.barrier, "paused": job.pause.is_out}
+    messages += [(worker, each.model_copy(update=pause)) for worker, each in deployed.items()]
+    restarted: dict[int, dict[TaskKey, PlacedAttempt]] = {}
+    for task, workers_beside in zip(tasks, _workers_beside(job, tasks), strict=True):
+        placed = placed_attempt(task)
+        for worker in workers_beside:
+            restarted.setdefault(worker, {})[task.key] = placed
+    for worker, attempts in sorted(restarted.items()):
+        workers = [addresses[number] for number in sorted({each.worker for each in attempts.values()})]
+        message = TasksRestarted(term=term, job=job.id, tasks=list(attempts.values()), workers=workers)
+        messages.append((worker, message))
+    return messages
+
+
+def _named_attempts(job: Job) -> dict[TaskKey, TaskAttempt]:
+    """The current attempt, or the next while it is pending, of each subtask that is not at its first."""
+    found = {}
+    for task in job.tasks():
+        attempt = task.attempt + (task.state in PENDING or task.state == WAITING)
+        if attempt != FIRST_ATTEMPT:
+            base = task.base if task.repeated or task.base < task.attempt else 0
+            found[task.key] = TaskAttempt(
+                operator=task.operator, index=task.index, attempt=attempt, base=base
+            )
+    return found
+
+
+def placed_attempt(task: Subtask) -> PlacedAttempt:
+    """The current attempt of a subtask."""
+    return PlacedAttempt(
+        operator=task.operator,
+        index=task.index,
+        attempt=task.attempt,
+        base=task.base if task.base < task.attempt else 0,
+        worker=task.worker,
+    )
+
+
+def _workers_beside(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
+    """For each of these tasks, which are deployed together, its own worker, unless it is the first attempt,
+    and those of attempts that exchange rows with it, or may be asked for some; those that have read all of
+    its rows are not among them. What is deployed with it knows of it by that."""
+    together = {task.key for task in tasks}
+    others: dict[int, list[Subtask]] = {}
+    for task in job.tasks():
+        live = task.on_worker and task.state in ("created", "running", "finished")
+        if live and task.key not in together:
+            others.setdefault(task.operator, []).append(task)
+    found = []
+    for task in tasks:
+        workers = {task.worker} if task.attempt > FIRST_ATTEMPT else set[int]()
+        for operator, indices in job.graph.beside(*task.key):
+            workers.update(
+                other.worker
+                for other in others.get(operator, ())
+                if other.index in indices and not job.ends.read_between(task.key, other.key)
+            )
+        found.append(workers)
+    return found
+
+
+def releases(job: Job, *, term: int) -> list[tuple[int, ControlMessage]]:
+    """Free what finished tasks keep for consumers that need it no more: what to send to whom."""
+    named: dict[int, list[TaskAttempt]] = {}
+    for task in job.take_spent():
+        attempt = TaskAttempt(operator=task.operator, index=task.index, attempt=task.attempt)
+        named.setdefault(task.worker, []).append(attempt)
+    return [
+        (worker, ReleaseJob(term=term, job=job.id, attempts=attempts))
+        for worker, attempts in sorted(named.items())
+    ]
+
+
+def consumer_ends(job: str, found: Iterable[EndsOfOne], *, term: int) -> list[tuple[int, ConsumersEnded]]:
+    """Tell attempts which consumers want none of their rows: what to send to whom."""
+    named: dict[int, list[ConsumerEnds]] = {}
+    for task, edge, consumers in found:
+        ends = ConsumerEnds(
+            operator=task.operator, index=task.index, attempt=task.attempt, edge=edge, consumers=consumers
+        )
+        named.setdefault(task.worker, []).append(ends)
+    return [(worker, ConsumersEnded(term=term, job=job, ends=ends)) for worker, ends in sorted(named.items())]
+
+
+def cancellations(job: Job, *, term: int) -> list[tuple[int, ControlMessage]]:
+    """Cancel what has to end before the region of a task that failed restarts: what to send to whom."""
+    named: dict[int, list[Subtask]] = {}
+    for task in job.take_to_cancel():
+        named.setdefault(task.worker, []).append(task)
+    return [
+        (worker, CancelTasks(term=term, job=job.id, attempts=current_attempts(tasks)))
+        for worker, tasks in sorted(named.items())
+    ]
+
+
+def current_attempts(tasks: Iterable[Subtask]) -> list[TaskAttempt]:
+    """The current attempts of these."""
+    return [TaskAttempt(operator=each.operator, index=each.index, attempt=each.attempt) for each in tasks]

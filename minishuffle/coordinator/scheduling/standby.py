@@ -1,0 +1,121 @@
+"""What workers have ahead of need: programs of jobs, and links to all workers. Pure.
+
+So a takeover is one DeployTasks, which only names tasks: functions and their imports are loaded, and links
+are authenticated. Standby workers are prepared for all jobs that run. Where there are none, workers with free
+slots are prepared for the jobs of one that is suspected, before any verdict. What a worker keeps, it keeps
+until the job ends, also when it has become a regular worker meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from minishuffle import limits
+from minishuffle.coordinator.jobs.job import Job
+from minishuffle.coordinator.scheduling.placement import takers
+from minishuffle.coordinator.scheduling.workerinventory import Holdings
+from minishuffle.coordinator.workers import Worker
+from minishuffle.wire.messages import ControlMessage, DeployTasks, Dial, PrepareJob
+
+__all__ = ["Preparations"]
+
+
+class Preparations:
+    """Which worker keeps the programs of which jobs; at most ``PREPARED_PROGRAM_BYTES_MAX`` each."""
+
+    def __init__(self, term: int) -> None:
+        self._term = term
+        self._kept: dict[int, dict[str, int]] = {}
+        """By worker and job: bytes."""
+        self._returned: dict[int, set[str]] = {}
+        """By worker that came back, the jobs of which it keeps something."""
+
+    def job_started(self, job: Job, workers: Sequence[Worker]) -> list[tuple[int, ControlMessage]]:
+        """What to send to whom when a job has been deployed; ``workers`` are all that are alive."""
+        return [(each.worker, self._prepare(each, job, workers)) for each in workers if each.standby]
+
+    def worker_joined(
+        self, worker: Worker, workers: Sequence[Worker], jobs: Iterable[Job]
+    ) -> list[tuple[int, ControlMessage]]:
+        """What to send to whom when a worker has registered: it is announced to standby workers if jobs run,
+        and is prepared for these if it is one itself."""
+        running = [job for job in jobs if not job.stopping]
+        messages: list[tuple[int, ControlMessage]] = []
+        if running:
+            messages += self.worker_moved(worker, workers)
+        if worker.standby:
+            messages += [(worker.worker, self._prepare(worker, job, workers)) for job in running]
+        return messages
+
+    def worker_back(self, worker: int, jobs: Iterable[str]) -> None:
+        """A worker says of which jobs it keeps something, programs or the numbers of attempts."""
+        self._returned[worker] = set(jobs)
+
+    def worker_moved(self, worker: Worker, workers: Iterable[Worker]) -> list[tuple[int, ControlMessage]]:
+        """A worker is at an address that standby workers do not know: what to send to whom."""
+        dial = Dial(term=self._term, peer=worker.address)
+        return [(each.worker, dial) for each in workers if each.standby and each is not worker]
+
+    def suspected(
+        self, suspect: Worker, workers: Sequence[Worker], jobs: Iterable[Job], held: Holdings
+    ) -> list[tuple[int, ControlMessage]]:
+        """What to send to whom when a worker may be lost: those that would get its slots, as many as it has
+        of a job, are prepared for the job unless they run it."""
+        others = [each for each in workers if each is not suspect]
+        able = takers(others)
+        spare = sum(each.standby for each in able)
+        free = {each.worker: each.slots - held.slots[each.worker] for each in able if not each.standby}
+        ordered = sorted(
+            (each for each in able if free.get(each.worker, 0) > 0), key=lambda each: -free[each.worker]
+        )
+        messages: list[tuple[int, ControlMessage]] = []
+        for job in jobs:
+            there = job.slots.held()
+            if spare or job.stopping or not there[suspect.worker]:
+                continue
+            heirs = [each for each in ordered if not there[each.worker]][: there[suspect.worker]]
+            messages += [
+                (each.worker, self._prepare(each, job, others))
+                for each in heirs
+                if job.id not in self._kept.get(each.worker, ())
+            ]
+        return messages
+
+    def _prepare(self, worker: Worker, job: Job, workers: Sequence[Worker]) -> PrepareJob:
+        programs = {number: vertex.program for number, vertex in enumerate(job.graph.vertices)}
+        kept = self._kept.setdefault(worker.worker, {})
+        size = sum(map(len, programs.values()))
+        if sum(kept.values()) + size > limits.PREPARED_PROGRAM_BYTES_MAX:
+            programs = {}
+        else:
+            kept[job.id] = size
+        addresses = [each.address for each in workers if each is not worker]
+        return PrepareJob(term=self._term, job=job.id, programs=programs, workers=addresses)
+
+    def shortened(self, worker: int, message: ControlMessage) -> ControlMessage:
+        """A DeployTasks without programs that the worker keeps; any other message as it is."""
+        if isinstance(message, DeployTasks) and message.job in self._kept.get(worker, ()):
+            return message.model_copy(update={"programs": {}})
+        return message
+
+    def job_ended(self, job: str) -> set[int]:
+        """The workers that keep its programs, or may, and are to let go of them."""
+        found = {worker for worker, kept in self._kept.items() if kept.pop(job, None) is not None}
+        for worker, jobs in self._returned.items():
+            if job in jobs:
+                jobs.remove(job)
+                found.add(worker)
+        return found
+
+    def worker_ended(self, worker: int) -> None:
+        """It is not alive any more."""
+        self._kept.pop(worker, None)
+        self._returned.pop(worker, None)
+
+    def validate(self, workers: set[int], jobs: set[str]) -> None:
+        """Check the invariants against what is alive; for tests, after each step."""
+        assert set(self._kept) <= workers and set(self._returned) <= workers
+        assert {job for returned in self._returned.values() for job in returned} <= jobs
+        for kept in self._kept.values():
+            assert set(kept) <= jobs
+            assert sum(kept.values()) <= limits.PREPARED_PROGRAM_BYTES_MAX

@@ -1,0 +1,1 @@
+"""Links to other workers, and who reads which partition over them."""

@@ -1,0 +1,1 @@
+"""How a worker is looked into while it runs."""

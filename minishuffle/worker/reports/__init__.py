@@ -1,0 +1,1 @@
+"""What a worker tells its coordinator, and what it keeps until that is acknowledged."""

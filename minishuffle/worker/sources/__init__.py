@@ -1,0 +1,1 @@
+"""How far the sources of a worker may read, and what they report of it."""

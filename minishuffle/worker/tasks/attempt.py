@@ -1,0 +1,598 @@
+"""One attempt of a subtask on a worker: everything that belongs to it, from its start to its release.
+
+Everything here is called on the loop thread and does not block, unless it says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
+
+from minishuffle import limits
+from minishuffle.counters import (
+    PartitionSnapshot,
+    PoolSnapshot,
+    TaskCounters,
+    TaskSnapshot,
+)
+from minishuffle.errors import PartitionLost, TaskFailed
+from minishuffle.exchange.blocking import BlockingPartition
+from minishuffle.exchange.buffers import Flush
+from minishuffle.exchange.channels import ChannelEvent, InputChannel
+from minishuffle.exchange.debloater import BufferDebloater, starting_bytes
+from minishuffle.exchange.elements import AssemblyBudget, ByteBudget
+from minishuffle.exchange.elementstore import ElementStore, StorePlace
+from minishuffle.exchange.gate import InputGate, SplitChannels
+from minishuffle.exchange.gate_buffers import GateBuffers
+from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.pipelined import PipelinedPartition
+from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
+from minishuffle.exchange.spool import Spool
+from minishuffle.exchange.wholebatches import WholeBatches
+from minishuffle.ids import AttemptId, PartitionId
+from minishuffle.operators.base import CompleteFile
+from minishuffle.plan.graph import JobSettings
+from minishuffle.wire.messages import (
+    DeployTasks,
+    InputSpec,
+    OutputSpec,
+    Standing,
+    TaskReport,
+    TaskSpec,
+    WritePosition,
+)
+from minishuffle.wire.reports import (
+    Fact,
+    FileCompleted,
+    PartitionReadable,
+    SourcePositions,
+    TaskStateChanged,
+)
+from minishuffle.worker.channels.registry import ChannelKey, Progress
+from minishuffle.worker.diskthreads import DiskThreads
+from minishuffle.worker.external.clientgate import UPSTREAM_EDGE, UpstreamGate
+from minishuffle.worker.instructions import (
+    attempt_id,
+)
+from minishuffle.worker.reports.channelcounts import Traffic
+from minishuffle.worker.reports.filereports import FileReports
+from minishuffle.worker.reports.outbox import Outbox
+from minishuffle.worker.reports.poolusage import FlowTotals
+from minishuffle.worker.sources.leases import SourceLeases, WriteLeases
+from minishuffle.worker.tasks.crashrecord import CrashRecord
+from minishuffle.worker.tasks.handoff import LoopInbox, TaskPaths
+from minishuffle.worker.tasks.latencymarkers import LatencyMarkers
+from minishuffle.worker.tasks.task import Task, TaskOutcome
+from minishuffle.worker.wallclock import WallClock
+
+__all__ = ["Attempt", "WorkerServices"]
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerServices:
+    """Services that all attempts on a worker share. (Flink: ``TaskManagerServices``.)"""
+
+    worker: int
+    pool: NetworkBufferPool
+    inbox: LoopInbox
+    report: Callable[[Task, TaskOutcome | None], None]
+    """Called on the loop; see :class:`Task`."""
+    said: Callable[[Outbox], None]
+    """Called on the loop when a task has something for the coordinator; see :class:`Outbox`."""
+    fact: Callable[[Fact], None]
+    """Called on the loop with what the coordinator is to hear of an attempt."""
+    first_record: Callable[[AttemptId], None]
+    """Called on the loop once a restarted attempt has passed its first batch on."""
+    stands: Callable[[AttemptId], None]
+    """Called on the loop when an attempt stops for a pause, or is kept from it: see :class:`TaskPause`."""
+    partition_lost: Callable[[AttemptId, PartitionLost], None] = lambda attempt, error: None
+    """Called on the loop when a blocking partition of an attempt cannot be read."""
+    channel_event: Callable[[ChannelKey, int, ChannelEvent], object] = lambda key, generation, event: None
+    """Called on the loop with the generation; see :class:`InputChannel`."""
+    clock: Callable[[], float]
+    """Seconds, of any origin; called on all threads."""
+    wall: WallClock
+    away: Callable[[], bool] = lambda: False
+    """Whether there is no coordinator; called on any thread."""
+    record: CrashRecord = field(default_factory=CrashRecord)
+    """Where tasks say what they have in hand."""
+    spool_directory: str | None = None
+    """Where elements are stored when the memory for them is full; None: the system's for temporary files."""
+    spool_bytes_max: int = limits.SPOOL_BYTES_MAX
+    """Maximum bytes that sinks of kept records write, see :class:`Spool`."""
+    blocking_bytes_max: int = limits.BLOCKING_BYTES_MAX
+    """Maximum bytes of ``stored``."""
+    budget: AssemblyBudget = field(init=False)
+    local: ByteBudget = field(init=False)
+    """For batches that are handed to consumers on this worker."""
+    stored: ByteBudget = field(init=False)
+    """Budget of blocking partitions and of the gates that read them."""
+    disk: DiskThreads = field(init=False)
+    place: StorePlace = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.budget = AssemblyBudget(limits.ASSEMBLY_BYTES_MAX)
+        self.local = ByteBudget(limits.LOCAL_BATCH_BYTES_MAX)
+        self.stored = ByteBudget(self.blocking_bytes_max)
+        self.disk = DiskThreads(self.inbox)
+        self.place = StorePlace(self.spool_directory, self.disk.close_file)
+
+
+class Attempt:
+    """Everything that belongs to one attempt: its task, paths, gates, partitions, pools and outbox.
+
+    It is built and its thread is started at once; if that fails nothing of it is left behind.
+
+    Raises:
+        ResourceExhausted: the pools that it needs do not fit.
+        Exception: there cannot be another thread, for one.
+    """
+
+    def __init__(self, services: WorkerServices, message: DeployTasks, spec: TaskSpec) -> None:
+        self.id = attempt_id(message.job, spec)
+        self.slot = spec.slot
+        self.settings = JobSettings.model_validate(message.settings)
+        self.counters = TaskCounters()
+        self.note_limit = partial(_note_limit, self.counters, services.wall)
+        stands = partial(services.stands, self.id)
+        self.paths = TaskPaths(services.inbox, (message.barrier, message.paused), stands)
+        self.gates: list[InputGate] = []
+        self.upstreams: UpstreamGate | None = None
+        """Where external clients write into the task, if they do."""
+        self.partitions: dict[int, ResultPartition] = {}
+        """By edge."""
+        self.traffic = Traffic()
+        self._flow = FlowTotals()
+        source = None if spec.inputs else (spec.operator, spec.index)
+        self._latency = LatencyMarkers(self.settings, source, self.partitions, services.wall)
+        self.reported: tuple[bytes, dict[str, int]] | None = None
+        """The result of :meth:`rows` at the end of the task."""
+        self._services = services
+        self.spec = spec
+        self.pools: dict[int, LocalPool] = {}
+        """The partitions' pools, by edge."""
+        self._channels: dict[tuple[int, int], InputChannel] = {}
+        """By edge and producer."""
+        self.task = Task(
+            self.id,
+            message.name,
+            spec.name,
+            spec.parallelism,
+            message.programs[spec.operator],
+            self.gates,
+            self.partitions,
+            self.paths,
+            self.counters,
+            services.report,
+            services.first_record,
+            Outbox(self.id, self.paths, services.said, services.away),
+            self._source_leases(),
+            FileReports(self.paths, partial(_report_file, services.fact, self.id), spec.files),
+            self._latency,
+            services.wall,
+            services.record,
+            self._spool() if spec.sink else None,
+        )
+        try:
+            for input_spec in spec.inputs:
+                self.gates.append(self._build_gate(input_spec))
+            if spec.stream:
+                self.upstreams = self._upstream_gate()
+                self.gates.append(self.upstreams.gate)
+            for output in spec.outputs:
+                self._build_partition(output)
+            self.task.start()
+        except BaseException:
+            self.release()
+            raise
+
+    def _spool(self) -> Spool:
+        bytes_max = None if self.spec.bounded else self._services.spool_bytes_max
+        store = partial(ElementStore, f"what {self._where()} keeps for readers", self._services.place)
+        return Spool(store, bytes_max, self.spec.first_row)
+
+    def _source_leases(self) -> SourceLeases:
+        restarts = self.settings.restart_strategy != "none"
+        return SourceLeases(
+            self.paths,
+            partial(_report_positions, self._services.fact, self.id) if restarts else None,
+            rows=self.settings.source_lease,
+            resumed=self.spec.positions,
+            age=self.spec.positions_age,
+        )
+
+    def _build_partition(self, output: OutputSpec) -> None:
+        """Its pool has at least n + 1 segments, as in Flink, and at most what its channels can use, or if it
+        is not bounded what the worker has. A blocking one has none."""
+        subtask = self.id.subtask
+        partition_id = PartitionId(subtask.job, output.edge, subtask.index)
+        if output.kept:
+            self.partitions[output.edge] = self._blocking_partition(partition_id, output)
+            return
+        least, most = output.count + 1, output.count * limits.OUTPUT_BUFFERS_PER_SUBPARTITION_MAX
+        if not output.bounded:
+            most = max(most, self._services.pool.total)
+        pool = self._services.pool.create_pool(f"output {partition_id}", least, most)
+        paths = self.paths
+        acquire: Callable[[], Segment] = partial(paths.acquire, pool, self.note_limit)
+        if output.announced:
+            first = PartitionReadable(attempt=self.id, edge=output.edge)
+            acquire = partial(_acquire_first, acquire, partial(paths.post, self._services.fact, first), [])
+        pool.on_available(paths.bell.ring)
+        self.pools[output.edge] = pool
+        self.partitions[output.edge] = PipelinedPartition(
+            partition_id,
+            range(output.first, output.first + output.count),
+            acquire,
+            paths.notify,
+            self.counters,
+            flushing=flushing(self.settings.buffer_timeout),
+            drops=self.settings.on_unavailable == "drop",
+            full=partial(self.note_limit, "queue"),
+            repeats=bool(self.spec.base),
+            closed=output.closed,
+            whole_batches=WholeBatches(
+                self._services.local, self._services.pool.segment_bytes, paths.wait_until, paths.bell.ring
+            ),
+            buffer_size=self._starting_bytes(),
+        )
+
+    def _starting_bytes(self) -> int | None:
+        """Bytes per buffer until the consumer announces a size; None: fill the whole buffer."""
+        debloats = self.settings.debloat_target > 0
+        return starting_bytes(self._services.pool.segment_bytes) if debloats else None
+
+    def _blocking_partition(self, partition_id: PartitionId, output: OutputSpec) -> BlockingPartition:
+        return BlockingPartition(
+            partition_id,
+            range(output.first, output.first + output.count),
+            self.paths.notify,
+            self.counters,
+            self._stored(partition_id, limits.KEPT_MEMORY_BYTES),
+            shared=output.shared,
+            capacity=self._services.pool.segment_bytes,
+            disk=self._services.disk,
+            lost=partial(self._services.partition_lost, self.id),
+        )
+
+    def _stored(self, partition_id: PartitionId, memory_bytes: int) -> ElementStore:
+        """The store of a partition that this attempt writes or reads."""
+        return ElementStore(
+            f"partition {partition_id} at {self._where()}",
+            self._services.place,
+            memory_bytes=memory_bytes,
+            budget=self._services.stored,
+        )
+
+    def _where(self) -> str:
+        return f"attempt {self.id} on worker {self._services.worker}"
+
+    def _build_gate(self, spec: InputSpec) -> InputGate:
+        """Exclusive buffers for every channel, floating ones from 1 up. (Flink counts remote channels only; a
+        local one may become remote, when its producer is restarted elsewhere.)"""
+        services, settings = self._services, self.settings
+        exclusive, floating = settings.buffers_per_channel, settings.floating_buffers_per_gate
+        reserved = exclusive * spec.count
+        name = f"input {spec.input} of {self.spec.name}[{self.spec.index}]"
+        pool = services.pool.create_pool(name, reserved + 1, reserved + floating)
+        memory = limits.KEPT_MEMORY_BYTES // max(1, spec.count)
+        credit = spec.kept or settings.flow_control == "credit"
+
+        def store(producer: int) -> ElementStore:
+            return self._stored(PartitionId(self.id.subtask.job, spec.edge, producer), memory)
+
+        gate = InputGate(
+            spec.edge,
+            spec.input,
+            GateBuffers(pool, services.pool.segment_bytes, exclusive, floating, credit=credit),
+            wake=self.paths.bell.ring,
+            give_back=self.paths.give_back,
+            budget=services.budget,
+            counters=self.counters,
+            tolerant=settings.restart_strategy != "none",
+            kept=store if spec.kept else None,
+            waits=spec.waits,
+            strict=spec.strict,
+            debloater=None if spec.kept else self._debloater(),
+        )
+        gate.end_barriers(self.paths.pause.ended)
+        gate.on_latency = self._latency.take
+        gate.buffers.on_limit = self.note_limit
+        ended = set(spec.ended)
+        for producer in range(spec.first, spec.first + spec.count):
+            if producer in ended:
+                gate.add_ended_channel(producer)
+                continue
+            on_event = partial(services.channel_event, ChannelKey(self.id, spec.edge, producer))
+            self._channels[spec.edge, producer] = gate.add_channel(producer, on_event)
+        return gate
+
+    def _debloater(self) -> BufferDebloater | None:
+        """The debloater of a gate, if the job has a ``debloat_target``."""
+        target, services = self.settings.debloat_target, self._services
+        return BufferDebloater(target, services.pool.segment_bytes, services.clock) if target else None
+
+    def _upstream_gate(self) -> UpstreamGate:
+        """Its channels come and go, and share the gate's pool. There is no debloating: external clients have
+        a bound of their own, in rows (``source_lease``)."""
+        services, settings = self._services, self.settings
+        exclusive, floating = settings.buffers_per_channel, settings.floating_buffers_per_gate
+        pool = services.pool.create_pool(
+            f"stream {self.spec.stream} of {self.spec.name}[{self.spec.index}]",
+            1 + exclusive,
+            2 * (1 + exclusive) + floating,
+        )
+        leases: WriteLeases | None = None
+        if settings.restart_strategy != "none":
+            leases = WriteLeases(self.paths, rows=settings.source_lease, clock=services.clock)
+
+        def make_gate(splits: SplitChannels) -> InputGate:
+            return InputGate(
+                UPSTREAM_EDGE,
+                0,
+                GateBuffers(pool, services.pool.segment_bytes, exclusive, floating),
+                wake=self.paths.bell.ring,
+                give_back=self.paths.give_back,
+                budget=services.budget,
+                counters=self.counters,
+                splits=splits,
+            )
+
+        return UpstreamGate(
+            make_gate,
+            post=self.paths.post,
+            leases=leases,
+            moved=partial(_report_writes, services.fact, self.id),
+            resumed=self.spec.writes,
+        )
+
+    def set_pause(self, barrier: int, *, paused: bool) -> None:
+        """The task must stop after this barrier (``paused``), or the barrier has ended."""
+        self.paths.pause.want(barrier, paused=paused)
+        over = self.paths.pause.ended
+        for gate in self.gates:
+            gate.end_barriers(over)
+        for partition in self.partitions.values():
+            partition.end_barriers(over)
+        self.paths.bell.ring()
+
+    def move(self, barrier: int, moving: Collection[tuple[int, int]]) -> None:
+        """Prepare for the move of the subtasks ``moving``. If this attempt is one of them, its task stops at
+        the barrier once it has read all records sent to it before. Otherwise records that it emits for moving
+        subtasks from now on wait for their next attempts."""
+        pause, subtask = self.paths.pause, self.id.subtask
+        if (subtask.operator, subtask.index) in moving:
+            pause.move(barrier, moving)
+        else:
+            for gate in self.gates:
+                gate.end_barriers(barrier)
+            fed = {
+                each.edge: {index for operator, index in moving if operator == each.operator}
+                & {*range(each.first, each.first + each.count)}
+                for each in self.spec.outputs
+            }
+            if any(fed.values()):
+                pause.dividers.append((barrier, fed))
+        self.paths.bell.ring()
+
+    @property
+    def has_moved_on(self) -> bool:
+        """The task moves and has stopped, and its consumers have read all its output; consumers that move as
+        well do not count."""
+        pause = self.paths.pause
+        if not (pause.moving and pause.at):
+            return False
+        return all(
+            partition.is_read([index for operator, index in pause.moving if operator == output.operator])
+            for output in self.spec.outputs
+            for partition in [self.partitions[output.edge]]
+        )
+
+    def acknowledge(self, *, durable: bool) -> None:
+        """The coordinator has applied the report of positions that was under way; not ``durable``: it does
+        not answer, or cannot write it down."""
+        if self.upstreams is not None:
+            self.upstreams.acknowledge()
+        else:
+            self.task.leases.acknowledge(durable=durable)
+
+    def channel(self, edge: int, producer: int) -> InputChannel | None:
+        return self._channels.get((edge, producer))
+
+    # --- taking down -----------------------------------------------------------------------------
+
+    def end(self) -> tuple[bytes, list[WritePosition]]:
+        """The task's thread is done: gives the rows exchanged, as in :meth:`rows`, and the final positions in
+        the writes of external clients, for its last report."""
+        writes = self._last_writes()
+        self.close()
+        self.reported = self.rows()
+        return self.reported[0], writes
+
+    def close(self) -> None:
+        """The task's thread is done (or written off): its inputs close. Idempotent.
+
+        The partitions of a task that has finished stay. If tasks restart, any other end is an error for the
+        consumers, and what they have not read is discarded.
+        """
+        self.paths.close()
+        if self.upstreams is not None:
+            self.upstreams.close()
+        for gate in self.gates:
+            gate.close()
+        task = self.task
+        if task.state != "finished" and self.settings.restart_strategy != "none":
+            error = TaskFailed(f"attempt {self.id.attempt} of {task.name}[{self.spec.index}] is {task.state}")
+            for partition in self.partitions.values():
+                partition.fail(error)
+                partition.release(self._writes)
+
+    def abandon(self) -> None:
+        """Its thread does not stop: whatever it does from now on, nobody sees or counts it."""
+        self.task.abandon()
+        self.close()
+        self.task.write_off()
+
+    def release(self) -> None:
+        """Nobody reads from it any more: its partitions and pools go too."""
+        self.close()
+        for partition in self.partitions.values():
+            partition.release(self._writes)
+        for pool in self.pools.values():
+            pool.destroy()
+
+    @property
+    def _writes(self) -> bool:
+        """Its thread still runs: it may write to its open segments, which are written off."""
+        task = self.task
+        runs = task.thread is not None and task.thread.is_alive()
+        return runs and task.state in ("deploying", "running", "abandoned")
+
+    # --- looks at its buffers ---------------------------------------------------------------------
+
+    @property
+    def channels(self) -> int:
+        """How many all gates and partitions have."""
+        inputs = sum(len(gate.channels) for gate in self.gates)
+        return inputs + sum(len(each.subpartitions) for each in self.partitions.values())
+
+    def look(self) -> None:
+        """Add up how full its buffers are."""
+        if self.task.state == "running":
+            self._flow.look(self.gates, self.partitions.values(), self.pools.values())
+
+    def _counted(self) -> TaskCounters:
+        return replace(self.task.read_counters(), flow=self._flow.read())
+
+    # --- flushing and reports --------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Let what is published in open segments go out."""
+        for partition in self.partitions.values():
+            partition.flush()
+
+    def debloat(self) -> None:
+        """Have its producers put as much into a buffer as suits how fast its task consumes."""
+        if self.task.state == "running":
+            for gate in self.gates:
+                gate.debloat()
+
+    def snapshot(self) -> TaskSnapshot:
+        """For ``/metrics``."""
+        subtask, task = self.id.subtask, self.task
+        return TaskSnapshot(
+            job=subtask.job,
+            job_name=task.job_name,
+            operator=subtask.operator,
+            name=task.name,
+            index=subtask.index,
+            slot=self.slot,
+            attempt=self.id.attempt,
+            state=task.state,
+            counters=task.read_counters(),
+            blocks=task.paths.clock.blocks,
+            operators=task.operators,
+            gates=tuple(gate.snapshot() for gate in self.gates),
+            partitions=tuple(
+                PartitionSnapshot(self.partitions[edge].backlog(), PoolSnapshot(pool.in_use, pool.size))
+                for edge, pool in self.pools.items()
+            ),
+            latencies=self._latency.histograms(),
+            user_series=tuple(series for each in task.user_metrics for series in each.series()),
+        )
+
+    def progress(self) -> Progress:
+        """A value that changes whenever the thread makes progress: if it is the same later, the task is
+        stuck. None while the task waits for input, for output buffers or for the coordinator."""
+        state, since = self.paths.clock.present()
+        return (since, self.counters.records_in, self.counters.records_out) if state == "busy" else None
+
+    def rows(self) -> tuple[bytes, dict[str, int]]:
+        """Rows exchanged and rows dropped so far."""
+        return self.traffic.table(), self.task.read_counters().rows_dropped
+
+    def completed(self, message: TaskStateChanged) -> TaskStateChanged:
+        """Complete the report that the attempt was abandoned: add its counters, and the positions of its
+        source or of external writes. Rows in hand are lost; later output of the thread is discarded."""
+        self.reported = self.rows()
+        counts = {"counters": self.task.read_counters(), "traffic": self.reported[0]}
+        found = {"positions": self.task.leases.exact(), "writes": self._last_writes()}
+        return message.model_copy(update={**counts, **found})
+
+    def _last_writes(self) -> list[WritePosition]:
+        """Final positions in the writes of external clients, for the last report."""
+        return [] if self.upstreams is None else self.upstreams.exact()
+
+    def report(self) -> TaskReport:
+        """For the heartbeat."""
+        return TaskReport(
+            attempt=self.id,
+            counters=self._counted(),
+            traffic=self.traffic.table(),
+            writes=self.upstreams.connected() if self.upstreams is not None else [],
+            inside=self.paths.calls.inside,
+            position=self.paths.calls.position,
+            in_hand=self.paths.calls.in_hand,
+            standing=self.standing(),
+        )
+
+    def standing(self) -> Standing:
+        """How it stands to the last barrier."""
+        pause = self.paths.pause
+        return Standing(
+            barrier=pause.at,
+            blocked=pause.blocked,
+            unread=list(pause.unread) if pause.at else [],
+            taken=self.has_moved_on,
+            outbox=self.task.outbox.unsent_bytes,
+        )
+
+
+def flushing(buffer_timeout: float | Literal["adaptive"]) -> Flush:
+    """The flush policy for a job's buffer timeout."""
+    if buffer_timeout == "adaptive":
+        return Flush.ADAPTIVE
+    return Flush.AT_ONCE if buffer_timeout == 0 else Flush.ON_REQUEST
+
+
+def _acquire_first(
+    acquire: Callable[[], Segment], announce: Callable[[], None], taken: list[bool]
+) -> Segment:
+    """(Task.) A segment for writing; the first one is announced, and ``taken`` has an item from then on."""
+    segment = acquire()
+    if not taken:
+        taken.append(True)
+        announce()
+    return segment
+
+
+def _report_positions(
+    report: Callable[[Fact], None], attempt: AttemptId, positions: bytes, within: float
+) -> None:
+    report(SourcePositions(attempt=attempt, positions=positions, within=within))
+
+
+def _report_writes(report: Callable[[Fact], None], attempt: AttemptId, writes: list[WritePosition]) -> None:
+    report(SourcePositions(attempt=attempt, writes=writes))
+
+
+def _report_file(report: Callable[[Fact], None], attempt: AttemptId, file: CompleteFile) -> None:
+    report(
+        FileCompleted(
+            attempt=attempt,
+            file=file.number,
+            path=file.path,
+            rows=file.rows,
+            bytes=file.bytes,
+            checksum=file.checksum,
+        )
+    )
+
+
+def _note_limit(counters: TaskCounters, wall: Callable[[], float], limit: str) -> None:
+    """(Any thread.) Note when a limit is hit for the first time, see :data:`~minishuffle.counters.LIMITS`.
+    A function, not a method: as a method, its callers would form a reference cycle with the attempt."""
+    if limit not in counters.limits_hit:
+        counters.limits_hit[limit] = wall()

@@ -1,0 +1,226 @@
+"""All attempts that are deployed on a worker: connecting them, releasing them, and looking at them all.
+
+Everything here is called on the loop thread and does not block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from minishuffle.counters import (
+    TaskSnapshot,
+)
+from minishuffle.exchange.channels import InputChannel
+from minishuffle.exchange.partition import PartitionView, ResultPartition
+from minishuffle.exchange.repeats import Rendition
+from minishuffle.exchange.spool import Spool
+from minishuffle.ids import AttemptId
+from minishuffle.protocol.channel import Outgoing
+from minishuffle.wire.frames import DataType
+from minishuffle.wire.messages import (
+    TaskReport,
+)
+from minishuffle.worker.channels.registry import ChannelKey, Progress
+from minishuffle.worker.instructions import (
+    Attach,
+    Fence,
+    MoveTasks,
+    RequestPartition,
+    SetPause,
+    StartTask,
+)
+from minishuffle.worker.reports.poolusage import Turns
+from minishuffle.worker.tasks.attempt import Attempt, WorkerServices
+
+__all__ = ["Deployment"]
+
+
+class Deployment:
+    """All attempts on a worker; several of one subtask may be there at once."""
+
+    def __init__(self, services: WorkerServices) -> None:
+        self.services = services
+        self.attempts: dict[AttemptId, Attempt] = {}
+        self.spools: dict[AttemptId, Spool] = {}
+        """Also of jobs that have ended: see :meth:`drop_spools`."""
+        self.local_bytes = 0
+        self.local_buffers = 0
+        self.local_rows = 0
+        self._moved_on: set[AttemptId] = set()
+        self._turns = Turns()
+
+    def start(self, instruction: StartTask) -> None:
+        """Build one attempt and start its thread.
+
+        Raises:
+            Exception: see :class:`Attempt`.
+        """
+        attempt = Attempt(self.services, instruction.message, instruction.spec)
+        self.attempts[attempt.id] = attempt
+        if attempt.task.spool is not None:
+            self.spools[attempt.id] = attempt.task.spool
+
+    def _handed_over(self, piece: Outgoing) -> None:
+        if piece.data_type == DataType.DATA:
+            self.local_buffers += 1
+            self.local_bytes += piece.size
+            self.local_rows += piece.rows
+
+    # --- connecting ------------------------------------------------------------------------------
+
+    def channel(self, key: ChannelKey) -> InputChannel | None:
+        """The input channel of that key; None if its attempt is gone."""
+        attempt = self.attempts.get(key.attempt)
+        return attempt.channel(key.edge, key.producer) if attempt is not None else None
+
+    def progress(self, key: AttemptId) -> Progress:
+        """See :meth:`Attempt.progress`; None if the attempt is gone."""
+        attempt = self.attempts.get(key)
+        return attempt.progress() if attempt is not None else None
+
+    def partition(self, producer: AttemptId, edge: int) -> ResultPartition | None:
+        """The partition that the attempt writes for the edge; None if it is gone."""
+        attempt = self.attempts.get(producer)
+        return attempt.partitions.get(edge) if attempt is not None else None
+
+    def connect_local(self, key: ChannelKey, producer: AttemptId, generation: int, *, base: int = 0) -> None:
+        channel, partition = self.channel(key), self.partition(producer, key.edge)
+        if channel is None or partition is None:
+            return
+        subpartition = partition.subpartition(key.attempt.subtask.index)
+        assert subpartition is not None
+        reader = key.attempt
+        channel.attach_local(
+            subpartition,
+            generation,
+            self._handed_over,
+            attempt=reader.attempt,
+            writes=Rendition(producer.attempt, base or producer.attempt),
+        )
+        view = subpartition.view
+        if view is not None and subpartition.error is not None:
+            view.fail(subpartition.error)
+        self.attempts[reader].traffic.receives((key.edge, key.producer, producer.attempt), channel)
+        if subpartition.view is not None:
+            peer = (key.edge, reader.subtask.index, reader.attempt)
+            self.attempts[producer].traffic.sends(peer, subpartition.view)
+
+    def moved_on(self) -> list[AttemptId]:
+        """Attempts that have stopped to move and whose rows were taken since this was asked last."""
+        found = {key for key, attempt in self.attempts.items() if attempt.has_moved_on}
+        new = [key for key in found if key not in self._moved_on]
+        self._moved_on = found
+        return new
+
+    @property
+    def moves(self) -> bool:
+        """Whether any attempt is to move."""
+        return any(attempt.paths.pause.moving for attempt in self.attempts.values())
+
+    def stop_tasks(self, instruction: SetPause | MoveTasks) -> None:
+        """See :meth:`Attempt.set_pause` and :meth:`Attempt.move`."""
+        for attempt in self.attempts.values():
+            if attempt.id.subtask.job != instruction.job:
+                continue
+            if isinstance(instruction, SetPause):
+                attempt.set_pause(instruction.barrier, paused=instruction.paused)
+            else:
+                attempt.move(instruction.barrier, instruction.subtasks)
+
+    def fence(self, instruction: Fence) -> None:
+        """Earlier attempts of a consumer read no more."""
+        partition, consumer = self.partition(instruction.producer, instruction.edge), instruction.consumer
+        if partition is not None:
+            partition.fence(consumer.subtask.index, consumer.attempt)
+
+    def close_subpartitions(self, producer: AttemptId, edge: int, consumers: Iterable[int]) -> None:
+        """Consumers want none of its rows."""
+        partition = self.partition(producer, edge)
+        if partition is not None:
+            partition.close(consumers)
+
+    def count_received(self, instruction: RequestPartition) -> None:
+        """The channel was attached to a link."""
+        channel, request = self.channel(instruction.channel), instruction.request
+        if channel is not None:
+            peer = (request.partition.edge, request.partition.producer, request.producer_attempt)
+            self.attempts[instruction.channel.attempt].traffic.receives(peer, channel)
+
+    def count_sent(self, instruction: Attach, view: PartitionView) -> None:
+        """A peer reads by that view."""
+        request = instruction.request
+        peer = (request.partition.edge, request.subpartition, request.consumer_attempt)
+        self.attempts[instruction.producer].traffic.sends(peer, view)
+
+    def note_limit(self, producer: AttemptId, limit: str) -> None:
+        """A connection by which that attempt sends is at a limit."""
+        if (attempt := self.attempts.get(producer)) is not None:
+            attempt.note_limit(limit)
+
+    # --- taking down -----------------------------------------------------------------------------
+
+    def release(self, attempts: list[AttemptId]) -> list[Attempt]:
+        """Free what these attempts have here. An attempt that could not be built has nothing.
+
+        Gives those that have exchanged or dropped more rows since their end was reported.
+        """
+        changed: list[Attempt] = []
+        for key in attempts:
+            attempt = self.attempts.pop(key, None)
+            if attempt is not None:
+                attempt.release()
+                if attempt.rows() != attempt.reported:
+                    changed.append(attempt)
+        return changed
+
+    def free_rows(self, attempt_id: AttemptId, begin: int, read: int) -> None:
+        """Readers are done with rows of a sink: see :meth:`Spool.free`; it may have waited for that."""
+        spool, attempt = self.spools.get(attempt_id), self.attempts.get(attempt_id)
+        if spool is not None:
+            spool.free(begin, read)
+        if attempt is not None:
+            attempt.paths.bell.ring()
+
+    def drop_spools(self, job: str) -> None:
+        """Nobody will read what the job's sinks kept. The attempts may be there until they are released."""
+        for key in [key for key in self.spools if key.subtask.job == job]:
+            self.spools.pop(key).give_up()
+
+    # --- timers and reports ----------------------------------------------------------------------
+
+    def ring(self) -> None:
+        """Have every task that waits look again."""
+        for attempt in self.attempts.values():
+            attempt.paths.bell.ring()
+
+    def look(self) -> None:
+        """Add up how full the buffers of some attempts are."""
+        self._turns.take(list(self.attempts.values()))
+
+    def flush_intervals(self) -> set[float]:
+        """The buffer timeouts of the jobs that have one, in seconds."""
+        timeouts = (attempt.settings.buffer_timeout for attempt in self.attempts.values())
+        return {timeout for timeout in timeouts if timeout != "adaptive" and timeout > 0}
+
+    def flush(self, interval: float) -> None:
+        """That buffer timeout has passed: let what is published go out, of the jobs whose it is."""
+        for attempt in self.attempts.values():
+            if attempt.settings.buffer_timeout == interval:
+                attempt.flush()
+
+    @property
+    def debloats(self) -> bool:
+        """Whether any of the jobs does."""
+        return any(attempt.settings.debloat_target for attempt in self.attempts.values())
+
+    def debloat(self) -> None:
+        """See :meth:`Attempt.debloat`."""
+        for attempt in self.attempts.values():
+            attempt.debloat()
+
+    def snapshots(self) -> tuple[TaskSnapshot, ...]:
+        return tuple(attempt.snapshot() for attempt in self.attempts.values())
+
+    def reports(self) -> list[TaskReport]:
+        """For the heartbeat."""
+        return [attempt.report() for attempt in self.attempts.values()]

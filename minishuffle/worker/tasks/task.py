@@ -1,0 +1,533 @@
+"""The task thread: runs one attempt of a subtask, a batch at a time.
+
+The thread opens the program, moves batches through its chain, and writes what comes out to its result
+partitions. It never touches a socket: see ``handoff``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from types import CodeType, FrameType
+from typing import Any, Final
+
+import cloudpickle
+
+from minishuffle import limits
+from minishuffle.counters import OperatorCounters, TaskCounters
+from minishuffle.errors import (
+    ResourceExhausted,
+    TaskCancelled,
+    TaskFailed,
+    UnserializableRecord,
+    WrongResult,
+    clipped,
+)
+from minishuffle.exchange.batch import Batch, Payload
+from minishuffle.exchange.collected import gatherable, pack_collected
+from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.rows import pack_result
+from minishuffle.exchange.sizes import Drop, sendable
+from minishuffle.exchange.spool import Spool
+from minishuffle.ids import FIRST_ATTEMPT, AttemptId
+from minishuffle.operators.base import (
+    END_OF_TIME,
+    AnySource,
+    Emit,
+    Mark,
+    Portion,
+    TaskContext,
+    Watermark,
+)
+from minishuffle.operators.user_metrics import UserMetrics
+from minishuffle.plan.programs import open_program
+from minishuffle.runtime.asynccalls import CALLS_CODE, LoopCalls
+from minishuffle.runtime.chain import Chain
+from minishuffle.runtime.inputs import Inputs
+from minishuffle.runtime.reader import SourceReader
+from minishuffle.runtime.usererrors import describe_failure
+from minishuffle.wire.messages import ErrorInfo
+from minishuffle.worker.interpreter import compete
+from minishuffle.worker.reports.filereports import FileReports
+from minishuffle.worker.reports.outbox import Outbox
+from minishuffle.worker.sources.leases import SourceLeases
+from minishuffle.worker.tasks.busytime import ProcessorClock
+from minishuffle.worker.tasks.crashrecord import CrashRecord
+from minishuffle.worker.tasks.handoff import TaskPaths
+from minishuffle.worker.tasks.jobimports import import_from
+from minishuffle.worker.tasks.latencymarkers import LatencyMarkers
+from minishuffle.worker.tasks.taskrows import TaskRows
+from minishuffle.worker.wallclock import WallClock
+
+__all__ = ["Task", "TaskOutcome", "part_of"]
+
+
+MESSAGE_BYTES_MAX: Final = limits.CONTROL_PAYLOAD_BYTES_MAX
+"""Most bytes of collected rows, or of a result, that a control frame takes."""
+HOT_KEYS_MAX: Final = 8
+"""Keys that one report names."""
+GATES_WAIT_SECONDS: Final = 1.0
+"""How long a task that is not woken waits before it looks at its gates again."""
+SOURCE: Final = "source"
+_log = logging.getLogger("minishuffle.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOutcome:
+    """How an attempt ended: ``finished``, ``failed`` or ``canceled``."""
+
+    state: str
+    error: ErrorInfo | None = None
+    result: bytes = b""
+    positions: bytes = b""
+    """Where a source stands, as a table of positions."""
+
+
+@dataclass(slots=True)
+class Task:
+    """An attempt of a subtask on this worker.
+
+    ``report`` is called on the loop: with None when it runs, and with its outcome; ``first_record`` once an
+    attempt that took the place of another has passed its first batch on.
+    """
+
+    attempt_id: AttemptId
+    job_name: str
+    name: str
+    parallelism: int
+    program: bytes
+    gates: list[InputGate]
+    partitions: dict[int, ResultPartition]
+    """By edge."""
+    paths: TaskPaths
+    counters: TaskCounters
+    report: Callable[[Task, TaskOutcome | None], None]
+    first_record: Callable[[AttemptId], None]
+    outbox: Outbox
+    leases: SourceLeases
+    files: FileReports
+    latency: LatencyMarkers
+    wall: WallClock
+    record: CrashRecord = field(default_factory=CrashRecord)
+    """Where it says what it has in hand."""
+    spool: Spool | None = None
+    """Where a sink whose records other programs read keeps them."""
+    state: str = "deploying"
+    thread: threading.Thread | None = None
+    operators: tuple[OperatorCounters, ...] = ()
+    """The chain's, a source first, once the program is open."""
+    user_metrics: tuple[UserMetrics, ...] = ()
+    _recovers: bool = field(default=False, init=False)
+    """No batch was passed on yet since it took the place of another attempt."""
+    _inputs: Inputs | None = field(default=None, init=False)
+    _loops: list[LoopCalls] = field(default_factory=list, init=False)
+    """The loops of its asynchronous functions."""
+    _drop: Drop | None = field(default=None, init=False)
+    """Called to drop a row that cannot be collected; None: the task fails."""
+    _closed_with: bytes = field(default=b"", init=False)
+    """The result that the sink returned on close when the task was cancelled."""
+    processor: ProcessorClock = field(default_factory=ProcessorClock, init=False)
+    """The clock of its thread."""
+    _rows: TaskRows = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rows = TaskRows(self.counters)
+
+    def start(self) -> None:
+        self.paths.record(self.record.claim(self.attempt_id))
+        self.thread = threading.Thread(target=self._run, name=self._thread_name, daemon=True)
+        try:
+            self.thread.start()
+        except BaseException:
+            self.record.release(self.paths.calls)
+            raise
+
+    @property
+    def _thread_name(self) -> str:
+        return f"{self.attempt_id.subtask.job}:{self.name}[{self.attempt_id.subtask.index}]"
+
+    @property
+    def first_operator(self) -> str:
+        """The name of its source, if it has one."""
+        return self.name.partition(" -> ")[0]
+
+    def read_counters(self) -> TaskCounters:
+        """(Loop.) The totals of this moment."""
+        seconds = self.paths.clock.read()
+        rows_done = self.counters.rows_done
+        return replace(
+            self.counters,
+            rows_done=max(0, rows_done - self.outbox.unsent_rows),
+            # The task thread may add a policy at any moment: dict() copies without giving way to it.
+            user_errors=dict(self.counters.user_errors),
+            limits_hit=dict(self.counters.limits_hit),
+            rows_dropped=self._rows_dropped(),
+            buffers_out=sum(partition.buffers_out() for partition in self.partitions.values()),
+            busy_seconds=seconds.busy,
+            idle_seconds=seconds.idle,
+            backpressured_seconds=seconds.backpressured,
+            cpu_seconds=self.processor.had_seconds(),
+            cpu_wait_seconds=self.processor.waited_seconds(),
+            hot_keys=self._hot_keys(),
+            latency=self.latency.summary(),
+        )
+
+    def abandon(self) -> None:
+        """(Loop.) Its thread does not stop; :meth:`write_off` follows."""
+        self.state = "abandoned"
+
+    def write_off(self) -> None:
+        """(Loop.) It was abandoned, and its paths are closed: the rows that it has in hand are lost."""
+        self._rows.write_off()
+        if self._inputs is not None:
+            self._rows.leave(self._inputs.rows_left())
+
+    def _rows_dropped(self) -> dict[str, int]:
+        dropped = self._rows.dropped()
+        found = [gate.rows_dropped() for gate in self.gates]
+        found += [partition.rows_dropped() for partition in self.partitions.values()]
+        for place in found:
+            for reason, rows in place.items():
+                if rows:
+                    dropped[reason] = dropped.get(reason, 0) + rows
+        return dropped
+
+    def async_frame(self, frames: Mapping[int, FrameType]) -> FrameType | None:
+        """(Any thread.) Where one of its asynchronous functions is, of the innermost frames of all threads;
+        None: none of them runs."""
+        return next((frame for calls in self._loops if (frame := calls.frame(frames)) is not None), None)
+
+    def _hot_keys(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for edge, partition in self.partitions.items():
+            for (position, key), share in partition.hot_keys.shares().items():
+                consumer = partition.subpartitions[position].consumer
+                found[f"{edge}:{consumer}:{key}"] = round(share, 4)
+        return dict(islice(found.items(), HOT_KEYS_MAX))
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        compete()
+        self.paths.clock.enter("busy")
+        assert self.thread is not None
+        self.processor.begin(threading.get_ident(), self.thread.native_id)
+        outcome = replace(self._outcome(), positions=self.leases.exact())
+        self.processor.end()
+        self.paths.clock.enter(None)
+        self.record.release(self.paths.calls)
+        self.paths.post(self._reached, outcome)
+
+    def _reached(self, outcome: TaskOutcome | None) -> None:
+        """(Loop.) It runs, or has ended."""
+        self.state = "running" if outcome is None else outcome.state
+        self.report(self, outcome)
+
+    def _outcome(self) -> TaskOutcome:
+        try:
+            return TaskOutcome("finished", result=self._execute())
+        except BaseException as error:  # whatever user code raises, SystemExit included, ends this task alone
+            if isinstance(error, TaskCancelled) and self.paths.cancelled:
+                return TaskOutcome("canceled", result=self._closed_with)
+            state = "canceled" if self.paths.cancelled else "failed"
+            return TaskOutcome(state, self._blame(error))
+
+    def _blame(self, error: BaseException) -> ErrorInfo:
+        """Describe the error. Its own methods may be user code and may raise as well: the end of the task is
+        reported in any case."""
+        task = f"{self.name}[{self.attempt_id.subtask.index}]"
+        try:
+            info = describe_failure(error, task)
+            _log.info("attempt %s of %s failed", self.attempt_id, self.name, exc_info=error)
+            return info
+        except BaseException as broken:
+            task = clipped(task, limits.TASK_NAME_CHARS_MAX)
+            kind, why = type(error).__name__, type(broken).__name__
+            text = f"{task}: {kind} (it cannot be described: that raised {why})"
+            return ErrorInfo(code=TaskFailed.code, text=text, task=task)
+
+    def _execute(self) -> bytes:
+        self._recovers = self.attempt_id.attempt > FIRST_ATTEMPT
+        self.paths.calls.enter()
+        program = open_program(self.program, cloudpickle.loads)
+        import_from(program.modules)
+        kept = {gate.input for gate in self.gates if gate.kept}
+        chain = Chain(program, self.partitions, self.attempt_id.subtask.index, self.counters, kept)
+        context, self._drop = self._context(chain), chain.drop
+        try:
+            produced = [] if program.source is None else [OperatorCounters(self.first_operator)]
+            metrics = [
+                UserMetrics(operator.name, position)
+                for position, operator in enumerate(program.operators, start=len(produced))
+            ]
+            self.user_metrics = tuple(metrics)
+            chain.open(replace(context, metrics=own) for own in metrics)
+            self.operators = (*produced, *chain.counters)
+            self.paths.calls.leave()
+            self.paths.post(self._reached, None)
+            if self.paths.pause.starts_paused and (barrier := self.paths.pause.due):
+                self._stand(chain, barrier)
+            if program.source is not None:
+                emit = chain.entrance(0)
+                self._run_source(program.source, chain, emit, produced[0])
+                emit(Watermark(END_OF_TIME))
+            else:
+                self._inputs = inputs = Inputs.of(program, self.gates)
+                try:
+                    self._run_gates(inputs, chain)
+                finally:
+                    self._rows.leave(inputs.rows_left())
+            self.paths.calls.enter()
+            chain.finish(self.paths.check)
+            self.counters.state_rows, self.counters.rows_done = 0, self._rows.taken
+            self._end_partitions()
+        except BaseException as error:
+            self.paths.calls.enter()
+            results = chain.close(error)
+            if isinstance(error, TaskCancelled):
+                self._closed_with = _packed_result(results)
+            raise
+        packed = _packed_result(chain.close(None))
+        self.outbox.drain()
+        return packed
+
+    def _context(self, chain: Chain) -> TaskContext:
+        return TaskContext(
+            job=self.attempt_id.subtask.job,
+            name=self.name,
+            index=self.attempt_id.subtask.index,
+            parallelism=self.parallelism,
+            attempt=self.attempt_id.attempt,
+            counters=self.counters,
+            now=self.paths.pause.now,
+            wall=self.wall,
+            paused_seconds=self.paths.pause.stood_seconds,
+            lead=self.wall.lead,
+            collect=self._collect,
+            log=self.outbox.log,
+            wait_until=self.paths.wait_until,
+            spool=self.spool,
+            files=self.files,
+            put_aside=chain.put_aside,
+            async_calls=self._loop_calls,
+        )
+
+    def _loop_calls(self) -> LoopCalls:
+        self.paths.calls.run_on()
+        calls = LoopCalls(f"{self._thread_name} calls", self.paths.bell.ring_now, compete)
+        self._loops.append(calls)
+        return calls
+
+    def _run_source(self, source: AnySource, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
+        in_turn = any(operator.by_split for operator in chain.operators)
+        index, now = self.attempt_id.subtask.index, self.paths.pause.now()
+        self.paths.calls.enter()
+        reader = self.leases.open(source, index, self.parallelism, now, in_turn=in_turn)
+        self.counters.rows_skipped = reader.rows_skipped
+        try:
+            self._read(reader, chain, emit, produced)
+            self.leases.finish(self.paths.pause.now())
+        finally:
+            reader.close()
+
+    def _read(self, reader: SourceReader, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
+        paths, counters, leases, pause = self.paths, self.counters, self.leases, self.paths.pause
+        ends_here = not self.partitions
+        while True:
+            paths.check()
+            paths.bell.clear()
+            if pause.dividers:
+                self._divide()
+            if barrier := pause.due:
+                self._stand(chain, barrier)
+                continue
+            begin = pause.now()
+            due = self._look_at_clock(chain, begin)
+            paths.calls.enter()
+            found = reader.poll(begin)
+            for mark in reader.take_marks():
+                if mark.state == "done":
+                    leases.end(mark.split)
+                emit(mark)
+            if found is None:
+                return
+            if not reader.records:
+                leases.idle(begin)
+                paths.wait(min(reader.next_due, due) - pause.now())
+                continue
+            leases.take(reader.records, begin)
+            for portion in reader.take_left_out():
+                self._leave_out(portion)
+            if not (rows := len(found)):
+                continue
+            if not counters.first_output_at:
+                counters.first_output_at = time.monotonic()
+            produced.records_out += rows
+            if ends_here:
+                counters.records_out += rows
+            self._pass(Batch(found), emit, chain)
+            counters.last_input_at = time.monotonic()
+
+    def _leave_out(self, portion: Portion) -> None:
+        """Count and report records of the source that it could not read."""
+        errors = self.counters.user_errors
+        errors[portion.policy] = errors.get(portion.policy, 0) + len(portion.letters)
+        if portion.policy == "dead_letter":
+            for letter in portion.letters:
+                self.outbox.log(f"dead letter: {letter}")
+
+    def _run_gates(self, inputs: Inputs, chain: Chain) -> None:
+        paths, counters, pause = self.paths, self.counters, self.paths.pause
+        entrances = {gate.input: chain.entrance(gate.input) for gate in self.gates}
+        while not inputs.finished:
+            paths.check()
+            paths.bell.clear()
+            if pause.dividers:
+                self._divide()
+            if (barrier := pause.due) and inputs.is_aligned(barrier):
+                self._stand(chain, barrier, inputs.unread())
+                continue
+            now = pause.now()
+            due = self._look_at_clock(chain, now)
+            found = inputs.poll()
+            if found is None:
+                if not (inputs.finished or (pause.due and inputs.is_aligned(pause.due))):
+                    paths.wait(min(GATES_WAIT_SECONDS, due - now))
+                continue
+            number, item = found
+            if isinstance(item, Mark):
+                paths.calls.enter()
+                entrances[number](item)
+                paths.calls.leave()
+                self._count_state(chain)
+            else:
+                counters.records_in += len(item.payload)
+                late, began = counters.late_dropped, time.monotonic()
+                self._pass(item, entrances[number], chain, repeated=number in inputs.repeated)
+                if inputs.lagging:
+                    self._rows.drop_late(counters.late_dropped - late)
+                counters.last_input_at = time.monotonic()
+                inputs.took(counters.last_input_at - began, len(item.payload))
+
+    def _pass(self, batch: Batch, entrance: Emit, chain: Chain, *, repeated: bool = False) -> None:
+        """Have the chain take a batch; if that raises, count the rows of it that are lost. The next attempt
+        gets all of an input that is ``repeated`` again."""
+        kept = chain.rows_kept()
+        calls, rows = self.paths.calls, len(batch.payload)
+        self._rows.take(rows)
+        calls.enter(rows)
+        try:
+            entrance(batch)
+        except BaseException:
+            if self.state != "abandoned" and not repeated:
+                self._rows.fail(chain.rows_kept() - kept)
+            raise
+        else:
+            calls.leave(rows)
+            self._rows.done(repeated=repeated)
+        finally:
+            self._count_state(chain)
+        if self._recovers:
+            self._recovers = False
+            self.paths.post(self.first_record, self.attempt_id)
+
+    def _stand(self, chain: Chain, barrier: int, unread: Sequence[int] = ()) -> None:
+        """Send a barrier after all emitted records, and stop until the barrier has ended. Edges that are
+        ``unread`` are read later."""
+        self.paths.calls.enter()
+        chain.on_barrier(self.paths.check)
+        self.paths.calls.leave()
+        self._count_state(chain)
+        for partition in self.partitions.values():
+            partition.broadcast_barrier(barrier)
+        self.outbox.hurry()
+        pause = self.paths.pause
+        pause.stop(barrier, unread)
+        self.paths.stand(lambda: pause.ended >= barrier)
+        pause.go_on()
+
+    def _divide(self) -> None:
+        """Put a barrier before consumers that are to move: they get what was emitted so far, and their next
+        attempts what follows."""
+        dividers = self.paths.pause.dividers
+        while dividers:
+            barrier, edges = dividers.popleft()
+            for edge, consumers in edges.items():
+                self.partitions[edge].broadcast_barrier(barrier, consumers)
+
+    def _count_state(self, chain: Chain) -> None:
+        self.counters.state_rows = chain.state_rows()
+        self.counters.rows_done = max(0, self._rows.taken - chain.rows_kept())
+
+    def _look_at_clock(self, chain: Chain, now: float) -> float:
+        """Call operators whose time has come, and emit a latency marker if it is time; returns when the next
+        is due (inf: never)."""
+        due = chain.deadline()
+        if due is not None and due <= now:
+            self.paths.calls.enter()
+            chain.on_clock(now)
+            self.paths.calls.leave()
+            self._count_state(chain)
+            due = chain.deadline()
+        next_marker = self.latency.emit_due(now)
+        return next_marker if due is None else min(due, next_marker)
+
+    def _end_partitions(self) -> None:
+        for partition in self.partitions.values():
+            partition.finish()
+        self.counters.last_input_at = time.monotonic()
+
+    def _collect(self, batch: Payload) -> None:
+        if not isinstance(batch, list) and (small := gatherable(batch)) is not None:
+            self.outbox.gather(*small)
+            return
+        try:
+            packed = pack_collected(batch)
+        except UnserializableRecord:
+            if self._drop is None:
+                raise
+            packed = pack_collected(batch := sendable(Batch(batch), self._drop).payload)
+        rows = len(batch)
+        if len(packed) <= MESSAGE_BYTES_MAX:
+            self.outbox.collect(packed, rows)
+        elif rows > 1:
+            whole, middle = Batch(batch), rows // 2
+            self._collect(whole.slice(0, middle).payload)
+            self._collect(whole.slice(middle, rows).payload)
+        else:
+            raise ResourceExhausted(
+                f"a row of {len(packed)} bytes cannot be collected, at most {MESSAGE_BYTES_MAX} fit: "
+                "write such rows with to_files or a sink of your own"
+            )
+
+
+def _packed_result(results: list[Any]) -> bytes:
+    """What the sink, the last operator, gave at its close; nothing if that is None."""
+    found = [result for result in results if result is not None]
+    packed = pack_result(found[-1]) if found else b""
+    if len(packed) > MESSAGE_BYTES_MAX:
+        raise WrongResult(
+            f"the sink's result has {len(packed)} bytes and at most {MESSAGE_BYTES_MAX} fit: "
+            "write large results to a file in the sink, and return its name"
+        )
+    return packed
+
+
+_PARTS: Final = {
+    Task._read.__code__: SOURCE,
+    Task._run_source.__code__: SOURCE,
+    Task._run_gates.__code__: "inputs",
+    Task._execute.__code__: "open and close",
+    **dict.fromkeys(CALLS_CODE, "asynchronous calls"),
+}
+
+
+def part_of(code: CodeType) -> str | None:
+    """What a frame of that code does in a task's stack, apart from calls of operators: SOURCE for its source,
+    else in words; None: it is no frame of a task's loop."""
+    return _PARTS.get(code)

@@ -1,0 +1,219 @@
+"""The gate that other programs write to, where tasks restart: what is reported, and where the next one is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from minishuffle.counters import TaskCounters
+from minishuffle.errors import TaskCancelled
+from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.elements import AssemblyBudget, decode, encode
+from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.gate_buffers import GateBuffers
+from minishuffle.exchange.segments import NetworkBufferPool
+from minishuffle.ids import JobId, PartitionId
+from minishuffle.wire.frames import BufferFlags, DataType, EventKind, PartitionRequest
+from minishuffle.wire.messages import WritePosition
+from minishuffle.worker.external.clientgate import UPSTREAM_EDGE, Progress, UpstreamChannel, UpstreamGate
+from minishuffle.worker.sources.leases import WriteLeases
+from support.frames import buffer_header
+from support.links import BareLink, consumer_of
+
+SEGMENT_BYTES = 4096
+
+
+class Stand:
+    """A gate with leases of 3 rows. The coordinator acknowledges when the task waits, or in :meth:`turn`."""
+
+    def __init__(self, *resumed: WritePosition) -> None:
+        network = NetworkBufferPool(16, SEGMENT_BYTES)
+        self.reports: list[list[WritePosition]] = []
+        self.waits = 0
+        self.cancelled = False
+        self.acknowledges = True
+        self.now = 0.0
+        self._posted: list[tuple[Any, ...]] = []
+        paths: Any = SimpleNamespace(wait_until=self._wait, bell=SimpleNamespace(ring=lambda: None))
+        self.upstreams = UpstreamGate(
+            lambda splits: InputGate(
+                UPSTREAM_EDGE,
+                0,
+                GateBuffers(network.create_pool("stream", 3, 8), SEGMENT_BYTES, 2, 4),
+                wake=lambda: None,
+                give_back=lambda buffer: buffer.attachment.consumed(buffer),
+                budget=AssemblyBudget(1 << 20),
+                counters=TaskCounters(),
+                splits=splits,
+            ),
+            post=lambda *call: self._posted.append(call),
+            leases=WriteLeases(paths, rows=3, clock=lambda: self.now),
+            moved=self.reports.append,
+            resumed=resumed,
+        )
+        self.gate = self.upstreams.gate
+        self.told: list[Progress] = []
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        self.waits += 1
+        if self.cancelled:
+            raise TaskCancelled("by the test")
+        while not ready():
+            self.turn()
+
+    def turn(self) -> None:
+        """The loop's: what was posted, and the coordinator's acknowledgement of each report."""
+        while self._posted:
+            (call, *arguments), *self._posted = self._posted
+            call(*arguments)
+            if call == self.reports.append and self.acknowledges:
+                self.upstreams.acknowledge()
+
+    def open(self, partition: int = 0, attempt: int = 1, **fields: Any) -> UpstreamChannel:
+        self.upstreams.begin("w", range(2))
+        self.upstreams.expect("w", partition, attempt, self.told.append, **fields)
+        channel = self.upstreams.open_channel("w", partition, attempt)
+        channel.attach_remote(BareLink(), PartitionRequest(PartitionId(JobId("j1"), UPSTREAM_EDGE, 0), 0))
+        return channel
+
+    def rows(self) -> list[Any]:
+        found: list[Any] = []
+        while (item := self.gate.poll()) is not None:
+            rows = decode(item.format, item.rows, item.payload).payload
+            assert isinstance(rows, list)
+            found += rows
+        return found
+
+    def last(self, partition: int = 0) -> WritePosition:
+        """What was reported of a partition last."""
+        return [each for report in self.reports for each in report if each.partition == partition][-1]
+
+
+def arrive(channel: UpstreamChannel, *rows: str) -> None:
+    data = b"".join(bytes(part) for part in encode(Batch(list(rows)))[1])
+    consumer = consumer_of(channel)
+    consumer.credit.take_unannounced()
+    flags = BufferFlags.STARTS | BufferFlags.ENDS
+    header = buffer_header(
+        consumer.id, consumer.expected, DataType.DATA, len(data), flags=flags, rows=len(rows)
+    )
+    consumer.begin(header)[:] = data
+    consumer.end()
+
+
+def arrive_end(channel: UpstreamChannel) -> None:
+    consumer = consumer_of(channel)
+    header = buffer_header(consumer.id, consumer.expected, DataType.EVENT, 1)
+    consumer.begin(header)[0] = EventKind.END_OF_PARTITION
+    consumer.end()
+
+
+def test_nothing_is_taken_before_the_coordinator_knows() -> None:
+    stand = Stand()
+    arrive(stand.open(), "a", "b")
+    assert stand.rows() == ["a", "b"] and stand.waits == 1
+    first = stand.reports[0][0]
+    assert (first.write, first.partition, first.position, first.lease >= 2) == ("w", 0, 0, True)
+
+
+def test_what_waits_for_a_lease_when_the_task_is_cancelled_was_not_taken() -> None:
+    """Its program sends it again."""
+    stand = Stand()
+    arrive(stand.open(), "a", "b")
+    stand.cancelled = True
+    with pytest.raises(TaskCancelled):
+        stand.rows()
+    assert [(each.partition, each.position) for each in stand.upstreams.exact()] == [(0, 0)]
+
+
+def test_a_report_names_the_checksum_of_the_rows_up_to_its_position() -> None:
+    stand = Stand()
+    channel = stand.open()
+    arrive(channel, "a", "b")
+    stand.rows()
+    arrive(channel, "c", "d")
+    stand.rows()
+    (exact,) = stand.upstreams.exact()
+    assert (exact.position, exact.lease, exact.checksum) == (4, 0, channel.progress.checksum)
+    stand.turn()
+    stand.now += 10
+    stand.rows()
+    assert stand.last().position == 4 and stand.last().checksum == channel.progress.checksum
+
+
+def test_the_receipt_of_a_partition_waits_for_the_coordinator() -> None:
+    stand = Stand()
+    channel = stand.open()
+    arrive(channel, "a")
+    arrive_end(channel)
+    stand.rows()
+    assert channel.attachment is not None and not channel.progress.complete
+    assert stand.upstreams.end_write("w", [0]) == [0], "not yet"
+    stand.turn()
+    stand.rows()
+    stand.turn()
+    assert stand.last().done and stand.last().position == 1
+    assert channel.attachment is None and channel.progress.complete
+    assert stand.upstreams.end_write("w", [0]) == []
+
+
+def test_an_end_that_was_not_acknowledged_is_in_the_last_report() -> None:
+    """The next attempt of the task knows that the partition is complete, and its program hears so."""
+    stand = Stand()
+    channel = stand.open()
+    arrive(channel, "a")
+    stand.rows()
+    arrive_end(channel)
+    stand.acknowledges = False
+    stand.rows()
+    stand.turn()
+    found = {each.partition: each for report in [*stand.reports, stand.upstreams.exact()] for each in report}
+    assert found[0].done
+    again = Stand(found[0])
+    again.upstreams.begin("w", range(2))
+    again.upstreams.expect("w", 0, 2, again.told.append)
+    assert (again.told[0].complete, again.told[0].rows) == (True, 1)
+
+
+def test_the_next_attempt_goes_on_where_the_last_was() -> None:
+    there = WritePosition(write="w", partition=0, position=7, base=5, checksum=9)
+    stand = Stand(there)
+    channel = stand.open()
+    told = stand.told[0]
+    assert (told.rows, told.base, told.checksum, told.complete) == (7, 5, 9, False)
+    arrive(channel, "h")
+    assert stand.rows() == ["h"]
+    assert [each for each in stand.upstreams.exact() if each.partition == 0][0].position == 8
+
+
+@pytest.mark.parametrize(("sent", "begins"), [(-1, 100), (40, 40), (100, 100), (120, 100)])
+def test_a_lease_beyond_what_was_ever_sent_passes_over_no_row(sent: int, begins: int) -> None:
+    stand = Stand(WritePosition(write="w", partition=0, position=100, base=100))
+    channel = stand.open(sent=sent)
+    assert (stand.told[0].rows, stand.told[0].base) == (begins, begins)
+    arrive(channel, "a")
+    stand.rows()
+    assert [each for each in stand.upstreams.exact() if each.partition == 0][0].position == begins + 1
+
+
+def test_a_partition_that_goes_on_holds_event_time_back_and_one_that_is_complete_does_not() -> None:
+    stand = Stand(
+        WritePosition(write="w", partition=0, position=7, done=True),
+        WritePosition(write="w", partition=1, position=3),
+    )
+    stand.upstreams.begin("w", range(3))
+    assert stand.gate.split_changes is not None
+    assert [state for _, state in stand.gate.split_changes] == ["open", "open"]
+
+
+def test_a_program_that_connects_again_ends_the_connection_that_it_has_lost() -> None:
+    """The worker may not know yet that it is gone."""
+    stand = Stand()
+    channel = stand.open()
+    ends: list[Any] = []
+    channel.disconnect = ends.append
+    stand.upstreams.expect("w", 0, 1, stand.told.append, connection=1)
+    assert len(ends) == 1
