@@ -204,9 +204,10 @@ def test_sigterm_of_the_coordinator_is_no_order_to_end_and_costs_no_attempt_and_
     with LocalCluster(workers=2, slots=1) as cluster:
         stream = Stream.generate(numbers, rate=RATE, records=count).rebalance().map(abs)
         handle = cluster.submit(stream.collect(), parallelism=2)
-        ended = []
-        for rows in (200, 600):
+        ended, log = [], cluster.state_dir / "worker-1.log"
+        for rows, back in ((200, ""), (600, "has taken this worker back, in term 2")):
             wait_until(lambda rows=rows: handle.info().tasks[-1].counters.records_in > rows, "some rows")
+            wait_until(lambda back=back: back in log.read_text(), "its return")
             ended.append(cluster._running().coordinator)
             ended[-1].process.terminate()
             assert ended[-1].process.wait(SECONDS_MAX) == 0
@@ -216,8 +217,7 @@ def test_sigterm_of_the_coordinator_is_no_order_to_end_and_costs_no_attempt_and_
         assert cluster.status().term == 3
         for each in ended:
             assert "handed over: workers (2) and jobs (1) run on, and wait for the next" in each.tail()
-        log = (cluster.state_dir / "worker-1.log").read_text()
-        assert log.count("and this worker ends if there is none within 300 s") == 2
+        assert log.read_text().count("and this worker ends if there is none within 300 s") == 2
         children = cluster._running().children
     assert {child.process.returncode for child in children} == {0}, "leaving the block is an order"
 
