@@ -365,7 +365,11 @@ class SplitSource(Protocol[B]):
     Optional attributes: those of a :class:`Source`, and ``discovery_interval``, a timedelta. With that the
     names may change: each subtask calls ``splits()`` so often, between two reads, and reads the names whose
     stable hash modulo the parallelism is its index. A name that a later answer lacks is still read to its
-    end; one that has ended is not read again. The source is not ``bounded`` then, and has no ``rate``.
+    end. One that has ended is not read again, and is forgotten once an answer lacks it: given again, it is a
+    new split. The source is not ``bounded`` then, and has no ``rate``.
+
+    What ``splits()`` gives, or ``read`` yields, against this contract ends the job at once (``WrongResult``),
+    and so does a ``WrongInput`` that they raise; after any other error of theirs the subtask restarts.
     """
 
     replayable: bool

@@ -2,8 +2,9 @@
 
 A subtask owns the names whose stable hash, modulo the parallelism, is its index: so all subtasks agree
 without asking each other, at any time and in any order of names. Few splits divide unevenly so. A name that
-a later answer lacks is still read to its end, and no name is read twice. (Flink: ``SplitEnumerator``, with
-the assignment of ``KafkaSourceEnumerator``.)
+a later answer lacks is still read to its end. One that has ended is not read again, until an answer lacks it:
+then it is forgotten, so that what is known of a source is no more than what it gives and what is being read.
+(Flink: ``SplitEnumerator``, with the assignment of ``KafkaSourceEnumerator``.)
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 
 from minishuffle.exchange.keys import stable_hash
 from minishuffle.operators.base import SplitSource
-from minishuffle.runtime.splits import NamedSplit, check_count, checked_names
-from minishuffle.wire.packed import SplitPosition
+from minishuffle.runtime.splits import NamedSplit, check_count, checked_names, given_splits
+from minishuffle.wire.packed import Cursor, SplitPosition
 
 __all__ = ["SplitDiscovery"]
 
@@ -43,6 +44,8 @@ class SplitDiscovery:
         self._before = {entry.cursor.name: entry for entry in resumed if entry.cursor is not None}
         """What was not given so far of that."""
         self._numbers = {name: entry.split for name, entry in self._before.items()}
+        self._ended = {name: entry for name, entry in self._before.items() if entry.done}
+        self._changes: list[SplitPosition] = []
         self._next = max(self._numbers.values(), default=index - parallelism) + parallelism
         self.due = -math.inf
         """When :meth:`look` is to be called next."""
@@ -52,17 +55,31 @@ class SplitDiscovery:
         reading.
 
         Raises:
-            UsageError: ``splits()`` gives what are no names.
-            ResourceExhausted: they are too many for one subtask.
+            WrongResult: ``splits()`` gives what are no names, or too many for one subtask.
             Exception: what ``splits()`` raises.
         """
         self.due = now + self._interval
-        names = checked_names(self._source, list(self._source.splits()))
+        names = checked_names(self._source, given_splits(self._source, ordered=False))
         places, self._before = self._before, {}
+        given = set(names)
+        for name in [each for each in self._ended if each not in given]:
+            del self._numbers[name]
+            self._changes.append(self._ended.pop(name)._replace(forgotten=True))
         for name in names:
             if name not in self._numbers and stable_hash(name) % self._parallelism == self._index:
                 self._numbers[name] = self._next
-                places[name] = SplitPosition(self._next, 0)
+                places[name] = SplitPosition(self._next, 0, cursor=Cursor(name))
+                self._changes.append(places[name])
                 self._next += self._parallelism
         check_count(self._source, len(self._numbers))
         return [NamedSplit(self._source, name, place) for name, place in places.items() if not place.done]
+
+    def end(self, split: NamedSplit) -> None:
+        """A split was read to its end."""
+        cursor = split.cursor
+        self._ended[cursor.name] = SplitPosition(split.number, split.position, 0, True, cursor)
+
+    def take_changes(self) -> list[SplitPosition]:
+        """Splits that are new, and those that are forgotten, since the last call."""
+        changes, self._changes = self._changes, []
+        return changes

@@ -59,9 +59,9 @@ class SourceReader:
         age: seconds since that attempt said so.
 
     Raises:
-        UsageError: ``splits()`` gives names that it must not, or others than for that attempt; (from
-            :meth:`poll`) the source yields what it must not.
-        ResourceExhausted: this subtask has more than NAMED_SPLITS_MAX splits that have names.
+        WrongResult: ``splits()`` gives what it must not, or more than NAMED_SPLITS_MAX splits that have names
+            to this subtask; (from :meth:`poll`) the source yields what it must not.
+        UsageError: it gives other names than for that attempt.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class SourceReader:
         self.cursors: dict[int, Cursor] = {}
         """Where each split that has a name begins."""
         self._moved: dict[int, Cursor] = {}
+        self._changes: list[SplitPosition] = []
         self._in_turn = SPLITS_IN_TURN_MAX if bounded and in_turn else 1 if bounded else SPLITS_MAX
         """How many splits at the head of those that wait take turns."""
         self._waiting: deque[Split] = deque()
@@ -100,7 +101,7 @@ class SourceReader:
         self.next_due = started_at
         if names_splits(source) and (interval := discovery_seconds(source)) is not None:
             self._discovery = SplitDiscovery(source, index, parallelism, interval, resumed)
-            self._open(self._discovery.look(started_at))
+            self._discover(self._discovery, started_at)
             return
         everything = given_splits(source)
         before = {entry.split: entry for entry in resumed}
@@ -132,6 +133,16 @@ class SourceReader:
                 self.cursors[split.number] = split.cursor
         self._note_none()
 
+    def _discover(self, discovery: SplitDiscovery, now: float) -> None:
+        """Ask for the names of splits: new ones are read too, and nothing is kept of forgotten ones."""
+        self._open(discovery.look(now))
+        changes = discovery.take_changes()
+        self._changes += changes
+        forgotten = {each.split for each in changes if each.forgotten}
+        self._splits = [split for split in self._splits if split.number not in forgotten]
+        for number in forgotten:
+            self.cursors.pop(number, None)
+
     def _note_none(self) -> None:
         """Nobody is to wait for a subtask that may get splits and has none."""
         if self._discovery is not None and not self._waiting:
@@ -162,7 +173,7 @@ class SourceReader:
         rows may stand for records that were left out."""
         self.records = 0
         if self._discovery is not None and now >= self._discovery.due:
-            self._open(self._discovery.look(now))
+            self._discover(self._discovery, now)
         if not self._waiting:
             return self._nothing_left()
         if self._pace is not None and (due := self._pace.due(now)) > now:
@@ -180,6 +191,8 @@ class SourceReader:
             if batch is None:
                 self._waiting.popleft()
                 self._marks.append(SplitMark(split.number, "done"))
+                if self._discovery is not None and isinstance(split, NamedSplit):
+                    self._discovery.end(split)
                 self._note_none()
                 continue
             if turns > 1:
@@ -227,6 +240,11 @@ class SourceReader:
         """Where splits are read on that have moved on without a record since the last call."""
         moved, self._moved = self._moved, {}
         return moved
+
+    def take_changes(self) -> list[SplitPosition]:
+        """Splits that were found since the last call, and those of which nothing is kept any more."""
+        changes, self._changes = self._changes, []
+        return changes
 
     def close(self) -> None:
         """Let go of open files: close every read that has not ended."""

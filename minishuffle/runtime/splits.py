@@ -7,12 +7,13 @@ or before the records that are wanted, and leaves out what comes again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
 
-from minishuffle.errors import ResourceExhausted, UsageError
+from minishuffle.errors import UsageError, WrongResult
 from minishuffle.exchange.batch import Payload
 from minishuffle.limits import (
     BATCH_ROWS_MAX,
@@ -24,7 +25,7 @@ from minishuffle.operators.base import AnySource, Portion, SplitSource
 from minishuffle.operators.pandas_index import without_unnamed_index
 from minishuffle.wire.packed import Cursor, SplitPosition
 
-__all__ = ["NamedSplit", "Split", "check_count", "checked_names", "given_splits"]
+__all__ = ["NamedSplit", "Split", "acknowledge", "check_count", "checked_names", "given_splits"]
 
 _END: Final[Any] = object()
 
@@ -60,7 +61,7 @@ class Split:
         """The next batch, or an empty list if there is none now; None at the end.
 
         Raises:
-            UsageError: the source yields what it must not.
+            WrongResult: the source yields what it must not.
             Exception: what the source raises.
         """
         self.records, self.left_out = 0, None
@@ -105,19 +106,19 @@ class Split:
         name, format = self._source_name, getattr(self._source, "format", "rows")
         if isinstance(batch, pa.RecordBatch):
             if format != "arrow":
-                raise UsageError(f'{name} yields Arrow batches: set its attribute format = "arrow"')
+                raise WrongResult(f'{name} yields Arrow batches: set its attribute format = "arrow"')
             if batch.num_rows > BATCH_ROWS_MAX:
-                raise UsageError(
+                raise WrongResult(
                     f"{name} yields an Arrow batch of {batch.num_rows} rows: "
                     f"yield slices of at most {BATCH_ROWS_MAX}"
                 )
             return without_unnamed_index(batch)
         if not isinstance(batch, list):
-            raise UsageError(
+            raise WrongResult(
                 f"{name}.read yields a {type(batch).__name__}: yield lists of rows or pyarrow.RecordBatch"
             )
         if format != "rows" and batch:
-            raise UsageError(f'{name} yields lists of rows: set its attribute format = "rows"')
+            raise WrongResult(f'{name} yields lists of rows: set its attribute format = "rows"')
         return batch
 
 
@@ -149,7 +150,7 @@ class NamedSplit(Split):
     def _taken(self, given: Any) -> Payload:
         if not isinstance(given, tuple) or len(given) != 2:
             what = f"a tuple of {len(given)}" if isinstance(given, tuple) else f"a {type(given).__name__}"
-            raise UsageError(
+            raise WrongResult(
                 f"{self._source_name}.read yields {what}: yield pairs of a batch and the position behind it, "
                 "or leave the attribute replayable out"
             )
@@ -157,7 +158,7 @@ class NamedSplit(Split):
         self.is_idle = given[0] is None or (self.is_idle and not len(batch))
         if not isinstance(position, bytes) or len(position) > SPLIT_POSITION_BYTES_MAX:
             what = f"{len(position)} bytes" if isinstance(position, bytes) else type(position).__name__
-            raise UsageError(
+            raise WrongResult(
                 f"{self._source_name}.read yields {what} as a position: give bytes, at most "
                 f"{SPLIT_POSITION_BYTES_MAX}"
             )
@@ -171,24 +172,49 @@ class NamedSplit(Split):
         return batch[skipped:] if isinstance(batch, list) else batch.slice(skipped)
 
 
-def given_splits(source: AnySource) -> list[Any]:
-    """All of its splits, in its order. Raises UsageError: it gives a set, which has another order in each
-    process, so that some splits would be read twice and others by nobody."""
-    splits: Any = source.splits()
-    if isinstance(splits, set | frozenset):
-        raise UsageError(
-            f"{type(source).__name__}.splits() gives a set, whose order is another one in each process: "
+def given_splits(source: AnySource, *, ordered: bool = True) -> list[Any]:
+    """All of its splits, in its order, which counts if they are dealt in turn (``ordered``).
+
+    Raises:
+        WrongResult: it gives no list, or a set, which has another order in each process, so that some splits
+            would be read twice and others by nobody.
+        Exception: what ``splits()`` raises.
+    """
+    name = type(source).__name__
+    try:
+        splits: Any = source.splits()
+        given = None if isinstance(splits, str | bytes) or not isinstance(splits, Iterable) else list(splits)
+    except Exception as error:
+        error.add_note(f"raised by {name}.splits()")
+        raise
+    if ordered and isinstance(splits, set | frozenset):
+        raise WrongResult(
+            f"{name}.splits() gives a set, whose order is another one in each process: "
             "give a list, sorted(...) for example"
         )
-    return list(splits)
+    if given is None:
+        raise WrongResult(f"{name}.splits() gives {splits!r:.80}: give a list of the splits")
+    return given
+
+
+def acknowledge(source: Any, positions: dict[str, bytes]) -> None:
+    """Call its ``acknowledge``. Raises Exception: what that raises."""
+    try:
+        source.acknowledge(positions)
+    except Exception as error:
+        names = ", ".join(map(repr, positions))
+        error.add_note(f"raised by {type(source).__name__}.acknowledge of {names:.200}")
+        raise
 
 
 def check_count(source: SplitSource[Any], count: int) -> None:
-    """Raises ResourceExhausted unless one subtask can have so many splits."""
+    """Raises WrongResult unless one subtask can have so many splits, those included that have ended and are
+    still given."""
     if count > NAMED_SPLITS_MAX:
-        raise ResourceExhausted(
+        raise WrongResult(
             f"{type(source).__name__}.splits() gives {count} splits with names to one subtask, and at most "
-            f"{NAMED_SPLITS_MAX} fit: raise its parallelism"
+            f"{NAMED_SPLITS_MAX} fit: raise its parallelism, or with discovery_interval leave names of splits "
+            "out that have ended"
         )
 
 
@@ -196,19 +222,21 @@ def checked_names(source: SplitSource[Any], names: list[Any]) -> list[str]:
     """The names of its splits.
 
     Raises:
-        UsageError: they are not different texts of at most SPLIT_NAME_BYTES_MAX.
+        WrongResult: they are not different texts of at most SPLIT_NAME_BYTES_MAX.
     """
     what = f"{type(source).__name__}.splits() gives"
     for name in names:
         if not isinstance(name, str):
-            raise UsageError(f"{what} a {type(name).__name__}: give the names of the splits, which are texts")
+            raise WrongResult(
+                f"{what} a {type(name).__name__}: give the names of the splits, which are texts"
+            )
         if any("\ud800" <= each <= "\udfff" for each in name):
-            raise UsageError(
+            raise WrongResult(
                 f"{what} the name {name!r:.80}, which is no Unicode: escape it, and undo that in read"
             )
         if not 0 < len(name.encode()) <= SPLIT_NAME_BYTES_MAX:
-            raise UsageError(f"{what} the name {name!r:.80}: give one of 1 to {SPLIT_NAME_BYTES_MAX} bytes")
+            raise WrongResult(f"{what} the name {name!r:.80}: give one of 1 to {SPLIT_NAME_BYTES_MAX} bytes")
     if len(set(names)) < len(names):
-        twice = next(name for number, name in enumerate(names) if name in names[:number])
-        raise UsageError(f"{what} {twice!r} twice: give each split a name of its own")
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise WrongResult(f"{what} {twice!r} twice: give each split a name of its own")
     return names

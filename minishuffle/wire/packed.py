@@ -93,7 +93,7 @@ TrafficTable = Annotated[
 # --- positions ------------------------------------------------------------------------------------
 
 _POSITION: Final = struct.Struct(">IQQB")
-_DONE, _HAS_CURSOR = 1, 2
+_DONE, _HAS_CURSOR, _FORGOTTEN = 1, 2, 4
 _CURSOR: Final = struct.Struct(">QHH")
 """Follows a position that has one: rows, and the bytes of the name and of the position, which come next."""
 _POSITIONS_BYTES_MAX: Final = limits.SPLITS_MAX * _POSITION.size
@@ -127,6 +127,8 @@ class SplitPosition(NamedTuple):
     """The split has ended."""
     cursor: Cursor | None = None
     """None: the split is read on from a number of rows."""
+    forgotten: bool = False
+    """It has ended, and its source does not give it any more: nothing is kept of it."""
 
     @property
     def end(self) -> int:
@@ -139,11 +141,12 @@ def pack_positions(entries: Iterable[SplitPosition]) -> bytes:
 
 
 def _packed_position(entry: SplitPosition) -> bytes:
-    split, position, lease, done, cursor = entry
+    split, position, lease, done, cursor, forgotten = entry
+    flags = done * _DONE | forgotten * _FORGOTTEN
     if cursor is None:
-        return _POSITION.pack(split, position, lease, done)
+        return _POSITION.pack(split, position, lease, flags)
     name = cursor.name.encode()
-    head = _POSITION.pack(split, position, lease, done | _HAS_CURSOR)
+    head = _POSITION.pack(split, position, lease, flags | _HAS_CURSOR)
     return b"".join((head, _CURSOR.pack(cursor.rows, len(name), len(cursor.position)), name, cursor.position))
 
 
@@ -162,7 +165,8 @@ def unpack_positions(table: bytes) -> list[SplitPosition]:
                 if at > len(table):
                     raise ValueError(f"a table of {len(table)} bytes ends in the middle of a position")
                 cursor = Cursor(table[start:middle].decode(), table[middle:at], rows)
-            entries.append(SplitPosition(split, position, lease, bool(flags & _DONE), cursor))
+            done, forgotten = bool(flags & _DONE), bool(flags & _FORGOTTEN)
+            entries.append(SplitPosition(split, position, lease, done, cursor, forgotten))
     except struct.error as error:
         raise ValueError(f"a table of {len(table)} bytes is none of positions: {error}") from error
     return entries

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minishuffle.errors import ResourceExhausted, UsageError
+from minishuffle.errors import WrongResult
 from minishuffle.exchange.keys import stable_hash
 from minishuffle.limits import NAMED_SPLITS_MAX
 from minishuffle.runtime.discovery import SplitDiscovery
@@ -47,7 +47,7 @@ def test_each_name_is_of_one_subtask_whatever_the_order() -> None:
         assert {number % 3 for number in part} == {index}, "numbers of two subtasks differ"
 
 
-def test_new_names_are_given_once_and_names_that_are_gone_stay_known() -> None:
+def test_new_names_are_given_once_and_names_that_are_gone_stay_known_until_they_end() -> None:
     source = Topics("a")
     discovery = SplitDiscovery(source, 0, 1, 5.0)
     assert discovery.due < 0.0
@@ -57,6 +57,21 @@ def test_new_names_are_given_once_and_names_that_are_gone_stay_known() -> None:
     assert found(discovery, 15.0) == {1: "b"}
     source.names = ["b", "a"]
     assert found(discovery, 20.0) == {}
+    changes = [SplitPosition(number, 0, cursor=Cursor(name)) for number, name in enumerate("ab")]
+    assert discovery.take_changes() == changes, "a next attempt has them also if no answer gives them again"
+
+
+def test_a_split_that_has_ended_is_forgotten_once_an_answer_lacks_it() -> None:
+    source = Topics("a")
+    discovery = SplitDiscovery(source, 0, 1, 5.0)
+    for number in range(NAMED_SPLITS_MAX + 2):
+        source.names = [str(number)]
+        (split,) = discovery.look(0.0)
+        assert split.take() == [str(number)]
+        discovery.end(split)
+        assert found(discovery, 0.0) == {}, "it is given still, and not read again"
+    ended = SplitPosition(0, 1, 0, True, Cursor("0", b"1", 1), forgotten=True)
+    assert discovery.take_changes()[:2] == [SplitPosition(0, 0, cursor=Cursor("0")), ended]
 
 
 def test_a_next_attempt_goes_on_in_all_that_had_not_ended() -> None:
@@ -64,14 +79,18 @@ def test_a_next_attempt_goes_on_in_all_that_had_not_ended() -> None:
         SplitPosition(0, 7, 0, True, Cursor("done", b"7", 7)),
         SplitPosition(4, 3, 2, False, Cursor("gone", b"3", 3)),
     ]
-    discovery = SplitDiscovery(Topics("new", "done"), 0, 1, 5.0, resumed)
+    source = Topics("new", "done")
+    discovery = SplitDiscovery(source, 0, 1, 5.0, resumed)
     (gone, new) = discovery.look(0.0)
     assert (gone.number, gone.position, gone.cursor) == (4, 5, Cursor("gone", b"3", 3))
     assert (new.number, new.position, new.cursor) == (5, 0, Cursor("new"))
+    source.names = []
+    assert discovery.look(0.0) == []
+    assert discovery.take_changes()[1:] == [resumed[0]._replace(forgotten=True)]
 
 
 def test_wrong_names_and_too_many_are_refused() -> None:
-    with pytest.raises(UsageError, match="gives 'a' twice"):
+    with pytest.raises(WrongResult, match="gives 'a' twice"):
         SplitDiscovery(Topics("a", "a"), 0, 1, 5.0).look(0.0)
-    with pytest.raises(ResourceExhausted, match="8193 splits with names"):
+    with pytest.raises(WrongResult, match="8193 splits with names"):
         SplitDiscovery(Topics(*map(str, range(NAMED_SPLITS_MAX + 1))), 0, 1, 5.0).look(0.0)

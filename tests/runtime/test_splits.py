@@ -8,10 +8,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from minishuffle.errors import ResourceExhausted, UsageError
+from minishuffle.errors import UsageError, WrongResult
 from minishuffle.exchange.batch import Payload
 from minishuffle.limits import NAMED_SPLITS_MAX, SPLIT_NAME_BYTES_MAX, SPLIT_POSITION_BYTES_MAX
-from minishuffle.runtime.splits import NamedSplit, Split, check_count, checked_names, given_splits
+from minishuffle.runtime.splits import (
+    NamedSplit,
+    Split,
+    acknowledge,
+    check_count,
+    checked_names,
+    given_splits,
+)
 from minishuffle.wire.packed import Cursor, SplitPosition
 
 FIRST = SplitPosition(0, 0)
@@ -88,7 +95,7 @@ def test_a_source_that_cannot_be_read_again_leaves_nothing_out() -> None:
     ],
 )
 def test_named_splits_that_yield_what_they_must_not(given: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(WrongResult, match=message):
         NamedSplit(Log(given), "log", FIRST).take()
 
 
@@ -117,20 +124,49 @@ def test_another_name_than_an_earlier_attempt_had_is_refused() -> None:
     ],
 )
 def test_names_that_are_none(names: list[Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(WrongResult, match=message):
         checked_names(Log(), names)
 
 
-def test_a_set_of_splits_is_refused() -> None:
-    class Unordered:
-        def splits(self) -> set[str]:
-            return {"a", "b"}
+class Given(Log):
+    """Gives that as its splits, or raises it."""
 
-    with pytest.raises(UsageError, match=r"Unordered.splits\(\) gives a set, .*: give a list"):
-        given_splits(Unordered())  # type: ignore[arg-type]
+    def splits(self) -> Any:
+        if isinstance(self.given, Exception):
+            raise self.given
+        return self.given
+
+    def acknowledge(self, positions: dict[str, bytes]) -> None:
+        raise self.given
 
 
-def test_names_that_a_message_would_not_hold_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"a", "b"}, r"Given\.splits\(\) gives a set, .*: give a list"),
+        (None, r"Given\.splits\(\) gives None: give a list of the splits"),
+        ("a", r"Given\.splits\(\) gives 'a': give a list"),
+    ],
+)
+def test_what_is_no_list_of_splits_ends_the_job(given: Any, message: str) -> None:
+    with pytest.raises(WrongResult, match=message):
+        given_splits(Given(given))
+
+
+def test_a_set_of_names_has_no_order_and_needs_none_where_they_are_discovered() -> None:
+    assert sorted(given_splits(Given({"a", "b"}), ordered=False)) == ["a", "b"]
+
+
+def test_what_methods_of_a_source_raise_says_which() -> None:
+    source = Given(OSError("down"))
+    with pytest.raises(OSError, match="down") as caught:
+        given_splits(source)
+    with pytest.raises(OSError, match="down") as caught:
+        acknowledge(source, {"a": b"1"})
+    assert caught.value.__notes__ == ["raised by Given.splits()", "raised by Given.acknowledge of 'a'"]
+
+
+def test_names_that_a_message_would_not_hold_end_the_job() -> None:
     count = NAMED_SPLITS_MAX + 1
-    with pytest.raises(ResourceExhausted, match=f"gives {count} splits with names to one subtask"):
+    with pytest.raises(WrongResult, match=f"gives {count} splits with names to one subtask"):
         check_count(Log(), count)

@@ -47,7 +47,7 @@ class _Subtask:
     reported_at: float
     splits: dict[int, SplitPosition] = field(default_factory=dict)
     began: int = 0
-    """Where the current attempt began, summed over the splits."""
+    """Where the current attempt began, summed over the splits, without those that are forgotten."""
 
 
 class SourceProgress:
@@ -74,7 +74,11 @@ class SourceProgress:
         if positions:
             subtask = self._subtasks.setdefault((operator, index), _Subtask(at))
             subtask.reported_at = at
-            subtask.splits.update((entry.split, entry) for entry in unpack_positions(positions))
+            for entry in unpack_positions(positions):
+                subtask.splits[entry.split] = entry
+                if entry.forgotten:
+                    del subtask.splits[entry.split]
+                    subtask.began -= entry.end
 
     def record(self, operator: int, index: int) -> PositionsRecord | None:
         """For the journal; None if nothing was reported."""

@@ -147,6 +147,8 @@ class LeaseLedger:
         """By report, the positions in it of splits that have names, until they are durable."""
         self._splits: dict[int, _Split] = {}
         """Splits with a lease, or with an end that is not reported yet."""
+        self._notes: dict[int, SplitPosition] = {}
+        """What else is to be reported, of splits that have no lease."""
         self._unbegun = 0
         """Splits among them without any row yet."""
         self._window = _Window(now)
@@ -193,6 +195,14 @@ class LeaseLedger:
         each = self._splits.get(split) or self._open(split, self._window.since)
         each.cursor, each.is_moved = cursor, True
 
+    def note(self, entry: SplitPosition) -> None:
+        """Have a split reported that was found and has no lease so far, so that it is known should its source
+        not give it again; or one that is forgotten."""
+        if entry.forgotten and self._splits.pop(entry.split, None) is None:
+            entry = entry._replace(cursor=None)  # Its last position was reported with its end.
+        self._notes[entry.split] = entry
+        self._is_due = True
+
     def end(self, split: int) -> None:
         """There are no more rows in the split."""
         each = self._splits.get(split) or self._open(split, self._window.since)
@@ -226,7 +236,8 @@ class LeaseLedger:
         needed = dict([need] if need else [])
         for split in needed:
             self._splits.get(split) or self._open(split, now)
-        entries = []
+        entries = [entry for split, entry in self._notes.items() if split not in self._splits]
+        self._notes.clear()
         self.within = 0.0 if needed else ACKNOWLEDGED_SECONDS_MAX
         for each in list(self._splits.values()):
             least = needed.get(each.number, 0)
@@ -351,10 +362,9 @@ class LeaseLedger:
     def exact(self) -> bytes:
         """Where every split is whose last report is not exact: what the attempt emits from now on is lost.
         Any thread may ask, also while the ledger's own goes on: that of an abandoned task does."""
-        splits = list(self._splits.values())  # in one step
-        return pack_positions(
-            SplitPosition(each.number, each.emitted, 0, each.done, each.cursor) for each in splits
-        )
+        notes, splits = list(self._notes.values()), list(self._splits.values())  # each in one step
+        exact = (SplitPosition(each.number, each.emitted, 0, each.done, each.cursor) for each in splits)
+        return pack_positions([*notes, *exact])
 
 
 def _next_look(now: float) -> float:

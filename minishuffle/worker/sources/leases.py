@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from minishuffle.operators.base import AnySource
 from minishuffle.runtime.reader import SourceReader
+from minishuffle.runtime.splits import acknowledge
 from minishuffle.wire.packed import SplitPosition, unpack_positions
 from minishuffle.worker.sources.leaseledger import LeaseLedger
 from minishuffle.worker.tasks.handoff import TaskPaths
@@ -41,8 +42,8 @@ class SourceLeases:
         self._resumed = resumed
         self._age = age
         self._reader: SourceReader | None = None
-        self._confirm_at: Callable[[dict[str, bytes]], object] | None = None
-        """The source's ``acknowledge``, if it has one."""
+        self._told: AnySource | None = None
+        """The source, if it has the method ``acknowledge``."""
         self._passed: dict[str, bytes] = {}
         """Positions that were passed on in a task that never restarts, and were not confirmed so far."""
         self._ledger: LeaseLedger | None = None
@@ -61,7 +62,7 @@ class SourceLeases:
             source, index, parallelism, now, in_turn=in_turn, resumed=resumed, age=self._age
         )
         self._reader = reader
-        self._confirm_at = getattr(source, "acknowledge", None)
+        self._told = source if hasattr(source, "acknowledge") else None
         if self._report is not None:
             self._ledger = LeaseLedger(reader.positions, self._rows, reader.rate, now, cursors=reader.cursors)
             self.look(now)
@@ -96,10 +97,12 @@ class SourceLeases:
     def look(self, now: float) -> None:
         """Report what is to be reported by now."""
         assert self._reader is not None
-        moved = self._reader.take_moved()
+        moved, changes = self._reader.take_moved(), self._reader.take_changes()
         if self._ledger is None:
             self._passed |= {cursor.name: cursor.position for cursor in moved.values()}
             return
+        for entry in changes:
+            self._ledger.note(entry)
         for split, cursor in moved.items():
             self._ledger.move(split, cursor)
         self._send(self._ledger.report(now, self._reader.upcoming))
@@ -117,7 +120,7 @@ class SourceLeases:
             TaskCancelled: the task is to end.
         """
         ledger = self._ledger
-        if self._confirm_at is not None and ledger is not None:
+        if self._told is not None and ledger is not None:
 
             def ready() -> bool:
                 settled = ledger.is_settled()
@@ -134,8 +137,8 @@ class SourceLeases:
             safe = self._ledger.take_durable()
         else:
             safe, self._passed = self._passed, {}
-        if safe and self._confirm_at is not None:
-            self._confirm_at(safe)
+        if safe and self._told is not None:
+            acknowledge(self._told, safe)
 
     def end(self, split: int) -> None:
         """The reader has come to the end of a split."""

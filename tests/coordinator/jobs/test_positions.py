@@ -77,6 +77,18 @@ def test_the_cursor_of_a_split_stays_where_it_was_reported() -> None:
         assert recalled.resume(0, 0, 100.0) == progress.resume(0, 0, 100.0)
 
 
+def test_a_split_that_is_forgotten_has_emitted_its_rows_all_the_same() -> None:
+    progress = SourceProgress(repeats=False)
+    known = SplitPosition(0, 10, 5, False, Cursor("a"))
+    progress.report(0, 0, packed(known, SplitPosition(2, 0, 0, False, Cursor("b"))), 100.0)
+    progress.resume(0, 0, 100.0)
+    gone = [SplitPosition(number, 20, 0, True, None, forgotten=True) for number in (0, 4)]
+    progress.report(0, 0, packed(*gone), 100.0)
+    assert progress.rows_made(0, 0) == 5 + 20, "also of one that was not reported before"
+    assert [entry.split for entry in unpack_positions(progress.resume(0, 0, 100.0).positions)] == [2]
+    assert progress.rows_made(0, 0) == 0
+
+
 def test_what_never_reported_begins_at_the_beginning() -> None:
     assert SourceProgress(repeats=False).resume(3, 1, 100.0) == Resumption(b"", 0.0)
 

@@ -401,6 +401,31 @@ def test_an_end_is_reported_as_such() -> None:
     ]
 
 
+def test_splits_that_come_and_go_are_reported_without_a_lease() -> None:
+    ledger = LeaseLedger({}, 5, None, 0.0, cursors={1: Cursor("b")})
+    found = [SplitPosition(number, 0, cursor=Cursor(name)) for number, name in enumerate("abc")]
+    for entry in found:
+        ledger.note(entry)
+    assert unpack_positions(ledger.exact()) == found
+    leased = found[1]._replace(lease=5)
+    assert unpack_positions(ledger.report(0.0, [1])) == [found[0], found[2], leased]
+    ledger.acknowledge()
+    ledger.emit(1, 2, 0.0, Cursor("b", b"2", 2))
+    ledger.end(1)
+    gone = [
+        SplitPosition(number, 2, 0, True, Cursor(name, b"2", 2), forgotten=True)
+        for number, name in enumerate("ab")
+    ]
+    for entry in gone:
+        ledger.note(entry)
+    expected = [gone[0]._replace(cursor=None), gone[1]]
+    assert unpack_positions(ledger.exact()) == expected
+    assert unpack_positions(ledger.report(0.0, [])) == expected
+    ledger.acknowledge()
+    assert ledger.take_durable() == {"b": b"2"}
+    assert ledger.is_settled()
+
+
 def test_another_thread_may_ask_where_a_source_is_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread of an abandoned task still has the ledger: here it gets to a next split meanwhile."""
     source = Told(rows=5, splits=3)
