@@ -12,7 +12,8 @@ them: copies, subtasks, restarts and ends.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
@@ -31,6 +32,7 @@ from minishuffle.limits import LIST_ROWS
 from minishuffle.operators.base import AnySource, Source, TaskContext
 from minishuffle.operators.batch_times import microseconds
 from minishuffle.operators.pandas_index import given_table
+from minishuffle.operators.row_copies import copies_of
 from minishuffle.plan.arguments import checked_parallelism
 from minishuffle.plan.detached import detached
 from minishuffle.plan.kinds import OperatorSpec
@@ -93,7 +95,9 @@ def check_source(source: AnySource, *, parallelism: int = 2, records: int = 10_0
     rest has to be the same then.
 
     Each reading is of a copy, as each subtask has one. Rows are the same if they are equal, or look alike.
-    Of a source that is not ``replayable`` no split is read again, but at its end.
+    Of a source that is not ``replayable`` no split is read again, but at its end. The method ``acknowledge``
+    is called last, for the first half and then the rest, each in a copy of its own; if it is not
+    ``replayable``, while it is read first.
 
     Args:
         parallelism: of its subtasks.
@@ -107,7 +111,9 @@ def check_source(source: AnySource, *, parallelism: int = 2, records: int = 10_0
             :class:`~minishuffle.operators.base.SplitSource`, or cannot be copied.
         Exception: what it raises.
     """
-    name = type(source).__name__
+    name = source.__name__ if isinstance(source, type) else type(source).__name__
+    if isinstance(source, type):
+        raise UsageError(f"check_source takes a source, not the class {name}: write {name}(...)")
     if not isinstance(source, Source):
         raise UsageError(f"{name} is not a source: it needs the methods splits() and read(split, offset)")
     check = SourceCheck(
@@ -123,7 +129,8 @@ def check_sink(sink: Sink, rows: Any, *, parallelism: int = 2) -> list[Any]:
     """Write rows into a sink of your own as a job does whose first attempt of each subtask fails halfway.
 
     That attempt is closed and another one writes all of its rows; a subtask without rows is opened and closed
-    too. Each attempt has a copy of the sink. What an attempt that failed wrote outside is not taken back.
+    too. Each attempt has a copy of the sink, and of the rows. What an attempt that failed wrote outside is
+    not taken back.
 
     Args:
         rows: a list, or a ``pyarrow.Table`` or what makes one: 4,096 at a time go to the subtasks in
@@ -133,11 +140,17 @@ def check_sink(sink: Sink, rows: Any, *, parallelism: int = 2) -> list[Any]:
     Returns: the result of each subtask.
 
     Raises:
-        UsageError: it is no :class:`~minishuffle.connectors.sinks.Sink`, or cannot be copied.
+        UsageError: it is no :class:`~minishuffle.connectors.sinks.Sink`, or cannot be copied; ``rows`` are
+            neither.
         WrongResult: a result is not what msgpack takes.
-        Exception: what it raises.
+        Exception: what it raises, with a note that says in which method.
     """
+    if isinstance(sink, type):
+        name = sink.__name__
+        raise UsageError(f"check_sink takes a sink, not the class {name}: write {name}(...)")
     UserSink(sink)
+    if not isinstance(rows, list | tuple) and not hasattr(rows, "__arrow_c_stream__"):
+        raise UsageError(f"check_sink takes a list of rows or a pyarrow.Table, not a {type(rows).__name__}")
     if hasattr(rows, "__arrow_c_stream__"):
         batches: list[Any] = given_table(rows, "check_sink").to_batches(max_chunksize=LIST_ROWS)
     else:
@@ -146,8 +159,9 @@ def check_sink(sink: Sink, rows: Any, *, parallelism: int = 2) -> list[Any]:
     results = []
     for index in range(count):
         part = batches[index::count]
+        half = part[: len(part) // 2] or [each[: len(each) // 2] for each in part[:1]]
         context = TaskContext("test", type(sink).__name__, index, count, FIRST_ATTEMPT)
-        _written(sink, context, part[: len(part) // 2])
+        _written(sink, context, half)
         results.append(_written(sink, replace(context, attempt=FIRST_ATTEMPT + 1), part))
     return results
 
@@ -158,12 +172,27 @@ def _written(sink: Sink, context: TaskContext, batches: Sequence[Any]) -> Any:
     spec = ProgramSpec(operators=[(name, OperatorSpec("sink", {"sink": UserSink(sink)}))])
     ((_, copy),) = copied_program(spec, name).operators
     operator: UserSink = copy.parameters["sink"]
-    operator.open(context)
-    for batch in batches:
-        operator.process(Batch(batch), 0, lambda item: None)
-    result = operator.close()
-    pack_result(result)
+    where = f"in attempt {context.attempt} of subtask {context.index}"
+    with _noted(f"raised by {name}.open {where}"):
+        operator.open(context)
+    for number, batch in enumerate(batches):
+        own = copies_of(batch) if isinstance(batch, list | tuple) else batch
+        with _noted(f"raised by {name}.write {where} for batch {number} of {len(batches)}"):
+            operator.process(Batch(own), 0, lambda item: None)
+    with _noted(f"raised by {name}.close {where}, or its result is none"):
+        result = operator.close()
+        pack_result(result)
     return result
+
+
+@contextmanager
+def _noted(note: str) -> Iterator[None]:
+    """Says of an error where it was raised."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(note)
+        raise
 
 
 class JobHarness:

@@ -429,3 +429,44 @@ def test_columns_are_computed_as_in_a_cluster() -> None:
     for table in (counts, counts.rebalance().with_columns(type=pc.field("type"))):
         again[0] = 0
         assert testing.run(table).to_pydict() == {"n": [1, 2, 3], "type": ["string"] * 3}
+
+
+# --- sources and sinks of one's own --------------------------------------------------------------------
+
+
+class Emptying:
+    """Takes the rows out of its batches, and refuses one of them."""
+
+    def open(self, context: TaskContext) -> None:
+        self.rows: list[Any] = []
+
+    def write(self, batch: Any) -> None:
+        while batch:
+            self.rows.append(batch.pop().pop("n"))
+        if "bad" in self.rows:
+            raise ValueError("cannot write")
+
+    def close(self) -> list[Any]:
+        return self.rows
+
+
+def test_each_attempt_of_a_sink_has_its_own_rows() -> None:
+    given = [{"n": 1}, {"n": 2}]
+    assert testing.check_sink(Emptying(), given, parallelism=1) == [[2, 1]]
+    assert given == [{"n": 1}, {"n": 2}]
+    with pytest.raises(ValueError, match="cannot write") as raised:
+        testing.check_sink(Emptying(), [{"n": "bad"}], parallelism=1)
+    assert raised.value.__notes__ == ["raised by Emptying.write in attempt 2 of subtask 0 for batch 0 of 1"]
+
+
+@pytest.mark.parametrize(
+    ("check", "message"),
+    [
+        (lambda: testing.check_sink(Emptying(), iter([1])), "takes a list of rows or a pyarrow.Table, not"),
+        (lambda: testing.check_sink(Emptying, [1]), r"a sink, not the class Emptying: write Emptying\("),  # type: ignore[arg-type]
+        (lambda: testing.check_source(Emptying), "check_source takes a source, not the class Emptying"),  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_what_is_no_source_and_no_sink_is_refused_in_words(check: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check()

@@ -213,8 +213,8 @@ def check_count(source: SplitSource[Any], count: int) -> None:
     if count > NAMED_SPLITS_MAX:
         raise WrongResult(
             f"{type(source).__name__}.splits() gives {count} splits with names to one subtask, and at most "
-            f"{NAMED_SPLITS_MAX} fit: raise its parallelism, or with discovery_interval leave names of splits "
-            "out that have ended"
+            f"{NAMED_SPLITS_MAX} fit: raise its parallelism, or with discovery_interval leave out the names "
+            "of splits that have ended"
         )
 
 

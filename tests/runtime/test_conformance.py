@@ -65,6 +65,44 @@ class Before(Named):
             yield [f"{split}{number}" for number in range(start, min(start + 4, 10))], b"%d" % start
 
 
+class Stray(Named):
+    """Between two batches it gives a position that is wrong."""
+
+    def read(self, split: str, position: bytes, /) -> Iterator[tuple[list[str], bytes]]:
+        for batch, behind in super().read(split, position):
+            yield batch, behind
+            yield [], b"0" if behind == b"8" else behind + b" "
+
+
+class Confirmed(Named):
+    """It reads no further back than what was acknowledged."""
+
+    def __init__(self, given: dict[str, int]) -> None:
+        self.given = given
+
+    def read(self, split: str, position: bytes, /) -> Iterator[tuple[list[str], bytes]]:
+        yield from super().read(split, b"%d" % max(self.given.get(split, 0), int(position or b"0")))
+
+    def acknowledge(self, positions: dict[str, bytes]) -> None:
+        self.given |= {name: int(position) for name, position in positions.items()}
+
+
+class Hasty(Confirmed):
+    """It lets go of a row too many."""
+
+    def acknowledge(self, positions: dict[str, bytes]) -> None:
+        self.given |= {name: int(position) + 1 for name, position in positions.items()}
+
+
+class ConfirmedQueue(Confirmed):
+    replayable = False
+
+
+class Unheard(Counted):
+    def acknowledge(self, positions: dict[str, bytes]) -> None:
+        """Never called."""
+
+
 class Shuffled(Counted):
     """Another list of splits each time."""
 
@@ -122,6 +160,10 @@ def test_what_was_read_comes_subtask_after_subtask() -> None:
     assert len(checked(Waiting)) == 30
     assert sorted(checked(Queue)) == sorted(map(str, range(10))), "it is not read again"
     assert [row[0] for row in checked(Refilled)] == checked(Counted)
+    for kind in (Confirmed, ConfirmedQueue):
+        given: dict[str, int] = {}
+        assert checked(lambda kind=kind, given=given: kind(given)) == checked(Named)  # type: ignore[misc]
+        assert given == dict.fromkeys("abc", 10), "all of it is acknowledged in the end"
 
 
 @pytest.mark.parametrize(
@@ -137,6 +179,9 @@ def test_the_librarys_own_pass(source: AnySource) -> None:
     assert checked(lambda: source)
 
 
+left: dict[str, int] = {}
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -146,6 +191,12 @@ def test_the_librarys_own_pass(source: AnySource) -> None:
         ),
         (TooMany, r"TooMany\.read from offset \d+ of split 0 on gives 99 where no further row came before"),
         (Before, r"Before\.read from position b'0' of split 'a' on gives .* came before"),
+        (Stray, r"Stray\.read from position b'0' of split 'a' on gives .* came before"),
+        (
+            lambda: Hasty(left),
+            r"Hasty\.read from position b'8' of split 'a' on gives 'a9' where 'a8' came before",
+        ),
+        (Unheard, r"Unheard\.acknowledge is never called: say replayable, give the splits names"),
         (Shuffled, r"Shuffled\.splits\(\) gives other splits when asked again"),
     ],
 )
