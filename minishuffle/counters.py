@@ -112,7 +112,7 @@ class ConnectionCounters:
 
 
 LIMITS: Final = ("exclusive", "floating", "credit", "queue", "pool", "writer")
-"""What fills up under back-pressure, in this order. On the consumer's side: all exclusive buffers of a
+"""Limits that are hit under back-pressure, in order. On the consumer's side: all exclusive buffers of a
 channel are in use; the channel waits because the gate has no free floating buffer; all its credit is used. On
 the producer's side: a subpartition holds the maximum of segments for one consumer; the output has no free
 segment; the task waits for a segment. Channels inside a worker have only the last three limits."""
@@ -318,7 +318,7 @@ class PoolSnapshot:
 
 @dataclass(slots=True, frozen=True)
 class GateSnapshot:
-    """One input gate of a task, summed over its channels."""
+    """An input gate of a task, summed over its channels."""
 
     queue_buffers: int
     exclusive_used: int
@@ -343,7 +343,7 @@ class GateSnapshot:
 
 @dataclass(slots=True, frozen=True)
 class PartitionSnapshot:
-    """One result partition of a task, summed over its subpartitions."""
+    """A result partition of a task, summed over its subpartitions."""
 
     backlog_buffers: int
     pool: PoolSnapshot
@@ -351,7 +351,7 @@ class PartitionSnapshot:
 
 @dataclass(slots=True, frozen=True)
 class TaskSnapshot:
-    """One task that is deployed on this worker now."""
+    """A task that is deployed on this worker now."""
 
     job: str
     """Job id."""

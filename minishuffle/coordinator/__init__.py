@@ -1,1 +1,1 @@
-"""Registers workers, places subtasks, follows jobs, answers clients."""
+"""The coordinator: it registers workers, places subtasks, follows jobs and answers clients."""

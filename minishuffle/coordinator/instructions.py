@@ -1,7 +1,6 @@
-"""What :class:`~minishuffle.coordinator.state.CoordinatorState` tells its shell to do.
+"""The instructions of :class:`~minishuffle.coordinator.state.CoordinatorState` to its shell.
 
-Each event gives one :class:`CoordinatorStep`, which says what the shell owes. Links are numbered by the
-shell; a number is never used again.
+Each event gives one :class:`CoordinatorStep`. The shell numbers links; a number is never used again.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class SendToWorker:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer request number ``request`` of that link."""
+    """The reply to request number ``request`` of a link."""
 
     link: int
     request: int
@@ -46,8 +45,8 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class CloseLink:
-    """Send what is queued, then close; ``why`` is for the log. ``refusal`` is the reason by which a link
-    that is closed for cause is counted, or empty."""
+    """Send the queued messages, then close the link. ``why`` is for the log. ``refusal`` is the reason by
+    which a link closed for cause is counted, or empty."""
 
     link: int
     why: str
@@ -56,8 +55,8 @@ class CloseLink:
 
 @dataclass(frozen=True, slots=True)
 class WatchProcess:
-    """The control link of that number closed: find out whether the worker's process is there, at its data
-    port. Answer with ``process_found`` and ``process_gone``, or not at all if nobody knows."""
+    """A worker's control link has closed: find out whether its process still listens at its data port. Answer
+    with ``process_found`` or ``process_gone``, or not at all if it cannot be known."""
 
     link: int
     address: WorkerAddress
@@ -65,8 +64,7 @@ class WatchProcess:
 
 @dataclass(frozen=True, slots=True)
 class LookForHost:
-    """Find out whether a host answers, as a worker does that gets this message. Answer with
-    ``host_looked``."""
+    """Find out whether a host answers, as a worker does on this message. Answer with ``host_looked``."""
 
     look: HostLook
 
@@ -81,33 +79,34 @@ Instruction: TypeAlias = SendToWorker | Reply | CloseLink | WatchProcess | LookF
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorStep:
-    """What comes of one event: what must be durable, what may be sent once it is, and when the machine is to
-    be called again. (The model: ``Ready`` of etcd's raft.)
+    """The result of one event: records that must be durable, messages that may be sent once they are, and the
+    time of the next call. (The model: ``Ready`` of etcd's raft.)
 
     The shell's duties, for steps in the order in which it gets them:
 
-    1. It calls ``handle_timer`` at ``timers`` of the latest step, whatever that waits for. Early is harmless.
-    2. It writes ``records`` and ``submissions`` to the journal. Those of steps that came during a write go
-       together into the next one: more is durable then than has to be before the first of them is sent.
-    3. Once they are durable it carries out ``messages``, in order, and then says ``journaled`` for each of
-       the submissions. Messages of later steps never overtake.
-    4. If they cannot be written, it keeps ``records``, says ``journaled`` with the error for each submission,
-       and goes on: ``write_ahead.failed`` leaves of ``messages`` what may be sent all the same. It tries
-       again, with each submission and now and then, until all that it keeps is written; then it carries out
-       what ``write_ahead.written`` gives. If the journal has lost what it had, it writes ``everything``.
-    5. If another coordinator has begun a later term, nothing that waits is sent, and this one ends.
+    1. It calls ``handle_timer`` at ``timers`` of the latest step, without waiting for the journal. An early
+    call is harmless.
+    2. It writes ``records`` and ``submissions`` to the journal. Records of steps that arrive during a write
+    go together into the next write, so more may be durable than the first of these steps needs.
+    3. Once they are durable it carries out ``messages``, in order, and then calls ``journaled`` for each of
+    the submissions. Messages of later steps never overtake.
+    4. If they cannot be written, it keeps ``records``, calls ``journaled`` with the error for each
+    submission, and goes on with the messages that ``write_ahead.failed`` permits. It tries again with each
+    submission, and periodically, until all it keeps is written; then it carries out the result of
+    ``write_ahead.written``. If the journal has lost its contents, it writes ``everything``.
+    5. If another coordinator has begun a later term, it sends no waiting messages, and ends.
     """
 
     records: Changes = field(default_factory=dict)
-    """By kind and name; None: it is forgotten."""
+    """Records by kind and name; None: the record is deleted."""
     submissions: Sequence[Changes] = ()
-    """The records of jobs that were submitted: a job whose records cannot be written is refused, and they are
-    not kept."""
+    """The records of submitted jobs. A job whose records cannot be written is refused, and they are not
+    kept."""
     messages: Sequence[Instruction] = ()
     timers: float | None = None
-    """None: nothing is due."""
+    """Time of the next call of ``handle_timer``; None: not needed."""
 
 
 def refusal(link: int, request: int, error: ShuffleError) -> Reply:
-    """The answer to a request that cannot be granted."""
+    """The reply to a refused request."""
     return Reply(link, request, Failure(code=error.code, text=str(error)))

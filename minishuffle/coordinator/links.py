@@ -1,14 +1,14 @@
-"""Between which workers there is a link, or could be one, as probes, heartbeats and waiting tasks tell. Pure.
+"""The links between workers that exist or could be made, from probes, heartbeats and waiting tasks. Pure.
 
-Of each pair of workers the one with the lower id probes the other, as it would dial it, when either registers
-or comes back, and again while that fails, less and less often, or at once when somebody asks. What a probe
-finds refuses nobody: it is shown. Only a link that tasks of a job need and that there has not been for
-``link_timeout`` is *broken*.
+In each pair of workers, the one with the lower id probes the other, as it would dial it. It does so when
+either registers or comes back, again while probes fail, at growing intervals, and at once on request. A
+failed probe excludes no worker; it is shown. Only a link that tasks of a job need, and that has not existed
+for ``link_timeout``, is *broken*.
 
-The number of pairs grows with the square of that of workers, so that in large clusters not all are probed:
-each newcomer is tried with ``PROBES_PER_WORKER_MAX`` others at most, on as many hosts as there are.
-``PROBES_UNDER_WAY_MAX`` are under way at a time, and ``PROBES_PER_SECOND_MAX`` begin. Those of links that
-jobs need come first, and wait for no others.
+The number of pairs grows with the square of the number of workers, so in large clusters only some are probed:
+each newcomer is tried with at most ``PROBES_PER_WORKER_MAX`` others, on as many hosts as possible. At most
+``PROBES_UNDER_WAY_MAX`` probes are under way at a time, and at most ``PROBES_PER_SECOND_MAX`` begin per
+second. Probes of links that jobs need come first, without waiting for others.
 """
 
 from __future__ import annotations
@@ -28,45 +28,45 @@ from minishuffle.wire.messages import Heartbeat, Probe, Probed
 __all__ = ["ANSWER_SECONDS", "Links", "Pair", "PairKey", "pair_of"]
 
 PairKey: TypeAlias = tuple[int, int]
-"""Worker ids, the lower first: it dials."""
+"""Worker ids, the lower first: the lower one dials."""
 PROBES_PER_TIMEOUT: Final = 4
-"""So often is a pair probed within ``link_timeout`` that is probed again and again."""
+"""Number of probes within ``link_timeout`` of a pair that is watched."""
 ANSWER_SECONDS: Final = limits.PROBE_SECONDS_MAX + 1.0
-"""After which a probe without an answer is sent again."""
+"""Seconds after which a probe without an answer is sent again."""
 TURN_SECONDS: Final = 0.01
-"""Those that wait for others to be allowed begin together, so often at most."""
+"""Shortest time between two batches of probes delayed by the rate limit."""
 AGAIN_SECONDS_MAX: Final = 30.0
-"""Between two probes of a pair, of which the last ones failed, that no job needs."""
+"""Longest time between two probes of a failing pair that no job needs."""
 
 
 def pair_of(one: int, other: int) -> PairKey:
-    """The key of two workers."""
+    """The key of a pair of workers."""
     return (one, other) if one < other else (other, one)
 
 
 @dataclass(slots=True)
 class Pair:
-    """What is known of two workers that are alive."""
+    """The known state of the link between two alive workers."""
 
     linked: bool | None = None
-    """There is a link, or the last probe could make one; None: nobody knows so far."""
+    """True: there is a link, or the last probe could make one. None: not known yet."""
     since: float = 0.0
-    """Since when it has been so."""
+    """Time since which ``linked`` has this value."""
     answered_at: float = -math.inf
-    """When that was seen last."""
+    """Time of the last observation."""
     why: str = ""
-    """Why there is none."""
+    """Why there is no link."""
     failures: int = 0
-    """So many probes in a row have failed, or had no answer."""
+    """Number of probes in a row that failed, or had no answer."""
     linked_at: float = -math.inf
-    """When one of the two had a link last."""
+    """When one of the two last reported a link."""
     told: bool | None = None
-    """What :meth:`Links.probed` said last of ``linked``."""
+    """The value of ``linked`` that :meth:`Links.probed` last announced."""
     told_at: float = -math.inf
 
 
 class _Need(NamedTuple):
-    """What a worker reports of a link that it needs and does not have."""
+    """A worker's report of a link that it needs and does not have."""
 
     since: float
     why: str
@@ -74,7 +74,7 @@ class _Need(NamedTuple):
 
 
 class Links:
-    """All pairs of workers.
+    """The pairs of workers.
 
     Args:
         seconds: ``link_timeout``, or ``heartbeat_timeout`` if that is longer.
@@ -85,33 +85,33 @@ class Links:
         self._term = term
         self._pairs: dict[PairKey, Pair] = {}
         self._probe_at: dict[PairKey, float] = {}
-        """When a pair is to be probed, or asked for once more."""
+        """When a pair is probed next, or its probe is repeated."""
         self._queue: list[tuple[float, PairKey]] = []
-        """The same in the order of their times, a heap, and what was changed since."""
+        """A heap of the same pairs by time; entries may be outdated."""
         self._urgent: dict[PairKey, float] = {}
-        """Pairs of links that jobs need and that are to be probed now, with the time since when, in order."""
+        """Pairs to probe now that jobs need, in order, with the time since when."""
         self._others: dict[PairKey, None] = {}
-        """Other pairs that are to be probed now."""
+        """Other pairs to probe now."""
         self._under_way: set[PairKey] = set()
-        """Probes that have been asked for, and not answered."""
+        """Probes requested and not answered yet."""
         self._allowed, self._allowed_at = float(limits.PROBES_BURST_MAX), 0.0
-        """How many others may be asked for at that time; the number grows."""
+        """Rate limit: the number of other probes allowed at this time; it grows with time."""
         self._watched: frozenset[PairKey] = frozenset()
-        """Pairs that are probed again and again, whatever is found."""
+        """Pairs that are probed repeatedly, whatever the result."""
         self._needs: dict[int, dict[int, _Need]] = {}
-        """By worker that needs a link, and by the other one."""
+        """By worker that needs a link, and by its peer."""
         self._new: dict[int, set[int]] = {}
-        """Workers whose first probes have not all been answered, with the others that are missing."""
+        """By worker, the peers whose first probe is not answered yet."""
         self._of: dict[int, set[PairKey]] = {}
-        """The pairs of each worker."""
+        """Pairs by worker."""
         self.reached = Counter[int]()
-        """With how many others each worker has a link, or could have one."""
+        """By worker, the number of others with which it has a link or could have one."""
         self._failing: set[PairKey] = set()
 
     # --- coming and going ------------------------------------------------------------------------
 
     def joined(self, worker: Worker, others: Iterable[Worker], now: float) -> None:
-        """A worker has registered, or come back: it and others are to be probed."""
+        """A worker has registered, or come back: probe it with others."""
         number = worker.worker
         self._of.setdefault(number, set())
         self._new[number] = set(_to_probe(worker, others))
@@ -122,7 +122,7 @@ class Links:
             self._wait(key, now, urgent=key in self._watched)
 
     def _pair(self, key: PairKey) -> Pair:
-        """That of two workers that have joined."""
+        """The state of a pair of joined workers."""
         pair = self._pairs.get(key)
         if pair is None:
             pair = self._pairs[key] = Pair()
@@ -131,7 +131,7 @@ class Links:
         return pair
 
     def left(self, worker: int) -> None:
-        """It is not alive any more."""
+        """A worker is no longer alive: forget its pairs."""
         self._new.pop(worker, None)
         self._needs.pop(worker, None)
         for needs in self._needs.values():
@@ -149,14 +149,14 @@ class Links:
     # --- probes ----------------------------------------------------------------------------------
 
     def ask(self, keys: Iterable[PairKey], now: float) -> None:
-        """Have these probed now, before others, as far as no answer is under way: a job needs them."""
+        """Probe these pairs now and before others, unless a probe is under way: a job needs them."""
         for key in sorted(keys):
             if all(worker in self._of for worker in key) and key not in self._under_way:
                 self._pair(key)
                 self._wait(key, now, urgent=True)
 
     def _wait(self, key: PairKey, now: float, *, urgent: bool) -> None:
-        """A pair is to be probed as soon as may be."""
+        """Probe a pair as soon as the limits allow."""
         urgent = urgent or key in self._urgent
         self._forget_probe(key)
         if urgent:
@@ -171,19 +171,20 @@ class Links:
         self._under_way.discard(key)
 
     def _at(self, key: PairKey, at: float) -> None:
-        """Have a pair probed then, and no sooner."""
+        """Probe a pair at this time."""
         self._probe_at[key] = at
         heapq.heappush(self._queue, (at, key))
 
     def watch(self, keys: Collection[PairKey], now: float) -> bool:
-        """Have these probed again and again, and no others unless that fails; True: there are new ones."""
+        """Probe exactly these pairs repeatedly; others only while their probes fail. True if there are new
+        ones."""
         watched = frozenset(keys)
         new, self._watched = watched - self._watched, watched
         self.ask(new, now)
         return bool(new)
 
     def due(self, workers: WorkerRegistry, now: float) -> list[tuple[int, Probe]]:
-        """What to send to whom now."""
+        """The probes to send now, by worker."""
         while (at := self._next_time()) is not None and at <= now:
             key = heapq.heappop(self._queue)[1]
             if key in self._under_way:
@@ -209,7 +210,7 @@ class Links:
         return found
 
     def _taken(self, now: float) -> list[PairKey]:
-        """The pairs whose turn it is."""
+        """Take the pairs that may be probed now."""
         room = limits.URGENT_PROBES_UNDER_WAY_MAX - len(self._under_way)
         keys = list(islice(self._urgent, max(0, room)))
         for key in keys:
@@ -224,7 +225,7 @@ class Links:
         return keys + others
 
     def _again_seconds(self, key: PairKey) -> float:
-        """How long after a probe that failed the next one is due."""
+        """Seconds between a failed probe and the next one."""
         seconds = self.seconds / PROBES_PER_TIMEOUT
         if key in self._watched:
             return seconds
@@ -237,7 +238,7 @@ class Links:
         return self._queue[0][0] if self._queue else None
 
     def next_deadline(self) -> float | None:
-        """When :meth:`due` has something."""
+        """The time at which :meth:`due` has probes to send."""
         times = [self._next_time()]
         if self._urgent and len(self._under_way) < limits.URGENT_PROBES_UNDER_WAY_MAX:
             times.append(next(iter(self._urgent.values())))
@@ -247,14 +248,14 @@ class Links:
         return min((time for time in times if time is not None), default=None)
 
     def probed(self, by: int, message: Probed, now: float) -> bool | None:
-        """What a worker has found: whether that differs from what was said here last, which changes once in
-        ``link_timeout`` at most; None if nothing was known or the pair is not."""
+        """Note the result of a probe. Returns whether it differs from the last announced one, which changes
+        at most once in ``link_timeout``; None if nothing was known, or the pair is not known."""
         key = (by, message.worker)
         pair = self._pairs.get(key)
         if pair is None:
             return None
         before = pair.told if pair.told is not None else pair.linked
-        # One that is there is as good as one that could be made: a firewall may refuse new ones alone.
+        # An existing link is as good as a new one: a firewall may refuse only new ones.
         linked = not message.why or now < pair.linked_at + self.seconds / 2
         self._seen(key, linked, "" if linked else message.why, now)
         self._forget_probe(key)
@@ -282,7 +283,7 @@ class Links:
             self._new.get(worker, set()).discard(_other(key, worker))
 
     def take_new(self) -> list[int]:
-        """Workers whose first probes have all been answered by now, and which were not given before."""
+        """The workers whose first probes have all been answered since the last call."""
         found = sorted(worker for worker, missing in self._new.items() if not missing)
         for worker in found:
             del self._new[worker]
@@ -291,7 +292,8 @@ class Links:
     # --- links that tasks need -------------------------------------------------------------------
 
     def heard(self, worker: Worker, message: Heartbeat, workers: WorkerRegistry, now: float) -> set[str]:
-        """A heartbeat: gives the jobs that need, or needed, links which that worker does not have."""
+        """Note a heartbeat's links. Returns the jobs that need, or needed, links that the worker does not
+        have."""
         before = self._needs.pop(worker.worker, {})
         needs: dict[int, _Need] = {}
         for each in message.unlinked:
@@ -311,8 +313,8 @@ class Links:
         return {job for each in (*before.values(), *needs.values()) for job in each.jobs}
 
     def broken(self, job: str, now: float) -> dict[PairKey, str]:
-        """The pairs between which tasks of a job have needed a link for too long, each with why there is
-        none, as far as that is known."""
+        """The broken links of a job: pairs between which its tasks have needed a link for too long, with the
+        reason if it is known."""
         found: dict[PairKey, str] = {}
         for worker, needs in self._needs.items():
             for peer, need in needs.items():
@@ -324,15 +326,15 @@ class Links:
     # --- what is known ---------------------------------------------------------------------------
 
     def pair(self, one: int, other: int) -> Pair:
-        """What is known of two workers."""
+        """The known state of two workers' link."""
         return self._pairs.get(pair_of(one, other), _NOTHING)
 
     def known(self, worker: int) -> int:
-        """With how many others it was tried whether there could be a link, or is to be."""
+        """The number of others with which a worker was probed, or is about to be."""
         return len(self._of.get(worker, ()))
 
     def failing(self) -> list[tuple[PairKey, str]]:
-        """The pairs between which no link could be made, each with why."""
+        """The pairs between which no link could be made, with the reasons."""
         return [(key, self._pairs[key].why) for key in sorted(self._failing)]
 
     def validate(self, alive: Collection[int]) -> None:
@@ -351,8 +353,8 @@ class Links:
 
 
 def _to_probe(worker: Worker, others: Iterable[Worker]) -> list[int]:
-    """Whom a newcomer is probed with: one of each other place, a second of each, and so on; those of its own
-    place last. A place is a host and the address that is advertised there."""
+    """The workers with which a newcomer is probed: one of each other place, then a second of each, and so on;
+    workers of its own place last. A place is a host with its advertised address."""
     places: dict[tuple[str, str], list[int]] = {}
     for other in others:
         if other.worker != worker.worker:

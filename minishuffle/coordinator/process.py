@@ -1,7 +1,7 @@
-"""The coordinator process: an event loop around the machine that decides.
+"""The coordinator process: an event loop around the state machine.
 
-It listens for workers and clients, hands their messages to :class:`CoordinatorState`, and carries out
-what that says. Servers (metrics) are handed in by whoever starts it.
+It listens for workers and clients, passes their messages to :class:`CoordinatorState`, and carries out its
+instructions. Its caller passes in servers, as for metrics.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ from minishuffle.wire.requests import Failure
 __all__ = ["Coordinator", "run_coordinator"]
 
 STOP_SECONDS_MAX: Final = 10.0
-"""How much longer than ``task_cancel_timeout`` an orderly stop may take."""
+"""Seconds beyond ``task_cancel_timeout`` that an orderly stop may take."""
 HAND_OVER_SECONDS_MAX: Final = 20.0
-"""How long the journal may take for what a coordinator leaves to the next one: mostly rows for clients."""
+"""Seconds that the last write for the next coordinator may take; mostly rows for clients."""
 OWN_LINK: Final = 0
-"""The number of no link: requests of this process itself."""
+"""The link number of requests of this process itself."""
 TERM_SECONDS: Final = 1.0
-"""Between two looks whether another coordinator has taken over."""
+"""Seconds between two checks whether another coordinator has taken over."""
 _log = logging.getLogger("minishuffle.coordinator")
 
 
@@ -83,7 +83,7 @@ class _Server(Protocol):
 
 
 class Storage(Protocol):
-    """Where records outlive this process."""
+    """Storage of records that outlive this process."""
 
     @property
     def term(self) -> int: ...
@@ -92,12 +92,12 @@ class Storage(Protocol):
     def records(self) -> Mapping[RecordKey, bytes]: ...
 
     def write(self, changes: Changes, done: Callable[[Exception | None], None], *, whole: bool) -> None:
-        """Write without waiting for the disk; ``done`` is called on the loop, with what went wrong. See
+        """Write without waiting for the disk. ``done`` is called on the loop with the error, if any. See
         :meth:`~minishuffle.coordinator.journal.store.CoordinatorJournal.write`."""
 
 
 class JournalThread:
-    """A journal whose writes do not hold up the loop: a thread of its own does them, in order."""
+    """A journal with a thread of its own, which writes in order and does not block the loop."""
 
     def __init__(self, journal: CoordinatorJournal) -> None:
         self.term = journal.term
@@ -113,7 +113,7 @@ class JournalThread:
             error: Exception | None = None
             try:
                 self._journal.write(changes, whole=whole)
-            except Exception as raised:  # whatever it is, the loop has to know
+            except Exception as raised:  # whatever the error, the loop needs it
                 error = raised
             with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits for it.
                 self._loop.call_soon_threadsafe(done, error)
@@ -121,12 +121,12 @@ class JournalThread:
         self._thread.submit(work)
 
     def close(self) -> None:
-        """After the last write; what was done then is not heard of."""
+        """Wait for the last write; its ``done`` may not be called."""
         self._thread.shutdown()
 
 
 class _Silent(asyncio.Protocol):
-    """A connection to a process that says nothing, and that ends with the process: ``closed`` then."""
+    """A connection that carries no data, and resolves ``closed`` when its process ends."""
 
     def __init__(self, closed: asyncio.Future[None]) -> None:
         self._closed = closed
@@ -137,7 +137,7 @@ class _Silent(asyncio.Protocol):
 
 
 class Coordinator:
-    """One term of a coordinator; made on the loop that it then runs on."""
+    """A coordinator process, for one term; created on the loop on which it runs."""
 
     def __init__(
         self, settings: ClusterSettings, cluster: str, journal: Storage, *, workers_anew: bool = False
@@ -165,24 +165,24 @@ class Coordinator:
         self._links: dict[int, ControlLink] = {}
         self._links_seen = OWN_LINK
         self._replies: dict[int, asyncio.Future[ControlMessage]] = {}
-        """Requests of this process itself that wait for their reply."""
+        """Open requests of this process itself."""
         self._asked = 0
         self._messages: deque[Instruction] = deque()
-        """What may be sent."""
+        """Instructions that may be carried out."""
         self._steps: deque[CoordinatorStep] = deque()
-        """What is to be carried out behind that, and behind what the journal is being written for."""
+        """Steps to carry out after :attr:`_messages`, and after the journal write under way."""
         self._leaving = False
-        """Another coordinator goes on: nothing that comes is heard any more."""
+        """This coordinator hands over: incoming messages are ignored."""
         self._is_writing = False
-        """The journal is; :attr:`_steps` wait for that unless it could not be written last."""
+        """A journal write is under way; :attr:`_steps` wait for it unless the last write failed."""
         self._unwritten: Changes | None = None
-        """What could not be written, or is not under way; None while all could."""
+        """Records whose write failed, or waits for the next try; None while writes succeed."""
         self._submitted: list[Changes] = []
-        """Records of submissions that wait for the next try to write that."""
+        """Records of submissions that wait for the next try to write."""
         self._whole = False
-        """What is to be written is all that there is."""
+        """The next write replaces the whole journal."""
         self._watches: set[asyncio.Task[None]] = set()
-        """For processes whose control link closed, and for hosts that are silent."""
+        """Background tasks, for processes with a closed control link and for silent hosts."""
         self._watch_seconds = settings.heartbeat_timeout
         self._look: asyncio.TimerHandle | None = None
         self._refusals = RefusalLog(_log.warning, self._loop.call_at)
@@ -191,7 +191,7 @@ class Coordinator:
         self._carry_out(self._state.handle_timer(self._loop.time()))
 
     async def listen(self, host: str, port: int, secret: bytes, tls: Credentials | None = None) -> int:
-        """Accept workers and clients, with ``tls`` over TLS alone; gives the port.
+        """Accept workers and clients, with ``tls`` only over TLS. Returns the port.
 
         Raises:
             UsageError: the port is taken, or the host is not one of this machine's.
@@ -211,11 +211,11 @@ class Coordinator:
         return self._server.port
 
     def web_started(self, port: int) -> None:
-        """Have ``cluster status`` tell where the metrics are."""
+        """Set the port of the metrics server, for ``cluster status``."""
         self._state.web_started(port)
 
     async def ask(self, request: ControlMessage) -> ControlMessage:
-        """What a client would be replied.
+        """The reply that a client would get to a request.
 
         Raises:
             ShuffleError: the request cannot be fulfilled.
@@ -236,34 +236,35 @@ class Coordinator:
 
     @property
     def clock(self) -> float:
-        """Seconds since 1970 on the clock of all events, which does not jump."""
+        """The clock of events: seconds since 1970, without jumps."""
         now = self._loop.time()
         return self._clock.read(time.time(), now)
 
     @property
     def journal_writable(self) -> bool:
-        """Whether the journal could be written last."""
+        """Whether the last journal write succeeded."""
         return not self._state.write_ahead.problem
 
     def look(self) -> tuple[list[Job], list[Worker]]:
-        """Jobs that have not ended, and all workers, as they are until the caller waits for something."""
+        """Jobs that have not ended, and all workers; valid until the caller awaits."""
         return self._state.look()
 
     def snapshot(self) -> CoordinatorSnapshot:
-        """Everything that ``/metrics`` is made from."""
+        """The values of ``/metrics``."""
         return self._state.snapshot(self._loop.time(), self._refusals.counts)
 
     def stop(self) -> None:
-        """Begin to shut the cluster down; :attr:`stopped` says when that is done."""
+        """Begin to shut down the cluster; :attr:`stopped` resolves when it is done."""
         self._carry_out(self._state.stop(self._loop.time()))
 
     async def hand_over(self) -> bool:
-        """End without an end of jobs and workers: the next coordinator goes on with all that this one knows.
+        """End while jobs and workers run on: the next coordinator continues with the full state.
 
-        False, and nothing done, if the cluster is being shut down.
+        Returns False, and does nothing, if the cluster is being shut down.
 
         Raises:
-            ResourceExhausted: the journal cannot be written; what it has not, the next one does not know.
+            ResourceExhausted: the journal cannot be written; the next coordinator lacks the unwritten
+                records.
             Superseded: another coordinator has begun a later term.
         """
         if self._state.stopping:
@@ -294,7 +295,7 @@ class Coordinator:
         return True
 
     async def close(self) -> None:
-        """Close every link, what they hold unsent first."""
+        """Close every link, after sending its queued messages."""
         for timer in (self._timer, self._look):
             if timer is not None:
                 timer.cancel()
@@ -313,7 +314,7 @@ class Coordinator:
 
         def on_message(message: ControlMessage, request: int) -> None:
             if self._leaving:
-                return  # Reports are repeated to the next one, and clients ask it.
+                return  # reports are repeated to the next coordinator, and clients ask it
             if isinstance(message, Register):
                 message = message.model_copy(update={"seen": link.remote_host})
             if link.peer.role == Role.WORKER:
@@ -332,11 +333,11 @@ class Coordinator:
         link.start(on_message, on_closed)
 
     async def _watch(self, watch: WatchProcess) -> None:
-        """Connect to the port of a process whose link closed, for as long as a verdict may take.
+        """Connect to the port of a process whose control link closed, for as long as the decision may take.
 
-        Of a process that has ended, the kernel refuses or resets connections at once, and a host that is gone
-        does not answer: then nobody knows. A host name with several addresses, all of which refuse, counts as
-        that.
+        If the process has ended, its kernel refuses or resets connections at once: it is gone. If the host is
+        gone, there is no answer, and nothing is known. If the host name has several addresses and all refuse,
+        the process counts as unknown too.
         """
         closed: asyncio.Future[None] = self._loop.create_future()
         address, transport = watch.address, None
@@ -350,7 +351,7 @@ class Coordinator:
         except ConnectionError:
             closed.set_result(None)
         except OSError as error:
-            if transport is None:  # Else it is there.
+            if transport is None:  # else its process lives
                 why = str(error) or f"it does not answer in {self._watch_seconds:g} s"
                 _log.warning("whether worker %d is there is not known: %s", address.worker, why)
         finally:
@@ -374,17 +375,17 @@ class Coordinator:
     # --- steps -----------------------------------------------------------------------------------
 
     def _carry_out(self, step: CoordinatorStep) -> None:
-        """See to the duties that come with a step: see :class:`CoordinatorStep`."""
+        """Carry out the duties of a step: see :class:`CoordinatorStep`."""
         self._take(step)
         self._go_on()
 
     def _take(self, step: CoordinatorStep) -> None:
-        """It is carried out behind those before it."""
+        """Queue a step after the earlier ones."""
         self._steps.append(step)
         self._set_timer(step.timers)
 
     def _go_on(self) -> None:
-        """Carry out what does not wait for the journal, to the last when another coordinator goes on."""
+        """Carry out all that does not wait for the journal; end when another coordinator takes over."""
         while True:
             while self._messages:
                 self._carry_out_one(self._messages.popleft())
@@ -419,7 +420,8 @@ class Coordinator:
     # --- journal ---------------------------------------------------------------------------------
 
     def _write(self, first: CoordinatorStep) -> None:
-        """Write what that step needs, and with it what all behind it do: one write takes long enough."""
+        """Write the records of a step, together with the records of all steps queued after it: one write
+        takes long enough."""
         together = [first, *self._steps]
         self._steps.clear()
         records = Changes()
@@ -430,7 +432,7 @@ class Coordinator:
         self._begin_write(CoordinatorStep(records, submissions, messages))
 
     def _keep(self, step: CoordinatorStep) -> None:
-        """The journal could not be written last: the step does not wait for it."""
+        """Keep a step's records while the journal cannot be written; its messages do not wait."""
         assert self._unwritten is not None
         self._unwritten.update(step.records)
         self._messages.extend(step.messages)
@@ -439,7 +441,7 @@ class Coordinator:
             self._write_again()
 
     def _write_again(self) -> None:
-        """Try to write what could not be written; meanwhile the rest goes on."""
+        """Try to write the kept records; meanwhile the loop goes on."""
         if self._unwritten is not None and not self._is_writing:
             records, self._unwritten = self._unwritten, Changes()
             submissions, self._submitted = self._submitted, []
@@ -453,8 +455,8 @@ class Coordinator:
         self._journal.write(together, partial(self._written, step), whole=self._whole)
 
     def _written(self, step: CoordinatorStep, error: Exception | None) -> None:
-        """The journal has what is to be durable of that; or not, and what follows is carried out but for what
-        has to wait for that."""
+        """A write has ended. Without an error, the step's messages may be sent; with one, only messages that
+        need not wait."""
         self._is_writing = False
         newer, now = self._unwritten, self._loop.time()
         if error is not None and not isinstance(error, ResourceExhausted):
@@ -484,7 +486,8 @@ class Coordinator:
         self._go_on()
 
     def _look_at_term(self) -> None:
-        """Now and then, also to write what could not be written: it finds out that another has taken over."""
+        """Check periodically, with a write, whether another coordinator has taken over; also tries again to
+        write kept records."""
         if not self.stopped.done():
             self._look = self._loop.call_later(TERM_SECONDS, self._look_at_term)
             now = self._loop.time()
@@ -512,7 +515,7 @@ class Coordinator:
         except ResourceExhausted as error:
             if not isinstance(message, DeployTasks):
                 raise
-            # After what is queued: CancelTasks must not overtake DeployTasks.
+            # After the queued steps: CancelTasks must not overtake DeployTasks.
             self._take(self._state.undeployable(worker, message, error, self._loop.time()))
 
     def _reply(self, number: int, request: int, message: ControlMessage) -> None:
@@ -529,7 +532,7 @@ class Coordinator:
     # --- time ------------------------------------------------------------------------------------
 
     def _set_timer(self, deadline: float | None) -> None:
-        """See to it that the machine is called then; early is harmless."""
+        """Call the machine at this time or earlier."""
         if deadline is None or self._leaving or self.stopped.done():
             return
         if self._timer is not None:
@@ -563,7 +566,7 @@ async def _require_port(host: str, port: int) -> None:
 async def _serve(
     coordinator: Coordinator, stop: asyncio.Event, leave: asyncio.Event, stop_seconds: float
 ) -> bool:
-    """Return at the end: whether that is one of the whole cluster, or the next coordinator goes on."""
+    """Wait for the end. True: the whole cluster has ended; False: the next coordinator takes over."""
     waiting = [asyncio.create_task(each.wait()) for each in (stop, leave)]
     try:
         ends: list[asyncio.Future[Any]] = [*waiting, coordinator.stopped]
@@ -582,7 +585,7 @@ async def _serve(
 
 
 def _found_by(tls: Credentials | None) -> TlsFiles | None:
-    """The files that are of use to other processes of this machine, whatever their directory is."""
+    """The TLS files, as absolute paths, for other processes of this machine."""
     files = tls.files if tls is not None else None
     return None if files is None else TlsFiles(*map(os.path.abspath, files))
 
@@ -603,26 +606,26 @@ async def run_coordinator(
     tls: Credentials | None = None,
     workers_anew: bool = False,
 ) -> None:
-    """Run a coordinator until ``stop`` or ``leave`` is set or a client stops the cluster.
+    """Run a coordinator until ``stop`` or ``leave`` is set, or a client stops the cluster.
 
-    To stop is an order: running jobs are cancelled, workers shut down and links closed, each within its time
-    limit. To ``leave`` is none: this process ends, jobs and workers run on, and the next one goes on with it.
+    ``stop`` ends the cluster in order: running jobs are cancelled, workers shut down and links closed, each
+    within its limit. ``leave`` ends only this process: the next coordinator goes on with jobs and workers.
 
     Args:
         state_dir: exists; the journal is kept there.
         web: starts the HTTP server (coordinator, port).
         ready: called with both ports and the term once it listens.
-        tls: has all connections of workers and clients use TLS.
-        workers_anew: all workers are started anew, too.
+        tls: all connections of workers and clients use TLS.
+        workers_anew: all workers are restarted as well.
 
     Raises:
         UsageError: a port is taken, the host is not one of this machine's, or the certificate is not for it.
-        ShuffleError: the journal cannot be opened or read, or has not all that the next one has to know.
+        ShuffleError: the journal cannot be opened or read, or at the end lacks records.
         Superseded: another coordinator has begun a later term.
     """
     if tls is not None:
         tls.check_host(host)
-    await _require_port(host, port)  # Before the term of one that runs there ends.
+    await _require_port(host, port)  # before the term of a running coordinator ends
     with CoordinatorJournal(state_dir) as journal, contextlib.closing(JournalThread(journal)) as storage:
         try:
             require_format(journal.records)
@@ -641,7 +644,7 @@ async def run_coordinator(
             ready({"port": listening, "web_port": server.port, "term": journal.term})
             if await _serve(coordinator, stop, leave, settings.task_cancel_timeout + STOP_SECONDS_MAX):
                 forget_coordinator(state_dir, journal.term)
-            elif read_coordinator(state_dir) == place:  # Else another has taken its place.
+            elif read_coordinator(state_dir) == place:  # else another has taken its place
                 write_coordinator(state_dir, place._replace(handed_over=True))
         finally:
             await coordinator.close()

@@ -1,7 +1,7 @@
-"""What a worker and its tasks reported half a minute ago: where all who judge the load of a job begin.
+"""Reports of workers and tasks from half a minute ago, from which the load of a job is measured.
 
-Loads are the growth between two reports. A function that takes small rows works off a buffer at a time, for a
-second or more: over a span as short as that a task that has 10 % too much to do looks idle, or at its limit.
+A load is the growth between two reports. A function on small rows may process one buffer for a second or
+more. Over such a short span, a task with 10 % too much work can look idle, or at its limit.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from minishuffle.wire.messages import Heartbeat, PeerReport, WorkerReport
 __all__ = ["RECENT_SECONDS", "RecentReports"]
 
 RECENT_SECONDS: Final = 30.0
-"""How old the earliest report is at most; the least age is ``KEPT_EVERY_SECONDS`` less."""
+"""Greatest age of the earliest report; its least age is ``KEPT_EVERY_SECONDS`` less."""
 KEPT_EVERY_SECONDS: Final = 10.0
 
 T = TypeVar("T")
 
 
 class _Recent(Generic[T]):
-    """Some of the values of the last RECENT_SECONDS, each at a time that never goes back."""
+    """Values of the last RECENT_SECONDS, at times in ascending order."""
 
     def __init__(self, at: float, value: T) -> None:
         self._kept = deque([(at, value)])
@@ -40,7 +40,7 @@ class _Recent(Generic[T]):
 
 
 class _RecentCounters(_Recent[TaskCounters]):
-    """Those of one attempt, by the time that it has reported."""
+    """Counters of one attempt, by its reported time."""
 
     def __init__(self, counters: TaskCounters) -> None:
         super().__init__(counters.seconds, counters)
@@ -48,19 +48,20 @@ class _RecentCounters(_Recent[TaskCounters]):
 
 
 def has_records(counters: TaskCounters) -> bool:
-    """The time before its first records, in which a task starts, says nothing of its load."""
+    """Whether a task has processed records. The time before them, in which it starts, is not part of its
+    load."""
     return counters.records_in > 0 or counters.records_out > 0
 
 
 class RecentReports:
-    """Those of one worker and of the attempts that are in its heartbeats."""
+    """Recent reports of one worker and of the attempts in its heartbeats."""
 
     def __init__(self) -> None:
         self._worker: _Recent[tuple[WorkerReport, list[PeerReport]]] | None = None
         self._attempts: dict[tuple[str, Attempt], _RecentCounters] = {}
 
     def note(self, heartbeat: Heartbeat) -> None:
-        """Keep what it says, and forget attempts that it does not name."""
+        """Keep a heartbeat's reports, and forget attempts that are not in it."""
         at, said = heartbeat.report.clock_seconds, (heartbeat.report, heartbeat.peers)
         if self._worker is None:
             self._worker = _Recent(at, said)
@@ -76,10 +77,10 @@ class RecentReports:
             self._attempts[key] = recent
 
     def counters(self, job: str) -> dict[Attempt, TaskCounters]:
-        """What the attempts of the job had counted."""
+        """The earliest kept counters of the job's attempts."""
         return {attempt: each.earliest for (name, attempt), each in self._attempts.items() if name == job}
 
     @property
     def report(self) -> tuple[WorkerReport, list[PeerReport]]:
-        """What the worker said of itself and of its connections."""
+        """The earliest kept report of the worker, and of its connections."""
         return (WorkerReport(), []) if self._worker is None else self._worker.earliest

@@ -1,4 +1,5 @@
-"""The orderly stop of a cluster: jobs are cancelled, then workers shut down, each in limited time. Pure."""
+"""The orderly stop of a cluster: jobs are cancelled, then workers shut down, each within a time limit.
+Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from minishuffle.errors import UsageError
 __all__ = ["OrderlyStop"]
 
 DRAIN_SECONDS: Final = 2.0
-"""How much longer than ``task_cancel_timeout`` jobs may take to end when the cluster stops."""
+"""Seconds beyond ``task_cancel_timeout`` that jobs may take to end when the cluster stops."""
 CLOSING_SECONDS: Final = 3.0
-"""How long workers may take to close their links after that."""
+"""Seconds that workers may then take to close their links."""
 
 
 class OrderlyStop:
@@ -23,26 +24,26 @@ class OrderlyStop:
         self._deadline = 0.0
 
     def require_up(self) -> None:
-        """Raises UsageError: it has begun."""
+        """Raises UsageError: the stop has begun."""
         if self.phase != "up":
             raise UsageError("the cluster is being shut down: start it again with 'minishuffle cluster up'")
 
     def begin(self, now: float) -> bool:
-        """False if it has begun before."""
+        """Begin the stop; False if it has begun already."""
         if self.phase != "up":
             return False
         self.phase, self._deadline = "draining", now + self._drain_seconds
         return True
 
     def drained(self, now: float, jobs_run: bool) -> bool:
-        """True, once, when workers are to shut down."""
+        """True, once, when workers must shut down."""
         if self.phase != "draining" or (jobs_run and now < self._deadline):
             return False
         self.phase, self._deadline = "closing", now + CLOSING_SECONDS
         return True
 
     def closed(self, now: float, workers_there: bool) -> bool:
-        """True, once, when everything has ended or had its time."""
+        """True, once, when all workers have closed, or the time limit has passed."""
         if self.phase != "closing" or (workers_there and now < self._deadline):
             return False
         self.phase = "stopped"

@@ -1,13 +1,13 @@
-"""When a host is lost, and not only slow: its kernel says nothing any more. Pure.
+"""Detection of lost hosts, whose kernel no longer answers. Pure.
 
-A worker that is silent may be stopped or busy, and has ``heartbeat_timeout``. If its whole host was cut off
-or lost its power, no connection to any of its ports is completed or refused either, which is known sooner. So
-a host from which nothing was heard for a part of ``host_timeout`` is looked at: once by the coordinator, and
-if that has no answer, three times by the coordinator and by workers on other hosts. If none of them has an
-answer, and no process of the host was heard meanwhile, all its workers are lost after ``host_timeout``.
+A silent worker may be stopped or busy, and is given ``heartbeat_timeout``. But if its whole host was cut off
+or lost power, connections to its ports are neither completed nor refused, which can be known sooner. So a
+host that has been silent for a part of ``host_timeout`` is probed: once by the coordinator, and if it does
+not answer, three times by the coordinator and by workers on other hosts. If no probe is answered, and no
+process of the host sends a message meanwhile, all its workers are lost after ``host_timeout``.
 
-Whoever looks may be the one that is cut off. So two observers on different hosts have to say the same, and
-the coordinator has to hear the other one say it; with fewer hosts there is no such verdict.
+The observer itself may be the one that is cut off. So two observers on different hosts must agree, and the
+coordinator must receive the other's answer. With fewer hosts there is no verdict of this kind.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from minishuffle.wire.messages import HostLook
 __all__ = ["OWN", "HostStep", "HostSuspicion", "HostVerdict", "LookAtHost", "SilentHosts"]
 
 GLANCE_SECONDS: Final = 0.05
-"""For the coordinator's own first look: an answer takes a round trip."""
+"""Seconds for the coordinator's own first probe: an answer takes a round trip."""
 LOOK_SECONDS: Final = 0.25
-"""For the looks that a verdict needs."""
+"""Seconds for the probes that a verdict needs."""
 LOOKS: Final = 3
 REPORT_SECONDS_MAX: Final = 0.15
-"""How long the reports of other observers are awaited after their looks."""
+"""Seconds to wait for the reports of other observers after their probes."""
 OBSERVERS_MAX: Final = 2
-"""Workers that look, each on a host of its own."""
+"""Most workers that probe a host, each on a different host."""
 ADDRESSES_MAX: Final = 4
-"""Ports of one host that are dialed."""
+"""Most ports of one host that are dialed."""
 OWN: Final = 0
 """The coordinator as an observer; workers have their ids."""
 
@@ -43,16 +43,16 @@ assert GLANCE_SECONDS + LOOK_SECONDS < limits.HOST_TIMEOUT_SECONDS_MIN
 
 @dataclass(frozen=True, slots=True)
 class LookAtHost:
-    """Have an observer dial a host; its answer goes to :meth:`SilentHosts.answered`."""
+    """Let an observer dial a host; its answer goes to :meth:`SilentHosts.answered`."""
 
     observer: int
-    """A worker, or :data:`OWN`."""
+    """A worker id, or :data:`OWN`."""
     look: HostLook
 
 
 @dataclass(frozen=True, slots=True)
 class HostSuspicion:
-    """A host may be lost: whoever would take over from its workers is to be prepared."""
+    """A host may be lost: prepare the workers that would take over from its workers."""
 
     workers: list[Worker]
 
@@ -70,16 +70,16 @@ HostStep: TypeAlias = LookAtHost | HostSuspicion | HostVerdict
 
 @dataclass(slots=True)
 class _Look:
-    """One that is under way."""
+    """A probe of a host that is under way."""
 
     ticket: int
     heard_at: float
-    """When a process of the host was heard last; what is heard later ends this."""
+    """When a process of the host last sent a message; a later message ends the probe."""
     observers: list[int]
     until: float
-    """When those that have not answered are waited for no longer."""
+    """Deadline for the answers."""
     answers: dict[int, bool | None] = field(default_factory=dict)
-    """By observer: whether the host has answered; None: the observer cannot tell."""
+    """By observer, whether the host has answered; None: the observer cannot tell."""
 
     @property
     def is_glance(self) -> bool:
@@ -91,20 +91,21 @@ class _Look:
 
     @property
     def is_silence(self) -> bool:
-        """All that could tell have seen none: the coordinator, and one at least on another host."""
+        """The coordinator had no answer and, except in a first probe of its own, neither had at least one
+        observer on another host."""
         seen = [observer for observer, answer in self.answers.items() if answer is False]
         return OWN in seen and (self.is_glance or len(seen) > 1)
 
 
 class SilentHosts:
-    """The hosts of a cluster by identity, and those that are being looked at.
+    """The hosts of a cluster by identity, and the probes under way.
 
-    Invariants: at most one look for each host, and none if a process of it was heard within ``patience``;
-    no verdict before ``seconds`` of silence.
+    Invariants: at most one probe for each host, and none if a process of it sent a message within
+    ``patience``; no verdict before ``seconds`` of silence.
 
     Args:
-        identity: that of the coordinator's host.
-        seconds: ``host_timeout``; None: there are no such verdicts.
+        identity: of the coordinator's host.
+        seconds: ``host_timeout``; None: there are no verdicts on hosts.
     """
 
     def __init__(self, term: int, identity: str, seconds: float | None) -> None:
@@ -113,32 +114,32 @@ class SilentHosts:
         self._seconds = seconds
         self._looks: dict[str, _Look] = {}
         self._answered_at: dict[str, float] = {}
-        """By host, when a look had an answer last."""
+        """By host, the time of its last answered probe."""
         self._tickets = 0
         self._next: float | None = None
 
     @property
     def patience(self) -> float:
-        """After how many seconds of silence a host is looked at."""
+        """Seconds of silence after which a host is probed."""
         return (self._seconds or 0.0) - GLANCE_SECONDS - LOOK_SECONDS
 
     def joined(self, now: float) -> None:
-        """There is another worker."""
+        """Another worker has registered."""
         if self._seconds is not None and self._next is None:
             self._next = now + self.patience
 
     def answered(self, observer: int, ticket: int, answer: bool | None) -> None:
-        """An observer has looked; :meth:`due` says what follows."""
+        """Note the answer of an observer; :meth:`due` acts on it."""
         for look in self._looks.values():
             if look.ticket == ticket and observer in look.observers:
                 look.answers[observer] = answer
 
     def next_deadline(self) -> float | None:
-        """When :meth:`due` wants to be called; that may be too early, for a host that was heard since."""
+        """The time of the next call of :meth:`due`; early if the host has sent a message since."""
         return self._next
 
     def due(self, workers: Iterable[Worker], now: float) -> list[HostStep]:
-        """What follows from the time and from what was seen; ``workers`` are all that are alive."""
+        """The steps that are due, by the time and the answers; ``workers`` are all alive ones."""
         if self._seconds is None or self._next is None:
             return []
         hosts: dict[str, list[Worker]] = {}
@@ -160,7 +161,7 @@ class SilentHosts:
     def _look_after(
         self, host: str, hosts: dict[str, list[Worker]], now: float
     ) -> tuple[float, Sequence[HostStep]]:
-        """When to look after that host again, and what to do now."""
+        """The next time to check a host, and the steps to take now."""
         assert self._seconds is not None
         heard_at = max(worker.heard_at for worker in hosts[host])
         look = self._looks.get(host)
@@ -183,7 +184,7 @@ class SilentHosts:
     def _looked(
         self, host: str, look: _Look, hosts: dict[str, list[Worker]], now: float
     ) -> tuple[float, Sequence[HostStep]]:
-        """A look has ended."""
+        """A probe has ended."""
         del self._looks[host]
         if True in look.answers.values():
             self._answered_at[host] = now
@@ -214,7 +215,7 @@ class SilentHosts:
         return until, [LookAtHost(each, what) for each in observers]
 
     def _observers(self, host: str, hosts: dict[str, list[Worker]]) -> list[int]:
-        """Workers on other hosts than that one and the coordinator's, those heard last first."""
+        """Workers on other hosts than this one and the coordinator's, the most recently seen first."""
         others = hosts.keys() - {host, self._identity, ""} - self._looks.keys()
         latest = [max(hosts[other], key=lambda worker: worker.heard_at) for other in others]
         latest.sort(key=lambda worker: (-worker.heard_at, worker.worker))
@@ -228,7 +229,7 @@ class SilentHosts:
 
 
 def _addresses(workers: Iterable[Worker]) -> list[str]:
-    """Data and metrics ports of a host, with addresses that need no looking up: a name server may be silent,
+    """Data and metrics ports of a host, with numeric addresses only, since a name server may be silent
     too."""
     found: list[str] = []
     for worker in sorted(workers, key=lambda worker: worker.worker):

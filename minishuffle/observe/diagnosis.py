@@ -1,26 +1,27 @@
-"""What throttles a job: a pure function of two looks at what heartbeats carry, and of the job graph.
+"""The diagnosis of a job: the cause that throttles it, as a pure function of two looks at heartbeats and of
+the job graph.
 
-The first look is of half a minute ago, as the coordinator keeps it for all who judge
-(:mod:`~minishuffle.coordinator.recentreports`): so they find the same, and find it again in the next moment.
+The first look is half a minute old. The coordinator keeps it (:mod:`~minishuffle.coordinator.recentreports`),
+so that all diagnoses of the same time agree, and the next one does too.
 
-If workers of the job have no connection, that is it: whatever waits then waits for that.
+If workers of the job have no connection, this is the cause: all other waits follow from it.
 
-A task is *throttled* while it waits for its output (more than ``LOW_FROM`` of its time). Whoever throttles it
-is behind it, so the search follows the data: among the tasks that throttled ones write to, the one that is
-busy, or always has something to read, is the bottleneck; if none is, what lies between them is, the exchange.
-Then the rules are tried in their order (:data:`RULES`): each is a condition, the numbers that show it, and
-what to do.
+A task is *throttled* while it waits for its output (more than ``LOW_FROM`` of its time). The cause is
+downstream of it, so the search follows the data. Among the consumers of throttled tasks, one that is busy, or
+always has queued input, is the bottleneck. If there is none, the exchange in between is. Then the rules are
+tried in order (:data:`RULES`): each has a condition, numbers as evidence, and advice.
 
-Small rows wait in buffers for a minute before anybody is throttled. Until then the bottleneck is a task that
-is busy all the time and whose vertex takes fewer records than are sent to it: it *falls behind*
+Small rows can wait in buffers for a minute before a task is throttled. Until then the bottleneck is a task
+that is always busy, and whose vertex reads fewer records than are sent to it: it *falls behind*
 (:func:`level_loads`).
 
-If tasks wait for a slot, that is it (``waiting``): all others wait for them. So it is if nothing else of the
-job runs than what waits to be deployed. A job that is paused is just that.
+If tasks wait for a slot, this is the cause (``waiting``): all others wait for them. The same holds if no task
+runs and others wait to be deployed. A paused job is reported as paused.
 
 The rules on buffers are those of Flink's guide to back-pressure: output full and input full passes it on;
 output full and input empty is the network or its credit; one subtask full among many is skew. A job with
-``flow_control = "tcp"`` has no credit: its evidence says how often a connection was stopped instead.
+``flow_control = "tcp"`` has no credit: its evidence has the share of looks at which a connection was stopped
+instead.
 """
 
 from __future__ import annotations
@@ -61,32 +62,32 @@ __all__ = [
 _THERE: Final = frozenset({"created", "running", "restarting"})
 """States of tasks that run, or are about to."""
 SECONDS_LEAST: Final = 3.0
-"""What a diagnosis is of at least, in a job that has just begun."""
+"""Shortest time between the looks of a diagnosis, in a job that has just begun."""
 LATE_SECONDS_MAX: Final = 5.0
-"""How much longer than asked for the second look is waited for, if subtasks report late."""
+"""Seconds for which the second look waits for late reports of subtasks."""
 
 BUSY_FROM: Final = 0.70
-"""Share of its time that a bottleneck is busy at least, unless input waits for it at most looks."""
+"""Least busy share of a bottleneck's time, unless input is queued for it at most looks."""
 AT_LIMIT_FROM: Final = 0.95
-"""Share of its time that a task is busy which can take no more rows, whether it falls behind or not."""
+"""Busy share of its time from which a task can process no more rows."""
 QUEUED_FROM: Final = 0.60
 BEHIND_TAKEN_MAX: Final = 0.9
-"""Share of the records sent to it that a vertex which falls behind takes at most."""
+"""Largest share of its sent records that a vertex processes when it falls behind."""
 IDLE_BUSY_MAX: Final = 0.25
-"""A task that is busy less than that throttles nobody, whatever waits for it."""
+"""A task with a smaller busy share throttles no other, even if input is queued for it."""
 GC_FROM: Final = 0.15
 CPU_WAIT_FROM: Final = 0.25
 WORKER_CPU_FROM: Final = 0.75
 """Processor time per second of a worker from which its threads contend for the interpreter's lock."""
 SKEW_FROM: Final = 1.5
-"""Times the fair share of records."""
+"""Multiple of the fair share of records."""
 SLOWER_FROM: Final = 1.5
-"""Times the busy seconds per record of the other subtasks."""
+"""Multiple of the other subtasks' busy seconds per record."""
 WAITING_FROM: Final = 0.3
 ROUND_TRIP_SECONDS_FROM: Final = 0.002
 QUEUED_BYTES_FROM: Final = 65_536
 QUEUED_TIMES_FROM: Final = 4.0
-"""Times the least round trip that what is in flight takes, if it waits on the way."""
+"""Multiple of the least round trip from which data in flight counts as queued on the way."""
 HOT_KEYS_SHOWN: Final = 3
 TCP_ADVICE: Final = (
     ". Without a buffer it stops the connection that it shares: with flow_control=credit others go on"
@@ -94,7 +95,7 @@ TCP_ADVICE: Final = (
 SHORT_OF_CPU: Final = "a worker short of CPU"
 ALSO_SHORT_OF_CPU: Final = ". Its thread also waits for a processor, but a whole one would not do"
 CHAINED: Final = " -> "
-"""Stands between the operators of a chain in its name."""
+"""Separator between the operators in the name of a chain."""
 MORE_PROCESSORS: Final = (
     "its thread is ready to run and has no processor: give the machine or the container more processors, "
     "move other work away, or run fewer workers there"
@@ -102,7 +103,7 @@ MORE_PROCESSORS: Final = (
 
 
 class Link(NamedTuple):
-    """An edge of the job graph: numbers of vertices, and how rows are dealt out."""
+    """An edge of the job graph: vertex numbers, and the partitioner."""
 
     source: int
     target: int
@@ -123,9 +124,12 @@ class Look:
 
 
 class Diagnosis(BaseModel):
-    """``verdict`` is ``healthy``, with no ``task`` and ``none`` as the ``rule``; ``waiting``, with no
-    ``task``, if tasks have no slot or no connection, or nothing is deployed; ``paused``, likewise; or
-    ``throttled``, also by a task that falls behind, which is in the evidence as ``falls_behind``."""
+    """The result of a diagnosis.
+
+    ``verdict`` is ``healthy``, without ``task`` and with the ``rule`` ``none``; ``waiting``, without
+    ``task``, if tasks lack a slot or a connection, or no task is deployed; ``paused``, likewise; or
+    ``throttled``. A task that falls behind is ``throttled`` too, with ``falls_behind`` in its evidence.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -138,14 +142,14 @@ class Diagnosis(BaseModel):
 
     @property
     def own_code(self) -> bool:
-        """The task's own code is what is slow, or what the CPU is short for: a profile shows where."""
+        """Whether the task's own code is slow, or needs more CPU than there is: a profile shows where."""
         return self.rule == SHORT_OF_CPU or any(each.own_code for each in RULES if each.name == self.rule)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a subtask did between the looks: shares of its time, rates per second, means of the looks at its
-    buffers (see ``TaskCounters.flow``)."""
+    """The work of a subtask between the looks: shares of its time, rates per second, and means of its buffer
+    samples (see ``TaskCounters.flow``)."""
 
     info: TaskInfo
     busy: float
@@ -165,17 +169,17 @@ class Span:
 
     @property
     def records(self) -> float:
-        """Those that it takes in; of a source, those that it makes."""
+        """Records in per second; for a source, records out."""
         return self.records_in or self.records_out
 
     def looks(self, what: str) -> float:
-        """The mean of that over the looks at its buffers."""
+        """The mean of one of ``TaskCounters.flow`` over the buffer samples."""
         return self.flow.get(what, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpan:
-    """What a worker's process did between the looks, in seconds per second."""
+    """The work of a worker's process between the looks, in seconds per second."""
 
     worker: int
     cpu: float
@@ -185,32 +189,33 @@ class WorkerSpan:
     round_trips: Mapping[int, float]
     """Seconds, by peer."""
     queued_bytes: Mapping[int, int]
-    """What waited in the kernel or on the way at both looks, by peer."""
+    """Bytes that waited in the kernel or on the way at both looks, by peer."""
     segment_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A bottleneck and what is around it."""
+    """A bottleneck and its surroundings."""
 
     task: Span
-    """The bottleneck; of an exchange, the producer that waits most."""
+    """The bottleneck; for an exchange, the producer that waits most."""
     beside: list[Span]
     """The other subtasks of its vertex."""
     behind: list[Span]
-    """The tasks that it writes to."""
+    """Its consumers."""
     throttled: list[Span]
-    """The tasks that wait for it, or will once the buffers are full."""
+    """Tasks that wait for it, or will once the buffers are full."""
     here: WorkerSpan
     """Its worker."""
     busy_here: list[Span]
-    """Tasks of that worker, of this job, that are busy for a good part of their time, itself included."""
+    """Tasks of this job on this worker with a busy share of at least ``IDLE_BUSY_MAX``, itself included."""
     keyed: bool
-    """Its input is dealt out by key."""
+    """Its input is partitioned by key."""
     hot_keys: list[tuple[str, float]] = field(default_factory=list)
-    """Keys that come to it, with their share of the rows that its producers write."""
+    """Frequent keys of its input, with their share of the rows that its producers write."""
     sent_times: float | None = None
-    """Times what it takes that is sent to it; None: its producers wait, and may have any number of rows."""
+    """Records sent to it as a multiple of the records it processes; None: its producers wait, and may have
+    any number."""
 
     @property
     def share(self) -> float:
@@ -220,35 +225,37 @@ class Scene:
 
     @property
     def slower(self) -> float:
-        """Its busy seconds per record, in those of the median of the others."""
+        """Its busy seconds per record, divided by the median of the other subtasks."""
         others = [each.busy / each.records for each in self.beside if each.records and each.busy]
         mine = self.task.busy / self.task.records if self.task.records else 0.0
         return mine / median(others) if others else 1.0
 
     @property
     def alone(self) -> bool:
-        """The other subtasks have time left."""
+        """Whether the other subtasks are much less busy."""
         return bool(self.beside) and median(each.busy for each in self.beside) <= 0.7 * self.task.busy
 
     @property
     def waits_for_processor(self) -> bool:
-        """Its thread does, for as long as it is busy without computing, or nearly so. Threads that wait for
-        the interpreter's lock wake up for it, and wait for the processor too: then the process as a whole
-        has one."""
+        """Whether its thread waits for a processor for at least half of the time that it is busy without
+        computing. Threads that contend for the interpreter's lock wake up for it, and then wait for the
+        processor too: in this case the process as a whole has a processor."""
         task = self.task
         waits = task.cpu_wait >= max(CPU_WAIT_FROM, 0.5 * (task.busy - task.cpu))
         return waits and self.here.cpu < WORKER_CPU_FROM
 
     @property
     def processor_would_do(self) -> bool:
-        """With a processor of its own it would take all that is sent to it, or twice as much as it does."""
+        """Whether it would process all records sent to it with a processor of its own; if that number is not
+        known, twice as many as now."""
         if self.sent_times is None:
             return self.task.cpu_wait >= self.task.cpu
         return self.sent_times * max(0.0, self.task.busy - self.task.cpu_wait) <= 1.0
 
     @property
     def on_own_processor(self) -> str:
-        """What it would take in there: where that is too little, its code is the cause all the same."""
+        """Advice with its rate on a processor of its own: if this is too low, its code is the cause all the
+        same."""
         rate = self.task.records / max(0.01, self.task.busy - self.task.cpu_wait)
         return (
             f". On a processor of its own it would take about {rate:,.0f} records/s in place of "
@@ -257,13 +264,14 @@ class Scene:
 
     @property
     def is_slow_end(self) -> bool:
-        """It writes to no task, and spends most of the time neither on a processor nor in line for one."""
+        """Whether it writes to no task, and spends most of its time neither on a processor nor waiting for
+        one."""
         task = self.task
         return not self.behind and task.cpu + task.cpu_wait < 0.5 * (task.busy + task.backpressured)
 
     @property
     def peers(self) -> list[int]:
-        """Other workers that it writes to."""
+        """Other workers to which it writes."""
         return sorted({each.info.worker for each in self.behind} - {self.here.worker})
 
     @property
@@ -280,7 +288,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One cause: where it is looked for, when it holds, the numbers that show it, and what to do."""
+    """A possible cause: its place, its condition, the numbers as evidence, and advice."""
 
     name: str
     where: Literal["task", "exchange"]
@@ -288,7 +296,7 @@ class Rule:
     evidence: Callable[[Scene], dict[str, Any]]
     advice: str
     own_code: bool = False
-    """The user's function or sink is slow by itself."""
+    """The user's function or sink itself is slow."""
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -361,7 +369,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "slow function or sink",
         "task",
-        # What each operator of a chain takes of the thread's time is not counted.
+        # The time of each operator in a chain is not counted separately.
         lambda scene: scene.is_slow_end,
         lambda scene: {"cpu_share_of_busy": _ratio(scene.task.cpu, scene.task.busy)},
         "one of the operators of this chain waits, a function for another system or the sink for what it "
@@ -437,7 +445,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "positions",
     ),
 )
-"""In the order in which they are tried; the last one of each place always holds."""
+"""Rules in the order in which they are tried; the last one of each place always holds."""
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -448,14 +456,14 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def require_running(job: JobInfo) -> JobInfo:
-    """The same. Raises UsageError: it does not run."""
+    """The job. Raises UsageError: it does not run."""
     if job.state not in JOB_LIVE:
         raise UsageError(f"job {job.job} is {job.state}: only one that runs can be diagnosed")
     return job
 
 
 def diagnose_job(before: Look, after: Look, links: Iterable[Link]) -> Diagnosis:
-    """What throttles the job most, between two looks at it and at the workers."""
+    """The main cause that throttles the job, from two looks at it and at the workers."""
     if "paused" in (before.job.state, after.job.state):
         return _paused(after.job)
     if any(not link.excluded for link in after.job.links_broken):
@@ -518,7 +526,7 @@ def _bottleneck(
     if culprits:
         task = max(culprits, key=lambda each: each.busy + each.backpressured)
         return _scene(task, spans, throttled, workers, edges), "task"
-    # Whoever waits furthest down the graph waits for what is next to it.
+    # The most downstream task that waits, waits for the exchange next to it.
     last = [each for each in throttled if not targets.get(each.info.operator, set()) & _vertices(throttled)]
     task = max(last or throttled, key=lambda each: (_waits_for_exchange(each), each.backpressured))
     return _scene(task, spans, throttled, workers, edges), "exchange"
@@ -532,7 +540,7 @@ class Backlog(NamedTuple):
     taken: float
     sent: float
     at_most: bool
-    """Others that the same producers write to are at their limit, too: part of ``sent`` may be theirs."""
+    """Other consumers of the same producers are at their limit too: part of ``sent`` may be for them."""
 
     @property
     def text(self) -> str:
@@ -541,16 +549,15 @@ class Backlog(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """The loads of all vertices of a job, and the task that falls behind what is sent to it while nobody
-    waits for it yet."""
+    """The loads of all vertices of a job, and the task that falls behind before any task waits for it."""
 
     loads: list[VertexLoad]
     behind: Backlog | None
 
 
 def level_loads(loads: Iterable[VertexLoad], earlier: JobInfo, now: JobInfo, links: Iterable[Link]) -> Judged:
-    """``loads``, which may be of a shorter time, with the levels of what was done since the ``earlier`` look:
-    what :func:`diagnose_job` finds by the same two looks. The vertex of the task that falls behind is
+    """``loads``, which may cover a shorter time, with the levels since the ``earlier`` look, as
+    :func:`diagnose_job` finds them from the same looks. The vertex of the task that falls behind is
     BEHIND."""
     behind = _falling_behind(_spans(earlier, now), list(links))
     number = -1 if behind is None else behind.task.info.operator
@@ -594,7 +601,8 @@ def _falling_behind(spans: list[Span], edges: list[Link]) -> Backlog | None:
 
 
 def _with_producers_in_common(target: int, edges: list[Link]) -> tuple[set[int], set[int]]:
-    """The producers of a vertex, those of their other consumers, and so on; and the consumers of them all."""
+    """The producers of a vertex, the producers of their other consumers, and so on; and the consumers of all
+    these."""
     sources, targets = set[int](), {target}
     while more := {edge.source for edge in edges if edge.target in targets} - sources:
         sources |= more
@@ -611,7 +619,7 @@ def _vertices(spans: Iterable[Span]) -> set[int]:
 
 
 def _is_full(span: Span) -> bool:
-    """It has no time left, or always something to read that it does not get round to."""
+    """Whether it is always busy, or is busy and mostly has queued input."""
     return span.busy >= BUSY_FROM or (span.busy >= IDLE_BUSY_MAX and span.looks("queued") >= QUEUED_FROM)
 
 
@@ -638,7 +646,7 @@ def _scene(
 
 
 def _hot_keys(task: Span, spans: list[Span], edges: list[int]) -> list[tuple[str, float]]:
-    """Keys of its inputs, as their producers have sampled them: see ``TaskCounters.hot_keys``."""
+    """Frequent keys of its inputs, as sampled by their producers: see ``TaskCounters.hot_keys``."""
     shares: dict[str, list[float]] = {}
     for each in spans:
         for name, share in each.info.counters.hot_keys.items():
@@ -650,7 +658,7 @@ def _hot_keys(task: Span, spans: list[Span], edges: list[int]) -> list[tuple[str
 
 
 def _common_evidence(scene: Scene) -> dict[str, Any]:
-    """What every diagnosis says of its task."""
+    """The evidence about its task that every diagnosis has."""
     task = scene.task
     held = max(scene.throttled, key=lambda each: each.backpressured)
     found: dict[str, Any] = {
@@ -673,7 +681,7 @@ def _common_evidence(scene: Scene) -> dict[str, Any]:
         found["bytes_per_record"] = held.bytes_out / written
     if held.buffers_out and scene.here.segment_bytes:
         fill = held.bytes_out / held.buffers_out / scene.here.segment_bytes
-        found["buffer_fill"] = min(1.0, fill)  # what is written counts before it is sent
+        found["buffer_fill"] = min(1.0, fill)  # bytes count when written, buffers when sent
     return found
 
 
@@ -690,7 +698,7 @@ def _without_slots(job: JobInfo) -> Diagnosis:
 
 
 def _not_deployed(job: JobInfo) -> Diagnosis:
-    """Nothing of the job runs: what is to run next finds no slots, which others have."""
+    """No task of the job runs: the next ones wait for slots, which other jobs have."""
     return Diagnosis(
         job=job.job,
         verdict="waiting",
@@ -703,7 +711,7 @@ def _not_deployed(job: JobInfo) -> Diagnosis:
 
 
 def _paused(job: JobInfo) -> Diagnosis:
-    """Nothing runs, or did not all the time, because somebody wants it so."""
+    """The job is paused, or was at one of the looks."""
     return Diagnosis(
         job=job.job,
         verdict="paused",
@@ -715,7 +723,7 @@ def _paused(job: JobInfo) -> Diagnosis:
 
 
 def _disconnected(job: JobInfo, rule: str) -> Diagnosis:
-    """Two workers have no connection: tasks wait for it, or one of the two takes none of the job's."""
+    """Two workers have no connection: tasks wait for it, or one of the workers is excluded from the job."""
     workers = sorted({worker for link in job.links_broken for worker in link.workers})
     return Diagnosis(
         job=job.job,
@@ -766,7 +774,7 @@ def _rounded(value: Any) -> Any:
 
 
 def seconds_between(before: JobInfo, after: JobInfo) -> float:
-    """The least time that any subtask that runs has reported in between."""
+    """The shortest time that a running subtask has reported in between."""
     earlier = {(task.operator, task.index): task.counters for task in before.tasks}
     passed = [
         task.counters.seconds - earlier[task.operator, task.index].seconds
@@ -777,7 +785,7 @@ def seconds_between(before: JobInfo, after: JobInfo) -> float:
 
 
 def _spans(before: JobInfo, after: JobInfo) -> list[Span]:
-    """One for each subtask that has reported time in between."""
+    """The spans of all subtasks that have reported time in between."""
     earlier = {(task.operator, task.index): task for task in before.tasks}
     found = []
     for task in after.tasks:
@@ -843,6 +851,7 @@ def _worker_spans(before: Sequence[WorkerInfo], after: Sequence[WorkerInfo]) -> 
 
 
 def _queued_bytes(peer: PeerReport) -> int:
-    """What a full connection holds. A long one holds as much, and for no longer than it has to."""
+    """The bytes queued on a connection. Bytes in flight count only if their round trip is much longer than
+    the least one: a fast connection over a long distance has many in flight too."""
     waits = peer.smoothed_round_trip_seconds >= QUEUED_TIMES_FROM * peer.round_trip_seconds
     return peer.unsent_bytes + (peer.in_flight_bytes if waits else 0)

@@ -1,7 +1,8 @@
-"""A sample of the rows that cross an edge: what to ask of workers, and what they answer, put together. Pure.
+"""A sample of the rows that cross an edge: the questions to workers, and the collection of their answers.
+Pure.
 
-Whoever looks sends the same question again and again until there are rows enough, the time is up or the job
-has ended, and then the last one: see :class:`EdgeSample`.
+The caller repeats the question until there are enough rows, the time is up or the job has ended, and then
+asks the last one: see :class:`EdgeSample`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from minishuffle.wire.requests import JOB_LIVE, GraphInfo, JobInfo
 __all__ = ["SAMPLE_LOOK_SECONDS", "SAMPLE_SECONDS_DEFAULT", "EdgeRow", "EdgeRows", "EdgeSample"]
 
 SAMPLE_LOOK_SECONDS: Final = 0.2
-"""Between two questions."""
+"""Seconds between two questions."""
 SAMPLE_SECONDS_DEFAULT: Final = 10.0
-"""How long rows are waited for."""
+"""Seconds to wait for rows."""
 
 
 class EdgeRow(BaseModel):
-    """One row, as text: each value is cut at ``limits.TAP_VALUE_CHARS``."""
+    """A row as text; each value is cut at ``limits.TAP_VALUE_CHARS``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -34,17 +35,17 @@ class EdgeRow(BaseModel):
     producer: int
     """Index of the subtask."""
     attempt: int
-    """The producer's."""
+    """The producer's attempt."""
     consumer: int | None
-    """Index of the subtask that it goes to; None: to all of them."""
+    """Index of the subtask to which it is sent; None: all of them."""
     time: int | None
-    """Event time in microseconds since 1970; None: nobody behind the edge reads it."""
+    """Event time in microseconds since 1970; None: it is not used after the edge."""
     key: str | None
-    """What a key function gave; None: there is none, or the row is its key."""
+    """The result of the key function; None: there is none, or the row is its own key."""
     columns: list[str]
-    """Their names, the first ``limits.TAP_COLUMNS_MAX``; none of a row that is a Python object."""
+    """Column names, the first ``limits.TAP_COLUMNS_MAX``; empty for a row that is a Python object."""
     values: list[str]
-    """One for each column, or one for the row."""
+    """A value for each column, or a single one for the row."""
 
 
 class EdgeRows(BaseModel):
@@ -61,21 +62,21 @@ class EdgeRows(BaseModel):
     rows: list[EdgeRow] = Field(default_factory=list)
     """``limits.TAP_ROWS`` at most."""
     producers: int = 0
-    """Attempts that wrote for the edge, at the last look."""
+    """Number of attempts that wrote for the edge, at the last look."""
     silent: list[int] = Field(default_factory=list)
-    """Workers that did not answer then."""
+    """Workers that did not answer at the last look."""
 
 
 class EdgeSample:
-    """Gathers the rows of one edge.
+    """The sample of the rows of one edge.
 
     Args:
-        edge: its number; None: the only one that there is.
-        tap: an id of its own.
+        edge: its number; None: the only one.
+        tap: a unique id.
 
     Raises:
-        UsageError: the job has ended, has no edge, or has several and none is named.
-        UnknownName: it has no such edge.
+        UsageError: the job has ended, has no edge, or has several and ``edge`` is None.
+        UnknownName: the job has no edge with this number.
     """
 
     def __init__(self, job: JobInfo, graph: GraphInfo, edge: int | None, tap: str) -> None:
@@ -97,16 +98,16 @@ class EdgeSample:
 
     @property
     def complete(self) -> bool:
-        """Whether there are as many rows as a sample has."""
+        """Whether the sample is full."""
         return len(self.found.rows) >= limits.TAP_ROWS
 
     def question(self, *, ends: bool = False) -> AskWorkers:
-        """The next one, or the last."""
+        """The next question, or the last one."""
         edge = TappedEdge(edge=self.found.edge, tap=self._tap, ends=ends)
         return AskWorkers(job=self.found.job, tap=edge)
 
     def add(self, answered: WorkersAnswered) -> None:
-        """What the workers have answered."""
+        """Add the answers of the workers."""
         answers = [json.loads(answer) for answer in answered.answers.values()]
         young = [EdgeRow.model_validate(row) for answer in answers for row in answer["rows"]]
         rows = sorted([*self.found.rows, *young], key=lambda row: row.at)

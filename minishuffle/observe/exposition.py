@@ -44,7 +44,7 @@ class Scrape:
         self._lines[name].append(f"{name}{{{labels}}} {value}\n" if labels else f"{name} {value}\n")
 
     def by_label(self, name: str, values: Mapping[str, float], labels: str = "") -> None:
-        """One sample for each item; the item's key is the value of the family's last label."""
+        """Add a sample for each item; the item's key is the value of the family's last label."""
         last = f"{labels}," if labels else ""
         last += self._specs[name].labels[-1]
         self._lines[name] += [
@@ -62,8 +62,8 @@ class Scrape:
         lines.append(f"{name}_count{braced} {cumulative}\n{name}_sum{braced} {histogram.total}\n")
 
     def user(self, series: UserSeries, labels: str) -> None:
-        """What the user's code counts. A name that an earlier one has for another type of metric is left out:
-        a family has one type."""
+        """Add a metric of the user's code. If an earlier one of this name has another type, it is left out: a
+        family has a single type."""
         if self._user_kinds.setdefault(series.name, series.kind) != series.kind:
             return
         spec = next(spec for spec in USER_METRICS if spec.type == series.kind)
@@ -87,14 +87,14 @@ class Scrape:
 
 
 def _head(spec: MetricSpec, *, openmetrics: bool) -> str:
-    """OpenMetrics names a counter without the end of its samples' name, and escapes quotes."""
+    """The head of a family. OpenMetrics names a counter without ``_total``, and escapes quotes."""
     escapes = _ESCAPES if openmetrics else _HELP_ESCAPES
     name = spec.name.removesuffix("_total") if openmetrics and spec.type == "counter" else spec.name
     return f"# HELP {name} {spec.help.translate(escapes)}\n# TYPE {name} {spec.type}\n"
 
 
 class Exposition:
-    """What ``/metrics`` of a process serves: its families, and those of its interpreter.
+    """The contents of ``/metrics`` of a process: its own families, and those of its interpreter.
 
     Args:
         collect: makes a scrape; called once for each.

@@ -1,11 +1,11 @@
-"""The table of metric families: the one place that names what ``/metrics`` serves.
+"""The table of metric families: the only place with the names served by ``/metrics``.
 
-The collectors build their families from it, the documented table is printed from it
-(:func:`markdown_table`), and the tests hold the exposition of both processes against it.
+The collectors build their families from it, the documented table is printed from it (:func:`markdown_table`),
+and tests compare the exposition of both processes with it.
 
-A task's series are named by job and operator, each by what the user called it (``pipeline``, ``vertex``)
-and by its id, which tells jobs and operators of one name apart and is the same on every worker. Only
-tasks that are deployed now have series, so ids do not add up over the jobs of the past.
+A task's series have labels for its job and operator. Each has a name given by the user (``pipeline``,
+``vertex``), and an id, which distinguishes jobs and operators with the same name, and is the same on every
+worker. Only currently deployed tasks have series, so the number of ids does not grow with past jobs.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Process: TypeAlias = Literal["worker", "coordinator", "both"]
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One metric family.
+    """A metric family.
 
-    ``name`` is as it is exposed (a counter's ends in ``_total``); ``labels`` leave out a histogram's
-    ``le``; ``help`` says the unit; ``process`` says which kind of process serves it.
+    ``name`` is the exposed one (a counter's ends in ``_total``); ``labels`` does not contain a histogram's
+    ``le``; ``help`` gives the unit; ``process`` is the kind of process that serves it.
     """
 
     name: str
@@ -547,7 +547,7 @@ USER_METRICS: Final[tuple[MetricSpec, ...]] = tuple(
     )
     for kind, suffix in _USER_SUFFIXES.items()
 )
-"""Those of the user's code, whose names are its own."""
+"""Families of the user's code; NAME stands for the user's name."""
 
 _PLATFORM_LABELS: Final = ("version", "implementation", "major", "minor", "patchlevel")
 
@@ -593,7 +593,7 @@ RUNTIME_METRICS: Final[tuple[MetricSpec, ...]] = (
     ),
     MetricSpec("python_info", "gauge", _PLATFORM_LABELS, "Python platform information", "both"),
 )
-"""What the client library's own collectors add, in its words."""
+"""Families of the client library's own collectors, with its help texts."""
 
 
 def markdown_table() -> str:

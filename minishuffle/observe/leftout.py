@@ -1,4 +1,4 @@
-"""Which records a job left out of its results: dropped, late or skipped."""
+"""Records that a job left out of its results: dropped, late or skipped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEXTS: Final = {
 
 
 def left_out(info: JobInfo) -> dict[str, int]:
-    """How many, by what became of them; those that are none do not appear."""
+    """Numbers of records left out, by reason; zeros are left out."""
     counters = [task.counters for task in info.tasks]
     counts = {
         "late": sum(each.late_dropped for each in counters),
@@ -33,7 +33,8 @@ def left_out(info: JobInfo) -> dict[str, int]:
 
 
 def left_out_texts(info: JobInfo, what: Iterable[str] = tuple(_TEXTS)) -> list[str]:
-    """The same, a line each, of ``what`` became of them; but for what is said of every job that lost rows."""
+    """The numbers in words, one line for each reason of ``what``; without losses that are reported for every
+    job that lost rows."""
     found = left_out(info)
     counts = {name: found[name] for name in what if name in found}
     if info.state == "finished_with_loss":

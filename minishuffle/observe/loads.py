@@ -1,7 +1,8 @@
-"""How busy and how back-pressured subtasks and vertices are, and their rates: the growth between two looks.
+"""The loads of subtasks and vertices: busy and back-pressured shares, and rates, from the growth between two
+looks.
 
-A subtask is busy, idle or back-pressured at any time, so the growth of the three is the time between the
-looks, whatever delays heartbeats had. Levels are those of Flink (``JobVertexBackPressureHandler``).
+A subtask is always busy, idle or back-pressured, so the growth of the three times is the time between the
+looks, however late heartbeats are. The levels are Flink's (``JobVertexBackPressureHandler``).
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ HIGH_FROM: Final = 0.50
 """Shares of a subtask's time in back-pressure beyond which a vertex is LOW and HIGH."""
 
 Level: TypeAlias = Literal["OK", "LOW", "HIGH", "BEHIND"]
-"""BEHIND: it falls behind what is sent to it while nobody waits for it yet, see
+"""BEHIND: the vertex falls behind before any task waits for it, see
 :func:`~minishuffle.observe.diagnosis.level_loads`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubtaskLoad:
-    """Shares of its time, 0 to 1, and records per second."""
+    """A subtask's shares of time, 0 to 1, and records per second."""
 
     index: int
     worker: int
@@ -39,7 +40,7 @@ class SubtaskLoad:
 
 @dataclass(frozen=True, slots=True)
 class VertexLoad:
-    """The greatest shares of any subtask, with its index, and the sums of the rates."""
+    """A vertex's load: the greatest shares of any subtask, with its index, and the sums of the rates."""
 
     name: str
     level: Level
@@ -58,7 +59,7 @@ def level_of(backpressured: float) -> Level:
 
 
 class CountedSubtask(Protocol):
-    """What is known of a subtask at one look."""
+    """A subtask at a look."""
 
     @property
     def operator(self) -> int: ...
@@ -80,14 +81,14 @@ class CountedSubtask(Protocol):
 
 
 def vertex_loads(before: JobInfo, after: JobInfo) -> list[VertexLoad]:
-    """What the vertices of a job did between two looks at it."""
+    """The loads of a job's vertices between two looks."""
     return loads_between({(task.operator, task.index): task.counters for task in before.tasks}, after.tasks)
 
 
 def loads_between(
     before: Mapping[tuple[int, int], TaskCounters], after: Iterable[CountedSubtask]
 ) -> list[VertexLoad]:
-    """What vertices did since their subtasks, by operator and index, had counted ``before``."""
+    """The loads of vertices since the counters ``before``, by operator and index."""
     vertices: dict[int, tuple[str, list[SubtaskLoad]]] = {}
     for task in after:
         load = _subtask_load(before[task.operator, task.index], task)

@@ -1,8 +1,8 @@
-"""What ``/metrics`` of a worker and of the coordinator is made from, at the moment of a scrape.
+"""The contents of ``/metrics`` of a worker and of the coordinator, at the moment of a scrape.
 
-The data path counts in plain integers (``minishuffle.counters``); a snapshot of them becomes the
-families of :data:`~minishuffle.observe.families.METRICS`. Only
-totals and present values are served: rates are the scraper's work.
+The data path counts in plain integers (``minishuffle.counters``); a snapshot of them becomes the families of
+:data:`~minishuffle.observe.families.METRICS`. Only totals and current values are served: rates are the
+scraper's work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["coordinator_exposition", "worker_exposition"]
 
 MICROSECONDS = 1_000_000
 
-# Label values that exist from the start, so that a first increase is seen as one.
+# Label values that exist from the start, so that a first increase is visible.
 _DATA_FRAMES = tuple(kind.name.lower() for kind in FrameType if kind is not FrameType.MESSAGE)
 _REFUSALS = ("secret", "version", "cluster", "timeout", "limit", "malformed", "closed", "peer", "tls")
 _ERROR_POLICIES = ("skip", "dead_letter", "side")
@@ -60,12 +60,12 @@ _DROP_REASONS = (
 
 
 def worker_exposition(snapshot: Callable[[], WorkerSnapshot], version: str) -> Exposition:
-    """What a worker's ``/metrics`` serves; ``snapshot`` is called once for each scrape."""
+    """A worker's ``/metrics``; ``snapshot`` is called once for each scrape."""
     return Exposition(lambda: _worker_scrape(snapshot(), version))
 
 
 def coordinator_exposition(snapshot: Callable[[], CoordinatorSnapshot], version: str) -> Exposition:
-    """What the coordinator's ``/metrics`` serves; ``snapshot`` is called once for each scrape."""
+    """The coordinator's ``/metrics``; ``snapshot`` is called once for each scrape."""
     return Exposition(lambda: _coordinator_scrape(snapshot(), version))
 
 
@@ -103,7 +103,7 @@ def _worker_scrape(snapshot: WorkerSnapshot, version: str) -> Scrape:
 
 
 def _newest_attempts(tasks: Iterable[TaskSnapshot]) -> list[TaskSnapshot]:
-    """The newest attempt of each subtask: an abandoned older one has no series any more."""
+    """The newest attempt of each subtask; an abandoned older one has no series."""
     newest: dict[tuple[str, int, int], TaskSnapshot] = {}
     for task in tasks:
         subtask = (task.job, task.operator, task.index)

@@ -1,4 +1,4 @@
-"""A profile of a subtask, read: the tree of calls, the functions by their own time, and folded stacks."""
+"""Views of a subtask's profile: the tree of calls, the functions by their own time, and folded stacks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 Function: TypeAlias = tuple[str, str]
 """Its name and its file."""
 PROFILE_LATE_SECONDS_MAX: Final = 5.0
-"""How long a profile whose time is up is asked for, from a worker that is held up."""
+"""Seconds for which an overdue profile is asked for, from a worker that is held up."""
 
 
 @dataclass(slots=True)
@@ -42,16 +42,16 @@ class Called:
     kind: FrameKind
     file: str
     samples: int = 0
-    """In it, and in what it called."""
+    """Samples in it, and in functions called by it."""
     own: int = 0
-    """In itself alone."""
+    """Samples in itself."""
     lines: Counter[int] = field(default_factory=Counter)
     """Samples by line."""
     inner: dict[Function, Called] = field(default_factory=dict)
 
     @property
     def place(self) -> str:
-        """File and line in which most samples were; empty of an operator and of a wait."""
+        """File and line with the most samples; empty for an operator and for a wait."""
         return f"{self.file}:{self.lines.most_common(1)[0][0]}" if self.file else ""
 
     def count(self, frame: ProfiledFrame, samples: int, *, innermost: bool) -> None:
@@ -60,12 +60,12 @@ class Called:
         self.lines[frame.line] += samples
 
     def called(self) -> list[Called]:
-        """What it called, that with the most samples first."""
+        """The functions it called, the one with the most samples first."""
         return sorted(self.inner.values(), key=lambda each: each.samples, reverse=True)
 
 
 class SubtaskProfile(TaskProfile):
-    """A profile that has ended, and whose it is."""
+    """An ended profile, with its subtask."""
 
     job: str
     task: str
@@ -74,10 +74,10 @@ class SubtaskProfile(TaskProfile):
 
 
 class ProfileQuestion:
-    """Asks the worker of a subtask for its profile, again and again until it has ended.
+    """The questions to the worker of a subtask for its profile, until it has ended.
 
     Args:
-        name: an id of the profile that no other has.
+        name: a unique id of the profile.
 
     Raises:
         UsageError: the subtask is on no worker.
@@ -111,7 +111,7 @@ class ProfileQuestion:
         return SubtaskProfile.model_validate(whose | profile.model_dump())
 
     def unanswered(self) -> PeerLost:
-        """What to raise when PROFILE_LATE_SECONDS_MAX have passed since it should have ended."""
+        """The error for a profile that is PROFILE_LATE_SECONDS_MAX overdue."""
         return PeerLost(
             f"worker {self._task.worker} does not give its profile of {self._subject}: 'minishuffle dump "
             f"{self._job}' shows whether it answers"
@@ -128,7 +128,7 @@ def _entry(there: dict[Function, Called], frame: ProfiledFrame) -> Called:
 
 
 def calls(profile: TaskProfile) -> Called:
-    """The tree: what the task has called, operators and waits first."""
+    """The tree of calls of the task, operators and waits first."""
     root = Called("", "operator", "")
     for frames, samples in _stacks(profile):
         root.samples += samples
@@ -140,10 +140,10 @@ def calls(profile: TaskProfile) -> Called:
 
 
 def functions(profile: TaskProfile) -> list[Called]:
-    """All functions wherever they were called, that with the most samples of its own first."""
+    """All functions wherever they were called, the one with the most samples of its own first."""
     found: dict[Function, Called] = {}
     for frames, samples in _stacks(profile):
-        # A function that calls itself has the sample once, at its innermost place.
+        # A recursive function counts once in a sample, at its innermost place.
         last = {(frame.function, frame.file): frame for frame in frames}
         for frame in last.values():
             _entry(found, frame).count(frame, samples, innermost=frame is frames[-1])

@@ -74,10 +74,8 @@ def prometheus_config(coordinator_web: str, directory: Path, token: str, tls: Tl
 
 
 def prometheus_command(path: Path) -> str:
-    """The shell command that runs Prometheus on a file of :func:`prometheus_config`.
-
-    Its data stays beside the file, and it listens on loopback alone.
-    """
+    """The shell command that runs Prometheus with a file of :func:`prometheus_config`. Its data is stored
+    next to the file, and it listens only on loopback."""
     return shlex.join(
         [
             "prometheus",

@@ -12,12 +12,12 @@ __all__ = ["vertex_number"]
 
 
 def vertex_number(job: JobInfo, vertex: str, way: str = "") -> int:
-    """The number of a vertex that is named by its number, its name, or one of its operators.
+    """The number of a vertex, given its number, its name, or the name of one of its operators.
 
-    ``way`` stands at the end of the error about one that is not there.
+    ``way`` is appended to the error about an unknown vertex.
 
     Raises:
-        UnknownName: the job has no such vertex, or several of that name.
+        UnknownName: the job has no vertex with this name, or several.
     """
     names = {task.operator: task.name for task in job.tasks}
     if vertex.isdecimal() and int(vertex) in names:

@@ -1,8 +1,8 @@
-"""Which address of a worker others use, and between which workers no link can be made because of it. Pure.
+"""The advertised addresses of workers, and the pairs of workers that cannot link because of them. Pure.
 
-A worker listens on one address and advertises one; the second is by default the first, or the one that the
-coordinator sees if the worker listens on all. A loopback address leads to whoever uses it, so that it serves
-only as long as both ends have one host identity: boot id and network namespace.
+A worker listens on one address and advertises one. The latter is by default the former, or the address that
+the coordinator sees if the worker listens on all. At a loopback address, each host reaches only itself. So it
+is usable only if both ends have the same host identity: boot id and network namespace.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def parse_host(host: str) -> IPv4Address | IPv6Address | None:
     """The address that a text stands for, as the kernel dials and listens on it; None for a name.
 
     An IPv4 address inside an IPv6 one (``::ffff:127.0.0.1``) is that address. ``0``, ``127.1`` and
-    ``0x7f000001`` are addresses too: the C library reads one to four numbers, of which the last fills all
-    bytes that are left.
+    ``0x7f000001`` are addresses too: the C library reads one to four numbers, and the last one fills all
+    remaining bytes.
     """
     try:
         address = ip_address(host)
@@ -69,7 +69,7 @@ def _number(part: str) -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether that address leads to whoever uses it."""
+    """Whether this is a loopback address, at which a host reaches only itself."""
     address = parse_host(host)
     if address is not None:
         return address.is_loopback
@@ -78,13 +78,13 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether who listens there listens on all addresses of the host."""
+    """Whether a socket bound to this address listens on all addresses of the host."""
     address = parse_host(host)
     return not host if address is None else address.is_unspecified
 
 
 def host_problem(host: str) -> str:
-    """Why nobody can connect to that address, as the end of a sentence; empty: one may."""
+    """Why no process can connect to this address, as the end of a sentence; empty: one can."""
     address = parse_host(host)
     if is_wildcard(host):
         return "stands for all addresses of a host, and leads to none"
@@ -94,7 +94,8 @@ def host_problem(host: str) -> str:
 
 
 def advertised_host(about: Register) -> str:
-    """What others use: the worker's setting, else where it listens, else what the coordinator sees."""
+    """The address for others: the worker's setting, else the address it listens on, else the one the
+    coordinator sees."""
     if about.advertise:
         return about.advertise
     if not is_wildcard(about.host):
@@ -104,12 +105,12 @@ def advertised_host(about: Register) -> str:
 
 
 def unlinkable(one: Register, other: Register) -> bool:
-    """Whether two workers are on two hosts, and one of them has a loopback address."""
+    """Whether two workers are on different hosts, and one of them has a loopback address."""
     return one.identity != other.identity and (is_loopback(one.host) or is_loopback(other.host))
 
 
 def linkable_groups(workers: Sequence[Register]) -> list[set[int]]:
-    """The largest sets of these, by position, of which any two can link."""
+    """The largest sets of workers, by position, in which any two can link."""
     hosts = {each.identity for each in workers}
     confined = {each.identity for each in workers if is_loopback(each.host)}
     if len(hosts) < 2 or not confined:

@@ -1,6 +1,7 @@
 """Control messages as bytes: packed and unpacked within bounds, and framed on a control link.
 
-What comes from a peer is bounded before it becomes objects: bytes, values, text, depth.
+Messages from a peer are checked before they become objects: number of bytes and values, length of text,
+depth.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from minishuffle.wire.messages import ControlMessage
 
 
 def pack_message(message: ControlMessage) -> bytes:
-    """The body of a Message frame. Text that is no Unicode (a file name in an error, say) is escaped: a
-    report that could not be packed would be lost, and its task wait for ever."""
+    """The body of a Message frame. Text that is not valid Unicode (such as a file name in an error) is
+    escaped: a report that could not be packed would be lost, and its task would wait forever."""
     fields = message.model_dump(mode="python")
     packed: bytes = msgpack.packb(fields, use_bin_type=True, unicode_errors="backslashreplace")
     return packed
@@ -65,7 +66,7 @@ def unpack_bounded(body: bytes | memoryview, values_max: int) -> Any:
 
 
 def what_does_not_fit(error: ValidationError) -> str:
-    """The first field that does not, and why."""
+    """The first field that does not fit, and why."""
     first = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(map(str, first["loc"]))
     return f"{error.title}.{where:.80}: {first['msg']}"

@@ -1,7 +1,7 @@
-"""Bytes to frames, incrementally: any split of the stream gives the same frames.
+"""The incremental decoder from bytes to frames: any split of the stream gives the same frames.
 
-A payload is copied into memory that the sink lends, so this layer knows no pool. What comes once per
-buffer, BufferResponse and AddCredit, has calls of its own on the sink; every other frame is an object.
+A payload is copied into memory lent by the sink, so this layer knows no pool. For the frequent frames,
+BufferResponse and AddCredit, the sink has methods of their own; every other frame is an object.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _BUFFER_RESPONSE: Final = int(FrameType.BUFFER_RESPONSE)
 _ADD_CREDIT: Final = int(FrameType.ADD_CREDIT)
 _KNOWN_TYPES: Final = frozenset(int(kind) for kind in FrameType)
 NO_MEMORY: Final = memoryview(bytearray())
-"""What a sink lends that has no memory for a payload yet: the stream is to be read no further for now."""
+"""Returned by a sink without memory for a payload: the decoder stops for now."""
 
 
 class FrameSink(Protocol):
-    """Who takes decoded frames."""
+    """The receiver of decoded frames."""
 
     def frame(self, frame: Frame) -> None:
         """Any frame but BufferResponse and AddCredit."""
 
     def credit(self, channel: int, credit: int) -> None:
-        """One pair of an AddCredit; ``credit`` is positive."""
+        """A pair of an AddCredit; ``credit`` is positive."""
 
     def buffer_begin(self, header: BufferHeader) -> memoryview | None:
-        """A BufferResponse begins: lend memory of the length of its payload, or None to discard that.
-        ``NO_MEMORY`` stops the decoder in front of it."""
+        """A BufferResponse begins: lend memory for its payload, or None to discard it. ``NO_MEMORY`` stops
+        the decoder before it."""
 
     def buffer_end(self) -> None:
-        """The payload begun last is complete; not called for one that is discarded."""
+        """The last payload is complete; not called for a discarded one."""
 
 
 class FrameDecoder:
@@ -64,7 +64,7 @@ class FrameDecoder:
 
     def __init__(self, sink: FrameSink, limit_bytes: int) -> None:
         self.counts = [0] * (max(FrameType) + 1)
-        """Frames received, by type; of a BufferResponse its header."""
+        """Received frames by type; a BufferResponse counts with its header."""
         self.sink = sink
         self._limit = limit_bytes
         self._head = bytearray()
@@ -73,15 +73,16 @@ class FrameDecoder:
         self._filled = 0
         self._remaining = 0
         self.stopped = False
-        """The sink has no memory for the payload that comes next."""
+        """The sink has no memory for the next payload."""
 
     def receive(self, data: bytes | bytearray | memoryview) -> int:
-        """Take the next bytes of the stream; calls the sink for what became complete. Gives how many were
-        taken: all of them, unless it is ``stopped``. Then what is left, which may be nothing, is to be given
-        again when there may be memory.
+        """Decode the next bytes of the stream, calling the sink for all that became complete.
+
+        Returns the number of bytes used: all, unless the decoder is ``stopped``. Then the rest, which may be
+        empty, must be passed again when the sink may have memory.
 
         Raises:
-            RemoteProtocolError: the stream is not what the frame table says.
+            RemoteProtocolError: the stream does not follow the frame table.
         """
         view = memoryview(data)
         at, end = 0, len(view)
@@ -105,13 +106,13 @@ class FrameDecoder:
         return at
 
     def discard_payload(self) -> None:
-        """The memory lent for the payload under way is taken back: skip the rest of it."""
+        """The sink takes back the memory of the current payload: skip the rest of it."""
         self._target = None
 
     def _receive_buffers(self, view: memoryview, at: int, end: int) -> int:
-        """Take BufferResponses as long as nothing else comes; returns where they end.
+        """Decode BufferResponses until another frame comes; returns the position after them.
 
-        Of the last one only the header may have come and a part of the payload.
+        Of the last one, only the header and a part of the payload may have arrived.
         """
         begin, complete = self.sink.buffer_begin, self.sink.buffer_end
         counts, limit, last = self.counts, self._limit, end - BUFFER_HEADER_BYTES
@@ -137,7 +138,7 @@ class FrameDecoder:
         return at
 
     def _receive_payload(self, view: memoryview, at: int, end: int) -> int:
-        """Take what has come of a payload that was cut by the end of an earlier read."""
+        """Copy more of a payload that was cut by the end of an earlier read."""
         size = min(self._remaining, end - at)
         if self._target is not None:
             self._target[self._filled : self._filled + size] = view[at : at + size]
@@ -159,7 +160,7 @@ class FrameDecoder:
         return size
 
     def _complete_head(self) -> None:
-        """Take a head that is all there; it stays if there is no memory for the payload behind it."""
+        """Decode a complete head; it is kept if there is no memory for its payload."""
         head, self._head = self._head, bytearray()
         view = memoryview(head)
         used = self._receive_buffers(view, 0, len(view))
@@ -170,7 +171,7 @@ class FrameDecoder:
             assert used == len(view)
 
     def _head_bytes(self) -> int:
-        """How long the head under way has to be before it can be parsed."""
+        """Length that the current head must have before it can be parsed."""
         if len(self._head) < FRAME_HEADER_BYTES:
             return FRAME_HEADER_BYTES
         length, kind, _ = FRAME_HEADER.unpack_from(self._head, 0)
@@ -195,7 +196,7 @@ class FrameDecoder:
                 )
 
     def _parse(self, view: memoryview, at: int, end: int) -> int:
-        """Parse a frame other than a BufferResponse; the bytes used, 0 when it is not all there."""
+        """Parse a frame other than a BufferResponse. Returns the bytes used; 0 if it is not complete."""
         if end - at < FRAME_HEADER_BYTES:
             return 0
         length, kind, channel = FRAME_HEADER.unpack_from(view, at)

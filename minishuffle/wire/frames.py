@@ -100,7 +100,7 @@ __all__ = [
 
 # --- body -----------------------------------------------------------------------------------------
 #
-# Reads the body of a frame, field by field.
+# The reader of a frame's body, field by field.
 
 
 U16: Final = struct.Struct(">H")
@@ -109,7 +109,7 @@ U64: Final = struct.Struct(">Q")
 
 
 class BodyReader:
-    """Reads a frame's body from front to back; running out is the peer's fault."""
+    """Reads a frame's body from front to back; a body that is too short is an error of the peer."""
 
     __slots__ = ("_at", "_view")
 
@@ -157,7 +157,7 @@ BUFFER_HEADER: Final = struct.Struct(">IBIIIBBII")
 """Frame header and BufferResponse fields as one structure, the size of a segment's headroom use."""
 BUFFER_HEADER_BYTES: Final = BUFFER_HEADER.size
 BUFFER_FIXED_BYTES: Final = BUFFER_HEADER_BYTES - LENGTH_BYTES
-"""What the length of a BufferResponse counts beside its payload."""
+"""The part of a BufferResponse's length that is not payload."""
 BufferHeader: TypeAlias = tuple[int, int, int, int, int, int, int, int, int]
 """The fields of :data:`BUFFER_HEADER`: length, type, channel, sequence, backlog, data type, flags, first
 element start, rows. A plain tuple, because one is made for each buffer."""
@@ -165,7 +165,7 @@ NO_ELEMENT_START: Final = 0xFFFF_FFFF
 NO_SEQUENCE: Final = 0xFFFF_FFFF
 """The last sequence of a generation in which no buffer arrived."""
 GRANT: Final = struct.Struct(">II")
-"""One pair of an AddCredit: channel, credit."""
+"""A pair of an AddCredit: channel, credit."""
 WATERMARK_EVENT: Final = struct.Struct(">BBq")
 """Kind, whether the producer is idle (0 or 1), and the watermark in microseconds since 1970."""
 LATENCY_EVENT: Final = struct.Struct(">BIIq")
@@ -197,17 +197,17 @@ class FrameType(IntEnum):
 
 
 class Role(IntEnum):
-    """What a process is, as it says in Hello."""
+    """The role of a process, as its Hello says."""
 
     WORKER = 1
     COORDINATOR = 2
     CLIENT = 3
     PROBE = 4
-    """A worker that only looks whether a link could be made."""
+    """A worker that only tests whether a link can be made."""
 
 
 class DataType(IntEnum):
-    """What a BufferResponse carries; only DATA costs a credit."""
+    """The contents of a BufferResponse; only DATA needs a credit."""
 
     DATA = 1
     EVENT = 2
@@ -219,26 +219,28 @@ class EventKind(IntEnum):
     END_OF_DATA = 1
     """The producer will write no more rows; the channel stays open."""
     END_OF_PARTITION = 2
-    """Nothing at all follows on this channel."""
+    """Nothing follows on this channel."""
     WATERMARK = 3
-    """How far the producer's event time has come: :data:`WATERMARK_EVENT` is the whole payload."""
+    """The producer's event time: :data:`WATERMARK_EVENT` is the whole payload."""
     LATENCY_MARKER = 4
-    """When a source emitted it: a :class:`LatencyMarker` is the whole payload. Only jobs that ask for markers
-    have them, by a setting that a worker must know to run their tasks: none gets one that it cannot read."""
+    """The time at which a source emitted the marker: a :class:`LatencyMarker` is the whole payload. Only jobs
+    with a setting for it have markers. A worker must know the setting to run their tasks, so none receives a
+    marker it cannot read."""
     BARRIER = 5
-    """All that the producer wrote before it was read: :data:`BARRIER_EVENT` is the whole payload. Behind one
-    that blocks, the producer sends nothing before ResumeConsumption. (Flink: ``CheckpointBarrier``.)"""
+    """The end of all rows that the producer wrote before it: :data:`BARRIER_EVENT` is the whole payload.
+    After a blocking barrier, the producer sends nothing before ResumeConsumption. (Flink:
+    ``CheckpointBarrier``.)"""
 
 
 class LatencyMarker(NamedTuple):
-    """What travels with the rows of a source and takes as long as they do, but for user code. (Flink:
+    """A marker that travels with the rows of a source, and measures their latency without user code. (Flink:
     ``LatencyMarker``.)"""
 
     operator: int
     subtask: int
-    """Both of the source."""
+    """Operator and subtask of the source."""
     time: int
-    """When it was emitted, in microseconds since 1970."""
+    """Time of its emission, in microseconds since 1970."""
 
     def pack(self) -> bytes:
         """The payload of the event."""
@@ -246,26 +248,26 @@ class LatencyMarker(NamedTuple):
 
     @classmethod
     def unpack(cls, payload: bytes) -> LatencyMarker:
-        """What :meth:`pack` gave; its size has been looked at."""
+        """Unpack the result of :meth:`pack`; the caller has checked its size."""
         _, operator, subtask, time = LATENCY_EVENT.unpack(payload)
         return cls(operator, subtask, time)
 
 
 class CancelReason(IntEnum):
-    """Why a consumer wants no more of a partition."""
+    """Why a consumer closes a channel."""
 
     ENDED = 1
-    """It has read all that it needs."""
+    """It has read all the rows it needs."""
     FAILED = 2
     """The consuming task, or the channel, failed."""
     MOVED = 3
     """The channel was attached elsewhere."""
     SUSPECTED = 4
-    """Its worker answers no Ping. A producer's worker says that to itself."""
+    """The consumer's worker does not answer Pings. The producer's worker applies this itself."""
 
 
 class BufferFlags(IntFlag):
-    """How a buffer's bytes lie with respect to elements."""
+    """The positions of elements in a buffer."""
 
     NONE = 0
     STARTS = 1
@@ -277,15 +279,15 @@ class BufferFlags(IntFlag):
 
 
 class OneWay(NamedTuple):
-    """A connection that carries what the producers of one worker write for one edge to the consumers on
-    another, and nothing back: see :mod:`~minishuffle.protocol.oneway`."""
+    """A connection with data in one direction only: from the producers of an edge on one worker to the
+    consumers on another. See :mod:`~minishuffle.protocol.oneway`."""
 
     job: str
     edge: int
     produces: bool
-    """The dialer does, and the acceptor consumes; False: the other way round."""
+    """The dialer produces and the acceptor consumes; False: the reverse."""
     number: int
-    """Given by the consumer; never twice."""
+    """Unique number, given by the consumer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,12 +310,12 @@ class Hello:
     magic: int = MAGIC
     version: int = PROTOCOL_VERSION
     one_way: OneWay | None = None
-    """What the dialer means the connection for; None for one that goes both ways, and of an acceptor."""
+    """The purpose of a one-way connection; None for one with data both ways, and from an acceptor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The acceptor's last word of a handshake that went well."""
+    """The acceptor's last frame of a successful handshake."""
 
     worker: int
     epoch: int
@@ -321,7 +323,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The acceptor's last word of one that did not; the connection closes after it."""
+    """The acceptor's last frame of a refused handshake; the connection closes after it."""
 
     code: int
     text: str
@@ -329,11 +331,11 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRequest:
-    """Opens a logical channel: which attempt of which consumer wants what of which partition.
+    """Opens a logical channel, from an attempt of a consumer to a partition of a producer's attempt.
 
-    Whoever opens the channel fills in the rest: its id, its first credit in buffers, and how far the consumer
-    came in the generation before, so that the producer knows what was lost with its link.
-    ``buffer_size``: what NewBufferSize would say; 0: buffers are as large as segments.
+    The opener of the channel fills in its id, its initial credit in buffers, and the consumer's position in
+    the previous generation. From this position the producer knows which rows were lost with the last link.
+    ``buffer_size``: as in NewBufferSize; 0: buffers are as large as segments.
     """
 
     partition: PartitionId
@@ -348,14 +350,14 @@ class PartitionRequest:
     rows_received: int = 0
     last_sequence: int = NO_SEQUENCE
     one_way: int = 0
-    """Number of the one-way connection that carries what is sent; 0: the one that carries this request."""
+    """Number of the one-way connection for the answer; 0: the connection of this request."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddCredit:
     """Credit of one or more channels: pairs of channel and number of buffers.
 
-    The decoder makes no such object; it passes each pair to its sink.
+    The decoder does not create this object; it passes each pair to its sink.
     """
 
     grants: tuple[tuple[int, int], ...]
@@ -369,7 +371,7 @@ class BacklogAnnouncement:
 
 @dataclass(frozen=True, slots=True)
 class ResumeConsumption:
-    """The consumer wants what is behind that barrier. Of another generation, or barrier, it is ignored."""
+    """The consumer continues after the barrier. Ignored for another generation or barrier."""
 
     channel: int
     generation: int
@@ -398,7 +400,7 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class NewBufferSize:
-    """So many bytes are to be in each data buffer that the producer begins from now on. (FLIP-183.)"""
+    """The size in bytes of each data buffer that the producer begins from now on. (FLIP-183.)"""
 
     channel: int
     size: int
@@ -445,7 +447,7 @@ _NAMES: Final = {
 
 
 def frame_name(frame: Frame) -> str:
-    """Its type in snake case, as metrics name it."""
+    """The frame's type in snake case, as in metrics."""
     return _NAMES[type(frame).__name__]
 
 
@@ -475,7 +477,7 @@ def _name(text: str) -> bytes:
 
 
 def encode_text(text: str, bytes_max: int) -> bytes:
-    """UTF-8 of any text, cut to that length; a lone surrogate, which has no UTF-8, is escaped."""
+    """UTF-8 of any text, cut to ``bytes_max``; a lone surrogate, which has no UTF-8, is escaped."""
     raw = text.encode(errors="backslashreplace")
     return raw if len(raw) <= bytes_max else raw[:bytes_max].decode(errors="ignore").encode()
 
@@ -549,9 +551,9 @@ def encode_frame(frame: Frame) -> bytes:
 
 
 class Payload(Protocol):
-    """What a BufferResponse carries: ``memory[start:start + size]``.
+    """The payload of a BufferResponse: ``memory[start:start + size]``.
 
-    At least ``BUFFER_HEADER_BYTES`` bytes in front of it may be overwritten, unless it is shared.
+    At least ``BUFFER_HEADER_BYTES`` bytes before it may be overwritten, unless it is shared.
     """
 
     memory: memoryview
@@ -562,14 +564,14 @@ class Payload(Protocol):
     first_start: int
     rows: int
     shared: bool
-    """Other channels send the same memory, each with a header of its own."""
+    """Other channels send the same memory, each with its own header."""
 
 
 def write_buffer(
     payload: Payload, channel: int, sequence: int, backlog: int, chunks: list[bytes | memoryview]
 ) -> None:
-    """Append a BufferResponse to ``chunks``: as one view, with the header written right in front of the
-    payload, or header and payload apart if the payload is shared."""
+    """Append a BufferResponse to ``chunks``: as one view, with the header written directly before the
+    payload, or as separate header and payload if the payload is shared."""
     memory, start, size = payload.memory, payload.start, payload.size
     if payload.shared:
         whole, begin = memoryview(bytearray(BUFFER_HEADER_BYTES)), 0
@@ -639,7 +641,7 @@ def _decode_cancel(channel: int, body: BodyReader) -> CancelPartitionRequest:
 
 
 def positive(what: str, value: int, most: int = limits.CREDIT_MAX) -> int:
-    """``value``, a count of buffers or bytes that a peer sent.
+    """Check ``value``, a count of buffers or bytes from a peer, and return it.
 
     Raises:
         RemoteProtocolError: it is 0, or more than ``most``.

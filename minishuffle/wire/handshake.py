@@ -1,4 +1,4 @@
-"""How two processes prove to each other that they know the cluster's secret, sans-IO.
+"""The handshake in which two processes prove that they know the cluster's secret, sans-IO.
 
 ::
 
@@ -9,13 +9,13 @@
                                      <-      Hello(nonce a, proof "acceptor"), Welcome;
                                              or Reject(reason, text) at any point
 
-The dialer proves itself first: whoever can reach the port, and does not know the secret, gets nothing of an
-acceptor to try guesses against. A proof is HMAC-SHA256, keyed with the secret, over the protocol version,
-the direction, both nonces, the cluster id, role, worker id, epoch and counter of both sides, dialer first,
-and what a one-way connection is for; with TLS also the hashes of both certificates that the connection uses,
-so that nobody who speaks TLS to either side can pass on what the other says. The direction differs both
-ways, so that a proof sent back to its maker proves nothing. Until the peer has proved itself, Hello is the
-only frame that is read from an acceptor's peer, and a dialer reads a Reject besides.
+The dialer proves itself first, so a process that can reach the port and does not know the secret gets nothing
+against which it could test guesses. A proof is HMAC-SHA256, keyed with the secret. It covers the protocol
+version, the direction, both nonces, the cluster id, the role, worker id, epoch and counter of both sides,
+dialer first, and the purpose of a one-way connection. With TLS it also covers the hashes of both certificates
+of the connection, so that a process in the middle with TLS to both sides cannot pass on their messages. The
+directions differ, so a proof sent back to its maker proves nothing. Until the peer has proved itself, an
+acceptor reads only Hello, and a dialer only Hello and Reject.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ __all__ = [
 
 NONCE_BYTES: Final = 32
 REASONS: Final = ("secret", "version", "cluster", "malformed", "peer", "tls")
-"""Why a handshake may be refused; a Reject's ``code`` is the position in here, from 1."""
+"""Reasons for which a handshake is refused; a Reject's ``code`` is the position in this tuple, from 1."""
 
 _MAGIC_AND_VERSION: Final = struct.Struct(">IH")
 _CLIENT_HELLO: Final = b"\x16\x03"
 _ALERT: Final = b"\x15\x03"
-"""What a dialer says first with TLS, and what a server with TLS says to one without, if it is not ours. As
-lengths both are too long for any frame."""
+"""First bytes of a TLS dialer, and of a TLS server's answer to a peer without TLS. Read as lengths, both
+exceed every frame."""
 _REJECT_TEXT_BYTES_MAX: Final = limits.HANDSHAKE_FRAME_BYTES_MAX - 64
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a process says it is. ``worker`` and ``epoch`` are 0 for all but registered workers.
+    """The claimed identity of a process. ``worker`` and ``epoch`` are 0 except for registered workers.
 
-    ``counter``: how many times it has dialed the other side, from 1; 0 where nobody counts. ``one_way``: what
-    it has dialed for, if not for a connection that goes both ways.
+    ``counter``: the number of times it has dialed the other side, from 1; 0 where it is not counted.
+    ``one_way``: the purpose of a one-way connection.
     """
 
     role: Role
@@ -104,7 +104,7 @@ class HandshakeRefused(AuthenticationError):
 
 
 def tls_on_one_side(*, dialed: bool) -> HandshakeRefused:
-    """One side uses TLS: the one that was ``dialed``, or the one that dialed it."""
+    """The refusal if only one side uses TLS: the ``dialed`` one, or the dialer."""
     uses, lacks = ("was dialed", "dialed it") if dialed else ("dialed", "was dialed")
     return HandshakeRefused(
         "tls",
@@ -124,16 +124,16 @@ def _accept_all(peer: Identity) -> str | None:
 
 
 class Handshake:
-    """One side of one handshake.
+    """One side of a handshake.
 
     Args:
-        identity: what this process is.
-        secret: the cluster's; any bytes but none.
+        identity: of this process.
+        secret: the cluster's; not empty.
         nonce: 32 fresh random bytes.
         dialer: whether this side opened the connection.
-        target: for a dialer, the worker id that it means to reach, 0 for the coordinator.
-        authorize: for an acceptor, tells why a proven peer may not connect, or None.
-        expected_epoch: for a dialer, the epoch that the peer has to have, None for any.
+        target: for a dialer, the worker id it dials, 0 for the coordinator.
+        authorize: for an acceptor, returns why a proven peer may not connect, or None.
+        expected_epoch: for a dialer, the required epoch of the peer, None for any.
     """
 
     def __init__(
@@ -152,11 +152,12 @@ class Handshake:
         self.peer: Identity | None = None
         """Set when the handshake is complete."""
         self.frames_in: list[FrameType] = []
-        """Types of the frames received, in order; whoever counts them takes them out."""
+        """Types of the received frames, in order; the counter of frames removes them."""
         self.frames_out: list[FrameType] = []
-        """The same of the frames to send."""
+        """Types of the frames to send, likewise."""
         self.binding = b""
-        """What a proof covers besides, of a connection with TLS; set before the first bytes come."""
+        """Additional bytes covered by a proof, for a connection with TLS; set before the first bytes
+        arrive."""
         self._identity = identity
         self._secret = secret
         self._dialer = dialer
@@ -175,13 +176,13 @@ class Handshake:
         self._theirs: Hello | None = None
         """The peer's first Hello."""
         self._proved = False
-        """The acceptor has proved itself, to a dialer."""
+        """To a dialer: the acceptor has proved itself."""
         self._buffer = bytearray()
         self._refused = False
 
     @property
     def greeted(self) -> bool:
-        """The peer has sent a first Hello, which is as it should be and proves nothing so far."""
+        """The peer has sent a valid first Hello, without proof yet."""
         return self._theirs is not None
 
     def start(self) -> bytes:
@@ -209,7 +210,7 @@ class Handshake:
         return answer
 
     def leftover(self) -> bytes:
-        """What was received behind the handshake's last frame."""
+        """The bytes received after the handshake's last frame."""
         return bytes(self._buffer)
 
     # --- frames -----------------------------------------------------------------------------------
@@ -252,7 +253,7 @@ class Handshake:
         return (FrameType.WELCOME if self._proved else FrameType.HELLO, FrameType.REJECT)
 
     def _final_frame(self, refusal: HandshakeRefused) -> bytes:
-        """Tells the refused peer why; a dialer only disconnects."""
+        """The frame with the reason for a refused peer; empty for a dialer, which only disconnects."""
         if self._dialer:
             return b""
         return self._encode(rejection(refusal))
@@ -302,7 +303,7 @@ class Handshake:
     # --- checks -----------------------------------------------------------------------------------
 
     def _check_peer(self, hello: Hello) -> None:
-        """Everything of a first Hello but its proof."""
+        """Check a first Hello, except its proof."""
         if hello.role not in Role.__members__.values():
             raise HandshakeRefused("malformed", f"the peer has the unknown role {hello.role}")
         if self._dialer and hello.one_way is not None:
@@ -361,7 +362,7 @@ def _identity(hello: Hello) -> Identity:
 
 
 def _check_version(body: bytes) -> None:
-    """Look at a Hello's magic and version first: another version may lay out the rest otherwise."""
+    """Check a Hello's magic and version first: another version may have another layout."""
     if len(body) < _MAGIC_AND_VERSION.size:
         raise HandshakeRefused("malformed", f"the peer's Hello has no more than {len(body)} bytes")
     magic, version = _MAGIC_AND_VERSION.unpack_from(body)

@@ -1,7 +1,7 @@
-"""Control messages by which a client looks into workers: what they hold, the frames of a channel, and where a
-subtask spends its time.
+"""Control messages with which a client inspects workers: their state, the frames of a channel, and the time
+of a subtask.
 
-What a worker answers is JSON that only the client reads; the coordinator passes it on.
+The answers of workers are JSON for the client; the coordinator only passes them on.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ class TracedChannel(ControlMessage):
 
 
 class TappedEdge(ControlMessage):
-    """A tap of an edge of a job; the first question opens it."""
+    """A tap on an edge of a job; the first question opens it."""
 
     edge: int
     """Its number in the job graph."""
     tap: Name
-    """An id that whoever asks has made."""
+    """An id made by the client."""
     ends: bool = False
-    """Give what there is, and end it."""
+    """Return the remaining rows, and end the tap."""
 
 
 class ProfiledTask(ControlMessage):
     """A profile of one subtask, by samples of its thread's stack."""
 
     profile: Name
-    """Made by the client. The first question begins it; those that follow say the same."""
+    """An id made by the client. The first question begins the profile; later ones repeat the same values."""
     operator: int
     index: int
     seconds: float = Field(5.0, ge=0.1, le=limits.PROFILE_SECONDS_MAX)
@@ -63,13 +63,13 @@ class ProfiledTask(ControlMessage):
 
 
 class ProfiledFrame(ControlMessage):
-    """A place in samples. ``operator``: an operator of the chain, the source, or what the task does beside
-    these; ``wait``: it waits for input or output; ``runtime``: code of minishuffle; ``code``: all else."""
+    """A place in samples. ``operator``: an operator of the chain, the source, or other work of the task;
+    ``wait``: it waits for input or output; ``runtime``: code of minishuffle; ``code``: all other code."""
 
     function: str
     kind: FrameKind
     file: str = ""
-    """Relative to where modules are found, if it is there. Empty of an operator and of a wait."""
+    """Path relative to an entry of the module path, if possible. Empty for an operator and for a wait."""
     line: int = 0
 
 
@@ -80,20 +80,19 @@ class ProfiledStack(ControlMessage):
 
 
 class TaskProfile(ControlMessage):
-    """What a worker answers to a ProfiledTask, as JSON. Frames and stacks are there once it has ended."""
+    """A worker's answer to a ProfiledTask, as JSON. Frames and stacks are present once it has ended."""
 
     state: Literal["sampling", "ended", "refused"]
     why: str = ""
     """Why it is refused, or ended early."""
     attempt: int = 0
     seconds: float = 0.0
-    """How long it took."""
+    """Duration in seconds."""
     cpu_seconds: float = 0.0
-    """Seconds of these in which the thread had a processor."""
+    """Seconds of the duration in which the thread ran on a processor."""
     samples: dict[str, int] = Field(default_factory=dict)
-    """By the thread's state: busy, idle (waits for input), backpressured (waits for output). A sample that
-    comes late, because a call has not let go of the interpreter's lock, counts for those that it has delayed.
-    """
+    """Samples by the thread's state: busy, idle (waits for input), backpressured (waits for output). A sample
+    delayed by a call that holds the interpreter's lock counts for all the samples it has delayed."""
     left_out: int = 0
     """Samples of stacks beyond the limit."""
     frames: list[ProfiledFrame] = Field(default_factory=list)
@@ -104,28 +103,29 @@ class TaskProfile(ControlMessage):
 
 
 class AskWorkers(ControlMessage):
-    """Ask workers that are alive; answered with WorkersAnswered when all have answered, or when a time is up
-    that is short: one that does not answer is a part of what the client wants to know."""
+    """Ask alive workers. Answered with WorkersAnswered when all have answered, or after a short time: a
+    worker that does not answer is information too."""
 
     type: Literal["ask_workers"] = "ask_workers"
     job: str = ""
-    """Say nothing of other jobs; empty: of all."""
+    """Only about this job; empty: about all."""
     workers: list[int] = Field(default_factory=list)
     """Empty: all."""
     trace: TracedChannel | None = None
-    """The frames of these channels since the question before."""
+    """The frames of these channels since the last question."""
     tap: TappedEdge | None = None
-    """The rows that cross this edge, since the question before."""
+    """The rows that crossed this edge since the last question."""
     profile: ProfiledTask | None = None
-    """The profile of this subtask. None of these: what the worker holds."""
+    """The profile of this subtask. If trace, tap and profile are all None, the worker's whole state is asked
+    for."""
 
 
 class WorkersAnswered(ControlMessage):
     type: Literal["workers_answered"] = "workers_answered"
     answers: dict[int, bytes]
-    """By worker: JSON."""
+    """JSON by worker."""
     silent: list[int] = Field(default_factory=list)
-    """Those that have not answered in time."""
+    """Workers that have not answered in time."""
 
 
 # --- coordinator -> worker, and back --------------------------------------------------------------

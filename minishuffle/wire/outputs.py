@@ -1,4 +1,4 @@
-"""Control messages about the files of sinks that are listed."""
+"""Control messages about the listed files of sinks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["GetFiles", "JobFiles", "ListedFile"]
 
 
 class ListedFile(ControlMessage):
-    """A file of a sink that is in the manifest."""
+    """A file of a sink in the manifest."""
 
     operator: int
     index: int
@@ -20,8 +20,8 @@ class ListedFile(ControlMessage):
     bytes: int
     checksum: Name
     named: bool = True
-    """False: its worker was lost, and nobody has seen since that it has the name in ``path``. If it does not,
-    it is hidden beside: its name begins with a dot and the job's id, and ends with that one."""
+    """False: its worker was lost, and it is not known whether it has its final name, ``path``. If not, it is
+    in the same directory under a hidden name: a dot, the job's id, and at the end its final name."""
 
 
 class GetFiles(ControlMessage):
@@ -34,7 +34,7 @@ class GetFiles(ControlMessage):
 
 
 class JobFiles(ControlMessage):
-    """``next`` is the number behind that of the last file."""
+    """Files of a job; ``next`` is the number after the last file's."""
 
     type: Literal["job_files"] = "job_files"
     files: list[ListedFile]

@@ -1,4 +1,4 @@
-"""Control messages between clients and the coordinator: requests, and what is replied."""
+"""Control messages between clients and the coordinator: requests and replies."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ __all__ = [
 
 
 JOB_LIVE: Final = ("created", "running", "pausing", "paused")
-"""States of a job that has not ended and is not about to."""
+"""States of a job that has not ended and is not stopping."""
 
 # --- parts ----------------------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ class TaskInfo(ControlMessage):
     rows_received: int = 0
     result: bytes = b""
     state_rows_lost: int = 0
-    """Rows that its operators held, and that were lost with attempts that did not finish."""
+    """State rows of its operators, lost with attempts that did not finish."""
 
 
 class JobEvent(ControlMessage):
@@ -91,7 +91,7 @@ class JobEvent(ControlMessage):
     attempt: int = 0
     worker: int = 0
     since: float = 0.0
-    """Seconds since the failure was detected of which the subtask recovers."""
+    """Seconds since the detection of the failure from which the subtask recovers."""
     traceback: str = ""
     """The user's frames, the exception last, if the user's code raised."""
 
@@ -107,16 +107,16 @@ class WorkerInfo(ControlMessage):
     slots: int
     slots_free: int
     standby: bool = False
-    """It takes slots of lost workers, and no others until then."""
+    """It is a standby worker: it takes over slots of lost workers, and no others before."""
     confined: bool = False
-    """There are processes on other hosts, which cannot reach it: its address is loopback's. It takes slots
-    only of jobs that run on its host alone."""
+    """Processes on other hosts cannot reach it, since its address is a loopback one. It takes slots only of
+    jobs that run on its host alone."""
     reachable: int = 0
-    """Other workers that are alive, and to which there is a link or the last probe could make one."""
+    """Number of other alive workers to which it has a link, or could make one at the last probe."""
     tried: int = 0
-    """Other workers that are alive, and of which that is known or being tried."""
+    """Number of other alive workers to which it was probed, or is being probed."""
     draining: bool = False
-    """It takes no slots, and leaves when nothing runs on it any more."""
+    """It takes no more slots, and leaves when no task runs on it."""
     heartbeat_age_seconds: float
     report: WorkerReport
     peers: list[PeerReport]
@@ -130,9 +130,9 @@ class UserCall(ControlMessage):
     index: int
     attempt: int
     position: int
-    """Rows of input that it had dealt with."""
+    """Input rows that it had processed."""
     rows: int
-    """Rows of input that it had in hand."""
+    """Input rows that it was processing."""
 
 
 # --- client -> coordinator (requests) -------------------------------------------------------------
@@ -155,15 +155,15 @@ class SubmitJob(ControlMessage):
 
 
 class ListJobs(ControlMessage):
-    """Without ``tasks``, jobs come with the number of their tasks by state alone."""
+    """List all jobs; without ``tasks``, with only the number of their tasks by state."""
 
     type: Literal["list_jobs"] = "list_jobs"
     tasks: bool = True
 
 
 class ShowJob(ControlMessage):
-    """Answered with ``JobInfo``; ``results`` of sinks may be left out. With ``earlier``, counters are those
-    of half a minute ago, or of when the attempts had their first records."""
+    """Answered with ``JobInfo``; ``results`` of sinks may be left out. With ``earlier``, counters are from
+    half a minute ago, or from the first records of the attempts."""
 
     type: Literal["show_job"] = "show_job"
     job: str
@@ -179,7 +179,8 @@ class ShowGraph(ControlMessage):
 
 
 class CancelJob(ControlMessage):
-    """Cancel a job. ``give_up_results``: of one that has ended too, what its sinks keep for readers goes."""
+    """Cancel a job. ``give_up_results``: drop the results that its sinks keep for readers, even if the job
+    has ended."""
 
     type: Literal["cancel_job"] = "cancel_job"
     job: str
@@ -187,7 +188,7 @@ class CancelJob(ControlMessage):
 
 
 class PauseJob(ControlMessage):
-    """Have the tasks of a job stop once nothing is on its way between them. Answered with Accepted at once;
+    """Pause a job: its tasks stop once no rows are in flight between them. Answered with Accepted at once;
     may be sent again."""
 
     type: Literal["pause_job"] = "pause_job"
@@ -195,7 +196,7 @@ class PauseJob(ControlMessage):
 
 
 class ResumeJob(ControlMessage):
-    """Have a job that is paused, or about to be, go on. Answered with Accepted."""
+    """Resume a job that is paused or pausing. Answered with Accepted."""
 
     type: Literal["resume_job"] = "resume_job"
     job: str
@@ -253,9 +254,9 @@ class WaitJob(ControlMessage):
 
 
 class GetStatus(ControlMessage):
-    """Without ``jobs``, only workers are listed; without ``reports``, not what they have reported of
-    themselves and of each other; with ``earlier``, these are of half a minute ago. With ``worker``, only
-    that one is."""
+    """The cluster's status. Without ``jobs``, only workers are listed; without ``reports``, their reports
+    about themselves and each other are left out; with ``earlier``, these are from half a minute ago. With
+    ``worker``, only this worker is listed."""
 
     type: Literal["get_status"] = "get_status"
     jobs: bool = True
@@ -265,8 +266,8 @@ class GetStatus(ControlMessage):
 
 
 class WorkerEnded(ControlMessage):
-    """What a launcher knows of the end of a worker process that it had started, and which did not end by
-    itself. Answered with Accepted; may be sent again."""
+    """A launcher's report about the end of a worker process it had started, and which did not end by itself.
+    Answered with Accepted; may be sent again."""
 
     type: Literal["worker_ended"] = "worker_ended"
     worker: WorkerNumber
@@ -276,17 +277,17 @@ class WorkerEnded(ControlMessage):
     signal: Name = ""
     """The name of that signal, as the launcher's system has it: ``SIGSEGV``."""
     out_of_memory: bool = False
-    """The kernel has killed a process of its cgroup for want of memory meanwhile."""
+    """The kernel has killed a process of its cgroup for lack of memory meanwhile."""
     hung: bool = False
-    """The launcher has ended it, since it did not react although it could run."""
+    """The launcher killed it because it did not react, although it could run."""
     recorded: bool = False
     """Whether ``calls`` are known."""
     calls: list[UserCall] = Field(default_factory=list)
 
 
 class DrainWorker(ControlMessage):
-    """Have a worker leave once its tasks have moved elsewhere, or after so many seconds (None: it has all the
-    time that it needs). Answered with Accepted at once."""
+    """Drain a worker: it leaves once its tasks have moved elsewhere, or after ``seconds`` (None: no limit).
+    Answered with Accepted at once."""
 
     type: Literal["drain_worker"] = "drain_worker"
     worker: WorkerNumber
@@ -303,7 +304,7 @@ class StopCluster(ControlMessage):
 
 
 class Failure(ControlMessage):
-    """Any request may be answered by this; ``code`` as in ``errors``."""
+    """The refusal of any request; ``code`` as in ``errors``."""
 
     type: Literal["failure"] = "failure"
     code: int
@@ -314,44 +315,44 @@ class Accepted(ControlMessage):
     type: Literal["accepted"] = "accepted"
     job: str = ""
     warning: str = ""
-    """Why it may be forgotten."""
+    """Why the next coordinator may not know of it."""
 
 
 class SlotWait(ControlMessage):
-    """Subtasks that have waited since a worker was lost for another one with a free slot."""
+    """Subtasks that wait for a worker with a free slot, since their worker was lost."""
 
     worker: WorkerNumber
     until: float
-    """Wall time at which their job fails for it."""
+    """Wall clock at which their job fails."""
     text: str
-    """Which they are, how the worker was lost, and why no other one takes its slots."""
+    """The subtasks, how the worker was lost, and why no other takes its slots."""
 
 
 class DeployWait(ControlMessage):
-    """Subtasks that were not deployed so far, and for what they wait: input or slots. They may do so for any
-    time."""
+    """Subtasks that are not deployed yet, and whether they wait for input or slots. This wait has no
+    limit."""
 
     operators: list[int]
     text: str
 
 
 class StageInfo(ControlMessage):
-    """A stage of a job whose stages are deployed one by one."""
+    """A stage of a job with the schedule ``stages``."""
 
     operators: list[int]
     state: Literal["waiting", "deployed", "complete"]
     version: int = 1
-    """How often it has begun to run."""
+    """Number of its runs."""
 
 
 class BrokenLink(ControlMessage):
-    """Two workers between which tasks of a job need a link that there has not been for ``link_timeout``."""
+    """Two workers between which tasks of a job need a link; there has been none for ``link_timeout``."""
 
     workers: list[int]
     text: str
-    """Both with their addresses, and why there is none as far as that is known."""
+    """Both with their addresses, and the reason, if it is known."""
     excluded: WorkerNumber = 0
-    """The one of the two that is excluded from the job for it; 0: tasks wait for the link."""
+    """The worker of the two that is excluded from the job for it; 0: tasks wait for the link."""
 
 
 class JobInfo(ControlMessage):
@@ -365,42 +366,43 @@ class JobInfo(ControlMessage):
     submitted_at: float
     ended_at: float = 0.0
     at: float = 0.0
-    """When the coordinator said all this, by its clock, which the other times are of, too."""
+    """The coordinator's clock at the reply; the other times are by this clock too."""
     tasks: list[TaskInfo] = Field(default_factory=list)
     causes: list[ErrorInfo] = Field(default_factory=list)
     """First cause first."""
     collected_batches: int = 0
     collects: list[str] = Field(default_factory=list)
-    """Names of the sinks whose rows are for the client."""
+    """Names of the sinks whose rows are collected for the client."""
     restarts: dict[str, int] = Field(default_factory=dict)
-    """Attempts that took the place of another, by how that one ended: failed, abandoned, canceled, lost,
+    """Replacement attempts, by how the previous attempt ended: failed, abandoned, canceled, lost,
     finished."""
     rows_dropped: dict[str, int] = Field(default_factory=dict)
-    """By reason, over all attempts."""
+    """Dropped rows by reason, over all attempts."""
     rows_in_flight: int = 0
-    """At most so many more were lost in what died, if its tasks write one row for each that they read."""
+    """Upper bound of further rows lost inside dead workers, if its tasks write at most one row per input
+    row."""
     state_rows_lost: int = 0
-    """Rows that operators held (sides of joins, windows, groups), and that died with a task."""
+    """State rows of operators (sides of joins, windows, groups) lost with their task."""
     files_listed: int = 0
-    """Files that its sinks have completed."""
+    """Number of files that its sinks have completed."""
     file_rows: int = 0
-    """Rows in them."""
+    """Rows in these files."""
     task_states: dict[str, int] = Field(default_factory=dict)
     """Number of its tasks by state."""
     first_failure: JobEvent | None = None
-    """When a task failed for the first time, whatever became of the job; None: none has."""
+    """The event of the first failed task, whatever happened later; None: none has failed."""
     rows_again: int = 0
-    """At most so many rows were emitted twice: of sources that died, by ``source_lease`` 0 or while there was
-    no coordinator; and by sinks that a blocking exchange feeds and that ran again."""
+    """Upper bound of rows emitted twice: by sources that died, with ``source_lease`` 0 or while there was no
+    coordinator; and by sinks that ran again, fed by a blocking exchange."""
     slot_waits: list[SlotWait] = Field(default_factory=list)
     deploy_waits: list[DeployWait] = Field(default_factory=list)
     stages: list[StageInfo] = Field(default_factory=list)
-    """In their order; none of a job that is deployed at once."""
+    """Stages in their order; empty if the job is deployed at once."""
     pause: Literal["none", "wanted", "aligning", "paused"] = "none"
     pause_problem: str = ""
     """Why the last pause failed; empty: it did not."""
     pause_left: list[str] = Field(default_factory=list)
-    """What stays where it is while the job is paused."""
+    """Data that stays where it is while the job is paused, in words."""
     links_broken: list[BrokenLink] = Field(default_factory=list)
     flow_control: Literal["credit", "tcp"] = "credit"
 
@@ -433,14 +435,14 @@ class EdgeInfo(ControlMessage):
 
 
 class SettingInfo(ControlMessage):
-    """A setting of a job; values are texts, empty where the job has the runtime choose."""
+    """A setting of a job; values are texts, empty where the runtime chooses."""
 
     name: str
     value: str
-    """What holds: where none was given, what follows from the job."""
+    """The effective value: if none was given, the one that follows from the job."""
     default: str
     given: bool
-    """It was given another value than the default."""
+    """A value other than the default was given."""
 
 
 class GraphInfo(ControlMessage):
@@ -474,7 +476,7 @@ class JobRows(ControlMessage):
     next: int
     terminal: bool
     sinks: list[str] = []
-    """The name of the sink that each batch is from."""
+    """The sink of each batch."""
 
 
 class ClusterStatus(ControlMessage):
@@ -485,10 +487,11 @@ class ClusterStatus(ControlMessage):
     pid: int
     web_port: Port
     journal_problem: str = ""
-    """Why the journal could not be written last; empty: it could."""
+    """Why the last journal write failed; empty: it succeeded."""
     unreached: list[str] = Field(default_factory=list)
-    """Pairs of workers, with their addresses, that could make no link, and why; the first ones."""
+    """Texts about pairs of workers that could make no link, with their addresses and the reason; only the
+    first ones."""
     events: list[JobEvent] = Field(default_factory=list)
-    """What happened last that is of no job."""
+    """The last events of the cluster that belong to no job."""
     workers: list[WorkerInfo]
     jobs: list[JobInfo]

@@ -42,7 +42,7 @@ class DiskThreads:
                 found = read()
             except ShuffleError as error:
                 found = error
-            except Exception as error:  # no memory, for one: whoever waits is to hear of it
+            except Exception as error:  # e.g. no memory: the waiting caller must get it
                 _log.exception("a read from disk failed")
                 found = ResourceExhausted(f"a read from disk failed: {described(error)}")
             self._inbox.post(done, found)

@@ -1,4 +1,4 @@
-"""What :class:`~minishuffle.worker.state.WorkerState` tells its shell to do: each event gives one
+"""The instructions of :class:`~minishuffle.worker.state.WorkerState` to its shell: each event gives one
 :class:`WorkerStep`."""
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def state_change(
     *,
     counters: TaskCounters | None = None,
 ) -> TaskStateChanged:
-    """What the coordinator is to hear of an attempt."""
+    """The report of an attempt's new state."""
     fields = {"error": error, "result": result, "counters": counters or TaskCounters()}
     return TaskStateChanged.model_validate({"attempt": key, "state": state, **fields})
 
@@ -141,7 +141,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The coordinator is to hear that of an attempt, exactly once."""
+    """Report a fact about an attempt to the coordinator, exactly once."""
 
     fact: Fact
 
@@ -153,7 +153,7 @@ class DialPeer:
 
 @dataclass(frozen=True, slots=True)
 class ProbePeer:
-    """Say whether a link to that worker could be made."""
+    """Probe a worker, and report whether a link can be made."""
 
     peer: WorkerAddress
 
@@ -216,8 +216,8 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """An attempt of ``consumer`` takes the place of earlier ones: these read no more of what ``producer``
-    writes for ``edge``."""
+    """An attempt of ``consumer`` replaces earlier ones, which must read no more from ``producer`` over
+    ``edge``."""
 
     producer: AttemptId
     edge: int
@@ -256,7 +256,7 @@ class ServeStream:
 
 @dataclass(frozen=True, slots=True)
 class SetPause:
-    """The tasks of a job stop behind that barrier, or it has ended."""
+    """Stop the tasks of a job at a barrier, or end the barrier."""
 
     job: str
     barrier: int
@@ -328,16 +328,16 @@ Instruction: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class WorkerStep:
-    """What comes of one event: what to do, and when the machine is to be called again.
+    """The result of one event: the instructions to carry out, and the time of the next call.
 
     The shell's duties, in this order:
 
-    1. It has ``handle_timer`` called at ``timers``; those of the latest step count. Early is harmless.
-    2. It carries ``messages`` out, in order and at once. If a message leads to another event, the step of
-       that event goes before the next message.
+    1. It calls ``handle_timer`` at ``timers`` of the latest step. An early call is harmless.
+    2. It carries out ``messages`` in order and at once. If a message leads to another event, the step of that
+    event goes before the next message.
 
-    There are no records, as in a ``CoordinatorStep``: a worker has no journal. It repeats each report
-    that must outlive it until the coordinator acknowledges that the report is in the journal: see
+    There are no records, as in a ``CoordinatorStep``: a worker has no journal. It repeats each report that
+    must outlive it until the coordinator acknowledges that the report is in the journal: see
     ``attemptreports``.
     """
 

@@ -28,7 +28,7 @@ LARGE_BYTES: Final = 16 * limits.MIB
 """Below 32 MiB, above which glibc does not learn from a block."""
 GC_THRESHOLD: Final = 1_000_000
 _loop_waits = False
-"""The loop has another policy than threads beside it are to have."""
+"""The loop's thread has a scheduling policy that other threads must not inherit."""
 _modules = 0
 """How many were imported when the collector was last told to pass over what is there."""
 
@@ -99,11 +99,9 @@ def collect_garbage(*, settled: bool) -> None:
 
 
 def pass_over_modules() -> None:
-    """Have the garbage collector pass over what is there by now, if there are more modules than ever before.
-
-    They stay as long as the process, and are most of what there is; of the rest, what is or comes to be
-    garbage in cycles is not found any more.
-    """
+    """Let the garbage collector ignore all present objects, if there are more modules than ever before.
+    Modules stay as long as the process, and hold most of its objects. Other present objects are no longer
+    found if they are or become garbage in cycles."""
     global _modules
     if len(sys.modules) > _modules:
         _modules = len(sys.modules)

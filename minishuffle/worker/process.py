@@ -147,11 +147,11 @@ async def register(
 
 
 class Worker:
-    """One registration of this process.
+    """A registered worker process.
 
     Args:
         start: the process so far.
-        request: what it has said of itself.
+        request: the registration it has sent.
         home: where the coordinator is.
         registered: the coordinator's answer.
     """
@@ -165,7 +165,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._inbox = LoopInbox(self._loop)
         self._background: set[asyncio.Task[None]] = set()
-        """Dials, and what else is awaited beside the loop's other work."""
+        """Background tasks of the loop, such as dials."""
         self._timers = Timers(self._loop, self.loop_lag)
         self._alarm = Alarm(self._loop, self._on_alarm)
         """For the machine's next deadline."""
@@ -380,7 +380,7 @@ class Worker:
                 self._peers.external.readers.serve(message)
             case Acknowledged(number, refused, journaled):
                 self.coordinator.acknowledged(number, refused=refused, journaled=journaled)
-                self._sender.pump()  # rows that wait behind reports may follow
+                self._sender.pump()  # rows that wait for reports may follow
             case AnswerQuestion(question):
                 self.coordinator.send(self._inspection.answer(question))
             case Exit(reason):
@@ -420,7 +420,7 @@ class Worker:
         job, spec = instruction.message.job, instruction.spec
         try:
             self._deployment.start(instruction)
-        except Exception as error:  # whatever it is (no more threads, say), it ends this task alone
+        except Exception as error:  # whatever the error (e.g. no more threads), it ends only this task
             name = f"{spec.name}[{spec.index}]"
             _log.warning("%s of %s cannot start", name, job, exc_info=error)
             info = describe_failure(error, name)
@@ -448,7 +448,7 @@ class Worker:
         self.coordinator.send(HostLooked(term=look.term, ticket=look.ticket, answer=answer))
 
     async def _probe(self, peer: WorkerAddress) -> None:
-        """Say whether that worker can be reached."""
+        """Report whether a worker can be reached."""
         why = await self._prober.probe(peer)
         if why is not None:
             self.coordinator.send(
@@ -456,8 +456,8 @@ class Worker:
             )
 
     async def _advertise(self, toward: str) -> None:
-        """Have others use the address by which that host is reached, if this worker listens on all and was
-        given none; say so if it has none."""
+        """Advertise the address by which a host is reached, if this worker listens on all addresses and was
+        given none to advertise. Answers without an address if it has none."""
         found, request = "", self.coordinator.request
         if is_wildcard(request.host) and not self._given_address:
             found = await address_toward(toward)
@@ -520,7 +520,7 @@ class Worker:
         self._carry_out(self._state.partition_lost(key, error))
 
     def _on_fact(self, fact: Fact) -> None:
-        """What an attempt says of itself. That of a task that was abandoned meanwhile is not output."""
+        """Report a fact about an attempt. A fact of an abandoned task is not output."""
         attempt = self._deployment.attempts.get(fact.attempt)
         if attempt is not None and attempt.task.state != "abandoned":
             self.coordinator.report(fact)
@@ -591,7 +591,7 @@ class Worker:
         )
 
     def _tell_clock_set(self) -> None:
-        """The system clock was set: say so once there is somebody to hear it."""
+        """The system clock was set: report it once there is a coordinator."""
         self._wall()
         for seconds in self._wall.take_steps() if self.coordinator.connected else ():
             _log.warning("the system clock was set %s", set_by(seconds))

@@ -1,7 +1,7 @@
-"""How a worker process gets its id from the coordinator, and what it is before that.
+"""A worker process before its registration, and how it gets its id from the coordinator.
 
-Between its start and its registration a process listens, refuses whoever connects, and serves metrics. It
-registers once more, with everything that is on it, with each coordinator that takes the place of another.
+Between its start and its registration a process listens, refuses all connections, and serves metrics. It
+registers again, with all it has, with each coordinator that replaces another.
 """
 
 from __future__ import annotations
@@ -121,12 +121,13 @@ class _Nobody:
 
 
 class UnregisteredWorker:
-    """A worker process before its registration. What it has, the registered worker takes over.
+    """A worker process before its registration. The registered worker takes over its parts.
 
     Args:
-        spool_directory: where sinks keep what other programs read; None: the system's for temporary files.
-        find: where the coordinator is by now, if that is known.
-        record: where its tasks say what they have in hand, for its launcher.
+        spool_directory: where sinks keep rows for external clients; None: the system's directory for
+            temporary files.
+        find: where the coordinator is by now, if it is known.
+        record: where its tasks note the rows in hand, for its launcher.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class UnregisteredWorker:
             self.ended.set_result("")
 
     def snapshot(self) -> WorkerSnapshot:
-        """For ``/metrics``, which says where it is served before the coordinator hears of it."""
+        """For ``/metrics``, which is served before the coordinator knows of this process."""
         return worker_snapshot(
             self.endpoint,
             self.pool,

@@ -1,1 +1,1 @@
-"""What clients ask for, and the requests that wait for an answer."""
+"""Requests of clients, and the table of requests that wait for an answer."""

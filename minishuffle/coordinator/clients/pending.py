@@ -1,7 +1,7 @@
-"""Requests of clients that wait, whatever they wait for. Pure.
+"""The table of all client requests that wait for something. Pure.
 
-Who waits, until when, and which answers of workers are due is known here alone. A subject extends
-:class:`Pending` by what it waits for, and makes the answer.
+It alone knows the requests that wait, their deadlines, and the open questions to workers. Each subject
+extends :class:`Pending` with its own fields, and builds the answer.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["Pending", "PendingRequests"]
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A request that waits."""
+    """A request that waits for its answer."""
 
     link: int
     request: int
     deadline: float = field(default=math.inf, kw_only=True)
-    """When it has waited long enough."""
+    """When it is answered with what there is."""
 
 
 PendingT = TypeVar("PendingT", bound=Pending)
@@ -35,22 +35,24 @@ QuestionT = TypeVar("QuestionT")
 
 
 class PendingRequests:
-    """All requests that wait, by kind, which is their class. Each is answered once, unless its link closes.
+    """All waiting requests by kind; a kind is a subclass of :class:`Pending`. Each request is answered
+    exactly once, unless its link closes.
 
-    A kind that has asked :meth:`require_room` or :meth:`has_room` first has at most ``LINK_REQUESTS_MAX``
-    requests of a link.
+    A kind whose requests are added only after :meth:`require_room` or :meth:`has_room` has at most
+    ``LINK_REQUESTS_MAX`` of each link.
     """
 
     def __init__(self) -> None:
         self.tickets: Iterator[int] = itertools.count(1)
-        """Numbers of questions to workers, which no other question has had."""
+        """Ticket numbers for questions to workers; never repeated."""
         self._waiting: dict[type[Pending], dict[Pending, None]] = {}
-        """The oldest first."""
+        """By kind, the oldest first."""
         self._questions: dict[int, tuple[object, Pending | None]] = {}
-        """By ticket, what a worker has yet to answer, and the request that waits for that."""
+        """By ticket, an open question to a worker, and the request that waits for it; None: no request."""
 
     def has_room(self, kind: type[Pending], link: int, in_all: float = math.inf) -> bool:
-        """Whether one more request of the link may wait, and one more of that kind."""
+        """Whether another request of this kind may wait: fewer than ``in_all`` of all links do, and fewer
+        than ``LINK_REQUESTS_MAX`` of this link."""
         waiting = self.of(kind)
         return len(waiting) < in_all and sum(each.link == link for each in waiting) < limits.LINK_REQUESTS_MAX
 
@@ -63,26 +65,26 @@ class PendingRequests:
             )
 
     def add(self, request: PendingT) -> PendingT:
-        """It waits from now on."""
+        """Let a request wait."""
         self._waiting.setdefault(type(request), {})[request] = None
         return request
 
     def of(self, kind: type[PendingT]) -> list[PendingT]:
-        """Those of a kind, the oldest first."""
+        """The waiting requests of a kind, the oldest first."""
         return [each for each in self._waiting.get(kind, ()) if isinstance(each, kind)]
 
     def answer(self, request: Pending, message: ControlMessage) -> Reply:
-        """It waits no more."""
+        """Remove a request, and make its reply."""
         self.remove(request)
         return Reply(request.link, request.request, message)
 
     def refuse(self, request: Pending, error: ShuffleError) -> Reply:
-        """It waits no more."""
+        """Remove a request, and make its reply."""
         self.remove(request)
         return refusal(request.link, request.request, error)
 
     def remove(self, *requests: Pending) -> None:
-        """They wait no more, and what workers still answer them is ignored."""
+        """Remove requests and close their open questions; late answers are ignored."""
         gone = {*requests}
         for request in gone:
             del self._waiting[type(request)][request]
@@ -90,13 +92,13 @@ class PendingRequests:
             self.close(ticket)
 
     def forget(self, link: int) -> None:
-        """The link is closed: nobody waits there."""
+        """A link has closed: remove its requests."""
         self.remove(*(each for kind in self._waiting for each in self.of(kind) if each.link == link))
 
     # --- time ------------------------------------------------------------------------------------
 
     def due(self, kind: type[PendingT], now: float) -> list[PendingT]:
-        """Those of a kind that have waited long enough."""
+        """The requests of a kind whose deadline has passed."""
         return [each for each in self.of(kind) if now >= each.deadline]
 
     def next_deadline(self) -> float | None:
@@ -106,18 +108,18 @@ class PendingRequests:
     # --- questions to workers --------------------------------------------------------------------
 
     def expect(self, ticket: int, question: object, by: Pending | None) -> None:
-        """A worker will answer a question, which is asked for a request that waits, or for none."""
+        """Open a question to a worker, for the request ``by``, or for none."""
         self._questions[ticket] = question, by
 
     def question(self, ticket: int, kind: type[QuestionT]) -> QuestionT | None:
-        """What has that ticket; None if nobody waits for an answer any more."""
+        """The open question with this ticket; None if there is none of this kind."""
         question, _ = self._questions.get(ticket, (None, None))
         return question if isinstance(question, kind) else None
 
     def questions(self, kind: type[QuestionT]) -> list[tuple[int, QuestionT]]:
-        """Those of a kind that are open, each with its ticket, the oldest first."""
+        """The open questions of a kind with their tickets, the oldest first."""
         return [(ticket, each) for ticket, (each, _) in self._questions.items() if isinstance(each, kind)]
 
     def close(self, ticket: int) -> None:
-        """A question is answered, or its answer is not wanted any more."""
+        """Close a question: it is answered, or the answer is no longer needed."""
         del self._questions[ticket]

@@ -1,4 +1,4 @@
-"""Requests about one job that are answered when there is something new, or after their time."""
+"""Long polls: requests about one job that are answered when there is news, or at their deadline."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ PollRequest: TypeAlias = GetEvents | GetLogs | GetRows | WaitJob | WaitPause
 
 WAIT_SECONDS_MAX: Final = 60.0
 POLLS_MAX: Final = 1_024
-"""Requests that wait at once; any further is answered right away with what there is."""
+"""Most long polls that wait at a time; further ones are answered at once."""
 
 
 @dataclass(slots=True, eq=False)
 class Poll(Pending):
-    """It waits until there is something new about a job, or its time is up."""
+    """A request that waits for news of a job, or for its deadline."""
 
     message: PollRequest
     job: Job
 
 
 class LongPolls:
-    """At most POLLS_MAX of them wait, and LINK_REQUESTS_MAX of each link."""
+    """The waiting long polls: at most POLLS_MAX, and LINK_REQUESTS_MAX for each link."""
 
     def __init__(self, pending: PendingRequests) -> None:
         self._pending = pending
@@ -44,7 +44,7 @@ class LongPolls:
         return []
 
     def changed(self, job: Job, now: float) -> list[Reply]:
-        """Something happened to the job, or time has passed."""
+        """Answer the polls of a job that have news, or whose deadline has passed."""
         return [
             self._pending.answer(poll, _reply(poll.message, job))
             for poll in self._pending.of(Poll)
@@ -53,7 +53,7 @@ class LongPolls:
 
 
 def _ready(message: PollRequest, job: Job) -> bool:
-    """Whether there is something to say before the time is up."""
+    """Whether a request can be answered before its deadline."""
     match message:
         case GetEvents(after=after):
             return job.terminal or job.history.has_events(after)

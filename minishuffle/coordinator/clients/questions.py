@@ -1,8 +1,8 @@
-"""What clients ask of workers, and who has yet to answer. Pure.
+"""Questions of clients to workers, and the workers that have not answered yet. Pure.
 
-A question goes to all workers that it is meant for at once. Its answer is complete when each of them has
-answered or is lost, and goes out as it is when :data:`ANSWER_SECONDS_MAX` have passed: a worker whose loop is
-held up is named as silent.
+A question goes to all the workers it is meant for at once. Its answer is complete when each of them has
+answered or is lost. After :data:`ANSWER_SECONDS_MAX` the answers so far are sent, and the missing workers are
+named as silent, for example a worker whose event loop is held up.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from minishuffle.wire.messages import ControlMessage
 __all__ = ["ANSWER_SECONDS_MAX", "Questions"]
 
 ANSWER_SECONDS_MAX: Final = 0.7
-"""How long a client waits for workers, so that it has what there is within a second."""
+"""Seconds to wait for workers, so that a client has an answer within a second."""
 
 
 @dataclass(slots=True, eq=False)
 class _Question(Pending):
     open_answers: set[int]
-    """Workers that have yet to answer."""
+    """Workers that have not answered yet."""
     answers: dict[int, bytes] = field(default_factory=dict)
 
 
 class Questions:
-    """At most ``LINK_REQUESTS_MAX`` questions of a link are open.
+    """The open questions: at most ``LINK_REQUESTS_MAX`` for each link.
 
     Args:
-        send: a message to a worker that is alive; False if it is not.
+        send: sends a message to a worker; False if the worker is not alive.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class Questions:
     def ask(
         self, link: int, request: int, message: AskWorkers, alive: Iterable[Worker], now: float
     ) -> list[Reply]:
-        """Pass a question on, or answer it at once if there is nobody to ask.
+        """Send a question to its workers; answer at once if there are none.
 
         Raises:
-            UnknownName: a worker that it names is not alive.
-            ResourceExhausted: too many questions of that link are open.
+            UnknownName: a worker named in the question is not alive.
+            ResourceExhausted: too many questions of this link are open.
         """
         self._pending.require_room(_Question, link)
         there = {worker.worker for worker in alive}
@@ -79,7 +79,7 @@ class Questions:
         return self._completed()
 
     def answered(self, worker: int, message: WorkerAnswered) -> list[Reply]:
-        """One that comes too late, or twice, changes nothing."""
+        """Handle a worker's answer; ignored if it is late or the second one."""
         question = self._pending.question(message.ticket, _Question)
         if question is None or worker not in question.open_answers:
             return []
@@ -88,7 +88,7 @@ class Questions:
         return self._completed()
 
     def worker_ended(self, worker: int) -> list[Reply]:
-        """It will not answer any more."""
+        """A worker is lost: no longer wait for its answers."""
         for question in self._pending.of(_Question):
             question.open_answers.discard(worker)
         return self._completed()
@@ -97,7 +97,7 @@ class Questions:
         return [self._answer(each) for each in self._pending.of(_Question) if not each.open_answers]
 
     def due(self, now: float) -> list[Reply]:
-        """Answers of questions whose time is up."""
+        """Replies to the questions whose deadline has passed."""
         return [self._answer(each) for each in self._pending.due(_Question, now)]
 
     def _answer(self, question: _Question) -> Reply:

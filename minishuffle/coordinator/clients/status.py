@@ -36,7 +36,7 @@ __all__ = ["CoordinatorFacts", "ClusterView", "StatusRequest", "coordinator_snap
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorFacts:
-    """What does not change while a coordinator runs."""
+    """Facts that are constant while a coordinator runs."""
 
     cluster: str
     version: str
@@ -47,13 +47,13 @@ class CoordinatorFacts:
     wall_offset: float
     """At its start: the wall clock minus the clock of ``now``, in seconds."""
     identity: str = ""
-    """That of its host, see ``host_identity``."""
+    """Identity of its host, see ``host_identity``."""
     workers_anew: bool = False
-    """All workers are started anew with it, those on standby as such."""
+    """All workers, standby workers too, are restarted together with the coordinator."""
 
 
 class ClusterView(NamedTuple):
-    """What replies to questions about the whole cluster are made from."""
+    """All state from which replies about the whole cluster are made."""
 
     facts: CoordinatorFacts
     web_port: int
@@ -62,9 +62,9 @@ class ClusterView(NamedTuple):
     jobs: JobTable
     links: Links
     history: History
-    """Events that are of no job."""
+    """Events of the cluster that belong to no job."""
     wall_offset: float
-    """As it is now."""
+    """The current wall clock minus the clock of ``now``, in seconds."""
 
 
 StatusRequest: TypeAlias = ListJobs | ShowJob | ShowGraph | GetFiles | GetStatus
@@ -72,10 +72,10 @@ StatusRequest: TypeAlias = ListJobs | ShowJob | ShowGraph | GetFiles | GetStatus
 
 
 def status_reply(request: StatusRequest, cluster: ClusterView, now: float) -> ControlMessage:
-    """The reply to a client.
+    """The reply to a client's request.
 
     Raises:
-        UnknownName: there is no such job.
+        UnknownName: there is no job of this name.
     """
     at = now + cluster.wall_offset
     match request:
@@ -95,7 +95,7 @@ def status_reply(request: StatusRequest, cluster: ClusterView, now: float) -> Co
 
 
 def _cluster_status(cluster: ClusterView, now: float, request: GetStatus) -> ClusterStatus:
-    """Workers with their connections, and jobs without what their sinks returned, as far as is asked for."""
+    """Workers with their connections, and jobs without results, as far as the request asks for them."""
     facts, at = cluster.facts, now + cluster.wall_offset
     used, confined = cluster.jobs.held.slots, cluster.workers.confined(facts.identity)
     return ClusterStatus(
@@ -166,7 +166,7 @@ def _setting_text(value: float | str | None) -> str:
 
 
 def coordinator_snapshot(cluster: ClusterView, now: float, refused: dict[str, int]) -> CoordinatorSnapshot:
-    """Everything that ``/metrics`` is made from; ``refused`` counts connections by reason."""
+    """The values of ``/metrics``; ``refused`` counts refused connections by reason."""
     workers, jobs = list(cluster.workers), list(cluster.jobs.values())
     active = [job for job in jobs if not job.terminal]
     used = Holdings(active).slots

@@ -1,4 +1,4 @@
-"""Submissions that have no job yet: those that are being journaled, and those that were withdrawn."""
+"""Submissions without a job: being journaled, or withdrawn."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from minishuffle.wire.requests import SubmitJob
 __all__ = ["WITHDRAWN_KEPT", "Submission", "Submissions"]
 
 WITHDRAWN_KEPT: Final = 1_024
-"""Ids of submissions that were cancelled before they had a job."""
+"""Number of remembered ids of submissions that were cancelled before they had a job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job that fits, and is started once it is in the journal."""
+    """An accepted job, which is started once it is journaled."""
 
     link: int
     request: int
@@ -29,15 +29,15 @@ class Submission:
     name: str
     graph: JobGraph
     id: str
-    """The one that the client gave it; may be empty."""
+    """The id given by the client; may be empty."""
     at: float
     changes: Changes
-    """What is journaled."""
+    """The changes to journal."""
     warning: str
-    """What the client is to hear with its answer; may be empty."""
+    """A warning for the client's answer; may be empty."""
 
     def make_job(self, placement: Placement, segments: Mapping[int, int], random: Callable[[], float]) -> Job:
-        """The job, where it fits now; see :class:`Job`."""
+        """The job, placed where it fits now; see :class:`Job`."""
         return Job(
             self.job,
             self.name,
@@ -51,24 +51,24 @@ class Submission:
 
 
 class Submissions:
-    """Those that are in no job yet."""
+    """The submissions without a job.
 
-    """Args:
-    accepted: how many submissions earlier coordinators have accepted.
+    Args:
+        accepted: number of submissions accepted by earlier coordinators.
     """
 
     def __init__(self, accepted: int) -> None:
         self.accepted = accepted
-        """So far; the last job that was given an id has this number."""
+        """Number of submissions accepted so far, which is the number of the last job."""
         self._pending: deque[Submission] = deque()
-        """In the order in which they are journaled."""
+        """Accepted submissions, in the order in which they are journaled."""
         self._withdrawn: dict[str, None] = {}
-        """The last ones that were cancelled before they had a job."""
+        """Ids of the last submissions that were cancelled before they had a job."""
 
     def accept(
         self, link: int, request: int, message: SubmitJob, graph: JobGraph, at: float, *, warning: str
     ) -> Submission:
-        """It has a job's id from now on, and is to be journaled."""
+        """Give the submission the id of a job; it is to be journaled next."""
         self.accepted += 1
         job = f"j{self.accepted}"
         submission = Submission(link, request, job, message.name, graph, message.submission, at, {}, warning)
@@ -76,20 +76,21 @@ class Submissions:
         return submission
 
     def take_back(self, submission: Submission) -> None:
-        """It was refused after all. The last id is given again: nobody has heard of it."""
+        """The submission was refused after all. Its id, if it was the last, is free again, since no one knows
+        it."""
         self.accepted -= submission.job == f"j{self.accepted}"
 
     def journaled(self) -> Submission:
-        """The one that has been journaled for longest, which is no more pending."""
+        """Remove and return the submission that was journaled first."""
         return self._pending.popleft()
 
     def withdraw(self, submission: str) -> None:
-        """A client cancels what it has submitted, or is about to."""
+        """A client cancels a submission that it has sent, or is about to send."""
         self._withdrawn[submission] = None
         while len(self._withdrawn) > WITHDRAWN_KEPT:
             del self._withdrawn[next(iter(self._withdrawn))]
 
     def require_wanted(self, submission: str) -> None:
-        """Raises TaskCancelled: it was withdrawn."""
+        """Raises TaskCancelled: the submission was withdrawn."""
         if submission in self._withdrawn:
             raise TaskCancelled("the submission was cancelled: submit the job again")

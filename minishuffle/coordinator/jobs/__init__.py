@@ -1,1 +1,1 @@
-"""One job from its submission to its end: its life cycle, its failures, its books."""
+"""A job from its submission to its end: its life cycle, its failures, its row accounting."""

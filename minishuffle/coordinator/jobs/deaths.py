@@ -1,30 +1,30 @@
-"""Which deaths of worker processes count against which subtasks, and when a subtask has died too often. Pure.
+"""Deaths of worker processes that count against subtasks, and the limit for them. Pure.
 
-A function that ends its process takes along whatever else runs there, each time that its subtask starts
-again. So a death counts against a subtask, but only if it may have been its doing: if its thread was inside
-user code, and the process ended in a way that user code brings about::
+A function that ends its process also ends everything else in it, each time that its subtask restarts. So a
+death counts against a subtask, but only if the subtask may have caused it: its thread was inside user code,
+and the process ended in a way that user code can cause::
 
-    how the process ended                                              counts
+    end of the process                                                 counts
     -----------------------------------------------------------------  -----------------------------------
     SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL                           yes
-    an exit that the worker had not announced, with whatever code      yes
+    an exit that the worker had not announced, with any code           yes
     SIGKILL, while the ``oom_kill`` of its cgroup rose                 yes
-    its launcher ended it, since it did not react, though it was       yes
-    neither stopped nor waited for a disk
+    its launcher killed it because it did not react, although it was   yes
+    neither stopped nor waiting for a disk
     any other signal: SIGTERM, SIGKILL (``worker kill``)               no
-    nobody knows, but its connection closed and its port is refused    if the subtask had passed on nothing
+    unknown, but its connection closed and its port is refused         if the subtask had passed on nothing
                                                                        for ``STALLED_SECONDS``
     its host is silent, or its link is lost                            no
 
-Where the attempts are that a launcher reports comes from the record that the worker kept
-(``worker/tasks/crashrecord.py``), else from its last heartbeat.
+If the launcher reports the end, the places of the attempts come from the record that the worker has kept
+(``worker/tasks/crashrecord.py``), otherwise from its last heartbeat.
 
-Positions are rows that an attempt has dealt with since its start. (A position in the input would say nothing:
-the next attempt of a source goes on behind what was under way, and that of a consumer gets other rows.) An
-attempt that has got past the one at which the last one died, with what that had in hand, or that still moves
-``SETTLED_SECONDS`` after its first row, clears the subtask of all deaths. So a function that ends its process
-at its first row is found, as is one that does at its thousandth, or for want of memory after a minute; a
-subtask that is merely beside it gets past.
+A position is the number of rows that an attempt has processed since its start. (A position in the input would
+not help: the next attempt of a source continues after the rows in progress, and a consumer's gets other
+rows.) All deaths of a subtask are cleared when an attempt gets beyond the position of the last death plus the
+rows in hand at that time, or still makes progress ``SETTLED_SECONDS`` after its first row. So a function is
+found that ends its process at its first row, at its thousandth, or after a minute for lack of memory. A
+subtask that merely runs in the same process gets beyond its position and is cleared.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ from minishuffle.wire.requests import UserCall, WorkerEnded
 __all__ = ["COUNTS", "SETTLED_SECONDS", "STALLED_SECONDS", "Deaths", "TaskDeaths", "end_in_words", "kind_of"]
 
 STALLED_SECONDS: Final = 10.0
-"""A subtask that has passed nothing on for so long may have ended a process of whose end nobody knows."""
+"""A subtask that has passed on nothing for this time may have caused a death with an unknown end."""
 SETTLED_SECONDS: Final = 10.0
-"""An attempt that still moves so long after its first row is not what ends its process at its start."""
+"""An attempt that still makes progress this long after its first row does not end its process at its
+start."""
 
 EndKind: TypeAlias = Literal[
     "fatal signal", "unannounced exit", "out of memory", "hung", "other signal", "closed"
@@ -58,16 +59,17 @@ COUNTS: Final[Mapping[EndKind, Literal["yes", "no", "if stalled"]]] = {
     "closed": "if stalled",
 }
 STRATEGIES: Final = ("none", "individual", "region", "full")
-"""Each restarts more than the one before."""
+"""Restart strategies, from the narrowest to the widest."""
 ESCALATION: Final = ((1 / 3, "region"), (2 / 3, "full"))
-"""When more than that part of ``restart_failures_max`` attempts in a row have died in the same step of a
-recovery, that much restarts: what they meet there may be what others hold."""
+"""Pairs (share, strategy): if more than this share of ``restart_failures_max`` attempts in a row have died in
+the same step of a recovery, the strategy is widened, since the cause may be state that other subtasks
+hold."""
 FATAL_SIGNALS: Final = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"})
 KILL: Final = "SIGKILL"
 
 
 def kind_of(end: WorkerEnded) -> EndKind:
-    """How a process ended, as its launcher tells it."""
+    """The kind of end that a launcher has reported."""
     if end.code >= 0:
         return "unannounced exit"
     if end.signal in FATAL_SIGNALS:
@@ -78,7 +80,7 @@ def kind_of(end: WorkerEnded) -> EndKind:
 
 
 def end_in_words(end: WorkerEnded) -> str:
-    """What its launcher knows of it, behind the name of the worker."""
+    """The end in words, as they follow the worker's name in a text."""
     if end.code >= 0:
         return f"ended with code {end.code}, which was not its own doing"
     if kind_of(end) == "out of memory":
@@ -90,27 +92,27 @@ def end_in_words(end: WorkerEnded) -> str:
 
 @dataclass(slots=True)
 class TaskDeaths(Record):
-    """The deaths that count against one subtask."""
+    """The deaths that count against a subtask."""
 
     attempt: int
-    """That which died last."""
+    """The attempt that died last."""
     position: int
-    """Where it died."""
+    """Its position when it died."""
     rows: int
-    """What it had in hand."""
+    """Rows it had in hand."""
     how: str
-    """What is known of that end: a sentence without its end."""
+    """Description of that end: a sentence without its full stop."""
     at: float
     count: int = 1
     step: str = ""
-    """The step of its recovery that the attempt died in; empty: it was no recovery, or it had passed a first
-    batch on."""
+    """The step of its recovery in which the attempt died. Empty: it was not a recovery, or it had passed on a
+    first batch."""
     stuck: int = 0
-    """So many attempts in a row died in that step."""
+    """Number of attempts in a row that died in this step."""
 
     @property
     def needed(self) -> int:
-        """How far an attempt has to get to clear the subtask."""
+        """The position at which an attempt clears the subtask."""
         return self.position + max(1, self.rows)
 
     def __str__(self) -> str:
@@ -120,7 +122,7 @@ class TaskDeaths(Record):
 
 @dataclass(slots=True)
 class _Life:
-    """What heartbeats have said of the current attempt of a subtask."""
+    """The progress of a subtask's current attempt, from heartbeats."""
 
     attempt: int
     position: int
@@ -128,38 +130,39 @@ class _Life:
     inside: bool
     passed_on: int
     moved_at: float
-    """When the subtask was seen to have passed something on, be it in this attempt or in one before."""
+    """When the subtask last made progress, in this attempt or an earlier one."""
     began_at: float
-    """When the attempt was first seen to have done so; 0: not so far."""
+    """When the attempt first made progress; 0: not yet."""
 
 
 class Deaths:
     """The deaths of all subtasks of one job.
 
     Args:
-        failures_max: so many of one subtask end the job.
+        failures_max: deaths of one subtask that end the job.
         at: when the job began.
     """
 
     def __init__(self, failures_max: int, at: float) -> None:
         self._failures_max = failures_max
         self._began_at = at
-        """From when on it is known that a subtask of which nothing was heard has passed nothing on."""
+        """The time from which on a subtask without any report counts as stalled."""
         self._counted: dict[TaskKey, TaskDeaths] = {}
         self._lives: dict[TaskKey, _Life] = {}
 
     def of(self, key: TaskKey) -> TaskDeaths | None:
-        """Those that count against a subtask, if any does."""
+        """The deaths that count against a subtask; None: none do."""
         return self._counted.get(key)
 
     def counted(self) -> Mapping[TaskKey, TaskDeaths]:
-        """All subtasks that a death counts against."""
+        """All subtasks with deaths that count."""
         return self._counted
 
     # --- life ------------------------------------------------------------------------------------
 
     def heard(self, key: TaskKey, report: TaskReport, at: float) -> bool:
-        """A heartbeat of the current attempt of a subtask; True: it is cleared of its deaths by that."""
+        """Note a heartbeat's report of a subtask's current attempt; True if it clears the subtask of its
+        deaths."""
         life = self._lives.get(key)
         passed_on = report.counters.records_out
         attempt = report.attempt.attempt
@@ -182,15 +185,15 @@ class Deaths:
         return False
 
     def finished(self, key: TaskKey) -> bool:
-        """The subtask has finished; True: it is cleared of its deaths by that."""
+        """Note that a subtask has finished; True if this clears it of deaths."""
         self._lives.pop(key, None)
         return self._counted.pop(key, None) is not None
 
     # --- deaths ----------------------------------------------------------------------------------
 
     def count(self, call: UserCall, how: str, at: float, step: str = "") -> TaskDeaths | None:
-        """An attempt died inside user code, and it may have been its doing; gives the deaths of its subtask.
-        None: it was counted before."""
+        """Count a death inside user code against its subtask. Returns all its deaths; None if this one was
+        counted before."""
         key = (call.operator, call.index)
         before = self._counted.get(key)
         if before is not None and call.attempt <= before.attempt:
@@ -205,26 +208,26 @@ class Deaths:
         return deaths
 
     def is_stalled(self, key: TaskKey, at: float) -> bool:
-        """Whether the subtask has passed nothing on of late."""
+        """Whether the subtask has made no progress for ``STALLED_SECONDS``."""
         life = self._lives.get(key)
         return at >= (self._began_at if life is None else life.moved_at) + STALLED_SECONDS
 
     def last_seen(self, key: TaskKey, attempt: int) -> tuple[int, int] | None:
-        """The position of an attempt, and what it had in hand, as far as its worker has said; None: it was
-        not inside user code."""
+        """The last reported position of an attempt and its rows in hand. None: it was not inside user
+        code."""
         life = self._lives.get(key)
         if life is None or life.attempt != attempt:
             return 0, 0
         return (life.position, life.rows) if life.inside else None
 
     def strategy(self, own: str) -> str:
-        """How much restarts with a subtask of a job, whose own strategy that is."""
+        """The restart strategy to use: ``own``, the job's own, or a wider one after repeated deaths."""
         stuck = max((deaths.stuck for deaths in self._counted.values()), default=0)
         wider = [each for part, each in ESCALATION if stuck > part * self._failures_max]
         return max([own, *wider], key=STRATEGIES.index)
 
     def too_many(self, deaths: TaskDeaths) -> bool:
-        """Whether the job ends for them."""
+        """Whether the deaths reach the limit that ends the job."""
         return deaths.count >= self._failures_max
 
     def limit_reached(self, task: str, deaths: TaskDeaths) -> ErrorInfo:
@@ -239,7 +242,7 @@ class Deaths:
     # --- the journal -----------------------------------------------------------------------------
 
     def coordinator_lost(self, at: float) -> None:
-        """What heartbeats have said before is not known."""
+        """A new coordinator has taken over: earlier heartbeats are not known."""
         self._began_at = at
 
     def record(self, key: TaskKey) -> TaskDeaths | None:
@@ -247,6 +250,6 @@ class Deaths:
         return self._counted.get(key)
 
     def recall(self, key: TaskKey, record: TaskDeaths | None) -> None:
-        """What :meth:`record` gave."""
+        """Restore from the result of :meth:`record`."""
         if record is not None:
             self._counted[key] = record

@@ -1,10 +1,11 @@
-"""When a subtask that failed starts again, what restarts with it, and when it has failed too often. Pure.
+"""Restarts of failed subtasks: delay, restart strategy, and limit of failures. Pure.
 
-The first restart is at once; then the delay is 100 ms and doubles up to 10 s, each with some jitter so that
-subtasks that fail together do not come back together. Without a failure for a minute it begins anew. So many
-failures within five minutes end the job. These are Flink's exponential-delay and failure-rate restart
-strategies (FLIP-364), for each subtask by itself. Lost workers are no failures of a subtask. A mistake in a
-function that each attempt meets before it has got a row done ends the job sooner.
+The first restart is immediate. Then the delay is 100 ms and doubles up to 10 s, with some jitter, so that
+subtasks that failed together do not restart together. After a minute without a failure the delay starts from
+zero again. ``restart_failures_max`` failures within five minutes end the job. These are Flink's
+exponential-delay and failure-rate restart strategies (FLIP-364), applied to each subtask separately. Lost
+workers do not count as failures. If attempts fail in a row with the same mistake in a function before they
+have processed a row, ``restart_mistakes_max`` of them end the job.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ __all__ = [
 
 RESTART_BACKOFF: Final = Backoff(0.1, 10.0, jitter=0.1)
 QUIET_SECONDS: Final = 60.0
-"""After so long without a failure the next restart is at once again."""
+"""Time without a failure after which the next restart is immediate again."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailuresRecord(Record):
-    """See :class:`Failures`."""
+    """The journal's record of :class:`Failures`."""
 
     recent: tuple[tuple[float, ErrorInfo], ...]
     in_row: int
@@ -52,8 +53,8 @@ class Failures:
     """The failures of one subtask within ``RESTART_FAILURE_WINDOW_SECONDS``.
 
     Args:
-        failures_max: so many end the job.
-        mistakes_max: so many in a row with the same mistake, and no row done, end it too.
+        failures_max: failures that end the job.
+        mistakes_max: failures in a row, with the same mistake and no row done, that end the job too.
         random: a number from 0 to 1, for the jitter.
     """
 
@@ -63,25 +64,26 @@ class Failures:
         self._random = random
         self._recent: deque[tuple[float, ErrorInfo]] = deque()
         self._in_row = 0
-        """Failures before the last one, with less than ``QUIET_SECONDS`` between each two."""
+        """Number of failures before the last one, with less than ``QUIET_SECONDS`` between any two in
+        sequence."""
         self._last = 0.0
         self._same = 0
-        """The last failures with the same mistake, of attempts that got no row done, with less than
-        ``QUIET_SECONDS`` between each two."""
+        """Number of the last failures with the same mistake and no row done, with less than ``QUIET_SECONDS``
+        between any two in sequence."""
 
     @property
     def count(self) -> int:
-        """Failures that count, the last one included."""
+        """Failures within the window, including the last one."""
         return len(self._recent)
 
     @property
     def first(self) -> ErrorInfo:
-        """The cause of the first of them."""
+        """The cause of the first failure within the window."""
         return self._recent[0][1]
 
     def add(self, cause: ErrorInfo, now: float, *, rows_done: int = 0) -> float | None:
-        """An attempt failed that had got so many rows done: gives the seconds until the subtask restarts, or
-        None if that was once too often."""
+        """Count a failure of an attempt that had processed ``rows_done`` rows. Returns the seconds until the
+        subtask restarts; None: a limit is reached."""
         if rows_done or not cause.mistake:
             self._same = 0
         elif self._same and now < self._last + QUIET_SECONDS and cause.text == self._recent[-1][1].text:
@@ -106,7 +108,7 @@ class Failures:
         return FailuresRecord(tuple(self._recent), self._in_row, self._last, self._same)
 
     def recall(self, record: FailuresRecord) -> None:
-        """Become what the record says."""
+        """Restore from the record."""
         self._recent, self._in_row, self._last = deque(record.recent), record.in_row, record.last
         self._same = record.same
 
@@ -137,7 +139,7 @@ class JobFailures:
         self._of: dict[TaskKey, Failures] = {}
 
     def of(self, key: TaskKey) -> Failures:
-        """Those of a subtask."""
+        """The failures of a subtask."""
         if key not in self._of:
             self._of[key] = Failures(self._failures_max, self._mistakes_max, self._random)
         return self._of[key]
@@ -147,7 +149,7 @@ class JobFailures:
         return self._of[key].record() if key in self._of else None
 
     def recall(self, key: TaskKey, record: FailuresRecord | None) -> None:
-        """What :meth:`record` gave."""
+        """Restore from the result of :meth:`record`."""
         if record is not None:
             self.of(key).recall(record)
 
@@ -159,43 +161,43 @@ RegionsRecord: TypeAlias = tuple[tuple[int, tuple[TaskKey, ...]], ...]
 
 
 class Regions:
-    """Which subtasks of a job restart together, and which of these have yet to end for that.
+    """The subtasks of a job that restart together.
 
-    A region is one subtask with the strategy ``individual``, the whole job with ``full``, and with ``region``
-    the subtasks that are connected by exchanges which are not blocking (Flink: a pipelined region, FLIP-1).
-    A region that restarts is *ending* until none of its attempts runs; then all of it is deployed at one
-    time.
+    A region is a single subtask with the strategy ``individual``, the whole job with ``full``, and with
+    ``region`` the subtasks connected by exchanges that are not blocking (Flink: a pipelined region, FLIP-1).
+    A region that restarts is *ending* until none of its attempts runs; then all its subtasks are deployed
+    together.
 
     Args:
-        strategy: the job's own unless it is given.
+        strategy: by default the job's own.
     """
 
     def __init__(self, graph: JobGraph, strategy: str = "") -> None:
         self.strategy = strategy = strategy or graph.settings.restart_strategy
         self.joint = strategy in ("region", "full")
-        """Whether other subtasks than the one that failed restart."""
+        """Whether other subtasks restart together with a failed one."""
         self._members: list[list[TaskKey]] = []
         self._number: dict[TaskKey, int] = {}
-        """The region of each subtask, by its place in ``_members``."""
+        """The region of each subtask, as an index into ``_members``."""
         self._ending: dict[int, set[TaskKey]] = {}
-        """The attempts that still run, by region, of those that are ending."""
+        """By ending region, the subtasks whose attempt still runs."""
         if self.joint:
             blocking = [number for number, edge in enumerate(graph.edges) if edge.kind == "blocking"]
             self._members = [_subtasks(graph)] if strategy == "full" else pipelined_regions(graph, blocking)
             self._number = {key: n for n, members in enumerate(self._members) for key in members}
 
     def of(self, keys: Iterable[TaskKey]) -> list[TaskKey]:
-        """All that restart together with any of these, which are among them."""
+        """All subtasks that restart together with any of these, including them."""
         if not self.joint:
             return list(keys)
         numbers = dict.fromkeys(self._number[key] for key in keys)
         return [key for number in numbers for key in self._members[number]]
 
     def restart(self, keys: Sequence[TaskKey], running: Callable[[TaskKey], bool]) -> list[TaskKey]:
-        """The regions of these restart; gives the subtasks that are to be cancelled for it.
+        """Restart the regions of these subtasks. Returns the subtasks to cancel for it.
 
         Args:
-            running: whether the current attempt of a subtask has yet to end.
+            running: whether the current attempt of a subtask still runs.
         """
         canceled = []
         for number in dict.fromkeys(self._number[key] for key in keys) if self.joint else ():
@@ -206,20 +208,20 @@ class Regions:
         return canceled
 
     def asked(self, key: TaskKey) -> bool:
-        """Whether the subtask was cancelled for the restart of its region and has yet to end."""
+        """Whether a subtask was canceled for the restart of its region, and still runs."""
         return self.joint and key in self._ending.get(self._number[key], ())
 
     def ended(self, key: TaskKey) -> None:
-        """The current attempt of a subtask has ended, however."""
+        """The current attempt of a subtask has ended, in any way."""
         if self.joint:
             self._ending.get(self._number[key], set()).discard(key)
 
     def is_ending(self, key: TaskKey) -> bool:
-        """Whether the region of a subtask waits for attempts that have yet to end."""
+        """Whether the region of a subtask is ending."""
         return self.joint and self._number[key] in self._ending
 
     def take_ended(self) -> list[list[TaskKey]]:
-        """The regions whose attempts have all ended by now: they are not ending any more."""
+        """Remove and return the ending regions whose attempts have all ended."""
         numbers = [number for number, running in self._ending.items() if not running]
         for number in numbers:
             del self._ending[number]
@@ -231,15 +233,15 @@ class Regions:
         return not self._ending
 
     def give_up(self) -> None:
-        """Nothing restarts any more."""
+        """Forget the ending regions: nothing restarts any more."""
         self._ending.clear()
 
     def record(self) -> RegionsRecord:
-        """For the journal: the regions that are ending, by number, with what has yet to end."""
+        """For the journal: the ending regions by number, each with the subtasks whose attempt still runs."""
         return tuple((number, tuple(sorted(running))) for number, running in sorted(self._ending.items()))
 
     def recall(self, record: RegionsRecord) -> list[TaskKey]:
-        """Become what the record says; gives what has yet to end."""
+        """Restore from the record. Returns the subtasks whose attempt still runs."""
         self._ending = {number: set(running) for number, running in record}
         return sorted(key for running in self._ending.values() for key in running)
 
@@ -251,7 +253,7 @@ def _subtasks(graph: JobGraph) -> list[TaskKey]:
 
 
 def pipelined_regions(graph: JobGraph, kept: Collection[int]) -> list[list[TaskKey]]:
-    """The subtasks that edges connect which are not ``kept``, by union-find."""
+    """The subtasks connected by edges that are not ``kept``, by union-find."""
     above = {key: key for key in _subtasks(graph)}
 
     def root(key: TaskKey) -> TaskKey:

@@ -1,4 +1,4 @@
-"""What the coordinator keeps of a job for its clients: events, log lines, collected rows, causes."""
+"""The history of a job, kept for clients: events, log lines, collected rows and causes of failure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from minishuffle.wire.requests import JobEvent, JobEvents, JobLogs, JobRows
 __all__ = ["History", "REPLY_BYTES_MAX", "REPLY_EVENTS_MAX", "TEXT_CHARS_MAX"]
 
 TEXT_CHARS_MAX = 1_000
-"""The text of an event."""
+"""Longest text of an event, in characters."""
 REPLY_EVENTS_MAX = 1_000
-"""In one reply; the client asks for the next ones."""
+"""Most events in one reply; the client asks for the next ones."""
 REPLY_BYTES_MAX = 16 * limits.MIB
-"""Collected rows in one reply, unless a single batch is longer."""
+"""Most bytes of collected rows in one reply, unless a single batch is longer."""
 
 _FOLLOWS = frozenset({PeerLost.code, PartitionNotFound.code, TaskCancelled.code})
 
 REPLY_LINES_MAX = 1000
-"""Log lines in one reply."""
+"""Most log lines in one reply."""
 
 assert 4 * limits.LOG_LINE_CHARS_MAX * REPLY_LINES_MAX < limits.CONTROL_FRAME_BYTES_MAX
 assert limits.LOG_LINE_CHARS_MAX < limits.JOB_LOG_CHARS_KEPT
@@ -37,18 +37,18 @@ assert (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRecord(Record):
-    """Why a job failed, and how much of what it collected there was."""
+    """The causes of a job's failure, and the number of batches it has collected."""
 
     roots: tuple[ErrorInfo, ...]
     followers: tuple[ErrorInfo, ...]
     batches: int
-    """Collected so far."""
+    """Batches collected so far."""
     first_failure: JobEvent | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinesRecord(Record):
-    """Log lines that a coordinator hands over, and how many batches it lost or gave out."""
+    """Log lines handed over to the next coordinator, and the numbers of lost and fetched batches."""
 
     lost: int
     fetched: int
@@ -58,17 +58,17 @@ class LinesRecord(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsRecord(Record):
-    """A batch of collected rows that a coordinator hands over."""
+    """A batch of collected rows handed over to the next coordinator."""
 
     sink: str
     rows: bytes
 
 
 class History:
-    """Bounded in every part; numbers go on counting when the oldest are dropped.
+    """The bounded history of a job. Numbers keep counting when the oldest entries are dropped.
 
-    Invariants: ``len(events) ≤ JOB_EVENTS_KEPT``; ``len(lines) ≤ JOB_LOG_LINES_KEPT``, and all of them have
-    at most ``JOB_LOG_CHARS_KEPT`` characters; ``collected_bytes ≤ COLLECT_BYTES_MAX``; ``len(causes) ≤
+    Invariants: ``len(events) ≤ JOB_EVENTS_KEPT``; ``len(lines) ≤ JOB_LOG_LINES_KEPT``, with at most
+    ``JOB_LOG_CHARS_KEPT`` characters in all; ``collected_bytes ≤ COLLECT_BYTES_MAX``; ``len(causes) ≤
     ERROR_CAUSES_KEPT``.
     """
 
@@ -80,15 +80,15 @@ class History:
         self._lines_seen = 0
         self._line_chars = 0
         self._batches: list[tuple[str, bytes]] = []
-        """Rows, each with the name of their sink."""
+        """Batches of rows, each with the name of its sink."""
         self._dropped = 0
-        """Batches that are not kept any more: the first ones."""
+        """Number of first batches that are no longer kept."""
         self._lost = 0
-        """Those among them that were lost with an earlier coordinator."""
+        """Number of first batches that were lost with an earlier coordinator."""
         self._fetched = 0
-        """Batches that some client has said it has: the first ones."""
+        """Number of first batches that a client has fetched."""
         self.first_failure: JobEvent | None = None
-        """The first event of a task that failed, also when it is among the events no more."""
+        """The first event of a failed task, even if it is no longer among the kept events."""
         self._roots: list[ErrorInfo] = []
         self._followers: list[ErrorInfo] = []
 
@@ -134,7 +134,8 @@ class History:
             self._line_chars -= len(self._lines.popleft())
 
     def collect(self, sink: str, payload: bytes) -> bool:
-        """Keep a batch of a sink's rows; False, and nothing kept, when it would be too much."""
+        """Keep a batch of a sink's rows. False, and nothing is kept, if COLLECT_BYTES_MAX would be
+        exceeded."""
         if self.collected_bytes + len(payload) > limits.COLLECT_BYTES_MAX:
             return False
         self.collected_bytes += len(payload)
@@ -144,9 +145,9 @@ class History:
     def blame(self, cause: ErrorInfo, *, verdict: bool = False) -> None:
         """Add a cause of the job's failure.
 
-        Lost peers and cancelled tasks follow from something else, which may be reported later (a
-        peer notices a killed process before the coordinator does): they come after every
-        other cause, unless it is the coordinator's own ``verdict``.
+        Lost peers and cancelled tasks are consequences of another cause, which may be reported later (a peer
+        notices a killed process before the coordinator does). So they are listed after every other cause,
+        unless the cause is the coordinator's own ``verdict``.
         """
         kept = self._followers if cause.code in _FOLLOWS and not verdict else self._roots
         kept.append(cause)
@@ -156,7 +157,7 @@ class History:
     # --- journal ---------------------------------------------------------------------------------
 
     def record(self) -> HistoryRecord:
-        """All but events, lines, and what was in batches."""
+        """For the journal: all except events, lines and the contents of batches."""
         return HistoryRecord(
             roots=tuple(self._roots),
             followers=tuple(self._followers),
@@ -165,13 +166,13 @@ class History:
         )
 
     def events_above(self, number: int) -> list[JobEvent]:
-        """Events that are kept, above that number."""
+        """The kept events with a number above ``number``."""
         new = max(0, min(self._event_number - number, len(self._events)))
         return list(islice(self._events, len(self._events) - new, None))
 
     def handed_over(self) -> tuple[LinesRecord, dict[int, RowsRecord]]:
-        """What :meth:`record` leaves out, for the next coordinator: lines, and rows by the number of their
-        batch."""
+        """The contents that :meth:`record` leaves out, for the next coordinator: lines, and rows by the
+        number of their batch."""
         about = LinesRecord(
             lost=self._lost, fetched=self._fetched, lines_seen=self._lines_seen, lines=tuple(self._lines)
         )
@@ -179,7 +180,7 @@ class History:
         return about, {number: RowsRecord(sink=sink, rows=rows) for number, (sink, rows) in batches}
 
     def take_over(self, about: LinesRecord, rows: Mapping[int, RowsRecord]) -> None:
-        """After :meth:`recall`: have what the last coordinator has handed over."""
+        """Take over lines and rows from the previous coordinator; called after :meth:`recall`."""
         for number in sorted(rows):
             self.collect(rows[number].sink, rows[number].rows)
         self._dropped -= len(rows)
@@ -188,11 +189,11 @@ class History:
         self._lines_seen = about.lines_seen
 
     def last_events(self, count: int) -> list[JobEvent]:
-        """So many at most."""
+        """The last ``count`` kept events."""
         return self.events_above(self._event_number - count)
 
     def recall(self, record: HistoryRecord, events: Iterable[JobEvent]) -> None:
-        """Become what the records say. Rows and lines were lost with the coordinator that had them, unless
+        """Restore from the records. Rows and lines were lost with the coordinator that had them, unless
         :meth:`take_over` follows."""
         self._roots, self._followers = list(record.roots), list(record.followers)
         self._dropped = self._lost = record.batches
@@ -205,24 +206,24 @@ class History:
 
     @property
     def causes(self) -> list[ErrorInfo]:
-        """First cause first."""
+        """All causes, the first one first."""
         return [*self._roots, *self._followers]
 
     @property
     def explained(self) -> bool:
-        """Whether some cause does not itself follow from another."""
+        """Whether there is a cause that is not a consequence of another."""
         return bool(self._roots)
 
     def has_events(self, number: int) -> bool:
-        """Whether there is any event above that number."""
+        """Whether there is an event with a number above ``number``."""
         return self._event_number > number
 
     def has_lines(self, number: int) -> bool:
-        """Whether there are more lines than so many."""
+        """Whether there have been more than ``number`` lines."""
         return self._lines_seen > number
 
     def has_rows(self, number: int) -> bool:
-        """Whether there are more batches than so many."""
+        """Whether there have been more than ``number`` batches."""
         return self.batches > number
 
     @property
@@ -238,17 +239,17 @@ class History:
         )
 
     def logs_after(self, number: int, terminal: bool) -> JobLogs:
-        """``number`` counts the lines that the caller has had; bounded by REPLY_LINES_MAX."""
+        """The lines after the first ``number``, which the caller has; at most REPLY_LINES_MAX."""
         first = len(self._lines) - max(0, min(self._lines_seen - number, len(self._lines)))
         lines = list(islice(self._lines, first, first + REPLY_LINES_MAX))
         after = self._lines_seen - len(self._lines) + first + len(lines)
         return JobLogs(lines=lines, next=after, terminal=terminal)
 
     def rows_after(self, number: int, terminal: bool) -> JobRows:
-        """``number`` counts the batches that the caller has had; bounded by REPLY_BYTES_MAX.
+        """The batches after the first ``number``, which the caller has; at most REPLY_BYTES_MAX.
 
         Raises:
-            ResourceExhausted: some of the others were dropped.
+            ResourceExhausted: some of these batches were dropped.
         """
         number = min(number, self.batches)
         if number < self._lost:
@@ -283,11 +284,11 @@ class History:
     # --- dropping --------------------------------------------------------------------------------
 
     def drop_fetched_rows(self) -> int:
-        """Drop the batches that a client has; gives their bytes."""
+        """Drop the fetched batches. Returns their size in bytes."""
         return self._drop_rows(max(0, self._fetched - self._dropped))
 
     def drop_rows(self) -> int:
-        """Drop all batches; gives their bytes."""
+        """Drop all batches. Returns their size in bytes."""
         return self._drop_rows(len(self._batches))
 
     def _drop_rows(self, count: int) -> int:

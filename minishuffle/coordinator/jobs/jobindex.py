@@ -1,4 +1,4 @@
-"""Every job that the coordinator knows, by id: those that run, and the last ones that have ended."""
+"""All jobs known to the coordinator by id: running ones, and the last ones that have ended."""
 
 from __future__ import annotations
 
@@ -14,26 +14,30 @@ from minishuffle.wire.messages import ErrorInfo, PeerSuspicion
 __all__ = ["JOBS_KEPT", "JobTable"]
 
 JOBS_KEPT: Final = 100
-"""Ended jobs that are still listed."""
+"""Number of ended jobs that are still listed."""
 JOBS_NAMED: Final = 5
-"""Known jobs that an error about an unknown one lists."""
+"""Number of known jobs listed in the error about an unknown one."""
 
 
 class JobTable(dict[str, Job]):
-    """In the order of submission.
+    """Jobs by id, in the order of submission.
 
-    Invariants, once :meth:`forget` was called: at most JOBS_KEPT have ended, and these keep
-    COLLECTED_ENDED_BYTES_MAX of collected rows at most. Once :meth:`make_room` was called, those that run
-    keep COLLECTED_RUNNING_BYTES_MAX and the last message at most.
+    Invariants after :meth:`forget`: at most JOBS_KEPT jobs have ended, and these keep at most
+    COLLECTED_ENDED_BYTES_MAX of collected rows. After :meth:`make_room`, running jobs keep at most
+    COLLECTED_RUNNING_BYTES_MAX and the last message.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.held = Holdings()
-        """What they hold, of each as it was when it was noted there."""
+        """The slots and memory that the jobs hold, each as last noted there."""
 
     def named(self, name: str) -> Job:
-        """The job of that id. Raises UnknownName: there is none; says which is called so, if one is."""
+        """The job with this id.
+
+        Raises:
+            UnknownName: there is none. The text names the id of a job with this name, if there is one.
+        """
         if name in self:
             return self[name]
         known = list(self)[-JOBS_NAMED:]
@@ -44,18 +48,19 @@ class JobTable(dict[str, Job]):
         raise UnknownName(f"there is no job {shown!r}; {there} ('minishuffle jobs list' shows all)")
 
     def submitted(self, submission: str) -> Job | None:
-        """The job of a submission with that id."""
+        """The job with this submission id."""
         return next((job for job in self.values() if submission and job.submission == submission), None)
 
     def active(self) -> list[Job]:
         return [job for job in self.values() if not job.terminal]
 
     def waiting(self) -> list[Job]:
-        """Those with tasks, or a stage, that wait for a slot."""
+        """Active jobs with tasks, or a stage, that wait for a slot."""
         return [job for job in self.active() if job.waits_for_slot or job.wants_slots]
 
     def suspected(self, by: int, message: PeerSuspicion, at: float) -> list[Job]:
-        """A worker suspects another, or does so no more: gives the jobs whose events say so now."""
+        """Note that a worker suspects another, or trusts it again. Returns the jobs with a new event about
+        it."""
         kind = "worker suspected" if message.suspected else "worker trusted"
         what = "gets no answer from" if message.suspected else "gets answers again from"
         text = f"worker {by} {what} worker {message.worker}"
@@ -65,15 +70,15 @@ class JobTable(dict[str, Job]):
         return both
 
     def clock_set(self, worker: int, text: str, at: float) -> list[Job]:
-        """The system clock of a worker was set: gives the jobs whose events say so now."""
+        """Note that the system clock of a worker was set. Returns the jobs with a new event about it."""
         there = [job for job in self.active() if worker in job.slots.held()]
         for job in there:
             job.history.note(at, "clock set", text, worker=worker)
         return there
 
     def forget(self) -> list[str]:
-        """Drop the oldest jobs that have ended, which are given, and rows of the others: first what clients
-        have fetched."""
+        """Drop the oldest ended jobs, and collected rows of the other ended jobs, rows that clients have
+        fetched first. Returns the ids of the dropped jobs."""
         ended = [job for job in self.values() if job.terminal]
         dropped = [job.id for job in ended[: max(0, len(ended) - JOBS_KEPT)]]
         for old in dropped:
@@ -87,8 +92,8 @@ class JobTable(dict[str, Job]):
         return dropped
 
     def make_room(self, job: Job, at: float) -> None:
-        """That job has collected rows: if those that run keep too many, drop what clients have fetched; if
-        that is not enough, fail the job."""
+        """A job has collected rows: if running jobs keep too many bytes of rows, drop the fetched ones; if
+        that is not enough, fail this job."""
         active = self.active()
         excess = sum(each.history.collected_bytes for each in active) - limits.COLLECTED_RUNNING_BYTES_MAX
         for each in active:

@@ -1,10 +1,10 @@
-"""The links between workers that one job needs and does not have, and the workers that it does without. Pure.
+"""The broken links between workers of a job, and the workers excluded from the job because of them. Pure.
 
-Tasks have needed a link for ``link_timeout``, and probes say that none can be made: then one of the two
-workers is excluded from the job, and its subtasks move. That is the one that most other workers of the job
-cannot reach; of two that are equal in that the one with fewer slots of the job, then the one that registered
-later.
-It is let in again when links between it and each worker of the job could be made for ``link_timeout``.
+If tasks have needed a link for ``link_timeout``, and probes show that it cannot be made, one of its two
+workers is excluded from the job, and its subtasks move. The excluded worker is the one that more of the job's
+other workers cannot reach; if equal, the one with fewer slots of the job; if equal, the one that registered
+later. It is readmitted when links between it and every worker of the job have been possible for
+``link_timeout``.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ __all__ = ["Exclusion", "JobLinks"]
 
 @dataclass(frozen=True, slots=True)
 class Exclusion(Record):
-    """A worker that gets no slots of a job, although it is alive."""
+    """The exclusion of an alive worker from a job."""
 
     other: int
-    """The worker that it has no link to."""
+    """The worker it cannot connect to."""
     why: str
     """Names both, with their addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinksRecord(Record):
-    """Who is excluded from a job, and since when."""
+    """The exclusions of a job, as they are journaled."""
 
     excluded: dict[int, Exclusion]
     moved_at: float
 
 
 class JobLinks:
-    """Which links are broken, as workers say again to the next coordinator, and who is excluded.
+    """The broken links and the exclusions of one job. Broken links are not journaled: workers report them to
+    the next coordinator again.
 
     Args:
         history: of the job.
@@ -47,21 +48,20 @@ class JobLinks:
 
     def __init__(self, history: History) -> None:
         self.broken: dict[PairKey, str] = {}
-        """Texts by pair of workers between which tasks need a link that there has not been for
-        ``link_timeout``."""
+        """Error texts by pair of workers, for links that tasks have needed for ``link_timeout``."""
         self.excluded: dict[int, Exclusion] = {}
-        """By worker."""
+        """Exclusions by worker."""
         self.moved_at = 0.0
-        """When one was excluded last, by the wall clock."""
+        """Wall clock of the last exclusion, in seconds."""
         self._broken_at: dict[PairKey, float] = {}
-        """When it was heard of that."""
+        """By pair, when it was first reported as broken, by the clock of probes."""
         self._history = history
 
     # --- links -----------------------------------------------------------------------------------
 
     def hear(self, links: Mapping[PairKey, str], at: float, now: float) -> bool:
-        """These links are broken, and no others; True: that is new. ``at`` is of the wall clock, ``now`` of
-        that of probes."""
+        """Set the broken links of the job; True if they have changed. ``at`` is wall clock, ``now`` the clock
+        of probes."""
         gone, new = self.broken.keys() - links.keys(), links.keys() - self.broken.keys()
         for pair in sorted(new):
             self._history.note(at, "link broken", links[pair])
@@ -74,7 +74,7 @@ class JobLinks:
         return bool(gone or new)
 
     def forget(self, worker: int) -> None:
-        """That worker is lost or has left: its links are no matter."""
+        """A worker is lost or has left: forget its links and its exclusion."""
         self._drop_broken(worker)
         self.excluded.pop(worker, None)
 
@@ -83,7 +83,8 @@ class JobLinks:
         self._broken_at = {pair: at for pair, at in self._broken_at.items() if pair in self.broken}
 
     def infos(self) -> list[BrokenLink]:
-        """As clients see them: those that tasks wait for, and those for which a worker is excluded."""
+        """The broken links for clients: links that tasks wait for, and links for which a worker is
+        excluded."""
         found = [BrokenLink(workers=list(pair), text=text) for pair, text in self.broken.items()]
         return found + [
             BrokenLink(workers=sorted((worker, each.other)), text=each.why, excluded=worker)
@@ -91,14 +92,14 @@ class JobLinks:
         ]
 
     def end(self) -> None:
-        """The job has ended, and needs none."""
+        """The job has ended and needs no links."""
         self.broken, self._broken_at, self.excluded = {}, {}, {}
 
     # --- workers ---------------------------------------------------------------------------------
 
     def to_judge(self, at: float, seconds: float) -> dict[PairKey, float]:
-        """The broken links for which a worker may be excluded at that time of the wall clock, once in so many
-        seconds, each with the time from which on probes count."""
+        """The broken links for which a worker may be excluded at the wall clock ``at``, each with the time
+        from which its probes count. Empty within ``seconds`` of the last exclusion."""
         return self._broken_at if at >= self.moved_at + seconds else {}
 
     def worst(
@@ -108,12 +109,12 @@ class JobLinks:
         apart: Callable[[int, int], bool],
         epoch: Callable[[int], int],
     ) -> int:
-        """Which of the two is to be excluded.
+        """The worker of the pair to exclude.
 
         Args:
             slots: of the job, by worker.
             apart: whether no link could be made between two workers.
-            epoch: which of the registrations a worker's is.
+            epoch: the number of a worker's registration.
         """
 
         def rank(worker: int) -> tuple[int, int, int]:
@@ -123,25 +124,25 @@ class JobLinks:
         return max(pair, key=rank)
 
     def exclude(self, worker: int, exclusion: Exclusion, at: float) -> None:
-        """That worker gets no slots of the job from now on."""
+        """Exclude a worker: it gets no more slots of the job."""
         self.excluded[worker], self.moved_at = exclusion, at
         self._drop_broken(worker)
         self._history.note(at, "worker excluded", exclusion.why, worker=worker)
 
     def readmit(self, worker: int, seconds: float, at: float) -> None:
-        """That worker may get slots of the job again: it could be linked with all others for so long, or (0)
-        there are none."""
+        """Let an excluded worker get slots of the job again. Either it could connect to all others for
+        ``seconds``, or ``seconds`` is 0 and no other worker has slots."""
         del self.excluded[worker]
         could = f"could connect to each worker of this job for {seconds:g} s, and may run its tasks again"
         text = f"worker {worker} {could if seconds else 'may run tasks of this job again: no other has any'}"
         self._history.note(at, "worker readmitted", text, worker=worker)
 
     def closed(self) -> dict[int, str]:
-        """Workers that take no slots of the job, and why, behind their name."""
+        """Workers excluded from slots of the job, with the reason as it follows their name in a text."""
         return dict.fromkeys(self.excluded, "is excluded from this job, since others cannot connect to it")
 
     def watched(self, workers: Iterable[int]) -> set[PairKey]:
-        """Pairs of excluded workers and those that have slots of the job."""
+        """All pairs of an excluded worker and a worker with slots of the job."""
         return {
             (min(pair), max(pair)) for one in self.excluded for other in workers for pair in [(one, other)]
         }
@@ -149,9 +150,9 @@ class JobLinks:
     # --- journal ---------------------------------------------------------------------------------
 
     def record(self) -> LinksRecord:
-        """All but broken links, and what probes have found."""
+        """For the journal: the exclusions, without broken links and probe results."""
         return LinksRecord(self.excluded, self.moved_at)
 
     def recall(self, record: LinksRecord) -> None:
-        """Become what the record says."""
+        """Restore from the record."""
         self.excluded, self.moved_at = record.excluded, record.moved_at

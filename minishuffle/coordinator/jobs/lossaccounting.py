@@ -1,35 +1,35 @@
-"""The books of a job: what all attempts of its tasks counted, and which rows were lost. Pure.
+"""The row accounting of a job: the counts of all attempts of its tasks, and the rows that were lost. Pure.
 
-Each row is taken in by a task, dropped by a live process, which counts it once and by reason, or was in
-flight through something that died. To what workers report the coordinator adds what only it can see:
+Each row is processed by a task, dropped by a live process, which counts it once with a reason, or was in
+flight in a task or worker that died. The coordinator adds to the workers' reports the counts that only it can
+make:
 
-- *undelivered*: rows that were sent to an attempt which ended in order, and which it never received, because
-  it did not read to the end or a link broke under them. They are counted with ``queue_discarded``. The number
-  is exact, and only grows.
-- *in flight*: for what died with a worker, rows that survivors had sent to it, without those that survivors
-  received from it and the drops that it had reported. Of a producer whose worker died too, what it had
-  received counts as sent, if that is more than the producer had reported. A task that writes more or fewer
-  rows than it reads has them counted by what it was done with, and what it had written of that. It is a bound
-  for tasks that write at most one row for each that they read, by the last heartbeats, and settles when those
-  after the loss have arrived. Rows that a source which died may have emitted within its lease are among them.
-  One that dies while there is no coordinator may have gone further; what others have of that comes once more,
-  and hides nothing missing.
-- Of partitions that are kept nothing is lost: whatever becomes of one of their ends, all of them is sent
-  again. What is counted of them, and of the tasks that write them, is left out. So is what is counted of
-  *replayed* tasks (:mod:`~minishuffle.coordinator.jobs.lostpartitions`), which run again from their
-  beginning.
-- Of a source whose next attempt writes its rows once more nothing is lost either, unless some consumers get
-  none of them: what was in flight from it is counted then, and no row that was sent is undelivered.
-- *again*: rows that others have of a source which died, and that its next attempt may emit once more: those
-  in its leases if it goes on at its positions, and all that it has emitted since a coordinator was lost,
-  which may be behind its leases. It is a bound too, as is what a sink had published of rows that are
-  replayed, and what a task that is not had taken of a blocking input.
-- *sink unfinished*: rows that a file sink had taken when its attempt ended early or died, without those in
-  files that were listed.
+- *undelivered*: rows sent to an attempt that ended in order, and never received by it, because it did not
+  read to the end or a link broke. They are counted as ``queue_discarded``. The number is exact and never
+  falls.
+- *in flight*: rows lost inside a dead worker. These are the rows that survivors sent to its attempts, minus
+  the rows that survivors received from them and the drops that they had reported. If the producer's worker
+  died too, the larger of its reported rows and the rows received by the consumer counts as sent. A task that
+  writes more or fewer rows than it reads is counted by its finished input rows, and by the rows it wrote for
+  these. The number is an upper bound for tasks that write at most one row per input row. It is based on the
+  last heartbeats, and settles when those after the loss have arrived. It includes the rows of leases that a
+  dead source may have emitted. A source that dies while there is no coordinator may have emitted beyond its
+  leases; rows of these that others have received come again, and hide no missing rows.
+- Kept partitions lose no rows, since all of them are sent again. Counts of kept partitions and of the tasks
+  that write them are left out, and so are counts of *replayed* tasks
+  (:mod:`~minishuffle.coordinator.jobs.lostpartitions`), which run again from the beginning.
+- A source whose next attempt repeats its rows loses none either, unless some consumers get none of them. Then
+  its rows in flight are counted, and none of the rows it sent is undelivered.
+- *again*: rows of a dead source that others have received, and that its next attempt may emit once more: the
+  rows of its leases if it continues at its positions, and all rows emitted since a coordinator was lost,
+  which may be beyond its leases. It is an upper bound too. It also counts the published rows of a sink that
+  is replayed, and the rows of a blocking input that a task outside the replay had read.
+- *sink unfinished*: rows accepted by a file sink whose attempt ended early or died, minus the rows in its
+  listed files.
 
-Traffic names a peer by edge, subtask and attempt, so that each attempt has books of its own, whatever becomes
-of those beside it. An attempt with very many former peers counts some of them together: of its producers the
-sum is compared then.
+Traffic names a peer by edge, subtask and attempt, so each attempt has its own account, whatever happens to
+other attempts. An attempt with very many former peers counts some of them together; for its producers, the
+sums are compared then.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ __all__ = [
 ]
 
 ATTEMPTS_KEPT: Final = 64
-"""Ended attempts of a subtask whose traffic is kept; what is lost of an older one is as it was then."""
+"""Number of ended attempts of a subtask whose traffic is kept. Losses of older attempts are fixed when they
+are dropped."""
 TaskKey: TypeAlias = tuple[int, int]
 """Operator and index of a subtask."""
 Attempt: TypeAlias = tuple[int, int, int]
@@ -65,8 +66,8 @@ Attempt: TypeAlias = tuple[int, int, int]
 
 @dataclass(slots=True)
 class AttemptRecord(Record):
-    """What is known of one attempt. ``end`` is empty while it runs; ``early``: it ended, but not with its
-    work done; ``died``: its worker was lost, and with it what it held or kept for others."""
+    """The counts of one attempt. ``end`` is empty while it runs. ``early``: it ended before its work was
+    done. ``died``: its worker was lost, with all rows that it held or kept for others."""
 
     operator: int
     index: int
@@ -75,19 +76,20 @@ class AttemptRecord(Record):
     end: Literal["", "finished", "early", "died"] = ""
     counters: TaskCounters = field(default_factory=TaskCounters)
     traffic: bytes = b""
-    """Rows that it has exchanged, by edge and peer: see :func:`unpack_traffic`."""
+    """Rows exchanged, by edge and peer: see :func:`unpack_traffic`."""
     rows_listed: int = 0
-    """Rows in files that were listed, or in the result that an attempt gave when its job was cancelled."""
+    """Rows in listed files, or in the result that an attempt returned when its job was cancelled."""
     rows_made: int = 0
-    """Rows that a source which died may have emitted, its leases included, or skipped."""
+    """Rows that a dead source may have emitted, including its leases, or skipped."""
     rows_leased: int = 0
-    """Of ``rows_made``, those that its next attempt emits whether they were emitted or not."""
+    """The part of ``rows_made`` that its next attempt emits in any case."""
     passed_on_max: int | None = None
-    """The most of its rows that others can have without any that come once more: set while it is not known
-    how far the sources beside it have gone since a coordinator was lost, which may be behind their leases."""
+    """Upper bound of its rows that others can have received and that do not come again. Set while it is not
+    known how far sources in the same worker have emitted since a coordinator was lost, perhaps beyond their
+    leases."""
     repeated: Literal["", "all", "part"] = ""
-    """The next attempt writes the rows of this one once more, for all that have yet to read them, or for some
-    of those: see :mod:`~minishuffle.coordinator.jobs.consumption`."""
+    """Consumers for which the next attempt repeats the rows of this one: all that still have to read them, or
+    only a part of these. See :mod:`~minishuffle.coordinator.jobs.consumption`."""
 
     @property
     def key(self) -> TaskKey:
@@ -98,36 +100,36 @@ class AttemptRecord(Record):
         return self.operator, self.index, self.attempt
 
     def counted(self, counters: TaskCounters, traffic: bytes = b"") -> None:
-        """It has counted so much, and exchanged that, unless it is empty."""
+        """Set the counters, and the traffic unless it is empty."""
         self.counters, self.traffic = counters, traffic or self.traffic
 
     def exchanged(self, traffic: bytes, rows_dropped: dict[str, int]) -> None:
-        """It has exchanged and dropped so much. Both grow on after its end: what it has written may not be
-        sent yet, or never be."""
+        """Set the traffic and the dropped rows. Both may grow after the attempt's end, as its written rows
+        are sent or dropped."""
         self.traffic, self.counters = traffic, replace(self.counters, rows_dropped=rows_dropped)
 
     def listed(self, rows: int) -> None:
-        """So many of its rows are in one more file."""
+        """Count the rows of another listed file."""
         self.rows_listed += rows
 
     def ended(self, state: str) -> None:
-        """It has come to that state, and runs no more."""
+        """Set ``end``, from the state in which the attempt ended."""
         self.end = "died" if state == "lost" else "finished" if state == "finished" else "early"
 
     def repeats(self, part: Literal["all", "part"]) -> None:
-        """The next attempt writes its rows once more, for all or for some that have yet to read them."""
+        """Set ``repeated``: the next attempt repeats its rows for all consumers or a part."""
         self.repeated = part
 
     def repeats_in_part(self) -> None:
-        """Somebody gets nothing of what is written once more."""
+        """A consumer gets none of the repeated rows."""
         self.repeated = "part" if self.repeated else ""
 
     def may_have_made(self, rows: int, leased: int) -> None:
-        """It is lost: see ``rows_made`` and ``rows_leased``."""
+        """The attempt is lost: set ``rows_made`` and ``rows_leased``."""
         self.rows_made, self.rows_leased = rows, leased
 
     def passed_on(self, most: int | None) -> None:
-        """See ``passed_on_max``."""
+        """Set ``passed_on_max``."""
         self.passed_on_max = most
 
 
@@ -138,17 +140,17 @@ class Totals(NamedTuple):
     rows_sent: int
     rows_received: int
     state_rows_lost: int
-    """Held as state by attempts that did not finish; counted by their last report."""
+    """State rows of attempts that did not finish, from their last report."""
 
 
 class Past(NamedTuple):
-    """What an attempt has exchanged with those whose traffic is not kept any more, in rows."""
+    """Rows exchanged between an attempt and attempts whose traffic is no longer kept."""
 
     sent_to_it: int = 0
-    """By survivors, as is the next."""
+    """Rows that survivors sent to it."""
     received_of_it: int = 0
     sent_inside: int = 0
-    """By it, to what died with it."""
+    """Rows that it sent to attempts that died with it."""
     undelivered: int = 0
 
     def plus(self, others: Iterable[int]) -> Past:
@@ -157,7 +159,7 @@ class Past(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BooksRecord(Record):
-    """What is lost for good, and of which attempts the traffic is not kept any more."""
+    """The final losses of dropped attempts, and kept attempts' rows exchanged with these."""
 
     undelivered: int
     in_flight: int
@@ -166,35 +168,35 @@ class BooksRecord(Record):
     lossy: bool
     lost: dict[str, int]
     past: tuple[tuple[int, int, int, int, int, int, int], ...]
-    """An :data:`Attempt`, and :class:`Past`."""
+    """Rows of an :data:`Attempt` followed by its :class:`Past`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastRecord(Record):
-    """The attempts of a subtask that were replaced."""
+    """The replaced attempts of a subtask."""
 
     ended: tuple[AttemptRecord, ...]
     before: Totals | None
-    """The totals of those whose traffic is not kept any more."""
+    """Totals of the attempts whose traffic is no longer kept."""
 
 
 class Losses(NamedTuple):
     """Rows lost in a job."""
 
     dropped: dict[str, int]
-    """By reason."""
+    """Lost rows by reason."""
     in_flight: int
     certain: bool
-    """Whether there are any at all, or an attempt that had taken rows in ended before its work was done:
-    what it held of them is lost, and nobody knows how many."""
+    """Whether rows were lost for certain. True too if an attempt that had read rows ended before its work was
+    done: the rows it held are lost, and their number is unknown."""
     state_rows: int = 0
     """See :class:`Totals`."""
     again: int = 0
-    """Nothing is lost by them: at most so many came twice."""
+    """Upper bound of the rows that came twice; these are not lost."""
 
 
 class Books:
-    """The attempts of a job that have ended and were replaced; those that have not are handed in."""
+    """The accounts of a job's replaced attempts. The caller passes in the current attempts."""
 
     def __init__(
         self,
@@ -206,30 +208,30 @@ class Books:
         self._kept = kept.union(number for number, edge in enumerate(edges) if edge.source in replayed)
         self._replayed = replayed
         self._repeatable = replayed.union(edges[edge].source for edge in kept)
-        """Operators of which all that their subtasks write comes once more."""
+        """Operators whose subtasks' output is written again completely."""
         self._ended: defaultdict[TaskKey, deque[AttemptRecord]] = defaultdict(deque)
         self._before: dict[TaskKey, Totals] = {}
-        """Totals of attempts that are not kept any more."""
+        """Totals of attempts that are no longer kept."""
         self._past: dict[Attempt, Past] = {}
-        """What a kept attempt has exchanged with attempts that are not kept."""
+        """Rows that kept attempts have exchanged with attempts that are no longer kept."""
         self._undelivered_before = 0
         self._in_flight_before = 0
         self._again_before = 0
         self._unfinished_before = 0
         self._lossy = False
         self._lost: Counter[str] = Counter()
-        """By reason, rows that had left their task."""
+        """By reason, lost rows that had left their task."""
 
     def repeat(self, rows: int) -> None:
-        """So many rows that others have come once more."""
+        """Count ``rows`` received rows that come again."""
         self._again_before += rows
 
     def lose(self, reason: str, rows: int) -> None:
-        """Rows that a task had dealt with are lost all the same."""
+        """Count rows that a task had processed and that are lost nevertheless."""
         self._lost[reason] += rows
 
     def close(self, ended: AttemptRecord, current: Iterable[AttemptRecord]) -> None:
-        """The next attempt takes the place of this one; ``current`` are those of all subtasks."""
+        """Keep the account of a replaced attempt; ``current`` are the attempts of all subtasks."""
         kept = self._ended[ended.key]
         if len(kept) == ATTEMPTS_KEPT:
             self._lossy = self._lossy or self.losses(current).certain
@@ -254,7 +256,7 @@ class Books:
         )
 
     def _forget(self, oldest: AttemptRecord, records: Sequence[AttemptRecord]) -> None:
-        """Keep what its traffic says of others, and what was lost of it."""
+        """Drop the oldest attempt: keep its losses, and its rows in the accounts of others."""
         ledger = self._ledger(records)
         rest = self._ledger([record for record in records if record is not oldest])
         self._undelivered_before += ledger.undelivered([oldest])
@@ -271,15 +273,14 @@ class Books:
         return _Ledger(self._edges, self._kept, self._repeatable, records, self._past)
 
     def repeat_in_part(self, key: TaskKey) -> None:
-        """Not everybody gets the rows of earlier attempts of a source that are written once more."""
+        """Some consumers get none of the repeated rows of a source's earlier attempts."""
         for record in self._ended.get(key, ()):
             record.repeats_in_part()
 
     def report(
         self, worker: int, key: TaskKey, attempt: int, traffic: bytes, rows_dropped: dict[str, int]
     ) -> bool:
-        """What an attempt that was replaced has exchanged and dropped in all; False if nothing is known of
-        it."""
+        """Set the total rows exchanged and dropped by a replaced attempt. False if it is not kept."""
         for record in self._ended.get(key, ()):
             if (record.worker, record.attempt) == (worker, attempt) and record.end != "died":
                 record.exchanged(traffic, rows_dropped)
@@ -289,7 +290,7 @@ class Books:
     # --- journal ---------------------------------------------------------------------------------
 
     def record(self) -> BooksRecord:
-        """What is not of a single subtask."""
+        """For the journal: the sums that belong to no single subtask."""
         return BooksRecord(
             undelivered=self._undelivered_before,
             in_flight=self._in_flight_before,
@@ -301,12 +302,12 @@ class Books:
         )
 
     def past_record(self, key: TaskKey) -> PastRecord | None:
-        """The attempts of a subtask that were replaced; None if there are none."""
+        """The replaced attempts of a subtask for the journal; None if there are none."""
         ended = self._ended.get(key)
         return PastRecord(tuple(ended), self._before.get(key)) if ended else None
 
     def recall(self, record: BooksRecord, past: Mapping[TaskKey, PastRecord]) -> None:
-        """Become what these records say."""
+        """Restore from the records."""
         self._undelivered_before, self._in_flight_before = record.undelivered, record.in_flight
         self._unfinished_before, self._lossy = record.unfinished, record.lossy
         self._again_before, self._lost = record.again, Counter(record.lost)
@@ -319,7 +320,7 @@ class Books:
     # --- totals ----------------------------------------------------------------------------------
 
     def totals(self, current: AttemptRecord) -> Totals:
-        """Over all attempts of a subtask."""
+        """The totals over all attempts of a subtask."""
         total = self._before.get(current.key)
         for record in (*self._ended.get(current.key, ()), current):
             total = self._plus(total, record)
@@ -327,7 +328,7 @@ class Books:
         return total
 
     def losses(self, current: Iterable[AttemptRecord]) -> Losses:
-        """What is lost in the job so far."""
+        """The losses of the job so far."""
         records = self._records(current)
         ledger = self._ledger(records)
         dropped: Counter[str] = Counter(self._lost)
@@ -352,7 +353,7 @@ class Books:
         return Losses(shown, min(COUNT_MAX, in_flight), certain, min(COUNT_MAX, state_rows), again)
 
     def passed_on(self, current: Sequence[AttemptRecord]) -> dict[Attempt, int]:
-        """By attempt that has not ended, the rows that other workers have received from it."""
+        """The rows that other workers have received from each running attempt."""
         workers = {record.id: record.worker for record in current if not record.end}
         found = {each: self._past[each].received_of_it if each in self._past else 0 for each in workers}
         for record in self._records(current):
@@ -364,12 +365,12 @@ class Books:
         return found
 
     def _state_rows(self, record: AttemptRecord) -> int:
-        """Rows that it held and that are lost; those of a replayed one come again."""
+        """State rows lost with an attempt; 0 for a replayed one, whose rows come again."""
         lost = record.end in ("early", "died") and record.operator not in self._replayed
         return record.counters.state_rows if lost else 0
 
     def _rows_unfinished(self, record: AttemptRecord) -> int:
-        """Rows that a sink had taken, and that are in no file that was listed and in no result."""
+        """Rows that a sink had accepted, and that are in no listed file and no result."""
         lost = record.end in ("early", "died") and record.operator not in self._replayed
         return max(0, record.counters.rows_filed - record.rows_listed) if lost else 0
 
@@ -391,10 +392,10 @@ class Books:
 
 
 class _Ledger:
-    """Who sent how much to whom, from the traffic of these attempts.
+    """The rows sent and received between attempts, from their traffic.
 
     Args:
-        past: what they have exchanged with others.
+        past: rows exchanged with attempts that are no longer kept.
     """
 
     def __init__(
@@ -407,20 +408,21 @@ class _Ledger:
     ) -> None:
         self._repeatable = repeatable
         self._sides: Counter[Attempt] = Counter()
-        """Rows received of kept partitions: the next attempt gets them again."""
+        """Rows received from kept partitions, which the next attempt receives again."""
         self._reading = {edge.target for edge in edges}
         self._writing = {edge.source for edge in edges}
         self._records = {record.id: record for record in records}
         self._past = past
         self._sent_by_survivors = Counter({each: past[each].sent_to_it for each in past})
         self._received_by_survivors = Counter({each: past[each].received_of_it for each in past})
-        """By producer, rows received from it by others than what died with it."""
+        """By producer, rows received from it, except by attempts that died with it."""
         self._sent_inside = Counter({each: past[each].sent_inside for each in past})
-        """By producer, rows sent to what died with it."""
+        """By producer, rows sent to attempts that died with it."""
         self._sent: defaultdict[Attempt, Counter[Attempt]] = defaultdict(Counter)
-        """By consumer and producer; without what is written once more."""
+        """Rows sent by consumer and producer, without repeated rows."""
         self._received: defaultdict[Attempt, Counter[Attempt]] = defaultdict(Counter)
-        """The same. Attempt 0 of subtask 0 stands for those that the consumer counts together."""
+        """Rows received by consumer and producer, without repeated rows. Attempt 0 of subtask 0 stands for
+        the producers that the consumer counts together."""
         for record in records:
             for peer in unpack_traffic(record.traffic):
                 if peer.edge in kept:
@@ -430,7 +432,8 @@ class _Ledger:
         self._add_unreported()
 
     def _add_unreported(self) -> None:
-        """What one that died has received was sent to it, though its producer died before it had said so."""
+        """Count rows received by a dead attempt as sent to it, if its producer died too and had not reported
+        them."""
         for consumer, received in self._received.items():
             reader = self._records.get(consumer)
             for producer, rows in received.items():
@@ -456,8 +459,8 @@ class _Ledger:
             self._received_by_survivors[producer] += peer.received
 
     def _is_repeated(self, producer: Attempt, consumer: Attempt) -> bool:
-        """Whether the consumer gets these rows once more: one that ended early does not, nor does the attempt
-        that takes its place."""
+        """Whether the consumer gets these rows again. A consumer that ended early does not, nor does its next
+        attempt."""
         writer, reader = self._records.get(producer), self._records.get(consumer)
         repeated = writer is not None and bool(writer.repeated)
         return repeated and (reader is None or reader.end != "early")
@@ -469,20 +472,21 @@ class _Ledger:
         return (other.end, other.worker) == ("died", record.worker)
 
     def exchanged(self, record: AttemptRecord) -> Past:
-        """What it has exchanged with others, in that order; ``undelivered`` whether it has ended or not."""
+        """The rows an attempt has exchanged with others; ``undelivered`` whether it has ended or not."""
         key = record.id
         sent, received = self._sent_by_survivors[key], self._received_by_survivors[key]
         return Past(sent, received, self._sent_inside[key], self._outstanding(key))
 
     def undelivered(self, records: Iterable[AttemptRecord]) -> int:
-        """Rows on their way to attempts that have ended in order. One that has finished has read to the ends
-        of its producers: what it did not receive was lost with a link."""
+        """Rows on their way to attempts that have ended in order. A finished attempt has read its producers
+        to the end, so rows it did not receive were lost with a link."""
         return sum(self._outstanding(record.id) for record in records if record.end in ("early", "finished"))
 
     def _outstanding(self, consumer: Attempt) -> int:
-        """Rows that were sent to an attempt, and that it has not received.
+        """Rows that were sent to an attempt and not received by it.
 
-        By producer: of one that died more may have been received than it had reported as sent.
+        They are compared for each producer: from a dead producer more rows may have been received than it had
+        reported as sent.
         """
         received = self._received[consumer]
         together = {key[0]: -rows for key, rows in received.items() if not key[2]}
@@ -496,16 +500,16 @@ class _Ledger:
         return rows + sum(max(0, left) for left in together.values())
 
     def some_were_not_taken(self) -> bool:
-        """Whether tasks that have all finished wrote more rows than they took. What was sent may not be
-        known yet; what was written is."""
+        """Whether all tasks have finished, and have written more rows than they read. The rows sent may not
+        be known yet; the rows written are."""
         records = self._records.values()
         written = sum(record.counters.records_out for record in records if record.operator in self._writing)
         taken = sum(record.counters.records_in for record in records if record.operator in self._reading)
         return all(record.end == "finished" for record in records) and written > taken
 
     def in_flight(self, records: Iterable[AttemptRecord]) -> int:
-        """Rows in what died, by worker: what went in from survivors and from its sources, without what came
-        out. The next attempt of a source goes on behind its leases."""
+        """Rows lost in dead attempts, summed by worker: rows from survivors and from its own sources, minus
+        rows that came out. The next attempt of a source continues after its leases."""
         balance: Counter[int] = Counter()
         for record in records:
             if record.end != "died" or record.operator in self._repeatable or record.repeated == "all":
@@ -518,7 +522,7 @@ class _Ledger:
         return sum(max(0, rows) for rows in balance.values())
 
     def again(self, records: Iterable[AttemptRecord]) -> int:
-        """Rows that survivors have of sources which died, and that may come once more."""
+        """Rows of dead sources that survivors have received, and that may come again."""
         rows = 0
         for record in records:
             if record.end != "died" or record.operator in self._reading | self._repeatable or record.repeated:
@@ -530,18 +534,21 @@ class _Ledger:
         return rows
 
     def _made_and_not_passed_on(self, record: AttemptRecord) -> int:
-        """Rows that a source may have emitted and that no survivor has, nor what died with it."""
+        """Rows that a source may have emitted and no attempt has received, survivors and attempts that died
+        with it included."""
         rows = record.rows_made - record.counters.rows_skipped - self._rows_dealt_with(record)
         return rows - self._passed_on(record) - self._sent_inside[record.id]
 
     def _passed_on(self, record: AttemptRecord) -> int:
-        """Rows that survivors have of it, without any that its next attempt may emit once more."""
+        """Rows of an attempt that survivors have received, without rows that its next attempt may emit
+        again."""
         rows = self._received_by_survivors[record.id]
         return rows if record.passed_on_max is None else min(rows, record.passed_on_max)
 
     def _rows_dealt_with(self, record: AttemptRecord) -> int:
-        """Rows that it has dropped or was done with, each once, without what it had written of them: that is
-        where others have it. A sink may have filed more since, if files with them are listed."""
+        """Rows that an attempt has dropped or finished, each once, minus the rows it had written for them:
+        these are counted where others received them. A sink may have filed more rows since, if its listed
+        files have them."""
         counters = record.counters
         dropped = sum(counters.rows_dropped.values()) - counters.rows_dropped.get("late_after_recovery", 0)
         if record.operator in self._writing:
@@ -549,11 +556,11 @@ class _Ledger:
         return dropped + counters.rows_done + max(0, record.rows_listed - counters.rows_filed)
 
     def _taken(self, record: AttemptRecord) -> int:
-        """Rows that it has taken in, at least, without those that the next attempt gets again."""
+        """Lower bound of the rows an attempt has read, without rows that the next attempt gets again."""
         return max(0, record.counters.records_in - self._sides[record.id])
 
     def held_rows(self, record: AttemptRecord) -> bool:
-        """Whether an attempt ended before its work was done and may have held rows then."""
+        """Whether an attempt ended before its work was done, and may have held rows then."""
         if record.operator in self._repeatable or record.repeated == "all":
             return False
         if record.end == "died":
@@ -564,5 +571,5 @@ class _Ledger:
 
 
 def rows_received(record: AttemptRecord, edges: Container[int]) -> int:
-    """Rows that an attempt has received over these edges."""
+    """The rows that an attempt has received over ``edges``."""
     return sum(peer.received for peer in unpack_traffic(record.traffic) if peer.edge in edges)

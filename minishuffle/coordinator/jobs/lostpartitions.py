@@ -1,29 +1,34 @@
-"""What runs again with a subtask of a replayed region, since it ended early or what it stored is lost. Pure.
+"""The tasks to rerun together with a failed subtask of a replayed region, or with a lost stored partition.
+Pure.
 
-A *replayed* region (:meth:`JobGraph.replayed`) can be read again from its beginning: its sources have an end
-and no external client writes them, and its other inputs are stored. So no row is lost with a subtask of it:
-the subtask runs again, and with it
+A *replayed* region (:meth:`JobGraph.replayed`) can be read again from its beginning: its sources are bounded
+and not written by external clients, and its other inputs are stored. So no row is lost when a subtask of it
+fails. The subtask runs again, and together with it:
 
-- what feeds it over pipelined edges, back to sources and to stored partitions that are there; one that is not
-  there is lost too;
-- what it feeds over pipelined edges and has not finished: half of its rows came from the attempt before;
-- all of the region, unless the plan says that the same rows go to the same consumers each time: what other
-  members have written is of no use beside another division of the rows.
+- its producers over pipelined edges, back to sources and to stored partitions. A stored partition that is
+  lost is made again by its producer;
+- its consumers over pipelined edges that have not finished, since they have read part of the previous
+  attempt's rows;
+- the whole region, unless the plan guarantees that the same rows go to the same consumers in each run.
+  Otherwise rows of other members would not match the new division of the rows.
 
-Members that have finished and whose partitions are there stay, and get the end alone of those that run again
-(:class:`~minishuffle.coordinator.jobs.consumption.Ends`: their channels are read). A pipelined channel whose
-link breaks may lack rows: its consumer fails then (``InputSpec.strict``), and so runs again.
+Finished members with available partitions do not run again. They get only the end of the channels from
+members that run again (:class:`~minishuffle.coordinator.jobs.consumption.Ends`: these channels are read). A
+pipelined channel whose link breaks may lack rows, so its consumer fails (``InputSpec.strict``) and runs again
+as well.
 
-Whoever reads a stored partition gives none of its rows out before it has all of them, and keeps these: so it
-never mixes two attempts of a producer. If the same rows come again it hears of nothing: what it has is as
-good. If not, it starts again with its own region, whether it has finished or not, and what that has published
-counts as repeated. It does so too if it has given out nothing so far, since that is not known here in time.
+A consumer of a stored partition reads all of it before it emits a row, and keeps the rows, so it never mixes
+two attempts of a producer. If the producer's rows are the same in each run, the consumer continues with the
+rows it has. If not, it restarts together with its own region, even if it has finished, and rows it has
+published count as repeated. It restarts even if it has emitted nothing so far, since the coordinator cannot
+know that in time.
 
-What waits to be deployed has read nothing, and is never among them: it will read what is there then.
+Tasks that wait for their first deployment have read nothing, and never run again: they will read the new
+partitions.
 
-What clients write from outside cannot be read again: a job fails that stores it with a blocking edge and
-loses it. (Flink restarts the region and all that is behind it, ``RestartPipelinedRegionFailoverStrategy``,
-finished or not, since it has no plan to ask.)
+Rows written by external clients cannot be read again. A job that stores them with a blocking edge fails if
+it loses them. (Flink restarts the region and everything downstream of it, finished or not,
+``RestartPipelinedRegionFailoverStrategy``, since it cannot ask the plan.)
 """
 
 from __future__ import annotations
@@ -42,23 +47,23 @@ __all__ = ["Again", "Replays"]
 
 @dataclass(slots=True)
 class Again:
-    """What follows when subtasks are to run again."""
+    """The tasks that run again together."""
 
     tasks: set[TaskKey] = field(default_factory=set)
-    """Those whose next attempt is deployed once the one that runs has ended."""
+    """Tasks whose next attempt is deployed once the current one has ended."""
     unreadable: set[TaskKey] = field(default_factory=set)
-    """Those of them that cannot run again: the job fails."""
+    """The tasks among them that cannot run again: the job fails."""
 
 
 ReplaysRecord: TypeAlias = tuple[tuple[TaskKey, ...], tuple[TaskKey, ...]]
-"""What is deployed at one time, and what of it has yet to end."""
+"""The tasks to deploy together, and the ones among them whose attempt has not ended yet."""
 
 
 class Replays:
-    """The subtasks of one job that run again together, and which of these have yet to end for that.
+    """The subtasks of one job that run again together.
 
-    Those that are to run again at one time are one set, whatever made them: nothing of it is deployed while
-    an attempt of it runs.
+    All tasks to rerun form a single set, whatever the cause. None of them is deployed while an attempt of any
+    of them runs.
     """
 
     def __init__(self, graph: JobGraph) -> None:
@@ -69,19 +74,19 @@ class Replays:
         self._members = pipelined_regions(graph, self._kept) if self.vertices else []
         self._region = {key: n for n, members in enumerate(self._members) for key in members}
         self._alike: dict[int, bool] = {}
-        """By vertex, whether its region gives the same rows to the same consumers when it runs again."""
+        """By vertex, whether its region sends the same rows to the same consumers in each run."""
         for joined in graph.joined() if self.vertices else ():
             outputs = {edge for vertex in joined for edge in graph.outputs_of(vertex)}
             self._alike |= dict.fromkeys(joined, all(map(graph.parts_alike, outputs)))
         self._together: set[TaskKey] = set()
-        """Those that are to run again and are not deployed."""
+        """Tasks to rerun that are not deployed yet."""
         self._ending: set[TaskKey] = set()
-        """Those of them whose attempt runs."""
+        """Tasks among them whose current attempt still runs."""
 
     # --- what happens ---------------------------------------------------------------------------
 
     def begin(self, keys: Iterable[TaskKey], tasks: Mapping[TaskKey, Subtask]) -> Again:
-        """These are pending: gives all that runs again with them and was not given before."""
+        """Start the rerun of pending tasks. Returns the tasks newly added to the set, these and others."""
         fresh = [key for key in keys if key[0] in self.vertices and key not in self._together]
         again = _Closure(self, tasks).of(fresh) if fresh else Again()
         again.tasks -= self._together
@@ -90,7 +95,7 @@ class Replays:
         return again
 
     def ended(self, key: TaskKey) -> None:
-        """The current attempt of a subtask has ended, however."""
+        """The current attempt of a subtask has ended, in any way."""
         self._ending.discard(key)
 
     def deployed(self, key: TaskKey) -> None:
@@ -98,34 +103,34 @@ class Replays:
         self._together.discard(key)
 
     def give_up(self) -> None:
-        """Nothing restarts any more."""
+        """Drop the set: no task restarts any more."""
         self._together.clear()
         self._ending.clear()
 
     # --- what follows ---------------------------------------------------------------------------
 
     def asked(self, key: TaskKey) -> bool:
-        """Whether the subtask is to end for this, and has yet to."""
+        """Whether a subtask's attempt must end for its rerun, and still runs."""
         return key in self._ending
 
     def holds_back(self, key: TaskKey) -> bool:
-        """Whether the subtask waits for others to end."""
+        """Whether a subtask waits until attempts of others have ended."""
         return bool(self._ending) and key in self._together
 
     def beside(self, keys: Iterable[TaskKey]) -> set[TaskKey]:
-        """All that is deployed at one time with any of these."""
+        """All tasks deployed together with any of these."""
         return set(self._together) if any(key in self._together for key in keys) else set()
 
     def take_ready(self) -> list[TaskKey]:
-        """What is to be deployed at one time, if nothing of it runs any more."""
+        """The tasks to deploy together now; empty while an attempt of any of them runs."""
         return [] if self._ending else sorted(self._together)
 
     def counts_for(self, key: TaskKey) -> TaskKey:
-        """The subtask with which failures of this one count: the first of its region."""
+        """The subtask to which failures of this one are attributed: the first of its region."""
         return self._members[self._region[key]][0] if key[0] in self.vertices else key
 
     def cannot(self, keys: Iterable[TaskKey]) -> list[TaskKey]:
-        """Those that cannot run again."""
+        """The tasks that cannot run again."""
         return [key for key in keys if key[0] in self._unrepeatable]
 
     # --- the journal ----------------------------------------------------------------------------
@@ -135,41 +140,43 @@ class Replays:
         return tuple(sorted(self._together)), tuple(sorted(self._ending))
 
     def recall(self, record: ReplaysRecord) -> list[TaskKey]:
-        """Become what the record says; gives what has yet to end."""
+        """Restore from the record. Returns the tasks whose attempt has not ended yet."""
         self._together, self._ending = map(set, record)
         return sorted(self._ending)
 
     # --- the plan -------------------------------------------------------------------------------
 
     def of_region(self, key: TaskKey) -> list[TaskKey]:
-        """All that pipelined edges join with a subtask."""
+        """All tasks of a subtask's pipelined region."""
         return self._members[self._region[key]]
 
     def is_alike(self, key: TaskKey) -> bool:
-        """Whether the same rows come again from a subtask."""
+        """Whether a subtask sends the same rows to the same consumers in each run."""
         return self._alike[key[0]]
 
     def inputs(self, key: TaskKey, *, kept: bool) -> list[int]:
-        """The edges that a subtask reads, of those whose partitions are stored or of the others."""
+        """The input edges of a subtask whose partitions are stored (``kept``), or are not."""
         return [edge for edge in self.graph.inputs_of(key[0]) if (edge in self._kept) is kept]
 
     def outputs(self, key: TaskKey, *, kept: bool) -> list[int]:
-        """Those that it writes, likewise."""
+        """The output edges of a subtask whose partitions are stored (``kept``), or are not."""
         return [edge for edge in self.graph.outputs_of(key[0]) if (edge in self._kept) is kept]
 
 
 class _Closure:
-    """The least set of tasks that holds what is pending and all that follows from it."""
+    """The smallest set of tasks that contains the pending ones and is closed under the rules of the module's
+    text."""
 
     def __init__(self, plan: Replays, tasks: Mapping[TaskKey, Subtask]) -> None:
         self._plan = plan
         self._tasks = tasks
         self._found: set[TaskKey] = set()
         self._others: set[TaskKey] = set()
-        """Tasks found whose next attempt gives other rows than before, or to other consumers."""
+        """Tasks found whose next attempt may send other rows, or rows to other consumers, than the one
+        before."""
         self._todo: list[TaskKey] = []
         self._looked_at: set[tuple[int, str]] = set()
-        """Edges between all subtasks, and which of their ends."""
+        """Edges between all subtasks that were followed, with the direction."""
 
     def of(self, keys: Iterable[TaskKey]) -> Again:
         self._add(keys)
@@ -203,19 +210,19 @@ class _Closure:
                 self._add([reader])
 
     def _producers(self, key: TaskKey, *, kept: bool) -> list[TaskKey]:
-        """What a subtask reads, without what others that were followed read of the same edge."""
+        """The producers of a subtask, except over edges already followed in this direction."""
         graph = self._plan.graph
         edges = [edge for edge in self._plan.inputs(key, kept=kept) if self._is_new(edge, "producers")]
         return [(graph.edges[edge].source, n) for edge in edges for n in graph.producers_of(edge, key[1])]
 
     def _consumers(self, key: TaskKey, *, kept: bool) -> list[TaskKey]:
-        """What reads a subtask, likewise."""
+        """The consumers of a subtask, except over edges already followed in this direction."""
         graph = self._plan.graph
         edges = [edge for edge in self._plan.outputs(key, kept=kept) if self._is_new(edge, "consumers")]
         return [(graph.edges[edge].target, n) for edge in edges for n in graph.consumers_of(edge, key[1])]
 
     def _is_new(self, edge: int, end: str) -> bool:
-        """Whether that end of an edge is to be looked at: once, if each subtask has all of it."""
+        """Whether an edge must be followed in this direction: once, if it connects all subtasks."""
         if self._plan.graph.edges[edge].pointwise:
             return True
         seen = (edge, end) in self._looked_at

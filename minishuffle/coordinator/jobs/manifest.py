@@ -1,9 +1,8 @@
-"""The files that the sinks of a job have completed: what is listed here is output, and nothing else. Pure.
+"""The manifest of a job: the files completed by its sinks. Only listed files are output. Pure.
 
-A file is listed when the coordinator hears of it from the current attempt of its subtask. Whatever becomes of
-the attempt after that, the file stays output; a file of an attempt that was fenced before is never listed,
-and the next attempt removes it. An attempt's files are listed in the order of their numbers, so that their
-count says which they are.
+A file is listed when the current attempt of its subtask reports it, and stays output whatever happens to the
+attempt later. Files of an attempt that was fenced before are never listed; the next attempt removes them. An
+attempt's files are listed in the order of their numbers, so their count identifies them.
 """
 
 from __future__ import annotations
@@ -22,12 +21,13 @@ from minishuffle.wire.reports import FileCompleted
 __all__ = ["Manifest"]
 
 REPLY_FILES_MAX: Final = 1_000
-"""In one reply; the client asks for the next ones."""
+"""Most files in one reply; the client asks for the next ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestRecord(Record):
-    """How many files there are: by subtask and attempt, and where lost attempts may have hidden some."""
+    """The counts of listed files by subtask and attempt, and the lost attempts with files that may still be
+    hidden."""
 
     files: int
     rows: int
@@ -46,9 +46,9 @@ class Manifest:
         self.rows = 0
         self._kept: deque[ListedFile] = deque(maxlen=limits.JOB_FILES_KEPT)
         self._counts: dict[tuple[int, int], dict[int, int]] = {}
-        """By operator and index of the subtask, and by attempt."""
+        """Counts of listed files, by operator and index of the subtask, and by attempt."""
         self._lost: dict[tuple[int, int], int] = {}
-        """By subtask, the attempt that was lost before its files were seen to have their names."""
+        """By subtask, the attempt that was lost before its files were seen to have their final names."""
 
     def add(self, file: FileCompleted) -> bool:
         """List a file; False, and nothing changes, if it is not the next one of its attempt."""
@@ -73,12 +73,12 @@ class Manifest:
         return True
 
     def lost(self, operator: int, index: int, attempt: int) -> None:
-        """An attempt was lost: files of it that are listed may still be hidden."""
+        """An attempt was lost: its listed files may still have hidden names."""
         if (operator, index) in self._counts:
             self._lost.setdefault((operator, index), attempt)
 
     def settled(self, operator: int, index: int) -> None:
-        """An attempt runs: it has named what earlier ones had left hidden."""
+        """An attempt runs: it has given the hidden files of earlier attempts their final names."""
         self._lost.pop((operator, index), None)
 
     def lists(self, file: FileCompleted) -> bool:
@@ -86,7 +86,7 @@ class Manifest:
         return file.file < self._counts.get(file.attempt.subtask.key, {}).get(file.attempt.attempt, 0)
 
     def record(self) -> ManifestRecord:
-        """For the journal: all but the files."""
+        """For the journal: the counts, without the files."""
         return ManifestRecord(
             files=self.files,
             rows=self.rows,
@@ -95,19 +95,19 @@ class Manifest:
         )
 
     def kept_above(self, number: int) -> list[tuple[int, ListedFile]]:
-        """Files that are kept, behind the first ``number``, with their numbers from 1."""
+        """The kept files after the first ``number``, with their numbers from 1."""
         new = max(0, min(self.files - number, len(self._kept)))
         return list(enumerate(islice(self._kept, len(self._kept) - new, None), self.files - new + 1))
 
     def recall(self, record: ManifestRecord, files: Iterable[ListedFile]) -> None:
-        """Become what the records say; ``files`` are in order."""
+        """Restore from the records; ``files`` are in order."""
         self.files, self.rows = record.files, record.rows
         self._kept.extend(files)
         self._counts = {(operator, index): counts for operator, index, counts in record.counts}
         self._lost = {(operator, index): attempt for operator, index, attempt in record.lost}
 
     def counts(self, operator: int, index: int) -> dict[int, int]:
-        """By attempt of a subtask, how many of its files are listed."""
+        """The number of listed files of a subtask, by attempt."""
         return dict(self._counts.get((operator, index), {}))
 
     def _is_named(self, file: ListedFile) -> bool:
@@ -115,7 +115,7 @@ class Manifest:
         return lost is None or file.attempt < lost
 
     def after(self, number: int) -> JobFiles:
-        """Files from that number on; those that are not kept any more are left out."""
+        """The files from ``number`` on; files that are no longer kept are left out."""
         dropped = self.files - len(self._kept)
         first = min(max(number - dropped, 0), len(self._kept))
         found = [self._kept[at] for at in range(first, min(first + REPLY_FILES_MAX, len(self._kept)))]

@@ -1,19 +1,19 @@
-"""The pause of one job: its barriers, which of its tasks stand behind them, and when it is complete. Pure.
+"""The pause of one job: its barriers, and the tasks that have stopped at them. Pure.
 
-A pause is *wanted* until every task runs that has not finished. Then a barrier goes out, the next number of
-the job: sources put it between two reads, and each other task passes it on once it has read all that came
-before. The pause is *aligning* until all of them stand behind it, and then the job is *paused*::
+A pause is *wanted* until every unfinished task runs. Then a barrier is sent, with the job's next barrier
+number. Sources insert it between two reads; every other task forwards it once it has read everything before
+it. The pause is *aligning* until all tasks have stopped at the barrier, and then the job is *paused*::
 
     none --a client asks--> wanted --all run--> aligning --all stand--> paused --a client asks--> none
                               ^                    |
                               +--an attempt ends---+
 
-An attempt that ends before all stand takes the barrier back everywhere; after ``TRIES_MAX`` barriers, or
-``pause_timeout``, the pause fails, and all go on. One that ends later is not waited for: the next one begins
-behind the barrier.
+If an attempt ends while the pause is aligning, the barrier is taken back everywhere. After ``TRIES_MAX``
+barriers, or ``pause_timeout``, the pause fails and all tasks continue. If an attempt ends later, its next
+attempt starts at the barrier, and the job stays paused.
 
-A task that waits for consumers of which none reads from it, since they read another input to its end first,
-cannot come to a barrier: it counts as one that stands, and what it waits with stays where it is.
+A task may wait for consumers that will not read from it before the pause ends, since they first read another
+input to its end. It cannot reach a barrier. So it counts as stopped, and its rows stay where they are.
 """
 
 from __future__ import annotations
@@ -31,43 +31,47 @@ from minishuffle.wire.messages import PauseTasks, Standing
 __all__ = ["JobPause", "Phase", "TRIES_MAX"]
 
 TRIES_MAX: Final = 3
-"""Barriers of one pause."""
+"""Most barriers sent for one pause."""
 Phase = Literal["none", "wanted", "aligning", "paused"]
 _RUNS: Final = Standing()
 
 
 @dataclass(slots=True)
 class PauseRecord(Record):
-    """Times are of the wall clock: a coordinator that takes over goes on with them."""
+    """The journaled state of a pause. Times are wall clock, so the next coordinator can continue with
+    them."""
 
     phase: Phase = "none"
     barrier: int = 0
-    """The last that went out; 0: none has."""
+    """Number of the last barrier sent; 0: none."""
     tries: int = 0
-    """How many went out for this pause."""
+    """Number of barriers sent for this pause."""
     until: float = 0.0
-    """When it fails, if it is not complete by then."""
+    """Deadline of the pause."""
     seconds: float = 0.0
-    """How long it may take."""
+    """Time limit until it is complete, in seconds."""
     since: float = 0.0
-    """When it was complete."""
+    """Time at which the job was paused."""
     problem: str = ""
-    """Why the last one failed."""
+    """Why the last pause failed."""
 
 
 @dataclass(slots=True)
 class JobPause(PauseRecord):
-    """Invariant: what stands is known of no attempt while no barrier is out."""
+    """The pause of one job.
+
+    Invariant: while no barrier is out, no task is recorded as stopped.
+    """
 
     unsent: bool = field(default=False, repr=False)
-    """The workers have yet to hear of the barrier, or that it has ended."""
+    """The workers have not been sent the barrier, or its end, yet."""
     _stand: dict[TaskKey, tuple[int, Standing]] = field(default_factory=dict, repr=False)
-    """Attempt, and how it stands to the barrier that is out."""
+    """By subtask, the attempt, and its standing at the current barrier."""
 
     # --- moves -----------------------------------------------------------------------------------
 
     def want(self, at: float, seconds: float) -> None:
-        """A client asks for it, and for no longer than so many seconds; no effect if one has before."""
+        """A client asks for a pause within ``seconds``; no effect if one is wanted or complete already."""
         if self.phase == "none":
             self.phase, self.tries, self.problem = "wanted", 0, ""
             self.until, self.seconds = at + seconds, seconds
@@ -78,17 +82,17 @@ class JobPause(PauseRecord):
 
     @property
     def is_out(self) -> bool:
-        """Tasks are to stand behind the barrier."""
+        """A barrier is out, at which tasks must stop."""
         return self.phase in ("aligning", "paused")
 
     def next_barrier(self) -> int:
-        """The number of a barrier that is not of a pause."""
+        """Take the number of a barrier that does not belong to a pause."""
         self.barrier += 1
         return self.barrier
 
     def look(self, graph: JobGraph, tasks: Mapping[TaskKey, Subtask], at: float) -> bool:
-        """Send a barrier out if every task that was deployed and has not finished runs; True, once, when all
-        stand. What waits to be deployed waits on."""
+        """Send a barrier if every deployed and unfinished task runs. True, once, when all tasks have stopped.
+        Tasks that wait for deployment keep waiting."""
         live = _live(tasks.values())
         is_between = not live and any(task.state == WAITING for task in tasks.values())
         if self.phase == "wanted" and all(task.state == "running" for task in live):
@@ -101,7 +105,7 @@ class JobPause(PauseRecord):
         return True
 
     def stands(self, task: Subtask, standing: Standing) -> bool:
-        """How the current attempt of a task stands; True if that is new."""
+        """Note the standing of a task's current attempt; True if it has changed."""
         known = (task.attempt, standing)
         if not self.is_out or self._stand.get(task.key) == known:
             return False
@@ -109,8 +113,8 @@ class JobPause(PauseRecord):
         return True
 
     def interrupted(self, task: Subtask) -> str:
-        """The attempt of a task has ended, and its work is not done: before all stand, the barrier is taken
-        back. Gives why the pause fails, if that was once too often."""
+        """An attempt has ended before its task was finished: take back a barrier that is aligning. Returns
+        why the pause fails, if all tries are used."""
         if self.phase != "aligning":
             return ""
         self._take_back("wanted")
@@ -119,18 +123,18 @@ class JobPause(PauseRecord):
         return f"{task} restarted, as tasks did in each of {TRIES_MAX} tries"
 
     def end(self, problem: str = "", *, tells: bool = True) -> None:
-        """It has ended, or has failed for that ``problem``: whatever stands goes on. Workers hear of it,
-        unless the job ends as well."""
+        """End the pause, or let it fail with a ``problem``: stopped tasks continue. Workers get a message
+        unless the job ends as well (``tells``)."""
         self.problem = problem
         self._take_back("none")
         self.unsent = self.unsent and tells
 
     def repeat(self) -> None:
-        """The workers hear once more what holds now."""
+        """Send the workers the current state again."""
         self.unsent = True
 
     def take_unsent(self) -> bool:
-        """Whether the workers have yet to hear of the barrier, or that it has ended: True once."""
+        """Whether the workers must be sent the barrier, or its end: True once."""
         unsent, self.unsent = self.unsent, False
         return unsent
 
@@ -140,7 +144,7 @@ class JobPause(PauseRecord):
         self._stand.clear()
 
     def message(self, term: int, job: str) -> PauseTasks | None:
-        """What a worker of the job is to know; None if there has been no barrier."""
+        """The current state for a worker; None if there has been no barrier."""
         if not self.barrier:
             return None
         return PauseTasks(term=term, job=job, barrier=self.barrier, paused=self.is_out)
@@ -152,7 +156,7 @@ class JobPause(PauseRecord):
         return standing if of == attempt else _RUNS
 
     def _moving(self, graph: JobGraph, tasks: Collection[Subtask]) -> list[Subtask]:
-        """Those that have yet to stand."""
+        """Tasks that have not stopped yet."""
         moving = {each.key: each for each in _live(tasks)}
         for key, task in list(moving.items()):
             if self._standing(key, task.attempt).barrier >= self.barrier:
@@ -165,8 +169,8 @@ class JobPause(PauseRecord):
         return list(moving.values())
 
     def _is_blocked(self, graph: JobGraph, task: Subtask, blocked: Collection[TaskKey]) -> bool:
-        """Whether it waits for consumers of which none reads from it before the pause has ended: each is
-        ``blocked`` itself, reads that input later, or is not deployed so far."""
+        """Whether a task waits for consumers, none of which will read from it before the pause ends: each is
+        ``blocked`` itself, reads this input later, or is not deployed yet."""
         if not self._standing(task.key, task.attempt).blocked:
             return False
         consumers = [
@@ -179,9 +183,8 @@ class JobPause(PauseRecord):
         )
 
     def overdue(self, graph: JobGraph, tasks: Collection[Subtask], leaving: Collection[TaskKey]) -> str:
-        """Why the pause fails after its time: the first tasks, on the way of the data, that do not stand,
-        and do not wait for others that do not. Those that are ``leaving`` run, and move to another worker
-        before it begins."""
+        """Why the pause fails at its deadline: the most upstream tasks that have not stopped, and do not wait
+        for other tasks to stop. Subtasks ``leaving`` a worker move before the pause begins."""
         live = _live(tasks)
         within = f"within {self.seconds:g} s (pause_timeout)"
         if self.phase == "wanted":
@@ -192,7 +195,7 @@ class JobPause(PauseRecord):
                 return f"{names_of(late)} {what} {within}: pause again once it has left"
             return f"what is to be deployed did not run {within}"
         moving = {task.key: task for task in self._moving(graph, tasks)}
-        # One that waits for its consumers is not to blame, but they are.
+        # A task that waits for its consumers is not to blame; its consumers are.
         free = [task for task in moving.values() if not self._standing(task.key, task.attempt).blocked]
         blamed = {task.key: task for task in free} or moving
         first = [task for key, task in blamed.items() if not blamed.keys() & {*graph.producers(*key)}]
@@ -207,7 +210,7 @@ class JobPause(PauseRecord):
         return f"{names_of(sources or first)} {what} {within}: {advice}, or raise pause_timeout"
 
     def left(self, graph: JobGraph, tasks: Collection[Subtask], dead_letters: int) -> list[str]:
-        """What stays where it is while the job is paused, in words."""
+        """The data that stays where it is while the job is paused, in words."""
         edges = sorted({edge for _, standing in self._stand.values() for edge in standing.unread})
         found = [
             f"rows before input {edge.input} of {graph.vertices[edge.target].name}, which is read later"
@@ -239,5 +242,5 @@ class JobPause(PauseRecord):
 
 
 def _live(tasks: Iterable[Subtask]) -> list[Subtask]:
-    """Those that are to stand: all that were deployed and have not finished."""
+    """Tasks that must stop at a barrier: deployed and not finished."""
     return [task for task in tasks if task.state not in ("finished", WAITING)]

@@ -1,1 +1,1 @@
-"""What outlives a coordinator, and how the next one goes on with it."""
+"""The coordinator's journal, and how the next coordinator continues from it."""

@@ -1,6 +1,6 @@
-"""A fact that outlives a coordinator as bytes of its journal, and back, by the annotations of its type. Pure.
+"""The codec of the journal's records, by the annotations of their types. Pure.
 
-What the facts are, each by whom it is of: see :mod:`~minishuffle.coordinator.journal.journalrecords`.
+The kinds of records are listed in :mod:`~minishuffle.coordinator.journal.journalrecords`.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from minishuffle.wire.control import what_does_not_fit
 __all__ = ["FORMAT", "OtherFormat", "Record", "pack_record", "require_format", "unpack_record"]
 
 FORMAT: Final = 2
-"""The first byte of each record; a release that changes what records say has the next one. A journal of it is
-among those of ``tests/coordinator/journals``."""
+"""The first byte of each record. A release that changes the contents of records uses the next number.
+``tests/coordinator/journals`` has a journal of each format."""
 FORMATS_MAX: Final = 31
-"""Greater first bytes are damage, not formats to come."""
+"""Greater first bytes are damage, not future formats."""
 Fact = TypeVar("Fact")
 
 
 class Record:
-    """Base of the dataclasses that are records or parts of them: an unknown field is an error."""
+    """Base class of the dataclasses that are records or parts of them: an unknown field is an error."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
 
 class OtherFormat(ShuffleError):
-    """The journal is of another release."""
+    """The journal was written by another release."""
 
 
 def require_format(records: Mapping[RecordKey, bytes]) -> None:
@@ -53,17 +53,17 @@ _ADAPTERS: Final = _Adapters()
 
 
 def pack_record(fact: Record | BaseModel) -> bytes:
-    """The fact as bytes; its parts are records, models, or what msgpack has, but no sets."""
+    """Pack a fact as bytes. Its parts are records, models, or types of msgpack, but no sets."""
     fields = _ADAPTERS[type(fact)].serializer.to_python(fact)
     packed: bytes = msgpack.packb(fields, use_bin_type=True, unicode_errors="backslashreplace")
     return bytes((FORMAT,)) + packed
 
 
 def unpack_record(kind: type[Fact], key: RecordKey, record: bytes) -> Fact:
-    """What :func:`pack_record` was called with.
+    """The fact packed by :func:`pack_record`.
 
     Raises:
-        ShuffleError: it makes no sense.
+        ShuffleError: the bytes do not fit the type.
     """
     try:
         if record[:1] != bytes((FORMAT,)):

@@ -1,11 +1,11 @@
-"""Keeps a second coordinator from a journal that one runs with, unless its user says ``--take-over``.
+"""The lock that keeps a second coordinator from a journal in use, unless its user says ``--take-over``.
 
-A coordinator holds a lock (``flock``) on a file beside the journal, which the kernel lets go of when the
-process ends, however it ends. Not on the journal itself: SQLite's own locks on it are of POSIX, which a
-process loses when it closes any descriptor of the file, and with which ``flock`` conflicts on NFS. Where the
-lock says nothing, as on a file system without any or from another host, the coordinator that
-``coordinator.json`` names is asked. Who takes over puts a lock file of its own in place of the other; the
-term ends the other one, as if it had been cut off.
+A coordinator holds a lock (``flock``) on a file next to the journal; the kernel releases it when the process
+ends in any way. The lock is not on the journal itself: SQLite uses POSIX locks there, which a process loses
+when it closes any descriptor of the file, and with which ``flock`` conflicts on NFS. Where the lock does not
+help, as on a file system without locks or from another host, the coordinator named in ``coordinator.json`` is
+asked. A coordinator that takes over replaces the lock file with its own; the old coordinator is ended by the
+new term, as if it had been cut off.
 """
 
 from __future__ import annotations
@@ -29,23 +29,22 @@ from minishuffle.wire.requests import ClusterStatus, GetStatus
 __all__ = ["sole_coordinator"]
 
 FILE_NAME: Final = "journal.lock"
-"""It holds the process id of the coordinator that has locked it last."""
+"""The lock file, with the process id of the coordinator that last locked it."""
 HELLO_SECONDS: Final = 2.0
-"""Within which a coordinator that runs answers a hello."""
+"""Seconds within which a running coordinator answers a hello."""
 _log = logging.getLogger("minishuffle.coordinator")
 
 
 @contextlib.contextmanager
 def sole_coordinator(state_dir: Path, cluster: str, secret: bytes, *, take_over: bool) -> Iterator[None]:
-    """Have no other coordinator start with this state directory for the length of the block, or of this
-    process.
+    """Let no other coordinator start with this state directory during the block, or the life of this process.
 
     Args:
         state_dir: exists.
-        take_over: look for none; one that runs ends when it finds out.
+        take_over: do not check for a running coordinator; it ends when it notices the new term.
 
     Raises:
-        ResourceExhausted: one runs.
+        ResourceExhausted: a coordinator runs.
         UsageError: the lock file cannot be written.
     """
     path = state_dir / FILE_NAME
@@ -67,7 +66,11 @@ def sole_coordinator(state_dir: Path, cluster: str, secret: bytes, *, take_over:
 
 
 def _lock(path: Path, state_dir: Path) -> int:
-    """The descriptor of the file, locked if locks are there; raises ResourceExhausted: another has it."""
+    """The descriptor of the lock file, locked if the file system has locks.
+
+    Raises:
+        ResourceExhausted: another process has the lock.
+    """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -81,11 +84,11 @@ def _lock(path: Path, state_dir: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # Another one has put its own in place of it.
+        os.close(descriptor)  # another process has replaced the file
 
 
 def _replace(path: Path) -> int:
-    """Put a locked file in the place of one that somebody may have locked; gives its descriptor."""
+    """Replace the lock file with a new, locked one. Returns its descriptor."""
     new = path.with_name(f"{path.name}.{os.getpid()}")
     descriptor = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -99,7 +102,7 @@ def _replace(path: Path) -> int:
 
 
 def _flock(descriptor: int, path: Path) -> bool:
-    """Whether there are locks at all; raises BlockingIOError: somebody else has this one."""
+    """Whether the file system has locks. Raises BlockingIOError: another process has this one."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -123,8 +126,8 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _answers(place: CoordinatorPlace, cluster: str, secret: bytes) -> str:
-    """Who answers there, if that is the coordinator of that place; else nothing. Another one may listen at
-    its port since."""
+    """The coordinator that answers at a place, in words, if it is the one named there; else empty. Another
+    process may listen at its port since."""
     identity = Identity(Role.CLIENT, cluster, 0, 0)
     try:
         tls = None if place.tls is None else Credentials(place.tls)
@@ -132,7 +135,7 @@ def _answers(place: CoordinatorPlace, cluster: str, secret: bytes) -> str:
             try:
                 status = client.request(GetStatus(jobs=False))
             except ShuffleError:
-                return str(place.address)  # It lives, and has no time.
+                return str(place.address)  # it is alive, but busy
     except ShuffleError:
         return ""
     if not isinstance(status, ClusterStatus) or status.term != place.term:

@@ -1,9 +1,9 @@
 """The coordinator's journal: records that outlive it, in an SQLite file of the state directory.
 
-A write is one transaction: all of it is there after a crash, or nothing. It is refused once another
-coordinator has begun a later term. Each record replaces the one before it of its kind and name, so that the
-file is as long as what is remembered. SQLite drops the end of its log that a crash has cut off by itself;
-every record has a checksum besides.
+A write is one transaction: after a crash all of it is there, or nothing. It is refused once another
+coordinator has begun a later term. Each record replaces the previous one with its kind and name, so the size
+of the file is proportional to the current state. After a crash, SQLite itself discards the incomplete end of
+its log; in addition every record has a checksum.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["CoordinatorJournal", "JournalLost"]
 
 FILE_NAME = "journal.sqlite"
 OPEN_BUSY_SECONDS = 5.0
-"""How long another process may hold the file at the start."""
+"""Seconds for which another process may hold the file at the start."""
 WRITE_BUSY_SECONDS = 1.0
-"""The same while the coordinator runs."""
+"""Seconds for which another process may hold the file during a write."""
 
 
 class JournalLost(ResourceExhausted):
-    """Somebody has removed the file, or put an empty one in its place."""
+    """The file was removed, or replaced with an empty one."""
 
 
 class CoordinatorJournal:
-    """Opening it begins a new term. Used by one thread at a time.
+    """The journal file. Opening it begins a new term. Used by one thread at a time.
 
     Args:
         directory: exists.
@@ -44,7 +44,7 @@ class CoordinatorJournal:
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE_NAME
         self._file: tuple[int, int] | None = None
-        """Device and inode of the file that was written last; None after an error: it is opened anew."""
+        """Device and inode of the file last written; None after an error: it is opened again."""
         try:
             self._database = self._connect(OPEN_BUSY_SECONDS)
             try:
@@ -62,14 +62,14 @@ class CoordinatorJournal:
             raise self.damaged(str(error)) from error
 
     def damaged(self, why: str) -> ShuffleError:
-        """The error to raise when what is in it makes no sense."""
+        """The error for contents that make no sense."""
         return ShuffleError(
             f"the journal {self.path} is damaged ({why}): move that file away and start again; jobs that run "
             "are not known then, and job numbers begin at j1"
         )
 
     def of_another_release(self, why: str) -> ShuffleError:
-        """The error to raise when another release wrote what is in it."""
+        """The error for contents of another release."""
         return ShuffleError(
             f"the journal {self.path} is of another release of minishuffle ({why}): end its cluster with "
             "that release ('minishuffle cluster down'), move the file away and start again; then job numbers "
@@ -86,7 +86,7 @@ class CoordinatorJournal:
         return sqlite3.connect(self.path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
 
     def _inode(self) -> tuple[int, int] | None:
-        """Device and inode of the file at ``path`` now: SQLite goes on writing to one that was removed."""
+        """Device and inode of the file now at ``path``: SQLite would continue to write to a removed file."""
         try:
             found = self.path.stat()
         except OSError:
@@ -107,7 +107,7 @@ class CoordinatorJournal:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Everything in the block or nothing; the tables are there."""
+        """A transaction: everything in the block or nothing. The tables exist."""
         database = self._database
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
@@ -130,13 +130,13 @@ class CoordinatorJournal:
             raise
 
     def write(self, changes: Mapping[RecordKey, bytes | None], *, whole: bool = False) -> None:
-        """Make records last, and have others forgotten; may be tried again after an error.
+        """Store records durably, and delete others (None); may be repeated after an error.
 
         Args:
-            whole: these are all records that there are.
+            whole: ``changes`` are all records that exist.
 
         Raises:
-            JournalLost: nothing that was written before is there, and ``changes`` are not the ``whole``.
+            JournalLost: earlier records are not there, and ``changes`` are not the ``whole``.
             Superseded: a later term has begun.
             ResourceExhausted: it cannot be written, e.g. because the disk is full.
         """
@@ -162,7 +162,12 @@ class CoordinatorJournal:
         self._file = self._inode()
 
     def _require_term(self, database: sqlite3.Connection, whole: bool) -> None:
-        """A file that was made anew has no term yet, and gets this one."""
+        """Check that no later term has begun. A new file has no term yet, and gets this one.
+
+        Raises:
+            JournalLost: the file is new, and the records are not the ``whole``.
+            Superseded: a later term has begun.
+        """
         term: int = database.execute("SELECT term FROM coordinator").fetchone()[0]
         if term == 0:
             if not whole:

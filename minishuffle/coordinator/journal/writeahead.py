@@ -1,11 +1,11 @@
-"""What is held back while the journal cannot be written. Pure.
+"""Messages held back while the journal cannot be written. Pure.
 
-Nothing that the next coordinator would contradict leaves before the journal has it: no attempt is deployed
-that another may be given the number of, none is released that another would ask for, and no report of a
-worker is acknowledged. While the journal cannot be written (its disk is full), tasks run on, and rows flow;
-reports are heard, and workers keep them for the next coordinator; clients are answered. Tasks that failed
-restart once the journal is written, and files of sinks get their names then. A job can end meanwhile, for it
-may be what fills the disk: it runs again if the next coordinator does not know.
+No message is sent before the journal has it if the next coordinator could contradict it: no attempt is
+deployed whose number another may get, none is released that another coordinator would ask for, and no report
+of a worker is acknowledged. While the journal cannot be written (its disk is full), tasks run on and rows
+flow. Reports are applied, and workers keep them for the next coordinator. Clients are answered. Failed tasks
+restart once the journal is written, and files of sinks get their final names then. A job can end meanwhile,
+since its output may be what fills the disk. If the next coordinator does not know that, the job runs again.
 """
 
 from __future__ import annotations
@@ -48,33 +48,33 @@ HARMLESS: Final = (
     Shutdown,
     WorkerAsked,
 )
-"""What the next coordinator need not know of. A reader that it sends to rows which were given up hears so
+"""Messages that the next coordinator need not know of. A reader that is sent to dropped rows gets the error
 from the worker."""
 
 
 class WriteAhead:
-    """Instructions that wait for the journal.
+    """The instructions that wait for the journal.
 
     Invariant: none waits while :attr:`problem` is empty.
     """
 
     def __init__(self) -> None:
         self.problem = ""
-        """Why the journal could not be written last; empty: it could."""
+        """Why the last journal write failed; empty: it succeeded."""
         self._held: list[SendToWorker] = []
         self._unacknowledged: dict[int, list[SendToWorker]] = {}
-        """By worker. An acknowledgement that is not ``refused`` stands for all before it."""
+        """Held acknowledgements by worker. One without ``refused`` includes all before it."""
         self._journaled: dict[int, int] = {}
-        """By worker of which reports were applied since: the last one before them."""
+        """By worker with reports applied since the failure, the number of the last report before it."""
 
     def failed(self, steps: Iterable[CoordinatorStep], problem: str) -> list[CoordinatorStep]:
-        """The journal could not be written; gives the steps that wait for it, in their order, with such of
-        their messages as may be carried out."""
+        """The journal could not be written. Returns the waiting steps in order, with the messages that may be
+        carried out anyway."""
         self.problem = problem
         return [replace(each, messages=list(self.passed(each.messages))) for each in steps]
 
     def written(self) -> list[Instruction]:
-        """All of it is written: gives what was held back."""
+        """The journal is written. Returns the instructions that were held back."""
         held: list[Instruction] = [*self._held]
         held += [each for waiting in self._unacknowledged.values() for each in waiting]
         self.problem = ""
@@ -84,8 +84,8 @@ class WriteAhead:
         return held
 
     def give_up(self, job: str) -> list[tuple[int, DeployTasks]]:
-        """The job ends: gives which deployments were held back on the way to which worker. Neither they are
-        sent any more nor what is about such attempts. What is to be released stays."""
+        """A job ends: drop the held messages about its attempts, except releases. Returns the dropped
+        deployments with their workers."""
         held, self._held = self._held, []
         deployments: list[tuple[int, DeployTasks]] = []
         for each in held:
@@ -96,7 +96,7 @@ class WriteAhead:
         return deployments
 
     def passed(self, instructions: Iterable[Instruction]) -> Iterator[Instruction]:
-        """Those that may be carried out now."""
+        """The instructions that may be carried out now; holds back the others."""
         for each in instructions:
             if not self.problem:
                 yield each
@@ -106,11 +106,11 @@ class WriteAhead:
                     self._hold_back(worker, each, message)
                     yield replace(each, message=_with(message, journaled=False))
                 case SendToWorker(worker, _, Registered() as message):
-                    self._unacknowledged.pop(worker, None)  # It repeats those reports.
+                    self._unacknowledged.pop(worker, None)  # it repeats these reports
                     applied = min(message.applied, self._journaled.get(worker, message.applied))
                     yield replace(each, message=_with(message, applied=applied))
                 case SendToWorker(message=CancelTasks(attempts=[])):
-                    # Once more for a deployment that is sent before it is given up.
+                    # Held as well, for a deployment that may be sent before it is given up.
                     self._held.append(each)
                     yield each
                 case SendToWorker(worker, _, ConsumersEnded(job=job)) if not self._deploys(worker, job):
@@ -125,10 +125,11 @@ class WriteAhead:
                     yield each
 
     def _deploys(self, worker: int, job: str) -> bool:
-        """Whether attempts of that job are held back on the way there: what is about them comes behind.
+        """Whether deployments of the job to this worker are held back: messages about these attempts must
+        follow them.
 
-        Else it does no harm to say which consumers have ended. These repeat it to the next coordinator, and
-        if a producer waited for it, the disk might never have room again.
+        Otherwise the ends of consumers may be sent. Their workers report them to the next coordinator again,
+        and a producer that waited for an end might never free the disk.
         """
         return any(
             each.worker == worker and isinstance(each.message, DeployTasks) and each.message.job == job
@@ -150,7 +151,7 @@ class WriteAhead:
 
 
 def _is_of_attempts(message: ControlMessage, job: str) -> bool:
-    """Whether it is about attempts of that job that start, or by name about some that are to end."""
+    """Whether a message starts attempts of the job, or cancels attempts by name."""
     match message:
         case DeployTasks() | TasksRestarted():
             return message.job == job

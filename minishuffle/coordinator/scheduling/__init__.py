@@ -1,1 +1,1 @@
-"""Which worker runs what, and when it is deployed or moved."""
+"""Placement of subtasks on workers, and when they are deployed or moved."""

@@ -1,17 +1,17 @@
-"""Which vertices of a job on the schedule ``first_output`` may be deployed. Pure.
+"""The vertices of a job that may be deployed on the schedule ``first_output``. Pure.
 
-A vertex without inputs is deployed at once, any other when something stands in one of its inputs (``any``) or
-in each (``all``): the first buffer of a pipelined partition, of whichever producer, or all of an edge whose
-partitions are stored. An input without a row has its end. Slots are held from the submission on; rows wait
-for consumers that are not there, and none is dropped. (Flink had it as ``ScheduleMode.LAZY_FROM_SOURCES``,
-where any input would do.)
+A vertex without inputs is deployed at once. Any other vertex is deployed when one of its inputs is ready
+(``any``), or each of them is (``all``). An input is ready when one of its producers has written the first
+buffer of a pipelined partition, or when all partitions of a stored edge are complete. An input without rows
+is ready at its end. Slots are held from the submission on; rows wait for consumers that are not deployed yet,
+and none is dropped. (Flink had this schedule with ``any`` input as ``ScheduleMode.LAZY_FROM_SOURCES``.)
 
-With ``all``, a vertex that waits for one input holds up those who write another, once that is full. If it was
-waiting for them, that would be for ever: think of a source that feeds a join, and an aggregation before its
-other input that emits at its end. So inputs count as one that edges join also without the vertex, whichever
-way these go: the first of them that has something is enough. What lies beyond an input that counts by itself
-then never waits for the vertex, nor for what waits for it. What is stored holds nobody up: all of it is
-waited for, unless it counts with a pipelined edge.
+With ``all``, a vertex that waits for one input stops the producers of another once that is full. If it waited
+for these producers, it would wait forever. Example: a source feeds a join directly, and through an
+aggregation that emits at its end. So inputs whose producers are connected with each other, even without the
+vertex and in any direction, form a group, and the first ready input of a group is enough. Producers of an
+input in a group of its own never wait for the vertex, nor for tasks that wait for it. Stored inputs block no
+producer, so each is waited for, unless it is in a group with a pipelined input.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ __all__ = ["FirstOutputs"]
 
 
 class FirstOutputs:
-    """When each vertex of a job is deployed; of a job on another schedule none waits for this."""
+    """The deployment of a job's vertices by first output; on another schedule no vertex waits for it."""
 
     def __init__(self, graph: JobGraph) -> None:
         self.is_used = graph.settings.schedule == "first_output"
         self.ahead: set[int] = set()
-        """Vertices that wait for no input any more, since workers are to leave which have some."""
+        """Vertices that no longer wait for inputs, because workers with stored inputs of theirs are
+        draining."""
         self._kept = graph.kept_edges()
         vertices = range(len(graph.vertices)) if self.is_used else ()
         if graph.settings.starts_when == "any":
@@ -39,7 +40,7 @@ class FirstOutputs:
             self._wanted = [self._separate(graph, vertex) for vertex in vertices]
 
     def _separate(self, graph: JobGraph, vertex: int) -> list[list[int]]:
-        """Sets of inputs of a vertex, in each of which one has to have something."""
+        """The groups of a vertex's inputs; one input of each group must be ready."""
         part_of = list(range(len(graph.vertices)))
         for edge in graph.edges:
             if vertex not in (edge.source, edge.target):
@@ -55,18 +56,18 @@ class FirstOutputs:
         return found
 
     def go_ahead(self, vertices: Iterable[int]) -> None:
-        """These wait for no input any more."""
+        """These vertices no longer wait for inputs."""
         self.ahead.update(vertices)
 
     def due(self, waiting: Iterable[int], has_something: Callable[[int], bool]) -> list[int]:
-        """Those of the vertices that wait which may be deployed.
+        """The waiting vertices that may be deployed.
 
         Args:
-            has_something: whether there is something to read in an edge.
+            has_something: whether an edge is ready.
         """
         return [each for each in waiting if not self.missing(each, has_something)]
 
     def missing(self, vertex: int, has_something: Callable[[int], bool]) -> list[list[int]]:
-        """What a vertex waits for: one of each of these lists of edges is to have something."""
+        """The groups of edges without a ready one, for which a vertex waits."""
         wanted = [] if vertex in self.ahead else self._wanted[vertex]
         return [edges for edges in wanted if not any(map(has_something, edges))]

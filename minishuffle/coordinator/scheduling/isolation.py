@@ -1,14 +1,15 @@
-"""Which job is alone on a worker, since its function may be what ends the process there. Pure.
+"""Isolation of a job whose function may crash worker processes: it gets a worker of its own. Pure.
 
-A subtask that two deaths in a row count against (:mod:`~minishuffle.coordinator.jobs.deaths`) is *suspected*.
-While that lasts its worker takes no slot of another job; those that are there stay, and go elsewhere when
-the worker dies again. The suspect's own slot waits for a worker that no other job has slots on, as long as
-one may come: for half of ``slot_timeout`` at most, then it takes any. What waits because of that says so, and
-its time does not run out: the suspicion ends when an attempt gets past the place, when the job ends, or when
-no further worker has died for twice ``slot_timeout``.
+A subtask is *suspected* when two deaths in a row count against it
+(:mod:`~minishuffle.coordinator.jobs.deaths`). While it is, its worker takes no slots of other jobs; tasks of
+other jobs that run there stay, and restart elsewhere when the worker dies again. The suspect's own slot waits
+for a worker without slots of other jobs, as long as one may become free, but at most half of
+``slot_timeout``; then it takes any. A slot of another job that finds no worker because of the isolation says
+so, and its timeout does not run. The suspicion ends when an attempt gets beyond the place of the death, when
+the job ends, or when no worker has died for twice ``slot_timeout``.
 
-There is one such worker at most, of the job that has died most often, and among those of the one that got
-least far; and there is none if no other worker is left for the others.
+At most one worker is isolated. It belongs to the job with the most deaths; if several have equally many, to
+the job whose attempts got least far. No worker is isolated if no other would be left for the other jobs.
 """
 
 from __future__ import annotations
@@ -26,36 +27,37 @@ from minishuffle.coordinator.workers import Worker
 __all__ = ["SUSPECTED_DEATHS", "Isolation"]
 
 SUSPECTED_DEATHS: Final = 2
-"""So many deaths that count make a suspect."""
+"""Number of counted deaths that make a subtask a suspect."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Suspicion:
     job: Job
     slots: Mapping[int, TaskDeaths]
-    """Those of its suspected subtasks."""
+    """Deaths by slot of its suspected subtasks."""
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The greatest is isolated."""
+        """The suspicion with the greatest rank is isolated."""
         return max((deaths.count, -deaths.position) for deaths in self.slots.values())
 
     @property
     def worker(self) -> int:
-        """The one that has most of the slots; 0: none has."""
+        """The worker with most of the slots; 0: none."""
         placement, lost = self.job.slots.placement, self.job.slots.vacant
         at = [placement[slot] for slot in self.slots if slot not in lost]
         return max(at, key=lambda worker: (at.count(worker), -worker), default=0)
 
     @property
     def text(self) -> str:
-        """Why others do not get a worker, behind its name."""
+        """Why other jobs get no slots of the worker, as it follows its name in a text."""
         worst = max(deaths.count for deaths in self.slots.values())
         return f"is kept for job {self.job.id} ({self.job.name}), inside which {worst} workers in a row died"
 
 
 class Isolation:
-    """
+    """The isolation of the suspected job.
+
     Args:
         slot_timeout: seconds for which a lost slot waits for a worker.
     """
@@ -64,14 +66,14 @@ class Isolation:
         self._slot_timeout = slot_timeout
         self._suspicion: _Suspicion | None = None
         self._has_others = False
-        """There are other jobs than that of the suspect."""
+        """There are other jobs besides the suspect's."""
         self._blocked: set[tuple[str, int]] = set()
-        """Slots, by job, that found no worker when that was tried last, and may have but for this."""
+        """Slots, by job, that found no worker at the last try because of the isolation."""
         self._relented: set[tuple[str, int]] = set()
-        """Slots of suspects that wait for a worker of their own no longer."""
+        """Slots of suspects that no longer wait for a worker of their own."""
 
     def look(self, jobs: Sequence[Job], at: float) -> Job | None:
-        """Find the suspect among the jobs that have not ended; gives its job, which gets slots first."""
+        """Find the suspect among the jobs that have not ended. Returns its job, which gets slots first."""
         found = [each for job in jobs if (each := self._suspicion_of(job, at)) is not None]
         self._suspicion = max(found, key=lambda each: each.rank, default=None)
         self._has_others = len(jobs) > 1
@@ -89,7 +91,7 @@ class Isolation:
         return _Suspicion(job, slots) if slots else None
 
     def suspects(self, job: Job, slot: int | None = None) -> bool:
-        """Whether it is the job of the suspect, and the slot one of its slots."""
+        """Whether the job is the suspect's, and the slot, if given, is suspected."""
         suspicion = self._suspicion
         if suspicion is None or suspicion.job is not job:
             return False
@@ -98,11 +100,11 @@ class Isolation:
     # --- who may go where ------------------------------------------------------------------------
 
     def closed(self, job: Job, slot: int, workers: Sequence[Worker], held: Holdings) -> Mapping[int, str]:
-        """The workers that do not take that lost slot of a job, and why, behind their name.
+        """The workers that do not take a lost slot of a job, with the reason as it follows their name.
 
         Args:
-            workers: all that the coordinator knows, those that were lost included.
-            held: by all jobs.
+            workers: all known ones, lost ones included.
+            held: slots and segments of all jobs.
         """
         suspicion, alive = self._suspicion, takers(each for each in workers if each.state == "alive")
         if suspicion is None:
@@ -121,7 +123,7 @@ class Isolation:
         return {each.worker: text for each in alive if each.worker not in wanted}
 
     def closed_to_new(self, alive: Sequence[Worker]) -> Mapping[int, str]:
-        """The same for what is not of the suspect's job."""
+        """The workers that take no slots of jobs other than the suspect's, with the reason."""
         suspicion = self._suspicion
         if suspicion is None or not (worker := suspicion.worker):
             return NONE_CLOSED
@@ -131,12 +133,12 @@ class Isolation:
     # --- waiting ---------------------------------------------------------------------------------
 
     def tried(self, job: Job, slot: int, closed: Mapping[int, str], free: Mapping[int, int]) -> float:
-        """A lost slot has got a worker, or waits for one; gives for how many seconds before
-        :meth:`wait_on` has to look.
+        """Note whether a lost slot got a worker. Returns the seconds it may wait before :meth:`wait_on` must
+        decide.
 
         Args:
-            closed: what :meth:`closed` gave.
-            free: slots of each worker.
+            closed: the result of :meth:`closed`.
+            free: free slots of each worker.
         """
         key, is_suspect = (job.id, slot), self.suspects(job, slot)
         if slot not in job.slots.vacant:
@@ -150,11 +152,11 @@ class Isolation:
         return self._slot_timeout
 
     def blocks(self, job: Job, slot: int) -> bool:
-        """Whether a slot has found no worker, and may find one once the suspicion has ended."""
+        """Whether a slot found no worker because of the isolation, and may find one when it ends."""
         return (job.id, slot) in self._blocked
 
     def wait_on(self, job: Job, at: float) -> None:
-        """Slots of a job have waited long enough: those that waited because of a suspicion wait on."""
+        """Extend the wait of overdue slots that found no worker because of the isolation."""
         for slot in job.slots_overdue(at):
             key = (job.id, slot)
             if key not in self._blocked:
@@ -167,6 +169,6 @@ class Isolation:
             job.wait_on(slot, at + seconds)
 
     def forget(self, job: str) -> None:
-        """It has ended."""
+        """A job has ended: forget its slots."""
         self._blocked = {key for key in self._blocked if key[0] != job}
         self._relented = {key for key in self._relented if key[0] != job}

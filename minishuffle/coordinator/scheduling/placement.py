@@ -1,4 +1,4 @@
-"""From a job graph and a placement to one DeployTasks for each worker."""
+"""Placement of jobs on slots, admission, and the messages that deploy and release tasks. Pure."""
 
 from __future__ import annotations
 
@@ -63,27 +63,27 @@ __all__ = [
 
 # --- placement ------------------------------------------------------------------------------------
 #
-# Which slot of which worker runs what, and whether a job fits: pure arithmetic.
+# The slots of workers that run each subtask, and the check that a job fits: pure arithmetic.
 #
 # Slots are shared: subtask ``i`` of every operator of a slot group runs in slot ``i`` of that group, and the
 # slots of one group follow those of another. A *placement* is a tuple with the worker id of each.
 
 
 WORKERS_NAMED: Final = 5
-"""In one text."""
+"""Most workers named in one text."""
 NONE_CLOSED: Final[Mapping[int, str]] = MappingProxyType({})
-"""Every worker takes slots of the job."""
+"""No worker is closed to the job."""
 TERMS_SHOWN = 8
-"""Terms of the arithmetic in an error; the largest come first."""
+"""Most terms of the arithmetic shown in an error, the largest first."""
 
 
 def place(free: Mapping[int, int], total: int, graph: JobGraph, lost: str = "") -> Placement:
     """Spread the job's slots evenly over the workers.
 
     Args:
-        free: free slots of each worker that is alive.
+        free: free slots of each alive worker.
         total: all slots of these workers, used ones included.
-        lost: what to say of slots that are written off or on standby.
+        lost: text about slots that are written off or on standby.
 
     Raises:
         ResourceExhausted: there are not enough slots; with the arithmetic.
@@ -124,7 +124,7 @@ class BufferNeed:
 
     segments: int = 0
     terms: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """By (formula, segments of one)."""
+    """Number of equal terms by (formula, segments of one term)."""
 
     def add(self, formula: str, segments: int) -> None:
         self.segments += segments
@@ -143,12 +143,13 @@ class BufferNeed:
 
 
 def worker_need(graph: JobGraph, slots: Iterable[int]) -> BufferNeed:
-    """The least number of segments that a worker has to have for these slots of the job.
+    """The least number of segments that a worker needs for these slots of the job.
 
-    An input gate needs ``channels x exclusive + 1``, wherever its producers are: they may move. One that
-    external clients write to needs ``exclusive + 1``, a result partition ``consumers + 1``, or none if it is
-    kept on the disk: the minimums with which a worker creates its local pools. An attempt that was abandoned
-    keeps its pools while the next one runs beside it: so there is room for one more task, the largest.
+    An input gate needs ``channels x exclusive + 1``, wherever its producers are, since these may move. A gate
+    that external clients write to needs ``exclusive + 1``. A result partition needs ``consumers + 1``, or
+    none if it is kept on disk. These are the minimums with which a worker creates its local pools. An
+    abandoned attempt keeps its pools while the next one runs, so there is room for one more task, the
+    largest.
     """
     need = BufferNeed()
     largest, name = 0, ""
@@ -183,7 +184,7 @@ def _add_task(need: BufferNeed, graph: JobGraph, task: TaskKey, kept: frozenset[
 
 
 def buffers_needed(graph: JobGraph, placement: Placement) -> dict[int, BufferNeed]:
-    """What each worker has to have for the job: see :func:`worker_need`."""
+    """The segments that each worker needs for the job: see :func:`worker_need`."""
     slots: dict[int, list[int]] = {worker: [] for worker in sorted(set(placement))}
     for slot, worker in enumerate(placement):
         slots[worker].append(slot)
@@ -191,10 +192,10 @@ def buffers_needed(graph: JobGraph, placement: Placement) -> dict[int, BufferNee
 
 
 def check_buffers(needs: Mapping[int, BufferNeed], free: Mapping[int, int], total: Mapping[int, int]) -> None:
-    """Compare with the segments of each worker that no other job requires.
+    """Compare needs with the segments of each worker that no other job requires.
 
     Raises:
-        ResourceExhausted: they do not suffice on some worker; with the arithmetic of the first such.
+        ResourceExhausted: a worker has too few; with its arithmetic.
     """
     for worker, need in needs.items():
         if need.segments > free[worker]:
@@ -214,7 +215,7 @@ def checked_graph(message: SubmitJob, python: str) -> JobGraph:
     """The graph of a submission; ``python`` is the cluster's major.minor.
 
     Raises:
-        UsageError: the name does not fit, the client's Python is another one, or the graph makes no sense.
+        UsageError: the name is not valid, the client's Python is another one, or the graph is not valid.
     """
     if message.python != python:
         raise UsageError(
@@ -231,14 +232,15 @@ def checked_graph(message: SubmitJob, python: str) -> JobGraph:
 def admit(
     graph: JobGraph, workers: Sequence[Worker], held: Holdings, closed: Mapping[int, str] = NONE_CLOSED
 ) -> tuple[Placement, dict[int, int]]:
-    """Where the job goes beside those that hold ``held``, and how many segments it requires on each worker;
-    standby workers admit none.
+    """The placement of a new job, and the segments it requires on each worker. Standby workers take no new
+    jobs.
 
     Args:
-        closed: workers that take no slots of it, and why, behind their name.
+        held: slots and segments of all other jobs.
+        closed: workers that take no slots of this job, with the reason as it follows their name.
 
     Raises:
-        ResourceExhausted: it does not fit; with the arithmetic.
+        ResourceExhausted: the job does not fit; with the arithmetic.
     """
     refused: list[ResourceExhausted] = []
     regular = [worker for worker in takers(workers) if not worker.standby and worker.worker not in closed]
@@ -262,7 +264,7 @@ def _closed_text(closed: Mapping[int, str]) -> str:
 
 
 def _spare_slots(workers: Iterable[Worker]) -> str:
-    """Slots of workers that admit no jobs, for the arithmetic."""
+    """Text about slots of workers that take no new jobs, for the arithmetic."""
     standby = sum(worker.slots for worker in takers(workers) if worker.standby)
     leaving = sum(worker.slots for worker in workers if worker.drain is not None)
     text = f" ({standby} more are on standby, for those of lost workers alone)" if standby else ""
@@ -270,8 +272,8 @@ def _spare_slots(workers: Iterable[Worker]) -> str:
 
 
 def _not_there(workers: Sequence[Worker], spare: str, apart: Sequence[Worker]) -> str:
-    """What slots a job cannot have, for the arithmetic: ``spare`` ones, and those of workers ``apart``, which
-    cannot link with these."""
+    """Text about slots that a job cannot have, for the arithmetic: ``spare`` ones, and slots of workers
+    ``apart``, which cannot link with these."""
     gone = [f"{len(each.written_off)} of worker {each.worker}" for each in workers if each.written_off]
     text = f" (written off: {', '.join(gone)}, where tasks that were abandoned still run)" if gone else ""
     text += spare
@@ -288,8 +290,8 @@ def _not_there(workers: Sequence[Worker], spare: str, apart: Sequence[Worker]) -
 def _admit_to(
     graph: JobGraph, workers: Sequence[Worker], held: Holdings, lost: str
 ) -> tuple[Placement, dict[int, int]]:
-    """The same among workers that can link with each other; ``lost`` is for the arithmetic. A job whose
-    stages are deployed one by one fits if its widest stage does, and takes nothing so far."""
+    """Admit a job to workers that can link with each other; ``lost`` is for the arithmetic. A job deployed in
+    stages fits if its widest stage does, and takes no slots yet."""
     free = {worker.worker: max(0, worker.slots - held.slots[worker.worker]) for worker in workers}
     placement = place(free, sum(worker.slots for worker in workers), graph, lost)
     total = {worker.worker: worker.about.segments for worker in workers}
@@ -306,7 +308,7 @@ def _admit_to(
 
 
 def takers(workers: Iterable[Worker]) -> list[Worker]:
-    """Those that slots are given to: none that is to leave."""
+    """The workers that take slots: all except draining ones."""
     return [worker for worker in workers if worker.drain is None]
 
 
@@ -320,14 +322,14 @@ def move_slots(
     closed: Mapping[int, str] = NONE_CLOSED,
     all_or_none: bool = False,
 ) -> None:
-    """Give slots of a job, which are vacant or whose worker is to leave, to workers with a free slot and the
-    segments for it, if there are any (``all_or_none``: for all of them); ``closed`` are those that take none
-    of them, and why, behind their name.
+    """Give slots of a job, vacant or on draining workers, to workers with room (``all_or_none``: all).
 
-    Standby workers come first, and are regular workers from then on; before another one those in ``called``,
-    which have been called upon for the same loss, and to which others are added. One that still loads the
-    programs of the jobs comes last: a free slot elsewhere takes over sooner. Then comes the worker with
-    the fewest slots of the job; then the emptiest; then the lowest id.
+    The order of workers: those in ``called``; standby ones with the jobs' programs loaded; regular ones;
+    other standby ones; then fewest slots of the job, emptiest, lowest id. A standby worker becomes regular.
+
+    Args:
+        called: standby workers called up for the same loss; new ones are added.
+        closed: workers that take none of the slots, with the reason as it follows their name.
     """
 
     def order(worker: Worker) -> tuple[bool, int, int, int, int]:
@@ -335,7 +337,7 @@ def move_slots(
         return number not in upon, _rank(worker, held_by_all.running), held[number], -free[number], number
 
     def links(worker: Worker) -> bool:
-        """It can link with the others that have slots of the job, or had some and keep what was stored."""
+        """Whether it can link with all workers that have slots or partitions of the job."""
         beside = (each for each in workers if each.worker in {*held, *job.slots.left} and each is not worker)
         return not any(unlinkable(worker.about, each.about) for each in beside)
 
@@ -379,8 +381,8 @@ def take_slots(
     held_by_all: Holdings,
     closed: Mapping[int, str] = NONE_CLOSED,
 ) -> str:
-    """Have regular workers that can link with each other take all of these vacant slots, which were not lost,
-    or none; gives why they do not. The arguments are those of :func:`move_slots`."""
+    """Give all of these vacant slots, which were not lost, to regular workers that can link with each other,
+    or give none. Returns why not, else an empty text. The arguments are those of :func:`move_slots`."""
     regular = [each for each in takers(workers) if not each.standby]
     free = {each.worker: max(0, each.slots - held_by_all.slots[each.worker]) for each in regular}
     groups = [
@@ -399,12 +401,13 @@ def take_slots(
 
 
 def _rank(worker: Worker, jobs: int) -> int:
-    """Standby workers that have loaded so many jobs come first, those that still load last."""
+    """The rank of a worker: standby workers that have loaded ``jobs`` jobs first, standby workers that still
+    load last."""
     return 1 if not worker.standby else 0 if worker.report.jobs_loaded >= jobs else 2
 
 
 def _shortage(workers: Sequence[Worker], used: Mapping[int, int], closed: Mapping[int, str]) -> str:
-    """Why none of these, which are alive and stay, takes the vacant slot of a job."""
+    """Why none of these alive workers takes the vacant slot of a job."""
     if len(workers) == 0:
         return "no other worker is there"
     shut = [worker for worker in workers if worker.worker in closed and used[worker.worker] < worker.slots]
@@ -444,19 +447,20 @@ def deployments(
     elsewhere: Mapping[TaskKey, int] = MappingProxyType({}),
     waiting: Collection[TaskKey] = (),
 ) -> dict[int, DeployTasks]:
-    """What to send to each worker that takes part; ``addresses`` are of all of these.
+    """The message for each worker that takes part; ``addresses`` are those of all of them.
 
-    Each gets those of the workers at the other end of its channels, which may come to dial it or be dialed.
+    Each worker gets the addresses of the workers at the other end of its channels, which it may dial or be
+    dialed by.
 
     Args:
-        placement: 0 for a slot without a worker. What reads from there is sent to its own worker, where the
-            request waits until the slot has one again.
-        tasks: those to deploy; by default all.
-        attempts: of subtasks that are not at their first.
-        resumptions: where tasks go on.
-        done: what tasks need not exchange.
-        elsewhere: the workers of tasks that are not where their slots are, since they have finished before.
-        waiting: subtasks that were not deployed so far, and are not now.
+        placement: 0 for a slot without a worker. Requests of its consumers go to their own worker, and wait
+            there until the slot has a worker.
+        tasks: the tasks to deploy; by default all.
+        attempts: of subtasks not at their first attempt.
+        resumptions: the states from which tasks continue.
+        done: the channels of tasks that have ended.
+        elsewhere: the workers of finished tasks that are not where their slot is.
+        waiting: subtasks that are not deployed yet, nor now.
     """
     if tasks is None:
         tasks = [(o, index) for o, vertex in enumerate(graph.vertices) for index in range(vertex.parallelism)]
@@ -510,7 +514,7 @@ def _attempts_beside(
     attempts: Mapping[TaskKey, TaskAttempt],
     known: dict[frozenset[_Range], list[TaskAttempt]],
 ) -> list[TaskAttempt]:
-    """Those of the producers and consumers of these tasks; ``known`` are the answers so far."""
+    """The attempts of the producers and consumers of these tasks; ``known`` caches the answers."""
     ranges = frozenset(
         [(gate.operator, gate.first, gate.count) for spec in specs for gate in spec.inputs]
         + [(output.operator, output.first, output.count) for spec in specs for output in spec.outputs]
@@ -531,7 +535,7 @@ def _at_ends(
     elsewhere: Mapping[TaskKey, int],
     addresses: Sequence[WorkerAddress],
 ) -> list[WorkerAddress]:
-    """Those of the workers of the producers and consumers of these tasks."""
+    """The addresses of the workers of these tasks' producers and consumers."""
     ranges = {(firsts[gate.operator] + gate.first, gate.count) for spec in specs for gate in spec.inputs}
     ranges |= {(firsts[each.operator] + each.first, each.count) for spec in specs for each in spec.outputs}
     ends = {worker for first, count in ranges for worker in placement[first : first + count]}
@@ -550,8 +554,8 @@ def _task(
     replayed: frozenset[int],
     waiting: Collection[TaskKey],
 ) -> TaskSpec:
-    """``again`` are sources that write their rows once more, ``replayed`` are operators that run again from
-    their beginning, ``waiting`` are subtasks that were not deployed so far."""
+    """The specification of a task to deploy. ``again`` are sources that repeat their rows, ``replayed``
+    operators that run again from the beginning, ``waiting`` subtasks not deployed yet."""
     operator, index = key
     vertex = graph.vertices[operator]
     inputs, outputs = [], []
@@ -604,12 +608,12 @@ def _task(
 def redeployments(
     job: Job, tasks: Sequence[Subtask], addresses: Mapping[int, WorkerAddress], *, term: int, at: float
 ) -> list[tuple[int, ControlMessage]]:
-    """Deploy the next attempts of pending tasks, or the first of those that waited, whose slots have workers:
-    what to send to whom, in order.
+    """Deploy the next attempts of pending tasks, or the first attempts of waiting ones, whose slots have
+    workers. Returns the messages and their workers, in order.
 
-    A worker gets one message of each kind, however many tasks restart: ReleaseJob for the last attempts that
-    it still has, DeployTasks, and TasksRestarted, which goes to whoever exchanges rows with one of the tasks
-    and goes on.
+    A worker gets one message of each kind, however many tasks restart: ReleaseJob for previous attempts that
+    it still has; DeployTasks; and TasksRestarted, if it has running attempts that exchange rows with one of
+    the tasks.
     """
     released: dict[int, list[TaskAttempt]] = {}
     job.ends.next_round()
@@ -653,7 +657,8 @@ def redeployments(
 
 
 def _named_attempts(job: Job) -> dict[TaskKey, TaskAttempt]:
-    """The current attempt, or the next while it is pending, of each subtask that is not at its first."""
+    """The attempts of all subtasks not at their first: the current one, or the next one while it is
+    pending."""
     found = {}
     for task in job.tasks():
         attempt = task.attempt + (task.state in PENDING or task.state == WAITING)
@@ -677,9 +682,12 @@ def placed_attempt(task: Subtask) -> PlacedAttempt:
 
 
 def _workers_beside(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
-    """For each of these tasks, which are deployed together, its own worker, unless it is the first attempt,
-    and those of attempts that exchange rows with it, or may be asked for some; those that have read all of
-    its rows are not among them. What is deployed with it knows of it by that."""
+    """For each task, the workers to tell of its new attempt.
+
+    These are its own worker, unless it is the first attempt, and the workers of attempts that exchange rows
+    with it or may be asked for rows. Consumers that have read all its rows are left out, and so are tasks
+    deployed together with it, whose DeployTasks names it.
+    """
     together = {task.key for task in tasks}
     others: dict[int, list[Subtask]] = {}
     for task in job.tasks():
@@ -700,7 +708,7 @@ def _workers_beside(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
 
 
 def releases(job: Job, *, term: int) -> list[tuple[int, ControlMessage]]:
-    """Free what finished tasks keep for consumers that need it no more: what to send to whom."""
+    """Free the partitions of finished tasks that consumers no longer need: messages and their workers."""
     named: dict[int, list[TaskAttempt]] = {}
     for task in job.take_spent():
         attempt = TaskAttempt(operator=task.operator, index=task.index, attempt=task.attempt)
@@ -712,7 +720,7 @@ def releases(job: Job, *, term: int) -> list[tuple[int, ControlMessage]]:
 
 
 def consumer_ends(job: str, found: Iterable[EndsOfOne], *, term: int) -> list[tuple[int, ConsumersEnded]]:
-    """Tell attempts which consumers want none of their rows: what to send to whom."""
+    """Tell attempts about consumers that need none of their rows: messages and their workers."""
     named: dict[int, list[ConsumerEnds]] = {}
     for task, edge, consumers in found:
         ends = ConsumerEnds(
@@ -723,7 +731,8 @@ def consumer_ends(job: str, found: Iterable[EndsOfOne], *, term: int) -> list[tu
 
 
 def cancellations(job: Job, *, term: int) -> list[tuple[int, ControlMessage]]:
-    """Cancel what has to end before the region of a task that failed restarts: what to send to whom."""
+    """Cancel the attempts that must end before their next attempts are deployed: messages and their
+    workers."""
     named: dict[int, list[Subtask]] = {}
     for task in job.take_to_cancel():
         named.setdefault(task.worker, []).append(task)
@@ -734,5 +743,5 @@ def cancellations(job: Job, *, term: int) -> list[tuple[int, ControlMessage]]:
 
 
 def current_attempts(tasks: Iterable[Subtask]) -> list[TaskAttempt]:
-    """The current attempts of these."""
+    """The current attempts of ``tasks``."""
     return [TaskAttempt(operator=each.operator, index=each.index, attempt=each.attempt) for each in tasks]

@@ -1,26 +1,27 @@
-"""The stages of one job on the schedule ``stages``: which may be deployed, and which slots the job holds for
-them. Pure.
+"""The stages of one job on the schedule ``stages``: the ones due, and the slots that the job holds for them.
+Pure.
 
-A stage (see :mod:`~minishuffle.plan.stages`) waits, is deployed as a whole, and is complete when each of
-its tasks has finished; what it stored stays then, and holds no slot. It runs again, in the next version, if
-partitions are lost that others have yet to read::
+A stage (see :mod:`~minishuffle.plan.stages`) waits, is deployed as a whole, and is complete when all its
+tasks have finished; its stored partitions remain then, and it holds no slots. It runs again, with the next
+version, if partitions are lost that other stages still have to read::
 
     waiting --deployed--> deployed --all tasks have finished--> complete
                              ^                                     |
                              +------------partitions lost----------+
 
 **When.** With ``all`` a stage is deployed when all of its blocking inputs are complete. With ``any`` it may
-be deployed when one is, *early*: it then holds its slots while it waits for the others. So that no two stages
-wait for each other, it is deployed early only if there are also slots for each stage that it waits for,
-directly or not, one after the other; the job holds these from then on, until the inputs are complete. If they
-do not suffice it waits as with ``all``. Inputs that are read first are waited for in either case.
+be deployed *early*, when one of them is: it then holds its slots while it waits for the others. To avoid that
+two stages wait for each other, it is deployed early only if there are also slots for each stage that it waits
+for, directly or not, one after the other. The job holds these slots until the inputs are complete. If there
+are too few, the stage waits as with ``all``. Inputs that are read first must be complete in either case.
 
-**Where.** Subtask i of any vertex runs in slot i of its group, so stages that run at one time share slots: a
-job holds as many as the widest of them needs, of each group, and what runs again goes into the slots that its
-consumers hold. Nothing waits for slots of its own job.
+**Where.** Subtask i of any vertex runs in slot i of its group, so stages that run at the same time share
+slots. In each group, a job holds as many slots as its widest running stage needs, and a stage that runs again
+uses the slots of its consumers. No stage waits for slots of its own job.
 
-**In which order.** In that of the stages. One that may be deployed and finds too few slots takes none, and
-holds back all behind it that need more than the job holds, so that small ones do not overtake it for ever.
+**In which order.** In the order of the stages. A stage that may be deployed but finds too few slots takes
+none. It also holds back all later stages that need more slots than the job holds, so that small stages do not
+overtake it forever.
 """
 
 from __future__ import annotations
@@ -44,44 +45,44 @@ FIRST_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class DueStage:
-    """One that is deployed if the job holds these slots, or can have them."""
+    """A stage to deploy, if the job has these slots or can get them."""
 
     stage: int
     slots: frozenset[int]
     early: bool = False
-    """It has yet to wait for inputs, for whose stages some of the slots are."""
+    """It still waits for inputs, and some of the slots are for their stages."""
 
 
 StagesRecord: TypeAlias = tuple[tuple[str, int], ...]
 
 
 class StageProgress:
-    """Where each stage of a job is, by its place in the order; a job that is deployed at once has none.
+    """The state of each stage of a job, by its index in the order. A job deployed at once has no stages.
 
-    Invariant: of a stage either all tasks wait or none does.
+    Invariant: in a stage either all tasks wait or none does.
     """
 
     def __init__(self, graph: JobGraph) -> None:
         self.order = stages_of(graph) if is_staged(graph) else ()
         self.changed = False
-        """A stage or a vertex has come further, or back, since :meth:`take_idle` was called."""
+        """A stage or a vertex has changed its state since the last :meth:`take_idle`."""
         self._graph = graph
         self._of = {vertex: number for number, stage in enumerate(self.order) for vertex in stage.vertices}
         self._slots = stage_slots(graph) if self.order else []
         self._versions = [FIRST_VERSION] * len(self.order)
         widths = {vertex: graph.vertices[vertex].parallelism for vertex in self._of}
         self._waiting = Counter(widths)
-        """By vertex, the subtasks that wait."""
+        """Waiting subtasks by vertex."""
         self._unfinished = Counter(widths)
-        """By vertex, those that have yet to finish."""
+        """Unfinished subtasks by vertex."""
         self._short: dict[int, str] = {}
-        """Why stages that may be deployed are not, when that was tried last."""
+        """Why due stages were not deployed at the last try, by stage."""
 
     # --- what happens ---------------------------------------------------------------------------
 
     def moved(self, key: TaskKey, before: str, after: str) -> bool:
-        """A subtask has come from one state to another; gives whether its stage, which was complete, runs
-        again for it."""
+        """Note that a subtask has changed its state. Returns whether its stage, which was complete, runs
+        again."""
         vertex = key[0]
         if vertex not in self._of:
             return False
@@ -95,17 +96,17 @@ class StageProgress:
         return again
 
     def lacks_slots(self, stage: int, why: str) -> bool:
-        """It could be deployed, but for ``why``; True if that is new."""
+        """Note why a due stage is not deployed; True if the reason is new."""
         is_new = self._short.get(stage) != why
         self._short[stage] = why
         return is_new
 
     def starts(self, stage: int) -> None:
-        """It has got its slots, and is about to be deployed."""
+        """A stage has its slots, and is about to be deployed."""
         self._short.pop(stage, None)
 
     def give_up(self) -> None:
-        """Nothing is deployed any more."""
+        """No stage is deployed any more."""
         self._short.clear()
 
     # --- where they are -------------------------------------------------------------------------
@@ -117,33 +118,34 @@ class StageProgress:
         return "deployed" if any(self._unfinished[vertex] for vertex in vertices) else "complete"
 
     def version(self, stage: int) -> int:
-        """How often it has begun to run, or is about to; what it stores is of that version."""
+        """The version of a stage: its number of runs, one about to begin included. Its stored partitions have
+        this version."""
         return self._versions[stage]
 
     def stage_of(self, vertex: int) -> int:
         return self._of[vertex]
 
     def partitions(self, edge: int) -> tuple[int, int]:
-        """How many partitions of a blocking edge are complete, and how many there are."""
+        """The numbers of complete and of all partitions of a blocking edge."""
         source = self._graph.edges[edge].source
         count = self._graph.vertices[source].parallelism
         return count - self._unfinished[source], count
 
     def inputs_left(self, stage: int) -> list[int]:
-        """Its blocking inputs that are not complete."""
+        """The blocking inputs of a stage that are not complete."""
         return [edge for edge in self.order[stage].inputs if self._unfinished[self._graph.edges[edge].source]]
 
     def slots(self, stages: Iterable[int]) -> frozenset[int]:
-        """Those in which these run."""
+        """The slots of these stages."""
         return frozenset[int]().union(*(self._slots[stage] for stage in stages))
 
     @property
     def some_lack_slots(self) -> bool:
-        """Whether a stage waits for nothing but slots."""
+        """Whether a stage waits only for slots."""
         return bool(self._short)
 
     def name(self, stage: int) -> str:
-        """With its place in the order."""
+        """The stage's name with its number."""
         names = "; ".join(self._graph.vertices[vertex].name for vertex in self.order[stage].vertices)
         return f"stage {stage + 1} of {len(self.order)} ({names})"
 
@@ -160,7 +162,7 @@ class StageProgress:
         return f"{self.name(stage)} waits for {', '.join(why)}"
 
     def infos(self) -> list[StageInfo]:
-        """As clients see them."""
+        """The stages for clients."""
         return [
             StageInfo(operators=list(stage.vertices), state=self.state(number), version=self.version(number))
             for number, stage in enumerate(self.order)
@@ -169,7 +171,7 @@ class StageProgress:
     # --- what follows ---------------------------------------------------------------------------
 
     def due(self) -> list[DueStage]:
-        """The stages that may be deployed, in their order, each if there are slots for it."""
+        """The due stages with the slots they need, in their order."""
         found = []
         for number, stage in enumerate(self.order):
             if self.state(number) != "waiting":
@@ -182,22 +184,22 @@ class StageProgress:
         return found
 
     def _may_go_early(self, stage: Stage, left: Sequence[int]) -> bool:
-        """Whether it may be deployed before those inputs are complete."""
+        """Whether a stage may be deployed before the inputs ``left`` are complete."""
         some = self._graph.settings.starts_when == "any" and len(left) < len(stage.inputs)
         return some and not any(map(self._graph.is_read_first, left))
 
     def take_idle(self, held: Iterable[int]) -> list[int]:
-        """Slots that are held and that no stage needs which is deployed; clears :attr:`changed`."""
+        """The held slots that no deployed stage needs; clears :attr:`changed`."""
         self.changed = False
         wanted = self.slots_wanted()
         return [slot for slot in held if slot not in wanted]
 
     def slots_wanted(self) -> set[int]:
-        """The slots of stages that are deployed, and of those that these wait for."""
+        """The slots of deployed stages, and of the stages they wait for."""
         return set[int]().union(*map(self._with_awaited, self._deployed()))
 
     def slots_kept(self) -> frozenset[int]:
-        """The slots of stages that wait, and that others wait for which are deployed."""
+        """The slots of waiting stages for which deployed stages wait."""
         awaited = set[int]().union(*map(self._awaited, self._deployed()))
         return self.slots(stage for stage in awaited if self.state(stage) == "waiting")
 
@@ -208,7 +210,7 @@ class StageProgress:
         return self.slots(self._awaited(stage))
 
     def _awaited(self, stage: int) -> set[int]:
-        """A stage and all that have to be complete before it can end, directly or not."""
+        """A stage and all stages that must be complete before it can end, directly or not."""
         found, fresh = {stage}, [stage]
         while fresh:
             edges = self.inputs_left(fresh.pop())
@@ -220,11 +222,11 @@ class StageProgress:
     # --- the journal ----------------------------------------------------------------------------
 
     def record(self) -> StagesRecord:
-        """For the journal: where each stage is, and its version."""
+        """For the journal: the state and version of each stage."""
         return tuple((self.state(number), version) for number, version in enumerate(self._versions))
 
     def recall(self, record: StagesRecord, tasks: Mapping[TaskKey, Subtask]) -> None:
-        """Become what the record says, where the tasks are as they were recalled."""
+        """Restore from the record and the restored tasks."""
         self._versions = [version for _, version in record] or self._versions
         self._waiting, self._unfinished = Counter(), Counter()
         for (vertex, _), task in tasks.items():

@@ -1,9 +1,9 @@
-"""What workers have ahead of need: programs of jobs, and links to all workers. Pure.
+"""Preparation of workers for a takeover: they load programs of jobs and link to all workers in advance. Pure.
 
-So a takeover is one DeployTasks, which only names tasks: functions and their imports are loaded, and links
-are authenticated. Standby workers are prepared for all jobs that run. Where there are none, workers with free
-slots are prepared for the jobs of one that is suspected, before any verdict. What a worker keeps, it keeps
-until the job ends, also when it has become a regular worker meanwhile.
+Then a takeover is a single DeployTasks that only names tasks: functions and their imports are loaded, and
+links are authenticated. Standby workers are prepared for all running jobs. If there are none, and a worker is
+suspected, workers with free slots are prepared for its jobs, before the suspicion is confirmed. A worker
+keeps these programs until the job ends, even if it becomes a regular worker.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ __all__ = ["Preparations"]
 
 
 class Preparations:
-    """Which worker keeps the programs of which jobs; at most ``PREPARED_PROGRAM_BYTES_MAX`` each."""
+    """The programs kept by workers, by job; at most ``PREPARED_PROGRAM_BYTES_MAX`` on each worker."""
 
     def __init__(self, term: int) -> None:
         self._term = term
         self._kept: dict[int, dict[str, int]] = {}
-        """By worker and job: bytes."""
+        """Bytes by worker and job."""
         self._returned: dict[int, set[str]] = {}
-        """By worker that came back, the jobs of which it keeps something."""
+        """Jobs with data on a worker that has come back, by worker."""
 
     def job_started(self, job: Job, workers: Sequence[Worker]) -> list[tuple[int, ControlMessage]]:
-        """What to send to whom when a job has been deployed; ``workers`` are all that are alive."""
+        """The messages when a job has been deployed; ``workers`` are all alive ones."""
         return [(each.worker, self._prepare(each, job, workers)) for each in workers if each.standby]
 
     def worker_joined(
         self, worker: Worker, workers: Sequence[Worker], jobs: Iterable[Job]
     ) -> list[tuple[int, ControlMessage]]:
-        """What to send to whom when a worker has registered: it is announced to standby workers if jobs run,
-        and is prepared for these if it is one itself."""
+        """The messages when a worker has registered: if jobs run, standby workers get its address; if it is a
+        standby worker, it is prepared for the jobs."""
         running = [job for job in jobs if not job.stopping]
         messages: list[tuple[int, ControlMessage]] = []
         if running:
@@ -48,19 +48,19 @@ class Preparations:
         return messages
 
     def worker_back(self, worker: int, jobs: Iterable[str]) -> None:
-        """A worker says of which jobs it keeps something, programs or the numbers of attempts."""
+        """A worker has come back: note the jobs for which it keeps programs or attempt numbers."""
         self._returned[worker] = set(jobs)
 
     def worker_moved(self, worker: Worker, workers: Iterable[Worker]) -> list[tuple[int, ControlMessage]]:
-        """A worker is at an address that standby workers do not know: what to send to whom."""
+        """The messages when a worker has a new address, for standby workers."""
         dial = Dial(term=self._term, peer=worker.address)
         return [(each.worker, dial) for each in workers if each.standby and each is not worker]
 
     def suspected(
         self, suspect: Worker, workers: Sequence[Worker], jobs: Iterable[Job], held: Holdings
     ) -> list[tuple[int, ControlMessage]]:
-        """What to send to whom when a worker may be lost: those that would get its slots, as many as it has
-        of a job, are prepared for the job unless they run it."""
+        """The messages when a worker may be lost: the workers that would get its slots of a job are prepared
+        for the job, unless they run it."""
         others = [each for each in workers if each is not suspect]
         able = takers(others)
         spare = sum(each.standby for each in able)
@@ -93,13 +93,13 @@ class Preparations:
         return PrepareJob(term=self._term, job=job.id, programs=programs, workers=addresses)
 
     def shortened(self, worker: int, message: ControlMessage) -> ControlMessage:
-        """A DeployTasks without programs that the worker keeps; any other message as it is."""
+        """The message, without the programs if it is a DeployTasks and the worker keeps them."""
         if isinstance(message, DeployTasks) and message.job in self._kept.get(worker, ()):
             return message.model_copy(update={"programs": {}})
         return message
 
     def job_ended(self, job: str) -> set[int]:
-        """The workers that keep its programs, or may, and are to let go of them."""
+        """Forget a job. Returns the workers that may keep its programs, and must release them."""
         found = {worker for worker, kept in self._kept.items() if kept.pop(job, None) is not None}
         for worker, jobs in self._returned.items():
             if job in jobs:
@@ -108,7 +108,7 @@ class Preparations:
         return found
 
     def worker_ended(self, worker: int) -> None:
-        """It is not alive any more."""
+        """A worker is no longer alive: forget it."""
         self._kept.pop(worker, None)
         self._returned.pop(worker, None)
 

@@ -1,6 +1,6 @@
-"""The slots and network segments that jobs hold on each worker, summed up as they change.
+"""The slots and network segments held by jobs on each worker, summed up as they change.
 
-Whether one more job fits is a look at these sums, however many jobs run.
+Whether another job fits is decided from these sums, in a time independent of the number of jobs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Holdings"]
 
 
 class _Held(NamedTuple):
-    """What one job holds."""
+    """Slots and segments of one job."""
 
     slots: Mapping[int, int]
     segments: Mapping[int, int]
@@ -26,23 +26,23 @@ _NOTHING = _Held({}, {}, False)
 
 
 class Holdings:
-    """Sums over jobs that have not ended, without what was lost with a worker.
+    """Sums over all jobs that have not ended, without slots and segments on lost workers.
 
-    A job counts as it was when :meth:`note` was last called with it.
+    A job counts as it was at the last :meth:`note`.
     """
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
         self.slots: Counter[int] = Counter()
-        """By worker."""
+        """Slots held, by worker."""
         self.segments: Counter[int] = Counter()
-        """Those that jobs require, by worker."""
+        """Segments required, by worker."""
         self.running = 0
-        """Number of jobs that are not to stop."""
+        """Number of jobs that are not stopping."""
         self._by_job: dict[str, _Held] = {}
         self.note(*jobs)
 
     def note(self, *jobs: Job) -> None:
-        """These may hold something else now."""
+        """Update the sums: these jobs may have changed."""
         for job in jobs:
             was = self._by_job.pop(job.id, _NOTHING)
             now = _NOTHING
@@ -58,7 +58,7 @@ class Holdings:
                 self.segments.update(now.segments)
 
     def validate(self, jobs: Iterable[Job]) -> None:
-        """Check that these, and no others, have been noted as they are; for tests, after each step."""
+        """Check that exactly these jobs have been noted, and as they are; for tests, after each step."""
         fresh = Holdings(jobs)
         assert (self.running, +self.slots, +self.segments) == (fresh.running, +fresh.slots, +fresh.segments)
         assert self._by_job == fresh._by_job

@@ -97,7 +97,7 @@ class Dialing:
         return True
 
     def declare_lost(self, worker: int, epoch: int) -> bool:
-        """The coordinator's verdict; False if it says nothing new."""
+        """The coordinator has declared a worker lost; False if that was known."""
         peer = self._peers.get(worker)
         if peer is None or peer.lost or peer.address.epoch > epoch:
             return False
@@ -190,10 +190,10 @@ class Dialing:
         peer.try_at = None if peer.dialing else now + LINK_BACKOFF.seconds(peer.tries)
 
     def dial_failed(self, dialed: WorkerAddress, error: ShuffleError, now: float) -> bool:
-        """True: there is no use in trying on. A dial of an epoch that is past says nothing.
+        """A dial has failed. True: it is useless to try again.
 
-        Who answers there may change: a worker that was registered a moment ago does not know its id
-        before it has read so, and another's old link may not be gone yet.
+        The failed dial of an earlier epoch is ignored. The process that answers may change: a worker that has
+        just registered may not have read its id yet, or another one's old link may still exist.
         """
         peer = self._peers[dialed.worker]
         if dialed.epoch != peer.address.epoch:

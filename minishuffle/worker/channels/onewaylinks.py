@@ -33,8 +33,8 @@ CLOSED_FROM: Final = 0.5
 
 
 class SenderStages:
-    """Says which stages of back-pressure a connection has reached on its sender's side, in their order: its
-    ``window`` is closed, and then its ``transport`` is paused. Each is said once to each who listens."""
+    """The stages of back-pressure that a connection has reached on its sender's side, in order: its
+    ``window`` is closed, and then its ``transport`` is paused. Each listener gets each stage once."""
 
     def __init__(self) -> None:
         self._before_window: list[Callable[[str], None]] = []
@@ -48,7 +48,7 @@ class SenderStages:
 
     @property
     def awaited(self) -> bool:
-        """Somebody has yet to hear of one."""
+        """Whether a listener has not been told of a stage yet."""
         return bool(self._before_window or self._before_pause)
 
     def look(self, now: float, closed: float, paused: bool) -> None:
@@ -154,11 +154,11 @@ class Outlet:
 
     @property
     def paused(self) -> bool:
-        """The socket takes no more, or there is none so far."""
+        """Whether the socket is full, or not open yet."""
         return self.link is None or self.link.paused
 
     def written(self) -> None:
-        """Something was given to the socket, or that takes no more."""
+        """Data was passed to the socket, or the socket is full."""
         if self.stages.awaited and (self.paused or not self._looks):
             self._look()
 
@@ -196,12 +196,12 @@ class DialsForPurpose(Protocol):
 
 
 class OneWayLinks:
-    """All of one worker, by worker and number.
+    """The one-way connections of a worker, by peer and number.
 
     Args:
-        pair: gives the ordinary link to a worker in an epoch; None if there is none.
-        dials: whether this side dials that worker, and not the other way round.
-        in_background: runs a coroutine beside the loop's other work.
+        pair: returns the ordinary link to a worker in an epoch; None if there is none.
+        dials: whether this side dials the given worker.
+        in_background: runs a coroutine as a background task of the loop.
         now, call_at: the loop's clock, in seconds, and its timers.
     """
 
@@ -272,7 +272,7 @@ class OneWayLinks:
             inlet.end(PeerLost("the connection has no channel any more"))
 
     def released(self, pair: DataLink) -> None:
-        """A consumer of that peer wants no more of something: close what has no channel any more."""
+        """A consumer has closed a channel from this peer: close connections without channels."""
         for key, outlet in list(self.outlets.items()):
             sender = outlet.connection
             if outlet.pair is not pair or not outlet.used or sender.channels or sender.wants_to_send:

@@ -1,9 +1,9 @@
-"""A worker's data connections to its peers: who may connect, and what instructions do to a link.
+"""A worker's data connections to its peers: authorization of peers, and the effects of instructions on links.
 
-A peer's epoch is what the coordinator announced, in a deployment or a request to dial. A link of a later
-epoch is *early*: it is established and kept, and what it asks for is held back, until the coordinator has
-announced that epoch; then it replaces the link before it. So whoever claims an epoch of their own changes
-nothing for the pair, and a worker that dials before its news has come loses nothing.
+A peer's epoch is the one that the coordinator announced, in a deployment or a request to dial. A link of a
+later epoch is *early*: it is established and kept, and its requests are held back, until the coordinator has
+announced this epoch; then it replaces the previous link. So a process that claims a false epoch has no effect
+on the pair, and a worker that dials before its epoch is announced loses nothing.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class _EarlyLink:
 
 
 class PeerLinks:
-    """The ``EndpointHandler`` of a registered worker; at most one link to each peer.
+    """The ``EndpointHandler`` of a registered worker, with at most one link to each peer.
 
     Args:
-        endpoint: which this serves from now on.
+        endpoint: the one served from now on.
         external: the clients of this worker.
-        refusals: those of the endpoint.
-        carry_out: what the worker does with the steps of its machine.
+        refusals: of the endpoint.
+        carry_out: carries out the steps of the worker's machine.
         now: the loop's clock, in seconds.
-        call_at: has a function called at a time of that clock.
-        in_background: runs a coroutine beside the loop's other work.
+        call_at: calls a function at a time of this clock.
+        in_background: runs a coroutine as a background task of the loop.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class PeerLinks:
         self._carry_out = carry_out
         self._now = now
         self._links: dict[int, DataLink] = {}
-        """By worker; of the epoch that the coordinator announced."""
+        """Links by worker, of the epoch that the coordinator announced."""
         self._early: dict[tuple[int, int], _EarlyLink] = {}
         """By worker and epoch."""
         self.one_way = OneWayLinks(
@@ -268,7 +268,7 @@ class PeerLinks:
     # --- instructions ----------------------------------------------------------------------------
 
     async def dial(self, peer: WorkerAddress) -> None:
-        """Connect to a peer, or say why that failed."""
+        """Connect to a peer, or report the error."""
         try:
             await self._endpoint.dial(Address(peer.host, peer.data_port), peer.worker, peer.epoch)
         except ShuffleError as error:

@@ -1,4 +1,4 @@
-"""Looking whether a link to another worker could be made: one is dialed, and closed once it is proven."""
+"""Probes of links to other workers: a connection is dialed, and closed once it is proven."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Prober:
         )
 
     async def probe(self, peer: WorkerAddress) -> str | None:
-        """Why no link to that worker can be made; empty if one can. None: that is being tried already, and
-        whoever asked first hears of it."""
+        """The reason why no link to a worker can be made; empty if one can. None: a probe of it is under way,
+        and its first caller gets the result."""
         key = (peer.worker, peer.epoch, peer.host, peer.data_port)
         if key in self._under_way:
             return None
@@ -95,8 +95,8 @@ class Prober:
         """Nothing follows."""
 
     def refused(self, reason: str, text: str, remote: str) -> None:
-        """:meth:`probe` says so."""
+        """Ignored: :meth:`probe` returns the reason."""
 
     def authorize(self, peer: Identity) -> str | None:
-        """Nobody dials this endpoint, which does not listen."""
+        """Never called: this endpoint does not listen."""
         return None

@@ -39,18 +39,17 @@ __all__ = [
 # - *requested* once its PartitionRequest was sent over a link, or stands in this worker's own waiting line;
 # - *attached* when the producer's first frame arrives, or when this worker's own partition is read;
 # - *draining* when it has failed: its request was refused or not answered in time, its link broke, its
-#   producer was lost or replaced. The task has yet to read what was delivered before that;
-# - *cached*: draining too, and the coordinator has named the attempt to read from next. A newer word takes
-#   the place of an older one (Flink: ``CachedChannelProvider`` of ByteDance's single task recovery);
-# - *down* when the task has read all that was delivered: it waits for the coordinator to name an attempt, or
+#   producer was lost or replaced. The task still reads the data delivered before that;
+# - *cached*: draining too, and the coordinator has named the attempt to read from next. A newer name
+#   replaces an older one (Flink: ``CachedChannelProvider`` of ByteDance's single task recovery);
+# - *down* when the task has read all delivered data: it waits for the coordinator to name an attempt, or
 #   for the time to request the same one again;
-# - *ended* when the task has read the end of the partition, which may be after the link broke behind it. It
-#   stays so if the producer is run again because others need what it wrote: its next attempt hears from the
-#   coordinator that this consumer wants nothing more.
+# - *ended* when the task has read the end of the partition, even if its link broke later. It stays so if the
+#   producer runs again for other consumers: the coordinator tells its next attempt that this consumer has
+#   ended.
 #
-# A task of a job that does not restart fails instead of draining. In each cell, the phase that follows; none
-# where the event cannot happen to a generation in that phase. What leads to wanted begins the next
-# generation::
+# A task of a job that does not restart fails instead of draining. Each cell has the next phase; it is
+# empty if the event cannot happen in this phase. A transition to wanted begins the next generation::
 #
 #                  request    attach    end     fail      drain    renew
 #     wanted       requested                    draining           wanted
@@ -167,10 +166,10 @@ class InputRegistry:
         self._by_producer.setdefault(entry.producer, {})[key] = None
 
     def move(self, key: ChannelKey, generation: int, event: ChannelEvent) -> ChannelEntry | None:
-        """Something happened to that generation; None if the channel is gone or of a later one.
+        """Apply an event to a generation of a channel; None if the channel is gone or has a later generation.
 
         Raises:
-            LocalProtocolError: that cannot happen in its phase.
+            LocalProtocolError: the event cannot happen in its phase.
         """
         entry = self._entries.get(key)
         if entry is None or entry.request.generation != generation:
@@ -204,8 +203,8 @@ class InputRegistry:
             heapq.heappush(self._retries, (entry.retry_at, self._failed, key, entry.request.generation))
 
     def take_retries(self, now: float) -> list[ChannelKey]:
-        """Drained channels whose time to be requested again has come. Those that are not drained yet are
-        requested when they are."""
+        """Drained channels that are due to be requested again. Due channels that still drain are requested
+        when they are drained."""
         found: list[ChannelKey] = []
         while self._retries and self._retries[0][0] <= now:
             _, _, key, generation = heapq.heappop(self._retries)
@@ -337,11 +336,11 @@ class InputRegistry:
 # A request for a subpartition is granted, waits, or is refused:
 #
 # - it waits for a producer attempt that is not here yet;
-# - it waits while the coordinator has not spoken of the consumer's attempt yet;
-# - of the known attempt it is granted if its generation is greater than any that was granted before: the
-#   consumer itself says that it has lost the link before;
-# - anything else is refused: an attempt that was replaced, a generation that was granted already, a
-#   subpartition that the producer does not have.
+# - it waits while the coordinator has not named the consumer's attempt yet;
+# - for the known attempt it is granted if its generation is greater than any granted before: the consumer
+#   itself reports so that it has lost the previous link;
+# - any other is refused: a replaced attempt, a generation granted already, a subpartition that the producer
+#   does not have.
 
 
 @dataclass(slots=True)
@@ -358,7 +357,7 @@ class _Partition:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request that could not be answered yet; ``channel``: of this worker's own."""
+    """A request that cannot be answered yet; ``channel``: of this worker's own consumer."""
 
     link: int
     request: PartitionRequest
@@ -367,7 +366,7 @@ class Waiting:
 
     @property
     def key(self) -> tuple[int, int | ChannelKey]:
-        """What there is one request of at a time."""
+        """The key of a request: there is at most one request for each."""
         return self.link, self.channel or self.request.channel
 
 
@@ -454,7 +453,7 @@ class PartitionRegistry:
         return [(waiting, self._late(waiting.request, worker)) for waiting in late]
 
     def take_back(self, link: int, channel: int | ChannelKey) -> None:
-        """Nobody waits for the answer any more."""
+        """Remove a request: the consumer no longer waits for the answer."""
         self._waiting.pop((link, channel), None)
 
     def drop_link(self, link: int) -> None:

@@ -20,10 +20,10 @@ __all__ = ["Inspection"]
 
 
 class Inspection:
-    """What looks into one worker. (Loop.)
+    """The inspection of one worker. (Loop.)
 
-    Args: its parts, and
-        connected: whether there is a coordinator.
+    Args:
+        its parts, and connected: whether there is a coordinator.
         clock: the loop's, in seconds.
         wall: seconds since 1970.
     """

@@ -28,11 +28,11 @@ HAS_ENDED: Final = "the task has ended"
 
 
 class Sampler:
-    """Takes the samples of one profile.
+    """The sampling of one profile.
 
     Args:
         now: seconds of any origin.
-        wait: waits so many seconds; True: it is to stop.
+        wait: waits for the given seconds; True: the profile must stop.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class Sampler:
         self._result: TaskProfile | None = None
 
     def run(self) -> None:
-        """(A thread of its own.) Look at the task until the profile has ended. Raises nothing: whoever waits
-        is to learn why there is no profile, and the worker is free for another one."""
+        """(A thread of its own.) Sample the task until the profile has ended. It catches every exception, so
+        that the client learns why there is no profile, and the worker can take another one."""
         try:
             self._result = self._sampled()
         except Exception as error:  # the stack is that of any code at all

@@ -1,8 +1,8 @@
-"""Samples of a task thread's stack, folded: each different stack once, with how many samples it had. Pure.
+"""Samples of a task thread's stack, folded: each distinct stack once, with its number of samples. Pure.
 
-A stack begins with the operator that the thread is in, or with what the task does beside its operators: the
-frames of the run loop around that say nothing. Downstream operators of the chain are called from inside those
-before them, and still stand on their own. A thread that waits for input or output is shown as that alone.
+A stack begins with the current operator, or with other work of the task; frames of the run loop around it are
+left out. A downstream operator of the chain is called from inside the operators before it, but appears on its
+own. A thread that waits for input or output appears only as a wait.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class FoldedStacks:
         return [self._named(DEEPER, "operator"), *reversed(found)]
 
     def _begins(self, frame: FrameType) -> str | None:
-        """What is shown for this frame of the run loop and for those around it; None: it is no such frame."""
+        """The name shown for a frame of the run loop and for frames around it; None: it is another frame."""
         part = part_of(frame.f_code)
         return called_by(frame) if part is None else self._source if part == SOURCE else part
 

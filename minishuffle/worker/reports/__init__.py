@@ -1,1 +1,1 @@
-"""What a worker tells its coordinator, and what it keeps until that is acknowledged."""
+"""Reports of a worker to its coordinator, kept until they are acknowledged."""

@@ -78,9 +78,9 @@ class Outbox:
         away: Callable[[], bool] = lambda: False,
     ) -> None:
         self._notified = False
-        """Set by whoever gives notice, cleared by the loop before it looks."""
+        """Set with each notice, cleared by the loop before it looks."""
         self._rests = False
-        """The loop's: what comes waits for more, unless it is :attr:`due`."""
+        """(Loop.) New batches wait for more, unless they are :attr:`due`."""
         self._took_columns = False
         """Whether the loop took record batches last that were put together."""
         self._attempt_id = attempt_id
@@ -147,7 +147,7 @@ class Outbox:
         return not unsent or unsent + size <= limits.TASK_UNSENT_BYTES_MAX
 
     def _tell_dropped(self) -> None:
-        """A line that says how many there are not."""
+        """Write a line with the number of dropped lines."""
         if self._lines_dropped:
             line = f"{self._lines_dropped} lines were dropped here while there was no coordinator"
             self._lines_dropped = 0
@@ -186,7 +186,7 @@ class Outbox:
         return True
 
     def end_rest(self) -> None:
-        """What comes waits for no more."""
+        """New batches no longer wait for others."""
         self._rests = False
 
     @property
@@ -261,14 +261,14 @@ def _go_together(first: bytes | pa.RecordBatch, other: bytes | pa.RecordBatch) -
 
 
 class OutboxSender:
-    """The loop's half, for all tasks of a worker.
+    """The loop's half of the outboxes, for all tasks of a worker.
 
     Args:
-        term: gives the coordinator's term, which may rise.
-        send: rows or lines to the coordinator.
-        writable: whether the control link takes more; :meth:`pump` is to be called once it does again.
-        soon: has a call made in the next turn of the loop.
-        later: has one made after so many seconds.
+        term: returns the coordinator's term, which may rise.
+        send: sends rows or lines to the coordinator.
+        writable: whether the control link takes more; :meth:`pump` must be called when it does again.
+        soon: makes a call in the next turn of the loop.
+        later: makes a call after the given seconds.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ def registration(
     standby: bool,
     end_is_told: bool = False,
 ) -> Register:
-    """What this process says when it registers."""
+    """The registration of this process."""
     return Register(
         host=host,
         advertise=advertise,

@@ -1,14 +1,15 @@
-"""How far a source's subtask may go in each of its splits before it has to say so. Pure.
+"""The leases of a source's subtask: rows that it may emit in each of its splits before its next report. Pure.
 
 A *lease* is a number of rows after a reported position. After a failure the next attempt continues after the
 leases, so that no row is emitted twice, and at most one lease of each split is lost. (With ``source_lease`` 0
-it goes on at the positions: no row is lost, and at most a lease repeated.)
+it continues at the positions: no row is lost, and at most a lease is repeated.) The next lease is requested
+before one is used up, so that its acknowledgement arrives in time: when the clock reaches a multiple of
+LEASE_SECONDS, as for all sources of a machine, so that the coordinator journals their reports together; or
+once little of it is left. If the rate of a source is not known yet, or leases have a fixed length, the next
+is requested when half is used.
 
-The next lease is asked for before one is used up, so that its acknowledgement is there in time: when the
-clock comes to a multiple of LEASE_SECONDS, as all sources of a machine do, so that the coordinator journals
-together what they report; or once little of it is left. If the rate of a source is not known yet, or leases
-have a fixed length, the next is asked for when half is used. One report is under way at a time. A source with
-a rate has many splits whose leases are used one after the other: they are asked for together.
+Only one report is under way at a time. A source with a rate has many splits whose leases are used one after
+the other: they are requested together.
 """
 
 from __future__ import annotations

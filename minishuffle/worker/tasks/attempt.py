@@ -1,6 +1,6 @@
-"""One attempt of a subtask on a worker: everything that belongs to it, from its start to its release.
+"""An attempt of a subtask on a worker, with all its resources, from its start to its release.
 
-Everything here is called on the loop thread and does not block, unless it says so.
+All calls are on the loop thread and do not block, unless noted.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class WorkerServices:
     said: Callable[[Outbox], None]
     """Called on the loop when a task has something for the coordinator; see :class:`Outbox`."""
     fact: Callable[[Fact], None]
-    """Called on the loop with what the coordinator is to hear of an attempt."""
+    """Called on the loop with facts about an attempt for the coordinator."""
     first_record: Callable[[AttemptId], None]
     """Called on the loop once a restarted attempt has passed its first batch on."""
     stands: Callable[[AttemptId], None]
@@ -97,7 +97,7 @@ class WorkerServices:
     away: Callable[[], bool] = lambda: False
     """Whether there is no coordinator; called on any thread."""
     record: CrashRecord = field(default_factory=CrashRecord)
-    """Where tasks say what they have in hand."""
+    """Where tasks note their rows in hand."""
     spool_directory: str | None = None
     """Where elements are stored when the memory for them is full; None: the system's for temporary files."""
     spool_bytes_max: int = limits.SPOOL_BYTES_MAX
@@ -121,13 +121,12 @@ class WorkerServices:
 
 
 class Attempt:
-    """Everything that belongs to one attempt: its task, paths, gates, partitions, pools and outbox.
-
-    It is built and its thread is started at once; if that fails nothing of it is left behind.
+    """The resources of one attempt: its task, paths, gates, partitions, pools and outbox. The constructor
+    builds them and starts its thread; if it fails, nothing remains.
 
     Raises:
         ResourceExhausted: the pools that it needs do not fit.
-        Exception: there cannot be another thread, for one.
+        Exception: e.g. no further thread can be started.
     """
 
     def __init__(self, services: WorkerServices, message: DeployTasks, spec: TaskSpec) -> None:
@@ -436,7 +435,7 @@ class Attempt:
         self.task.write_off()
 
     def release(self) -> None:
-        """Nobody reads from it any more: its partitions and pools go too."""
+        """Free its partitions and pools: no consumer reads from it any more."""
         self.close()
         for partition in self.partitions.values():
             partition.release(self._writes)

@@ -33,7 +33,7 @@ ENTRIES: Final = 2_048
 RECORD_BYTES: Final = (1 + ENTRIES) * ENTRY_BYTES
 """The first entry is of the process: its first word is UNUSED, SERVING or LEAVING."""
 UNUSED, SERVING, LEAVING = range(3)
-"""Nobody has mapped the file so far; a worker has; it ends by itself."""
+"""No worker has mapped the file yet; a worker has; the worker ends by itself."""
 STATE, OPERATOR, INDEX, ATTEMPT, POSITION, ROWS, JOB_BYTES, JOB = range(8)
 """The words of an entry; the name of the job takes the rest."""
 JOB_BYTES_MAX: Final = (ENTRY_WORDS - JOB) * WORD_BYTES
@@ -122,7 +122,7 @@ class CrashRecord:
         descriptor: of the file that its launcher reads; -1: there is none.
 
     Raises:
-        OSError: the descriptor is none of such a file.
+        OSError: the descriptor is not of a file like this.
     """
 
     def __init__(self, descriptor: int = -1) -> None:

@@ -1,6 +1,6 @@
-"""All attempts that are deployed on a worker: connecting them, releasing them, and looking at them all.
+"""The attempts deployed on a worker: their connection, release and inspection.
 
-Everything here is called on the loop thread and does not block.
+All calls are on the loop thread and do not block.
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ class Deployment:
             attempt.paths.bell.ring()
 
     def drop_spools(self, job: str) -> None:
-        """Nobody will read what the job's sinks kept. The attempts may be there until they are released."""
+        """Delete the rows kept by the job's sinks: they will not be read. The attempts may remain until they
+        are released."""
         for key in [key for key in self.spools if key.subtask.job == job]:
             self.spools.pop(key).give_up()
 
@@ -203,7 +204,8 @@ class Deployment:
         return {timeout for timeout in timeouts if timeout != "adaptive" and timeout > 0}
 
     def flush(self, interval: float) -> None:
-        """That buffer timeout has passed: let what is published go out, of the jobs whose it is."""
+        """A buffer timeout has passed: send the published parts of open segments, for jobs with this
+        timeout."""
         for attempt in self.attempts.values():
             if attempt.settings.buffer_timeout == interval:
                 attempt.flush()

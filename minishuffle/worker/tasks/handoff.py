@@ -36,7 +36,7 @@ WAIT_SECONDS_MAX: Final = 1.0
 
 
 class LoopInbox:
-    """Everything that task threads have to say to the loop, in order."""
+    """The calls of task threads to the loop, in order."""
 
     __slots__ = ("_closed", "_items", "_woken", "loop")
 
@@ -66,7 +66,7 @@ class LoopInbox:
             for _ in range(min(len(items), DRAIN_ITEMS_MAX)):
                 call, args = items.popleft()
                 call(*args)
-        finally:  # a call that raised must not hold up what was posted behind it
+        finally:  # a call that raised must not hold up the calls posted after it
             if items and not self._woken:
                 self._woken = True
                 self.loop.call_soon(self._drain)
@@ -171,7 +171,7 @@ class TaskPaths:
             for _ in range(len(returned)):
                 buffer = returned.popleft()
                 buffer.attachment.consumed(buffer)
-        finally:  # one that raised must not hold up what was given back behind it
+        finally:  # a buffer that raised must not hold up the buffers after it
             if returned and not self._returning:
                 self._returning = True
                 self.post(self._take_returned)

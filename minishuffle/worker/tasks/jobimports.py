@@ -1,7 +1,7 @@
-"""``import`` in a job's functions of modules that lie beside its file, which workers do not have.
+"""``import`` of modules in the directory of a job's file by its functions; workers do not have these modules.
 
 Their sources travel with the program. Each task has its own instances, under names that other jobs on the
-same worker may use for other modules, so they are not in ``sys.modules``: an import statement asks the task
+same worker may use for other modules. So they are not in ``sys.modules``: an import statement asks the task
 of its thread first. (``importlib.import_module`` does not.)
 """
 
@@ -49,10 +49,11 @@ class JobModules:
         return name in self._sources
 
     def load(self, name: str) -> ModuleType:
-        """The module of that name, its packages first.
+        """Load a module, its packages first.
 
         Raises:
-            ModuleNotFoundError: there is none. What the module raises when it is loaded comes as it is.
+            ModuleNotFoundError: there is none. An error that the module itself raises when it is loaded is
+                passed on.
         """
         if name in self._loaded:
             return self._loaded[name]

@@ -50,7 +50,7 @@ class TaskPause:
         self.moving = ()
         self._wanted = max(barrier, self._wanted)
         over = max(barrier - 1 if paused else barrier, self._over)
-        # Before the task hears that it may go on: it would stop at the same barrier again.
+        # Before the task continues: otherwise it would stop at the same barrier again.
         self.due = self._wanted if self._wanted > over else 0
         self._over = over
 

@@ -114,7 +114,7 @@ class Task:
     latency: LatencyMarkers
     wall: WallClock
     record: CrashRecord = field(default_factory=CrashRecord)
-    """Where it says what it has in hand."""
+    """Where it notes its rows in hand."""
     spool: Spool | None = None
     """Where a sink whose records other programs read keeps them."""
     state: str = "deploying"
@@ -507,7 +507,7 @@ class Task:
 
 
 def _packed_result(results: list[Any]) -> bytes:
-    """What the sink, the last operator, gave at its close; nothing if that is None."""
+    """The result of the sink, the last operator, at its close; empty if it is None."""
     found = [result for result in results if result is not None]
     packed = pack_result(found[-1]) if found else b""
     if len(packed) > MESSAGE_BYTES_MAX:
@@ -528,6 +528,6 @@ _PARTS: Final = {
 
 
 def part_of(code: CodeType) -> str | None:
-    """What a frame of that code does in a task's stack, apart from calls of operators: SOURCE for its source,
-    else in words; None: it is no frame of a task's loop."""
+    """The name of a frame of this code in a task's stack: SOURCE for its source, else in words; None: it is
+    not a frame of a task's loop."""
     return _PARTS.get(code)

@@ -43,8 +43,8 @@ class TaskRows:
         self._in_hand = 0, 0
 
     def fail(self, kept: int) -> None:
-        """It has raised. Rows of the batch that were neither passed on nor ``kept`` as state are lost. What
-        was kept before and is passed on now is not of this batch."""
+        """The chain has raised. Rows of the batch are lost unless they were passed on or ``kept`` as state.
+        Rows kept earlier and passed on now do not belong to this batch."""
         rows, written = self._in_hand
         self._failed = min(max(0, rows - (self._passed_on() - written + kept)), rows)
 

@@ -19,7 +19,7 @@ class _Entry:
     terminal: bool = False
     finished: bool = False
     lost: ErrorInfo | None = None
-    """Why what it stored cannot be read, until the coordinator hears of it."""
+    """Why its stored partition cannot be read, until this is reported to the coordinator."""
 
 
 class TaskTable:
@@ -94,7 +94,7 @@ class TaskTable:
         self._canceling.pop(key, None)
 
     def lose(self, key: AttemptId, error: PartitionLost) -> None:
-        """What it stored cannot be read."""
+        """The stored partition of an attempt cannot be read."""
         entry = self._entries[key]
         entry.lost = ErrorInfo(code=error.code, text=str(error), task=entry.spec.name)
 

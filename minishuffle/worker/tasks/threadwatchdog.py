@@ -25,7 +25,7 @@ class StuckThreads:
 
     def __init__(self) -> None:
         self._threads: dict[AttemptId, tuple[int, Callable[[], bool]]] = {}
-        """By attempt: its slot, and a function that says whether its thread still runs."""
+        """By attempt, its slot, and a function that returns whether its thread still runs."""
 
     def __len__(self) -> int:
         return len(self._threads)
@@ -34,7 +34,7 @@ class StuckThreads:
         self._threads[attempt] = slot, is_alive
 
     def slots(self) -> dict[str, list[int]]:
-        """By job: the slots in which such a thread still runs."""
+        """The slots in which a thread of an abandoned task still runs, by job."""
         self._threads = {key: each for key, each in self._threads.items() if each[1]()}
         found: dict[str, set[int]] = {}
         for key, (slot, _) in self._threads.items():
