@@ -1,7 +1,7 @@
-"""One logical channel, seen from either end; many of them share a connection.
+"""The machines of one logical channel, for either end; many channels share a connection.
 
-A *producer channel* reads a subpartition's view and sends a data buffer for each credit, events for
-free. A *consumer channel* checks what arrives, copies it into a buffer that it had promised, and
+A *producer channel* reads a subpartition's view and sends a data buffer for each credit, and events without
+credit. A *consumer channel* checks each buffer that arrives, copies it into a buffer it had promised, and
 turns consumed buffers into new credit. (Flink: ``CreditBasedSequenceNumberingViewReader`` and
 ``RemoteInputChannel``.)
 """
@@ -31,13 +31,13 @@ __all__ = [
 
 SEQUENCE_MASK = 0xFFFF_FFFF
 _DATA, _EVENT = int(DataType.DATA), int(DataType.EVENT)
-"""Each look at a member of an enumeration costs as much as a call on Python 3.11: what is needed for every
-buffer has a name of its own, here and below."""
+"""The lookup of an enumeration's member costs as much as a call on Python 3.11: members needed for every
+buffer have names of their own, here and below."""
 _FLOATING = BufferKind.FLOATING
 
 
 class NextType(Enum):
-    """What a view's next poll will give."""
+    """The result of a view's next poll."""
 
     NONE = 0
     DATA = 1
@@ -53,9 +53,9 @@ class Outgoing(Payload, Protocol):
     """A piece of a segment, or an event, on its way out."""
 
     next_type: NextType
-    """What the poll after this one would give."""
+    """The result of the poll after this one."""
     backlog: int
-    """Data buffers behind this one."""
+    """Number of data buffers after this one."""
 
     def released(self) -> None:
         """The transport has let go of the memory. Called exactly once."""
@@ -70,19 +70,19 @@ class SubpartitionView(Protocol):
         """Data buffers that could be polled now, without a partial one."""
 
     def hold(self) -> None:
-        """A partial piece is not to be sent now: whoever writes need not say that there is one. The next look
-        ends that."""
+        """A partial piece must not be sent now, so the writer need not announce it. The next poll ends
+        this."""
 
     def poll(self, data: bool = True) -> Outgoing | None:
         """The next piece; None if there is none, or if it is data and ``data`` is False."""
 
     def resize(self, size: int) -> None:
-        """So many bytes are to be in each buffer of data that is begun from now on, if there is room. No
-        effect on what is stored, or once there is a newer view."""
+        """Set the size in bytes of data buffers begun from now on, if they have room for it. No effect on
+        stored data, or once there is a newer view."""
 
     def resume(self, barrier: int) -> None:
-        """The consumer wants what stands behind that barrier: the view gives something again. No effect if it
-        waits for another one, or for none. (Flink: ``resumeConsumption``.)"""
+        """The consumer continues after a barrier: the view gives data again. No effect if it waits for
+        another barrier, or for none. (Flink: ``resumeConsumption``.)"""
 
     def release(self, reason: CancelReason) -> None:
         """The consumer is gone; nothing more will be polled through this view. Idempotent."""
@@ -95,11 +95,11 @@ class FreeBuffer(Protocol):
 
 
 class Received:
-    """A buffer or an event that arrived and waits for the task, which reads ``payload`` and then gives it
-    back to its attachment.
+    """A buffer or an event that has arrived and waits for the task. The task reads ``payload`` and then
+    returns it to its attachment.
 
     Args:
-        buffer, kind: what the payload of data lies in, and whose that is; None for an event.
+        buffer, kind: the memory of a data payload, and its owner; None for an event.
     """
 
     __slots__ = ("attachment", "buffer", "data_type", "kind", "payload", "rows")
@@ -152,7 +152,7 @@ _OPEN, _CLOSED = ChannelState.OPEN, ChannelState.CLOSED
 
 
 class ProducerChannel:
-    """The sending end. ``enqueued`` says whether it stands in the connection's line of ready ones."""
+    """The sending end of a channel. ``enqueued``: it is in the connection's queue of ready channels."""
 
     __slots__ = (
         "_credit_if_read",
@@ -234,8 +234,8 @@ class ProducerChannel:
         self.announced = 0
 
     def on_resume(self, barrier: int) -> None:
-        """The consumer wants what stands behind that barrier. With the barrier it heard of no backlog, and
-        asked for nothing since: what there is is announced anew."""
+        """The consumer continues after a barrier. It was not told of a backlog together with the barrier, and
+        has requested nothing since, so the backlog is announced again."""
         self.view.resume(barrier)
         self.announced = 0
 
@@ -337,10 +337,8 @@ class ConsumerChannel:
         return True
 
     def offer_floating(self, buffer: FreeBuffer) -> bool:
-        """This channel's turn in the line; False if it does not want the buffer any more.
-
-        It stays in line (``credit.waiting``) while it wants another.
-        """
+        """Offer a floating buffer to this channel, whose turn it is; False if it does not need one any more.
+        It stays in the queue (``credit.waiting``) while it needs another."""
         credit = self.credit
         if self.state is _CLOSED or credit.idle >= credit.required:
             credit.waiting = False

@@ -81,7 +81,7 @@ _OPEN: Final = ChannelState.OPEN
 
 # --- events ---------------------------------------------------------------------------------------
 #
-# What a connection reports to its shell.
+# Events that a connection reports to its shell.
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class PartitionCancelled:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReleased:
-    """The peer wants no more of a partition that it was sent."""
+    """The peer has closed a channel on which it was sent a partition."""
 
     channel: int
 
@@ -134,15 +134,15 @@ LAST_LOOK_SECONDS: Final = 0.01
 
 
 class KeepAlive:
-    """Any byte heard is a sign of life, not only a Pong.
+    """The keep-alive of a connection: every received byte is a sign of life, not only a Pong.
 
-    Silence is counted in intervals that this process was there to listen to: a timer that comes late by
-    more than an interval says that it did not run (it was stopped, its machine slept, or its threads kept the
-    interpreter), and that there may be an answer in the socket that nobody has read yet. For the same reason
-    nobody is called silent before the sockets were looked at once more.
+    Silence is counted in intervals in which this process ran. A timer that is late by more than an interval
+    shows that it did not run: it was stopped, its machine slept, or its threads held the interpreter. Then an
+    unread answer may be in the socket. For the same reason a peer counts as silent only after the sockets
+    have been read once more.
 
     Args:
-        interval: seconds of silence before a Ping; three of them after it, and the peer is called silent.
+        interval: seconds of silence before a Ping; after three more of them the peer counts as silent.
         now: the clock's reading, in seconds.
     """
 
@@ -164,7 +164,7 @@ class KeepAlive:
         return self._due
 
     def handle_timer(self, now: float) -> Ping | PeerSilent | None:
-        """What is due: a Ping to send, an event to report, or nothing."""
+        """The Ping to send or the event to report now; None: nothing is due."""
         late = now - self._due
         if late < 0:
             return None
@@ -188,10 +188,10 @@ class KeepAlive:
 
 
 class ForeignProducers(Protocol):
-    """A one-way connection, for channels that were requested over the ordinary one."""
+    """A one-way connection, for channels requested over the ordinary one."""
 
     def cancel(self, channel: int, reason: CancelReason) -> PartitionReleased | None:
-        """The consumer wants no more."""
+        """The consumer closes a channel."""
 
     def on_buffer_size(self, channel: int, size: int) -> None:
         """NewBufferSize."""
@@ -201,13 +201,13 @@ class ForeignProducers(Protocol):
 
 
 class Producers:
-    """Every channel on which this side produces, and which of them one-way connections carry.
+    """The channels on which this side produces, including channels handed over to one-way connections.
 
-    Invariants: a channel stands in the line at most once, and ``enqueued`` says so; an id is either
+    Invariants: a channel is in the queue at most once, exactly if it is ``enqueued``; an id is either
     requested or attached.
 
     Args:
-        control: where control frames wait to be sent.
+        control: the queue of control frames to send.
     """
 
     def __init__(self, control: deque[Frame], counters: ConnectionCounters) -> None:
@@ -253,15 +253,16 @@ class Producers:
         return producer
 
     def hand_over(self, channel: int, to: ForeignProducers) -> PartitionRequest | None:
-        """A one-way connection answers that request, which this gives; None if it was cancelled."""
+        """Hand a request over to the one-way connection that answers it. Returns the request; None if it was
+        cancelled."""
         request = self._requested.pop(channel, None)
         if request is not None:
             self._elsewhere[channel] = to
         return request
 
     def take_back(self, channel: int, error: ShuffleError | None = None) -> None:
-        """A channel that was handed over is closed; ``error`` is for its consumer, if it cannot hear of it
-        otherwise."""
+        """A channel that was handed over is closed; ``error`` is for its consumer, if the consumer cannot get
+        it otherwise."""
         if self._elsewhere.pop(channel, None) is not None and error is not None:
             self._control.append(Error(channel, error.code, str(error)))
 
@@ -280,7 +281,7 @@ class Producers:
             self._control.append(Error(channel, error.code, str(error)))
 
     def cancel(self, channel: int, reason: CancelReason) -> PartitionCancelled | PartitionReleased | None:
-        """The consumer wants no more; an unknown id is ignored."""
+        """The consumer closes a channel; an unknown id is ignored."""
         if (elsewhere := self._elsewhere.pop(channel, None)) is not None:
             return elsewhere.cancel(channel, reason)
         producer = self.channels.pop(channel, None)
@@ -290,7 +291,7 @@ class Producers:
         return PartitionCancelled(channel) if self._requested.pop(channel, None) is not None else None
 
     def on_credit(self, channel: int, credit: int) -> None:
-        """AddCredit; that of a closed channel is ignored, an absurd one ends its channel."""
+        """Apply an AddCredit; ignored for a closed channel. A credit out of bounds ends its channel."""
         producer = self.channels.get(channel)
         if producer is None:
             self._grant_ahead(channel, credit)
@@ -318,8 +319,8 @@ class Producers:
             self._requested[channel] = replace(request, initial_credit=total)
 
     def on_buffer_size(self, channel: int, size: int) -> None:
-        """NewBufferSize; that of a closed channel is ignored, and a request that was not answered yet
-        remembers it."""
+        """Apply a NewBufferSize; ignored for a closed channel. A request that was not answered yet remembers
+        it."""
         producer, request = self.channels.get(channel), self._requested.get(channel)
         if producer is not None:
             producer.view.resize(size)
@@ -329,7 +330,7 @@ class Producers:
             elsewhere.on_buffer_size(channel, size)
 
     def on_resume(self, channel: int, generation: int, barrier: int) -> None:
-        """ResumeConsumption; that of a closed channel, or for another generation, is ignored."""
+        """Apply a ResumeConsumption; ignored for a closed channel or another generation."""
         producer = self.channels.get(channel)
         if producer is not None and producer.generation == generation:
             producer.on_resume(barrier)
@@ -338,7 +339,7 @@ class Producers:
             elsewhere.on_resume(channel, generation, barrier)
 
     def available(self, channel: int) -> None:
-        """Data, an event or credit came: get in line, or say that there is backlog without credit."""
+        """Data, an event or credit has arrived: enqueue the channel, or announce a backlog without credit."""
         producer = self.channels.get(channel)
         if producer is not None and not producer.enqueued:
             self._line_up(producer)
@@ -357,7 +358,8 @@ class Producers:
             self._control.append(BacklogAnnouncement(producer.id, min(backlog, limits.CREDIT_MAX)))
 
     def take_turns(self, buffers_max: int, chunks: list[bytes | memoryview]) -> list[Outgoing]:
-        """One buffer of each ready channel in turn, at most ``buffers_max``; frames go to ``chunks``."""
+        """Take a buffer of each ready channel in turn, at most ``buffers_max``; their frames are appended to
+        ``chunks``."""
         pieces: list[Outgoing] = []
         ready = self.ready
         while ready and len(pieces) < buffers_max:
@@ -455,7 +457,7 @@ class Connection:
     """
 
     reading = True
-    """The socket is read, whatever the consumers do: what comes has credit."""
+    """The socket is always read: with credit, each buffer that arrives has room."""
 
     def __init__(
         self, *, dialer: bool, counters: ConnectionCounters, ping_interval: float, now: float
@@ -473,7 +475,7 @@ class Connection:
         """The answer to the newest Ping; it takes the place of one that has not left yet."""
         self._granting: dict[int, ConsumerChannel] = {}
         self._resizing: dict[int, int] = {}
-        """By channel, the buffer size to announce: a newer one takes the place of one that was not sent."""
+        """The buffer sizes to announce, by channel; a newer size replaces an unsent one."""
         self._events: list[ConnectionEvent] = []
         self._arriving: ConsumerChannel | None = None
         self._decoder = FrameDecoder(self, limits.DATA_FRAME_BYTES_MAX)
@@ -503,7 +505,7 @@ class Connection:
         return frames
 
     def events(self) -> list[ConnectionEvent]:
-        """What happened since the last call."""
+        """The events since the last call."""
         events, self._events = self._events, []
         return events
 
@@ -567,7 +569,7 @@ class Connection:
             case Ping(token):
                 self._pong = Pong(token)
             case Pong():
-                pass  # every byte heard is a sign of life already
+                pass  # every received byte is a sign of life already
             case _:
                 raise RemoteProtocolError(
                     f"{frame_name(frame)} frame has no place on an established data connection"
@@ -618,12 +620,12 @@ class Connection:
             self._resizing[consumer.id] = size
 
     def resume_consumption(self, consumer: ConsumerChannel, generation: int, barrier: int) -> None:
-        """Have the producer send what stands behind that barrier."""
+        """Tell the producer to continue after a barrier."""
         if consumer.state is _OPEN:
             self._control.append(ResumeConsumption(consumer.id, generation, barrier))
 
     def cancel(self, consumer: ConsumerChannel, reason: CancelReason = CancelReason.ENDED) -> None:
-        """The consumer wants no more; idempotent."""
+        """Close a consumer's channel; idempotent."""
         if self._consumers.pop(consumer.id, None) is not None:
             self._forget(consumer)
             consumer.close()
@@ -637,7 +639,7 @@ class Connection:
             consumer.fail(error)
 
     def producer_failed(self, channel: int, error: ShuffleError) -> None:
-        """The producer says that nothing more comes on that channel; an unknown id is ignored."""
+        """The producer ends a channel with an error; an unknown id is ignored."""
         consumer = self._consumers.pop(channel, None)
         if consumer is not None:
             self._forget(consumer)
@@ -746,7 +748,7 @@ class Connection:
             self._events.append(due)
 
     def close(self) -> None:
-        """Say Close; call :meth:`lost` when the socket is gone."""
+        """Send Close; call :meth:`lost` when the socket is gone."""
         if not self._closed:
             self._control.append(Close())
 

@@ -33,7 +33,7 @@ _EXCLUSIVE, _FLOATING = BufferKind.EXCLUSIVE, BufferKind.FLOATING
 
 
 ENDLESS_CREDIT: Final = 1 << 62
-"""What a channel has whose consumer grants none: TCP holds the producer up."""
+"""The credit of a channel whose consumer grants none: TCP stops the producer instead."""
 
 
 class SendCredit:
@@ -163,23 +163,23 @@ class ReceiveCredit(Generic[B]):
         return _EXCLUSIVE, self.exclusive.popleft()
 
     def on_consumed(self, buffer: B) -> B | None:
-        """An exclusive buffer was consumed; returns a floating one that is now one too many.
+        """An exclusive buffer was consumed; returns a floating buffer that is no longer required, or None.
 
-        The exclusive buffer becomes credit again, unless the channel holds more than it requires:
-        then a floating buffer goes back to the gate in its place and no credit is granted.
+        The exclusive buffer becomes credit again, unless the channel holds more than it requires: then a
+        floating buffer goes back to the gate in its place, and no credit is granted.
         """
         self.exclusive.append(buffer)
         if self.floating and self.idle >= max(self.required, self.exclusive_total):
-            # The exclusive buffer now stands behind the promise that the floating one stood behind.
+            # The exclusive buffer now backs the credit that the floating one had backed.
             return self.floating.popleft()
         self.unannounced += 1
         self.idle += 1
         return None
 
     def take_unannounced(self) -> int:
-        """What the next AddCredit says; 0 when there is nothing to say yet.
+        """Take the credit for the next AddCredit; 0 if none is due yet.
 
-        Credit waits until it has come to half of the initial credit, but never for a producer that has none
+        Credit waits until it has reached half of the initial credit, except for a producer that has none
         left.
         """
         credit = self.unannounced

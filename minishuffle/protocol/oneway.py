@@ -121,7 +121,7 @@ class OneWayReceiver:
 
     @property
     def held_bytes(self) -> int:
-        """What was read and waits for a buffer: less than one read."""
+        """Bytes read and not placed in a buffer yet: less than one read."""
         return len(self._held)
 
     # --- channels ---------------------------------------------------------------------------------
@@ -142,11 +142,11 @@ class OneWayReceiver:
         self._pair.announce_buffer_size(consumer, size)
 
     def resume_consumption(self, consumer: ConsumerChannel, generation: int, barrier: int) -> None:
-        """Have the producer send what stands behind that barrier, over the ordinary connection."""
+        """Tell the producer to continue after a barrier, over the ordinary connection."""
         self._pair.resume_consumption(consumer, generation, barrier)
 
     def cancel(self, consumer: ConsumerChannel, reason: CancelReason = CancelReason.ENDED) -> None:
-        """The consumer wants no more: what comes for it is discarded, at once if it has stopped the others;
+        """Close a consumer's channel: its data is discarded, at once if it has stopped the other channels;
         idempotent."""
         self._forget(consumer)
         self._pair.cancel(consumer, reason)
@@ -182,7 +182,7 @@ class OneWayReceiver:
         return frames
 
     def _go_on(self) -> None:
-        """Look again whether the frame at its head has a buffer, or needs none any more."""
+        """Check again whether the frame at the head has a buffer, or no longer needs one."""
         if self.reading or self._taking or self._closed:
             return
         held, self._held = self._held, b""
@@ -265,7 +265,7 @@ class OneWayReceiver:
     # --- the shell's side -------------------------------------------------------------------------
 
     def events(self) -> list[ConnectionEvent]:
-        """What happened since the last call."""
+        """The events since the last call."""
         events, self._events = self._events, []
         return events
 
@@ -283,7 +283,7 @@ class OneWayReceiver:
         """There is no timer."""
 
     def close(self) -> None:
-        """Says nothing: it goes one way."""
+        """No frame is sent: the connection goes one way."""
 
     def lost(self, error: ShuffleError | None) -> None:
         """The byte stream is gone, or never came, and with it every channel; idempotent."""
@@ -306,19 +306,19 @@ class OneWayReceiver:
 
 
 class OneWaySender:
-    """The producing end of a one-way connection. Channels take turns, one buffer each; those that have the
-    part of a segment alone that is still being written come when no other has anything.
+    """The producing end of a one-way connection. Channels take turns, a buffer each; channels that have only
+    the open part of a segment are served last.
 
     Args:
         pair: the ordinary connection to the same worker.
-        wake: called when what came over that one gives it something to send.
+        wake: called when a frame of the ordinary connection gives it something to send.
     """
 
     def __init__(self, pair: Connection, counters: ConnectionCounters, wake: Callable[[], None]) -> None:
         self.channels: dict[int, ProducerChannel] = {}
         self.ready: deque[ProducerChannel] = deque()
         self._partial: dict[int, ProducerChannel] = {}
-        """Those of the channels that have a part of a segment alone."""
+        """Channels that have only the open part of a segment."""
         self._control: deque[Frame] = deque()
         self._pair = pair
         self._counters = counters
@@ -361,13 +361,13 @@ class OneWaySender:
             self.ready.append(producer)
 
     def fail_producer(self, channel: int, error: ShuffleError) -> None:
-        """The producing task is gone: tell the consumer why, behind what was sent."""
+        """The producing task is gone: send its consumer the error, after the data sent before."""
         if self.cancel(channel, CancelReason.FAILED) is not None:
             self._pair.producers.take_back(channel)
             self._control.append(Error(channel, error.code, str(error)))
 
     def cancel(self, channel: int, reason: CancelReason) -> PartitionReleased | None:
-        """The consumer wants no more, as the ordinary connection says."""
+        """The consumer closes a channel; received over the ordinary connection."""
         producer = self.channels.pop(channel, None)
         if producer is None:
             return None
@@ -376,13 +376,13 @@ class OneWaySender:
         return PartitionReleased(channel)
 
     def on_buffer_size(self, channel: int, size: int) -> None:
-        """The consumer says how full buffers are to be, as the ordinary connection says."""
+        """The consumer sets the size of buffers; received over the ordinary connection."""
         if (producer := self.channels.get(channel)) is not None:
             producer.view.resize(size)
 
     def on_resume(self, channel: int, generation: int, barrier: int) -> None:
-        """The consumer wants what stands behind that barrier, as the ordinary connection says; that for
-        another generation is ignored."""
+        """The consumer continues after a barrier; received over the ordinary connection. Ignored for another
+        generation."""
         producer = self.channels.get(channel)
         if producer is not None and producer.generation == generation:
             producer.on_resume(barrier)
@@ -440,13 +440,13 @@ class OneWaySender:
         """There is no timer."""
 
     def close(self) -> None:
-        """Say Close behind everything."""
+        """Send Close after all other frames."""
         if not self._closed:
             self._control.append(Close())
 
     def lost(self, error: ShuffleError | None) -> None:
-        """The byte stream is gone, or never came, and with it every channel, as consumers hear over the
-        ordinary connection; idempotent."""
+        """The byte stream is gone, or never existed, and with it every channel; consumers learn it over the
+        ordinary connection. Idempotent."""
         if self._closed:
             return
         self._closed = True

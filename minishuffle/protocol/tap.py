@@ -35,7 +35,7 @@ class ChannelTap:
     """The taps of one connection.
 
     Args:
-        sink: what the connection's decoder calls.
+        sink: the sink of the connection's decoder.
     """
 
     def __init__(self, sink: FrameSink) -> None:
@@ -69,7 +69,7 @@ class ChannelTap:
 
 
 class _Listener:
-    """A decoder's sink: notes each frame, and hands it on to the sink behind, if any."""
+    """A decoder's sink that notes each frame, and passes it on to the next sink, if any."""
 
     def __init__(self, way: Way, tap: ChannelTap, behind: FrameSink | None) -> None:
         self._way = way

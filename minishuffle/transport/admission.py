@@ -1,7 +1,7 @@
-"""Policy of every listening port: which unproven connections may wait, and which refusals are logged. Pure.
+"""The policy of every listening port: unproven connections that may wait, and refusals that are logged. Pure.
 
-Anybody who reaches a port can open connections, so what those cost who have not proven the secret is
-bounded, and none of them keeps a peer that can prove it from doing so.
+Anyone who reaches a port can open connections. So the cost of connections that have not proven the secret is
+bounded, and they cannot keep out a peer that can prove it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 __all__ = ["REFUSAL_LINES", "REFUSAL_SECONDS", "RefusalLog", "UnprovenConnections"]
 
 REFUSAL_LINES: Final = 5
-"""Refusals that are logged one by one before they are summed up."""
+"""Number of refusals logged one by one; later ones are summed up."""
 REFUSAL_SECONDS: Final = 60.0
 """Between two summaries."""
 
@@ -40,11 +40,11 @@ class UnprovenConnections(Generic[Connection]):
         return iter(list(self._connections))
 
     def add(self, connection: Connection) -> Connection | None:
-        """Admit a connection; gives the one that has to make room, if one has to: the oldest that has not
-        sent a Hello, or else the oldest.
+        """Admit a connection. Returns the connection that must be closed to make room, if any: the oldest one
+        without a Hello, or else the oldest.
 
-        A handshake takes a peer that knows the secret a few milliseconds. The oldest is the one that is least
-        likely to complete it.
+        A handshake takes a few milliseconds for a peer that knows the secret, so the oldest connection is the
+        least likely to complete it.
         """
         evicted: Connection | None = None
         if len(self._connections) >= self.limit:

@@ -186,7 +186,7 @@ class ControlLink(asyncio.Protocol):
         if self._handshake is not None and isinstance(exc, HandshakeRefused):
             self.refuse(exc.reason, exc)
         elif self._handshake is not None:
-            # One that said nothing at all, and has not begun with TLS, only looked whether the port is open.
+            # A connection without any data, TLS included, was only a test whether the port is open.
             reason = "" if self._silent and not isinstance(exc, PeerLost) else "closed"
             self.refuse(reason, PeerLost(f"{self.remote} closed the connection during the handshake"))
         if self._error is None and exc is not None:
@@ -471,7 +471,7 @@ class BlockingControlClient:
             while self._inbox:
                 reply, number = self._inbox.take()
                 if number != self._request:
-                    continue  # a late reply, which nobody waits for any more
+                    continue  # a late reply, no longer awaited
                 if isinstance(reply, Failure):
                     raise error_from_code(reply.code, reply.text)
                 return reply

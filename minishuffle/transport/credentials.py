@@ -1,9 +1,8 @@
-"""The certificate, key and CA by which a process uses TLS, and what is wrong with them or with a peer's.
+"""The certificate, key and CA of a process for TLS, and the checks of these and of a peer's.
 
-Connections between processes are mutual: each side shows its certificate, which has to be of ``tls_ca``, and
-that of the side that is dialed has to be for the address that is dialed. All of it is TLS 1.3, by Python's
-``ssl``. The files are looked at for each new connection and read again when they have changed; connections
-that there are stay.
+Connections between processes are mutual. Each side shows a certificate that ``tls_ca`` has signed, and the
+dialed side's must be for the dialed address. All connections use TLS 1.3, by Python's ``ssl``. The files are
+checked for each new connection, and read again when they have changed; existing connections stay.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ _VERDICTS: Final = {
     62: _OTHER_NAME,
     64: _OTHER_NAME,
 }
-"""What is wrong with a certificate, by OpenSSL's ``X509_V_ERR_…``."""
+"""Problems of a certificate in words, by OpenSSL's ``X509_V_ERR_…``."""
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
-"""What OpenSSL says, by its version, of an answer that is none of TLS."""
+"""OpenSSL's reasons for an answer that is not TLS; they depend on its version."""
 _ALERTS: Final = {
     "CERTIFICATE_EXPIRED": "has expired, says the other side: renew it, or set the clocks of the hosts right",
     "UNKNOWN_CA": f"is of another CA than that in tls_ca of the other side: {_CA_FIX}",
@@ -62,7 +61,7 @@ _ALERTS: Final = {
     ),
     "CERTIFICATE_REQUIRED": "is missing: set tls_certificate, tls_key and tls_ca",
 }
-"""What the peer thinks of the certificate of this side, by the end of the alert's name."""
+"""Problems that a peer has with this side's certificate, by the end of the alert's name."""
 
 
 def tls_problem(error: ssl.SSLError, host: str = "") -> str:
@@ -84,7 +83,7 @@ def tls_problem(error: ssl.SSLError, host: str = "") -> str:
 
 
 class Pems(NamedTuple):
-    """What stands in the files."""
+    """The contents of the files."""
 
     certificate: bytes
     """With those of the CAs between it and ``ca``, if any."""
@@ -95,7 +94,7 @@ class Pems(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TlsContexts:
-    """What one reading of the files gave; a connection that has begun with it ends with it."""
+    """The contexts made from one reading of the files; a connection keeps the ones it began with."""
 
     pems: Pems
     accepting: ssl.SSLContext
@@ -108,14 +107,14 @@ class TlsContexts:
 
 
 class Credentials:
-    """The files of one process; as a pickle, what stands in them.
+    """The files of one process; pickled with their contents.
 
     Args:
         files: are read at once, and again when they have changed.
         web_certificates: an HTTP server asks its clients for certificates.
 
     Raises:
-        UsageError: what is wrong with them, and the fix.
+        UsageError: the problem of the files, and the fix.
     """
 
     def __init__(self, files: TlsFiles, *, web_certificates: bool = False) -> None:
@@ -126,10 +125,10 @@ class Credentials:
 
     @classmethod
     def of(cls, settings: ClusterSettings) -> Credentials | None:
-        """Those of the settings; None: there is to be no TLS.
+        """The credentials of the settings; None: no TLS.
 
         Raises:
-            UsageError: what is wrong with them, and the fix.
+            UsageError: the problem of the files, and the fix.
         """
         files, web_certificates = settings.tls_files, settings.tls_http_clients == "certificate"
         if files is not None:
@@ -199,7 +198,7 @@ def _signature(files: TlsFiles) -> tuple[Any, ...]:
 
 
 def _read(files: TlsFiles) -> Pems:
-    """Raises UsageError: one cannot be read, or everybody may read the key."""
+    """Read the files. Raises UsageError: one cannot be read, or all users may read the key."""
     contents: list[bytes] = []
     for setting, path in zip(TlsFiles._fields, files, strict=True):
         try:
@@ -277,23 +276,24 @@ def _context(pems: Pems, files: TlsFiles, *, server: bool) -> ssl.SSLContext:
 
 @contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
-    """A file with that, as ``ssl`` reads nothing else: what was checked is what is used."""
+    """A file in memory with the content, since ``ssl`` reads only files: so the checked contents are the used
+    ones."""
     with open(os.memfd_create("tls"), "wb", buffering=0) as file:
         file.write(content)
         yield f"/proc/self/fd/{file.fileno()}"
 
 
 def _try_out(contexts: TlsContexts, host: str | None = None) -> dict[str, Any]:
-    """Have both sides meet in memory, as another process of the cluster would meet this one.
+    """Try a TLS handshake in memory, as another process of the cluster would make it with this one.
 
     Args:
-        host: by which it would be dialed; None for any.
+        host: the dialed host; None for any.
 
     Returns:
-        What stands in the certificate.
+        The contents of the certificate.
 
     Raises:
-        ssl.SSLError: one would not accept the other.
+        ssl.SSLError: one side would not accept the other.
     """
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     dialing = contexts.dialing

@@ -15,8 +15,8 @@ from typing import Protocol
 __all__ = ["close_in_forks"]
 
 _registered: dict[int, tuple[int, int]] = {}
-"""By descriptor, device and inode of its socket. One that is closed stays until its number is registered
-again; what has the number meanwhile is another inode."""
+"""Device and inode of each socket, by descriptor. A closed one stays until its number is registered again;
+another file with this number meanwhile has another inode."""
 
 
 class HasDescriptor(Protocol):

@@ -14,16 +14,16 @@ __all__ = ["host_answers"]
 
 
 async def host_answers(addresses: Sequence[str], times: int, seconds: float) -> bool | None:
-    """Dial each of these ports of one host, ``times`` times at even distances, for ``seconds`` in all; longer
-    if this process is held up, since each try has its time.
+    """Dial these ports of one host, ``times`` times at equal intervals, for ``seconds`` in all; longer if
+    this process is held up, since each try has its time.
 
     A kernel completes connections to a port whose process is stopped or busy, from its listen backlog, and
-    refuses those to a port that nobody listens on. What this host's own kernel says, that there is no way or
-    that nobody is there, is no answer. No address is looked up: these are numbers.
+    refuses connections to a port without a listener. An error of this host's own kernel, such as no route to
+    the host, does not count as an answer. No address is looked up: all are numbers.
 
     Returns:
         True as soon as there is an answer; False if there is none; None if this process was held up
-        meanwhile, so that an answer may lie in its sockets, or can open none.
+            meanwhile, so that an unread answer may be in its sockets, or if it can open no sockets.
     """
     loop = asyncio.get_running_loop()
     ports, begun = list(map(Address.parse, addresses)), loop.time()
@@ -35,7 +35,7 @@ async def host_answers(addresses: Sequence[str], times: int, seconds: float) -> 
             while (left := until - loop.time()) > 0:
                 waiting = [dial for dial in dials if not dial.done()]
                 if not waiting:
-                    await asyncio.sleep(left)  # Nobody is there, says this kernel; the next time it may not.
+                    await asyncio.sleep(left)  # this host's kernel reports no route; the next try may differ
                     break
                 await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 if any(dial.done() and dial.result() for dial in dials):

@@ -59,13 +59,13 @@ _NOT_MEASURED: Final = (1 << 32) - 1
 
 
 class Measured(NamedTuple):
-    """What TCP knows of a connection; times in seconds, 0.0 for not known."""
+    """TCP's measurements of a connection; times in seconds, 0.0 for not known."""
 
     round_trip: float = 0.0
     """The least of the last minutes."""
     smoothed: float = 0.0
-    """The mean of late. It has how long what is on its way waits for what is before it, and how late it is
-    acknowledged, up to 40 ms even on one machine."""
+    """The recent mean. It includes the time that data waits on the way for earlier data, and the delay of
+    acknowledgements, up to 40 ms even on one machine."""
     unsent: int = 0
     """Bytes that the kernel took and has not sent."""
     in_flight: int = 0
@@ -115,12 +115,12 @@ class DataLink(asyncio.BufferedProtocol):
         self._dialer = dialer
         self._loop = asyncio.get_running_loop()
         self._gathers = False
-        """What is sent goes by ``writelines``."""
+        """Data is sent with ``writelines``."""
         self._connected: asyncio.Transport | None = None
         self.paused = False
-        """The kernel takes no more for now."""
+        """The kernel accepts no more data for now."""
         self.on_written: Callable[[], None] = lambda: None
-        """Called when something was given to the socket, and when that takes no more for now."""
+        """Called when data was passed to the socket, and when the socket is full."""
         self._reading = True
         """The socket is read as far as the machine is concerned."""
         self._flush_scheduled = False
@@ -254,7 +254,7 @@ class DataLink(asyncio.BufferedProtocol):
 
     def _left_early(self, *, begun: bool) -> None:
         self._error = PeerLost(f"{self.remote} closed the connection during the handshake")
-        # One that said nothing at all, and has not begun with TLS, only looked whether the port is open.
+        # A connection without any data, TLS included, was only a test whether the port is open.
         if not self._dialer and (begun or not self._silent):
             self._endpoint.handler.refused("closed", str(self._error), self.remote)
 
@@ -322,8 +322,8 @@ class DataLink(asyncio.BufferedProtocol):
             self.machine.receive(leftover, self._loop.time())
 
     def _bound_sockets(self) -> None:
-        """What stands in the sockets of a one-way connection stands before a consumer that has no buffer:
-        Linux would let it grow to many seconds of what that consumer takes."""
+        """Bound the socket buffers of a one-way connection. Their data waits for a consumer without a buffer,
+        and Linux would let them grow to many seconds of what this consumer reads."""
         sends = isinstance(self._machine, OneWaySender)
         if sends or isinstance(self._machine, OneWayReceiver):
             option = socket.SO_SNDBUF if sends else socket.SO_RCVBUF
@@ -352,7 +352,7 @@ class DataLink(asyncio.BufferedProtocol):
         return len(self._in_transport)
 
     def measured(self) -> Measured:
-        """What TCP knows of it; nothing where Linux does not say."""
+        """TCP's measurements of the connection; empty if Linux does not report them."""
         sock = self._transport.get_extra_info("socket")
         info = b"" if sock is None else sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
         if len(info) < TCP_INFO_BYTES:
@@ -421,11 +421,8 @@ class DataLink(asyncio.BufferedProtocol):
                 self.flush_soon()
 
     def _arm_timer(self, deadline: float) -> None:
-        """Have one timer, due no later than the connection's next deadline.
-
-        What arrives moves the deadline on, and the timer that fires early is set anew: cheaper than to set
-        it at every read.
-        """
+        """Keep a single timer, due no later than the connection's next deadline. Received data moves the
+        deadline; a timer that fires early is set again, which is cheaper than setting it at every read."""
         self._cancel_timer()
         self._timer_at = deadline
         self._timer = self._loop.call_at(deadline, self._on_timer)
@@ -441,7 +438,7 @@ class DataLink(asyncio.BufferedProtocol):
         self._after_step()
 
     def close(self) -> None:
-        """Say Close, send what there is, and close the socket."""
+        """Send queued data and Close, and close the socket."""
         if self._lost:
             return
         self._error = self._error or PeerLost("the connection was closed on this side")
@@ -492,7 +489,8 @@ class DataEndpoint:
         self.tls = tls
         self._layer = tls_layer(tls)
         self.scratch = memoryview(bytearray(limits.RECEIVE_BUFFER_BYTES))
-        """What one read takes, of whichever connection the loop reads: it is decoded before the next read."""
+        """The buffer of one read, shared by all connections of the loop: it is decoded before the next
+        read."""
         self.unproven = UnprovenConnections[DataLink](
             limits.UNAUTHENTICATED_CONNECTIONS_MAX, attrgetter("greeted")
         )
@@ -576,7 +574,8 @@ class DataEndpoint:
         return DataLink(self, handshake, dialer=dialer, one_way=identity.one_way)
 
     def new_machine(self, peer: Identity, one_way: OneWay | None, *, dialer: bool) -> Machine | None:
-        """What carries on behind a handshake; None if nobody wants that one-way connection any more."""
+        """The machine for a connection after its handshake; None if the one-way connection is no longer
+        needed."""
         if one_way is not None:
             return self.one_way(peer, one_way, dialer)
         interval, now = self._ping_interval, asyncio.get_running_loop().time()

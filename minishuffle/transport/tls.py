@@ -1,9 +1,10 @@
-"""TLS between a socket of asyncio and a protocol: to the socket a protocol, to the protocol a transport.
+"""TLS between a socket of asyncio and a protocol: for the socket it is a protocol, for the protocol a
+transport.
 
-asyncio's own layer tells a protocol of a connection when TLS is up. This one does at once, so that what
-bounds connections that have proved nothing (their number, and the time for a handshake) bounds these; errors
-are of the tree in ``errors``; and a peer that speaks no TLS gets an answer that it can read. Its high-water
-mark is that of the socket, as nothing waits in here: encryption copies what it takes.
+asyncio's own layer announces a connection to a protocol only when TLS is up. This one does it at once, so the
+limits for unproven connections (their number, and the time for a handshake) apply to TLS handshakes as well.
+Its errors are of the tree in ``errors``, and a peer without TLS gets an answer it can read. Its high-water
+mark is the socket's, since no data waits in here: encryption copies its input.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class TlsLayer:
         self.credentials = credentials
         self.plain_answer = plain_answer
         self.scratch = memoryview(bytearray(limits.RECEIVE_BUFFER_BYTES))
-        """What one read takes, of whichever connection: it is decrypted before the next read."""
+        """The buffer of one read, shared by all connections: it is decrypted before the next read."""
 
     def accept(self, protocol: asyncio.BaseProtocol, *, web: bool = False) -> TlsStream:
-        """What the socket that was accepted gets in the place of that protocol."""
+        """The protocol for an accepted socket, in place of ``protocol``."""
         contexts = self.credentials.current()
         return TlsStream(self, protocol, contexts, contexts.web if web else contexts.accepting, None)
 
@@ -60,7 +61,7 @@ def tls_layer(credentials: Credentials | None) -> TlsLayer | None:
 
 
 class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
-    """One connection; made by :class:`TlsLayer` only."""
+    """A TLS connection; made only by :class:`TlsLayer`."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
             self._send()
             return False
         except ssl.SSLError as error:
-            self._send()  # The alert, which says why.
+            self._send()  # the alert, with the reason
             self._fail(HandshakeRefused("tls", tls_problem(error, self._host or "")))
             return False
         self._up = True
@@ -193,7 +194,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
             self._socket.write(self._outgoing.read())
 
     def _fail(self, error: HandshakeRefused) -> None:
-        """End the connection; what is unsent goes out before only if that is no more than the handshake."""
+        """End the connection. Unsent data is sent first only if it is no more than the handshake."""
         self._error = error
         self._closing = True
         (self._socket.abort if self._up else self._socket.close)()
@@ -225,7 +226,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
             return
         self._closing = True
         if self._up:
-            with contextlib.suppress(ssl.SSLError):  # It would wait for the other side to say so too.
+            with contextlib.suppress(ssl.SSLError):  # it would wait for the other side's close
                 self._ssl.unwrap()
             self._send()
         self._socket.close()
@@ -269,8 +270,8 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
 
 
 def binding_of(tls: ssl.SSLObject | ssl.SSLSocket, contexts: TlsContexts, *, dialer: bool) -> bytes:
-    """What the proof of the secret covers, so that it holds on this connection alone: the hashes of both
-    certificates that it uses, that of the dialer first."""
+    """The binding that the proof of the secret covers, so that it is valid only on this connection: the
+    hashes of both certificates in use, the dialer's first."""
     theirs = hashlib.sha256(tls.getpeercert(binary_form=True) or b"").digest()
     mine = contexts.fingerprint
     return mine + theirs if dialer else theirs + mine
