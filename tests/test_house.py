@@ -140,6 +140,7 @@ SMALL = {
     "coordinator/scheduling/firstoutput": "the schedule ``first_output``",
     "coordinator/scheduling/workerinventory": "slots and segments in use, by worker",
     "coordinator/jobs/attemptreports": "whether what workers report of an attempt counts, and where it goes",
+    "coordinator/clusterclock": "wall time in the coordinator, and how far ahead it is",
     "coordinator/shutdown": "the orderly stop of a cluster",
     "examples/keyby": "the example of an endless job",
     "examples/wordcount": "the example of word count",

@@ -329,7 +329,7 @@ class CoordinatorState:
         """All records, for a journal that has lost them."""
         self._recorder, self._recorded_offset = journalrecords.Recorder({}), math.inf
         for job in self._jobs.values():
-            job.changed.update(job.keys())
+            job.subtasks.touch(*job.subtasks)
         self._changed.update({each.worker: each for each in self._workers})
         self._record(self._jobs, clients=self._jobs)
         return self._recorder.take(now)
@@ -780,7 +780,7 @@ class CoordinatorState:
     def _attempts_on(self, worker: Worker) -> dict[str, list[tuple[TaskKey, int]]]:
         """Those that run there, by job."""
         jobs = [job for job in self._jobs.active() if worker.worker in job.slots.held()]
-        return {job.id: job.attempts_on(worker.worker) for job in jobs}
+        return {job.id: job.subtasks.attempts_on(worker.worker) for job in jobs}
 
     def _end_worker(
         self,
@@ -1068,7 +1068,7 @@ class CoordinatorState:
             self._note_reach(number, self._wall(now))
         self._workers.called_up(len(called))
         self._advance_stop(now)
-        self._record(touched | {job.id for job in self._jobs.values() if job.changed})
+        self._record(touched | {job.id for job in self._jobs.values() if job.subtasks.changed})
         messages, self._out = list(self.write_ahead.passed(self._out)), []
         submissions, self._to_journal = self._to_journal, []
         return CoordinatorStep(self._recorder.take(now), submissions, messages, self._next_deadline())
@@ -1207,7 +1207,7 @@ class CoordinatorState:
             assert not (worker.standby and self._jobs.held.slots[worker.worker])
         for job in self._jobs.values():
             job.validate()
-            assert set(job.open_workers()) <= {worker.worker for worker in self._workers.there()}
+            assert set(job.subtasks.open_workers()) <= {worker.worker for worker in self._workers.there()}
             assert job.released == job.terminal
             assert not job.stopping or job.stop_sent
         self._jobs.validate()

@@ -114,7 +114,7 @@ class _JobHistory:
         """The attempt of each subtask and what it had counted at the last look."""
 
     def look(self, job: Job, at: float) -> None:
-        tasks = list(job.tasks())
+        tasks = list(job.subtasks.values())
         before: dict[TaskKey, TaskCounters] = {}
         for task in tasks:
             attempt, counters = self.seen.get(task.key, (0, task.counters))

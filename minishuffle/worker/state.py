@@ -65,15 +65,8 @@ from minishuffle.wire.messages import (
 from minishuffle.wire.reports import EndsRead
 from minishuffle.worker.channels.dialing import Dialing
 from minishuffle.worker.channels.registry import (
-    LIVE_PHASES,
-    ChannelEntry,
     ChannelKey,
-    ChannelPhase,
-    InputRegistry,
-    PartitionRegistry,
     Progress,
-    Upstream,
-    Waiting,
 )
 from minishuffle.worker.instructions import (
     AbandonTask,
@@ -108,9 +101,7 @@ from minishuffle.worker.instructions import (
     attempt_id,
     state_change,
 )
-from minishuffle.worker.reports.recoverysteps import Reattachments
 from minishuffle.worker.tasks.tasktable import TaskTable
-from minishuffle.worker.tasks.threadwatchdog import stuck_error
 
 __all__ = ["LEAVE_GRACE_SECONDS", "WorkerState"]
 

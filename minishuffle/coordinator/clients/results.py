@@ -85,12 +85,12 @@ class _Result:
 
     def announce(self) -> None:
         """Readers are about to hear where the rows end."""
-        self.job.announce(self.operator)
+        self.job.subtasks.announce(self.operator)
 
     def ranges(self, subtask: int) -> list[tuple[RecordedPart, int]]:
         """The parts of a subtask that can be read, and where each ends."""
         parts = self.kept.parts[subtask]
-        end = max(parts[-1].begin, self.job.rows_kept(self.operator)[subtask])
+        end = max(parts[-1].begin, self.job.subtasks.rows_kept(self.operator)[subtask])
         ends = [*(part.begin for part in parts[1:]), end]
         return [(part, last) for part, last in zip(parts, ends, strict=True)]
 
@@ -242,10 +242,10 @@ class Results:
         for result in self._results.get(job.id, {}).values():
             if result.operator == operator:
                 parts = result.kept.parts[index]
-                begin = job.rows_kept(operator)[index]
+                begin = job.subtasks.rows_kept(operator)[index]
                 at = self.address(job.slots.placement[job.slot_of((operator, index))])
                 parts[:] = [part for part in parts if part.begin < begin]
-                parts.append(RecordedPart(begin, job.attempt_of(operator, index), at))
+                parts.append(RecordedPart(begin, job.subtasks[operator, index].attempt, at))
                 self._changed.add(job.id)
 
     def _held(self, result: _Result) -> set[int]:
@@ -372,7 +372,7 @@ class Results:
             )
 
     def _commit(self, result: _Result, offsets: dict[int, int]) -> None:
-        rows = result.job.rows_kept(result.operator)
+        rows = result.job.subtasks.rows_kept(result.operator)
         for subtask, offset in offsets.items():
             self._check_subtask(result, subtask)
             if not 0 <= offset <= rows[subtask]:

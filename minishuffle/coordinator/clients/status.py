@@ -177,7 +177,7 @@ def coordinator_snapshot(cluster: ClusterView, now: float, refused: dict[str, in
     taken = sum(used[worker.worker] for worker in regular)
     tasks: Counter[str] = Counter()
     for job in active:
-        tasks.update(job.task_states)
+        tasks.update(job.subtasks.states)
     return CoordinatorSnapshot(
         term=cluster.facts.term,
         journal_writable=not cluster.journal_problem,

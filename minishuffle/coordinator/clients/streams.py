@@ -26,6 +26,7 @@ from minishuffle import limits
 from minishuffle.coordinator.clients.pending import Pending, PendingRequests
 from minishuffle.coordinator.instructions import Instruction, Reply
 from minishuffle.coordinator.jobs.job import Job
+from minishuffle.coordinator.jobs.subtasks import Subtask
 from minishuffle.coordinator.journal.codec import Record
 from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError, error_from_code
 from minishuffle.plan.graph import JobGraph
@@ -111,6 +112,10 @@ class _Stream:
     forgotten: dict[str, int] = field(default_factory=dict)
     """By streaming query, the last batch that has ended and is not in ``writes`` any more."""
 
+    def task(self, index: int) -> Subtask:
+        """One of its subtasks."""
+        return self.job.subtasks[self.operator, index]
+
     def record(self) -> StreamRecord:
         """For the journal."""
         writes = tuple(
@@ -190,7 +195,7 @@ class Streams:
         for stream in self._streams.values():
             for index in range(stream.parallelism):
                 job = stream.job
-                if job.worker_of(stream.operator, index) == worker and job.hears(stream.operator, index):
+                if stream.task(index).hears and job.worker_of(stream.operator, index) == worker:
                     self._repeat(stream, index)
 
     # --- jobs ------------------------------------------------------------------------------------
@@ -355,7 +360,7 @@ class Streams:
         for name in ended[: max(0, len(ended) + 1 - limits.WRITES_KEPT)]:
             del stream.writes[name]
             stream.job.writes.forget(name)
-            stream.job.changed.update((stream.operator, index) for index in range(stream.parallelism))
+            stream.job.subtasks.touch(*((stream.operator, index) for index in range(stream.parallelism)))
             query, batch = query_and_batch(name)
             if query:
                 stream.forgotten[query] = max(batch, stream.forgotten.get(query, 0))
@@ -421,7 +426,7 @@ class Streams:
 
     def _about(self, stream: _Stream, index: int, write: str) -> dict[str, Any]:
         """What all messages to subtask ``index`` of a stream have."""
-        attempt = stream.job.attempt_of(stream.operator, index)
+        attempt = stream.task(index).attempt
         where = {"job": stream.job.id, "operator": stream.operator, "index": index, "task_attempt": attempt}
         return where | {"term": self._term, "ticket": 0, "write": write}
 
@@ -439,12 +444,12 @@ class Streams:
         """Ask the current attempt of a subtask, or the next one once it is deployed. A question that is asked
         again has another ticket: what the last attempt answers is ignored."""
         job, index = stream.job, message.index
-        attempt = job.attempt_of(stream.operator, index)
+        attempt = stream.task(index).attempt
         ticket = next(self._pending.tickets)
         message = message.model_copy(update={"task_attempt": attempt, "ticket": ticket})
         request = by if isinstance(by, Pending) else None
         self._pending.expect(ticket, _Question(stream, message, by), request)
-        if job.hears(stream.operator, index):
+        if stream.task(index).hears:
             self._send(job.worker_of(stream.operator, index), message)
 
     # --- restarts --------------------------------------------------------------------------------
@@ -481,8 +486,8 @@ class Streams:
         all that there was."""
         out: list[Instruction] = []
         for ticket, (stream, message, _) in self._pending.questions(_Question):
-            job, index = stream.job, message.index
-            if job.hears(stream.operator, index) or not job.is_done(stream.operator, index):
+            task = stream.task(message.index)
+            if task.hears or task.state != "finished":
                 continue
             if isinstance(message, EndWrite):
                 out += self.answered(WriteEnded(term=self._term, ticket=ticket, missing=[]))
@@ -509,7 +514,7 @@ class Streams:
         write.idle, job = True, stream.job
         for index in range(stream.parallelism):
             about = self._about(stream, index, name)
-            if job.hears(stream.operator, index):
+            if stream.task(index).hears:
                 begin = BeginWrite(partitions=write.partitions, idle=True, **about)
                 self._send(job.worker_of(stream.operator, index), begin)
         text = (
@@ -517,7 +522,7 @@ class Streams:
             f"{limits.WRITE_IDLE_SECONDS:g} s; event time goes on without it"
         )
         job.history.note(at, "write idle", text)
-        job.changed.add((stream.operator, 0))
+        job.subtasks.touch((stream.operator, 0))
 
     def answered(self, message: UpstreamExpected | WriteBegun | WriteEnded) -> list[Instruction]:
         """What a worker answers to a ticket that nobody waits for any more is ignored."""

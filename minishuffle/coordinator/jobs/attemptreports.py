@@ -34,12 +34,12 @@ FREQUENT: Final = (TaskReport, TaskStands)
 
 def heard(job: Job, worker: int, fact: Fact | TaskReport, at: float) -> bool:
     """A worker reports something of an attempt of the job; False if it is stale."""
-    task = job.current(worker, fact.attempt)
+    task = job.subtasks.current(worker, fact.attempt)
     if task is None:
         return isinstance(fact, TaskReleased | TaskReport) and job.exchanged_before(worker, fact)
     runs = task.state in ("created", "running")
     if not (runs and isinstance(fact, FREQUENT)):
-        job.changed.add(task.key)
+        job.subtasks.touch(task.key)
     if not runs and isinstance(fact, WHILE_IT_RUNS):
         return False
     match fact:

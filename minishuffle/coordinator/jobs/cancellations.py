@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from minishuffle.coordinator.jobs.failover import Regions, RegionsRecord
-from minishuffle.coordinator.jobs.lifecycle import Subtask
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
 from minishuffle.coordinator.jobs.lostpartitions import Replays, ReplaysRecord
+from minishuffle.coordinator.jobs.subtasks import Subtask
 from minishuffle.coordinator.scheduling.moving import JobMove
 from minishuffle.plan.graph import JobGraph
 

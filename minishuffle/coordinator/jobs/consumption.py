@@ -27,8 +27,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
-from minishuffle.coordinator.jobs.lifecycle import PENDING, WAITING, Subtask
+from minishuffle.coordinator.jobs.lifecycle import PENDING, WAITING
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
+from minishuffle.coordinator.jobs.subtasks import Subtask
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.plan.graph import JobGraph
 

@@ -39,36 +39,32 @@ from minishuffle.coordinator.jobs.lifecycle import (
     TASK_TRANSITIONS,
     WAITING,
     Actor,
-    CountsRecord,
     JobEffect,
-    Subtask,
     TaskEffect,
     effects_of,
-    first_attempts,
     may,
-    names_of,
-    results_too_large,
 )
 from minishuffle.coordinator.jobs.lossaccounting import (
     Attempt,
-    Books,
     BooksRecord,
-    Losses,
     PastRecord,
     TaskKey,
-    Totals,
-    rows_received,
 )
 from minishuffle.coordinator.jobs.lostpartitions import Replays, ReplaysRecord
-from minishuffle.coordinator.jobs.manifest import Manifest, ManifestRecord
+from minishuffle.coordinator.jobs.manifest import ManifestRecord
 from minishuffle.coordinator.jobs.pausing import JobPause, PauseRecord
 from minishuffle.coordinator.jobs.positions import (
     PositionsRecord,
-    SourceProgress,
-    WriteProgress,
     WritesRecord,
 )
 from minishuffle.coordinator.jobs.recoveries import Recoveries
+from minishuffle.coordinator.jobs.subtasks import (
+    CountsRecord,
+    Subtask,
+    Subtasks,
+    names_of,
+    results_too_large,
+)
 from minishuffle.coordinator.journal.codec import Record
 from minishuffle.coordinator.scheduling.firstoutput import FirstOutputs
 from minishuffle.coordinator.scheduling.moving import JobMove
@@ -199,7 +195,7 @@ class Job:
         self.submission = submission
         """The id that the client gave its submission; may be empty."""
         self.slots, self._first_slots = Slots(placement, segments), graph.first_slots()
-        self.state, self._result_bytes = "created", 0
+        self.state = "created"
         self.submitted_at, self.ended_at = at, 0.0
         self.stop_sent = False
         """Whether CancelTasks was sent."""
@@ -211,8 +207,6 @@ class Job:
         kept = graph.kept_edges()
         self.ends, self.replays = Ends(graph, kept), Replays(graph)
         self._books = Books(graph.edges, kept, self.replays.vertices)
-        self.changed: set[TaskKey] = set()
-        """Subtasks that the journal is behind with."""
         self._losses: Losses | None = None
         """What they are, until something changes."""
         self.positions = SourceProgress(repeats=graph.settings.source_lease == 0)
@@ -221,8 +215,7 @@ class Job:
         """The same of those that external clients write to."""
         self.manifest = Manifest()
         """The files that its sinks have completed."""
-        self._tasks = first_attempts(graph, placement, waiting=deploys_later(graph))
-        self._states = Counter(task.state for task in self._tasks.values())
+        self.subtasks = Subtasks(graph, placement, waiting=deploys_later(graph))
         self.stages, self.first_outputs = StageProgress(graph), FirstOutputs(graph)
         self._times: dict[TaskKey, float] = {}
         """When a pending task is deployed, or gives the wait for a slot up."""
@@ -236,7 +229,7 @@ class Job:
         self.recoveries, self.links = Recoveries(), JobLinks(self.history)
         self.pause, self.move = JobPause(), JobMove()
         self.cancellations = Cancellations(graph, self.replays, self.move)
-        self.history.note(at, "created", f"{name}: {len(self._tasks)} tasks {self._where(placement)}")
+        self.history.note(at, "created", f"{name}: {len(self.subtasks)} tasks {self._where(placement)}")
 
     def _where(self, placement: Placement) -> str:
         workers = ", ".join(map(str, sorted(set(placement))))
@@ -272,7 +265,7 @@ class Job:
     def task_record(self, key: TaskKey) -> TaskRecord:
         """What is of a subtask, but for its counts while it runs, and attempts that were replaced."""
         return TaskRecord(
-            task=self._tasks[key].record(),
+            task=self.subtasks[key].record(),
             due=self._times.get(key),
             recovery=self.recoveries.record(key),
             failures=self._failures.record(key),
@@ -281,11 +274,6 @@ class Job:
             writes=self.writes.record(*key),
             ends=self.ends.record(key),
         )
-
-    def counts_record(self, key: TaskKey) -> CountsRecord | None:
-        """What the attempt of a subtask has counted; None if it does not run."""
-        task = self._tasks[key]
-        return task.counts_record() if task.runs else None
 
     def past_record(self, key: TaskKey) -> PastRecord | None:
         """The attempts of a subtask that were replaced; None if there are none."""
@@ -306,17 +294,14 @@ class Job:
         self.pause = JobPause(**asdict(record.pause))
         self.restarts, self._abandoned = Counter(record.restarts), set(record.abandoned)
         self._books.recall(record.books, past)
+        self.subtasks.recall({key: each.task for key, each in tasks.items()}, counts)
         for key, each in tasks.items():
-            self._recall_task(key, each, counts.get(key))
+            self._recall_task(key, each)
         self.stop_sent = self.stopping
         self.cancellations.recall(record.strategy, record.regions, record.replays, record.drained)
-        self.stages.recall(record.stages, self._tasks)
-        self._states = Counter(task.state for task in self._tasks.values())
-        self._result_bytes = sum(len(task.result) for task in self._tasks.values())
+        self.stages.recall(record.stages, self.subtasks)
 
-    def _recall_task(self, key: TaskKey, record: TaskRecord, counts: CountsRecord | None) -> None:
-        self._tasks[key] = record.task
-        record.task.recall_counts(counts)
+    def _recall_task(self, key: TaskKey, record: TaskRecord) -> None:
         self.positions.recall(*key, record.source)
         self.writes.recall(*key, record.writes)
         self.ends.recall(key, record.ends, record.task.round)
@@ -337,38 +322,13 @@ class Job:
         """Failing or canceling: its tasks are to be cancelled."""
         return self.state in _STOPPING
 
-    @property
-    def task_states(self) -> Counter[str]:
-        """Number of tasks by state; states without any may be there with 0."""
-        return self._states
-
-    def tasks(self) -> Iterable[Subtask]:
-        return self._tasks.values()
-
-    def open_workers(self) -> list[int]:
-        """Workers with a task that has not ended."""
-        return sorted({task.worker for task in self._tasks.values() if task.state in ("created", "running")})
-
-    def rows_kept(self, operator: int) -> list[int]:
-        """By subtask of a sink, how many rows it has kept: the next attempt numbers on from there."""
-        return [task.rows_kept for task in self._tasks.values() if task.operator == operator]
-
-    def attempt_of(self, operator: int, index: int) -> int:
-        """The current attempt of a subtask."""
-        return self._tasks[operator, index].attempt
-
-    def hears(self, operator: int, index: int) -> bool:
-        """Whether a message to the current attempt of a subtask can be answered: it has a worker."""
-        task = self._tasks[operator, index]
-        return task.on_worker and task.state in ("created", "running", "finished")
-
     def slot_of(self, key: TaskKey) -> int:
         """The slot that a subtask runs in."""
         return self._first_slots[key[0]] + key[1]
 
     def worker_of(self, operator: int, index: int) -> int:
         """The worker of a subtask: of its slot, unless it has finished before that moved."""
-        task = self._tasks[operator, index]
+        task = self.subtasks[operator, index]
         return task.worker if task.stays else self.slots.placement[self.slot_of((operator, index))]
 
     def stayed(self) -> dict[TaskKey, int]:
@@ -376,14 +336,10 @@ class Job:
         slots = self.slots
         return {
             task.key: task.worker
-            for task in self._tasks.values()
+            for task in self.subtasks.values()
             if task.stays
             and ((slot := self.slot_of(task.key)) in slots.vacant or task.worker != slots.placement[slot])
         }
-
-    def is_done(self, operator: int, index: int) -> bool:
-        """Whether a subtask has finished, wherever."""
-        return self._tasks[operator, index].state == "finished"
 
     def abandoned_slots(self) -> list[tuple[int, int]]:
         """Worker and number of the slots held in which a task was abandoned."""
@@ -392,7 +348,7 @@ class Job:
     def losses(self) -> Losses:
         """Rows lost so far, over all attempts."""
         if self._losses is None:
-            self._losses = self._books.losses(self._tasks.values())
+            self._losses = self._books.losses(self.subtasks.values())
         return self._losses
 
     def info(
@@ -412,7 +368,7 @@ class Job:
             state=self.state,
             submitted_at=self.submitted_at,
             ended_at=self.ended_at,
-            tasks=[task.info(self._totals(task, recent), results) for task in self.tasks() if tasks],
+            tasks=[task.info(self._totals(task, recent), results) for task in self.subtasks.values() if tasks],
             causes=self.history.causes,
             collected_batches=self.history.batches,
             collects=[vertex.collects for vertex in self.graph.vertices if vertex.collects],
@@ -423,7 +379,7 @@ class Job:
             rows_again=self.losses().again,
             files_listed=self.manifest.files,
             file_rows=self.manifest.rows,
-            task_states=dict(+self._states),
+            task_states=dict(+self.subtasks.states),
             first_failure=self.history.first_failure,
             slot_waits=self._slot_waits(),
             deploy_waits=self._deploy_waits(),
@@ -446,7 +402,7 @@ class Job:
             return []
         waiting: dict[int, list[Subtask]] = {}
         for key in self._times:
-            if (task := self._tasks[key]).state == "waiting for a slot":
+            if (task := self.subtasks[key]).state == "waiting for a slot":
                 waiting.setdefault(task.worker, []).append(task)
         return [
             SlotWait(
@@ -459,7 +415,7 @@ class Job:
 
     def _deploy_waits(self) -> list[DeployWait]:
         """One for each stage that waits to be deployed."""
-        if not self._states[WAITING]:
+        if not self.subtasks.states[WAITING]:
             return []
         if self.first_outputs.is_used:
             return self._vertex_waits()
@@ -481,7 +437,7 @@ class Job:
 
         found = []
         for number, vertex in enumerate(self.graph.vertices):
-            if not self._waits(number):
+            if not self.subtasks.some_wait(number):
                 continue
             if missing := self.first_outputs.missing(number, self._has_something):
                 why = " and ".join(" or ".join(map(wanted, edges)) for edges in missing)
@@ -503,26 +459,7 @@ class Job:
         except ResourceExhausted as error:
             raise ResourceExhausted(f"the rows of job {self.id} ({self.name}) are gone: {error}") from None
 
-    def announce(self, operator: int) -> None:
-        """Readers are about to hear where the rows of a sink end."""
-        self.changed |= {task.key for task in self.tasks() if task.operator == operator and task.announce()}
-
-    def take_changed(self) -> set[TaskKey]:
-        """Subtasks that the journal is behind with, and that were not given before."""
-        changed, self.changed = self.changed, set()
-        return changed
-
-    def keys(self) -> Iterable[TaskKey]:
-        return self._tasks
-
     # --- what happens to it ----------------------------------------------------------------------
-
-    def current(self, worker: int, attempt: AttemptId) -> Subtask | None:
-        """The subtask of an attempt, if that is its current one, and is on that worker."""
-        task = self._tasks.get(attempt.subtask.key)
-        if task is None or (task.worker, task.attempt, True) != (worker, attempt.attempt, task.on_worker):
-            return None
-        return task
 
     def task_changed(self, task: Subtask, message: TaskStateChanged, at: float) -> bool:
         """The state of a task's current attempt changed; False if that is not (any more) so."""
@@ -537,14 +474,12 @@ class Job:
             self.source_moved(task, message, at)
         self._transition(task, message.state, "worker", at, said.text, traceback=said.traceback)
         if message.state == "finished":
-            self._keep_result(task, message.result, at)
+            if not self.subtasks.keep_result(task, message.result):
+                self.fail(results_too_large(task), at)
             if asked == "replayed" and not self.stopping:
                 self._restart(task, at, "with those beside it")
         elif message.state != "running":
-            result_bytes = self._result_bytes + len(message.result)
-            if self.state == "canceling" and result_bytes <= limits.RESULT_BYTES_MAX:
-                self._result_bytes = result_bytes
-                task.gave(message.result)
+            if self.state == "canceling" and self.subtasks.keep_result(task, message.result):
                 task.listed(message.counters.rows_in_result)
             self._ended_early(task, error, asked, at)
         self._advance(at)
@@ -554,15 +489,15 @@ class Job:
         """The last producer of a blocking exchange has finished: whoever waits for it can read."""
         for number in self.graph.outputs_of(task.operator):
             edge = self.graph.edges[number]
-            producers = [(task.operator, n) for n in range(self.graph.vertices[task.operator].parallelism)]
-            if edge.kind == "blocking" and all(self._tasks[key].state == "finished" for key in producers):
+            producers = self.subtasks.of(task.operator)
+            if edge.kind == "blocking" and all(each.state == "finished" for each in producers):
                 text = f"{self.graph.exchange_name(number)}: all {len(producers)} partitions can be read"
                 self.history.note(at, "exchange complete", text, operator=task.operator)
 
     def _partitions_lost(self, task: Subtask, error: ErrorInfo | None, at: float) -> bool:
         """What a task that has finished has stored cannot be read any more; False if nobody needs it."""
         lost = error is not None and error.code == PartitionLost.code
-        if error is None or not lost or self.stopping or not self.ends.needed(task.key, self._tasks):
+        if error is None or not lost or self.stopping or not self.ends.needed(task.key, self.subtasks):
             return False
         self._transition(task, "lost", "worker", at, error.text)
         if self._restarts:
@@ -574,38 +509,26 @@ class Job:
 
     def ends_read(self, task: Subtask, edge: int, producers: Iterable[int]) -> None:
         """A task has read the partitions of these producers to the end."""
-        self.ends.spend(self.ends.read(task.key, edge, producers), self._tasks)
+        self.ends.spend(self.ends.read(task.key, edge, producers), self.subtasks)
 
     def partition_readable(self, task: Subtask, edge: int, at: float) -> bool:
         """A partition has its first buffer; False if nobody can read it any more."""
         if not (task.runs or task.stays) or edge not in self.graph.outputs_of(task.operator):
             return False
-        if self._waits(self.graph.edges[edge].target) and not self._has_something(edge):
+        if self.subtasks.some_wait(self.graph.edges[edge].target) and not self._has_something(edge):
             where = f"partition {task.index} can be read, on worker {task.worker}"
             text = f"{self.graph.exchange_name(edge)}: {where}"
             self.history.note(at, "partition readable", text, operator=task.operator, index=task.index)
         task.can_be_read(edge)
         return True
 
-    def _waits(self, vertex: int) -> bool:
-        """Whether subtasks of a vertex were not deployed so far."""
-        indices = range(self.graph.vertices[vertex].parallelism)
-        return any(self._tasks[vertex, index].state == WAITING for index in indices)
-
     def take_spent(self) -> list[Subtask]:
         """See :meth:`Ends.take_spent`."""
-        return self.ends.take_spent(self._tasks)
+        return self.ends.take_spent(self.subtasks)
 
     def take_heard_late(self) -> list[EndsOfOne]:
         """See :meth:`Ends.take_heard_late`."""
-        return self.ends.take_heard_late(self._tasks)
-
-    def _keep_result(self, task: Subtask, result: bytes, at: float) -> None:
-        self._result_bytes += len(result)
-        if self._result_bytes <= limits.RESULT_BYTES_MAX:
-            task.gave(result)
-        else:
-            self.fail(results_too_large(task), at)
+        return self.ends.take_heard_late(self.subtasks)
 
     def _ended_early(self, task: Subtask, error: ErrorInfo | None, asked: str, at: float) -> None:
         """A task ended, and not because its work was done; ``asked``: see :meth:`Cancellations.why`."""
@@ -629,7 +552,7 @@ class Job:
         if task.state in ("created", "running"):
             task.counted(report.counters)
             if self.deaths.heard(task.key, report, at):
-                self.changed.add(task.key)
+                self.subtasks.touch(task.key)
                 self._note(task, "task cleared", at, f"{task} got past the place at which it died")
                 self._widen(at)
             self.task_stands(task, report.standing, at)
@@ -653,8 +576,8 @@ class Job:
         self._losses = None
         attempt, key = report.attempt.attempt, report.attempt.subtask.key
         dropped = report.counters.rows_dropped if isinstance(report, TaskReport) else report.rows_dropped
-        if key in self._tasks:
-            self.changed.add(key)
+        if key in self.subtasks:
+            self.subtasks.touch(key)
         return self._books.report(worker, key, attempt, report.traffic, dropped)
 
     def source_moved(self, task: Subtask, message: TaskStateChanged | SourcePositions, at: float) -> None:
@@ -701,13 +624,13 @@ class Job:
         """
         self.slots.worker_lost(worker, cause.text)
         self._abandoned = {each for each in self._abandoned if each[0] != worker}
-        here = [task for task in self._tasks.values() if task.worker == worker and task.on_worker]
+        here = self.subtasks.on(worker)
         for task in here:
-            task.on_worker = False
-            self.changed.add(task.key)
+            task.leave_worker()
+            self.subtasks.touch(task.key)
         lost = [task for task in here if task.state in ("created", "running")]
-        if (self._restarts or self._states[WAITING]) and not self.stopping:
-            lost += wanted_again(self.graph, self.ends, self._tasks, lost, here)
+        if (self._restarts or self.subtasks.states[WAITING]) and not self.stopping:
+            lost += wanted_again(self.graph, self.ends, self.subtasks, lost, here)
         for task in lost:
             self._transition(task, "lost", "coordinator", at, f"{task} is lost: {cause.text}")
         if end_told_until is not None and self._restarts and not self.stopping:
@@ -719,7 +642,7 @@ class Job:
     def exclude(self, worker: int, exclusion: Exclusion, at: float) -> list[TaskAttempt]:
         """A worker that others of the job cannot reach loses its slots, though it is alive: gives the
         attempts that it is to release. They are failures of their subtasks."""
-        here = [task for task in self._tasks.values() if task.worker == worker and task.on_worker]
+        here = self.subtasks.on(worker)
         named = [TaskAttempt(operator=task.operator, index=task.index, attempt=task.attempt) for task in here]
         failed = [task.key for task in here if task.runs]
         self.links.exclude(worker, exclusion, at)
@@ -728,11 +651,11 @@ class Job:
         self.slots.left.add(worker)
         for key in failed:
             counted = self.replays.counts_for(key)
-            self.changed.add(counted)
+            self.subtasks.touch(counted)
             failures = self._failures.of(counted)
             if not self.stopping and failures.add(cause, at) is None:
                 self.history.blame(failures.first, verdict=True)
-                self.fail(failures.limit_reached(str(self._tasks[key])), at)
+                self.fail(failures.limit_reached(str(self.subtasks[key])), at)
         return named
 
     def end_told(self, worker: int, at: float) -> None:
@@ -741,9 +664,9 @@ class Job:
         for key in held:
             del self._held[key]
         for key in self.cancellations.beside(held):
-            if self._tasks[key].state == "restarting":
+            if self.subtasks[key].state == "restarting":
                 self._times[key] = min(at, self._times[key])
-                self.changed.add(key)
+                self.subtasks.touch(key)
 
     def linked_workers(self) -> dict[int, int]:
         """The workers between which tasks may need links, each with the number of slots that it has. One that
@@ -751,24 +674,16 @@ class Job:
         held = self.slots.held()
         return {each: held[each] for each in self.slots.workers() if each not in self.links.excluded}
 
-    def attempts_on(self, worker: int) -> list[tuple[TaskKey, int]]:
-        """The attempts that run there."""
-        return [
-            (task.key, task.attempt)
-            for task in self._tasks.values()
-            if task.worker == worker and task.on_worker and task.runs
-        ]
-
     def died_inside(self, calls: Iterable[UserCall], how: str, worker: int, at: float) -> None:
         """Attempts were inside user code when their process died of what may have been their doing."""
         for call in calls:
-            task = self._tasks.get((call.operator, call.index))
+            task = self.subtasks.get((call.operator, call.index))
             if task is None or call.attempt > task.attempt or self.stopping or self.terminal:
                 continue
             deaths = self.deaths.count(call, how, at, self.recoveries.died_in(task.key) or "")
             if deaths is None:
                 continue
-            self.changed.add(task.key)
+            self.subtasks.touch(task.key)
             self.history.note(
                 at,
                 "death counted",
@@ -781,7 +696,7 @@ class Job:
             if self._restarts and self.deaths.too_many(deaths):
                 self.fail(self.deaths.limit_reached(str(task), deaths), at, verdict=True)
             elif self._widen(at) and task.state == "restarting":
-                self.cancellations.restart_beside([task.key], self._tasks)
+                self.cancellations.restart_beside([task.key], self.subtasks)
                 self._advance(at)
 
     def last_seen_inside(
@@ -803,24 +718,24 @@ class Job:
         too, those rows come once more. Until a worker is back, what others had of its tasks counts as it was
         before."""
         self.deaths.coordinator_lost(at)
-        tasks = [task for task in self._tasks.values() if task.runs]
+        tasks = [task for task in self.subtasks.values() if task.runs]
         sources = {task.worker for task in tasks if self.graph.vertices[task.operator].is_source}
-        passed_on = self._books.passed_on(list(self._tasks.values()))
+        passed_on = self._books.passed_on(list(self.subtasks.values()))
         for task in tasks:
             if task.worker in sources and task.passed_on_max is None:
                 task.passed_on(passed_on[task.id])
-                self.changed.add(task.key)
+                self.subtasks.touch(task.key)
 
     def worker_back(self, worker: int) -> None:
         """It has come back after its coordinator was lost, and says what its tasks have done."""
-        for task in self._tasks.values():
+        for task in self.subtasks.values():
             if task.worker == worker and task.passed_on_max is not None:
                 task.passed_on(None)
-                self.changed.add(task.key)
+                self.subtasks.touch(task.key)
 
     def never_there(self, keys: Iterable[TaskKey], at: float) -> None:
         """These have not reached their worker, whose coordinator was lost: they start again."""
-        lost = [self._tasks[key] for key in keys]
+        lost = [self.subtasks[key] for key in keys]
         for task in lost:
             text = f"{task} had not reached worker {task.worker}"
             self._transition(task, "lost", "coordinator", at, text)
@@ -837,7 +752,7 @@ class Job:
             for task in lost:
                 _, due = self._held.get(task.key, (0, at))
                 self._restart(task, at, where, due=due)
-            self.cancellations.restart_beside([task.key for task in lost], self._tasks)
+            self.cancellations.restart_beside([task.key for task in lost], self.subtasks)
         self._advance(at)
 
     def _fail_of_loss(self, lost: list[Subtask], cause: ErrorInfo, at: float) -> None:
@@ -851,7 +766,7 @@ class Job:
     def _unreadable(self, gone: Sequence[Subtask]) -> list[Subtask]:
         """These subtasks, and all that restart with them, whose stored rows no run can make again."""
         keys = {task.key for task in gone}
-        beside = [self._tasks[key] for key in self.replays.cannot(self.cancellations.regions.of(keys))]
+        beside = [self.subtasks[key] for key in self.replays.cannot(self.cancellations.regions.of(keys))]
         return [task for task in beside if task.key in keys or task.runs or self._is_stored_for_others(task)]
 
     def _fail_of_unreadable(self, lost: Sequence[Subtask], cause: ErrorInfo, at: float) -> None:
@@ -865,7 +780,7 @@ class Job:
         """These tasks could not be sent to the worker, or without an error, are not since the job ends."""
         state, text = ("canceled", "the job ends") if error is None else ("failed", str(error))
         for spec in message.tasks:
-            task = self._tasks[spec.operator, spec.index]
+            task = self.subtasks[spec.operator, spec.index]
             if (task.attempt, task.state) == (spec.attempt, "created"):
                 self._transition(task, state, "coordinator", at, text)
         if error is not None:
@@ -920,13 +835,13 @@ class Job:
         """Give the pause up if its time has ended."""
         if self.pause.under_way and at >= self.pause.until:
             drained = self.cancellations.drained
-            self._give_pause_up(self.pause.overdue(self.graph, self._tasks.values(), drained), at)
+            self._give_pause_up(self.pause.overdue(self.graph, self.subtasks.values(), drained), at)
 
     def _advance_pause(self, at: float) -> None:
         if self.state == "running" and self.pause.under_way:
             self._transition_job("pausing", "user", at, "a client asks for it")
         may_be = self.state == "pausing" and not (self.cancellations.drained or self._times)
-        if may_be and self.pause.look(self.graph, self._tasks, at):
+        if may_be and self.pause.look(self.graph, self.subtasks, at):
             left = "; ".join(self._left())
             text = f"after {at - self.pause.until + self.pause.seconds:.3f} s"
             text = f"{text}; where it is stays {left}" if left else text
@@ -934,9 +849,9 @@ class Job:
 
     def _left(self) -> list[str]:
         """What stays where it is while it is paused."""
-        counts = (self._books.totals(task).counters.user_errors for task in self.tasks())
+        counts = (self._books.totals(task).counters.user_errors for task in self.subtasks.values())
         letters = sum(errors.get("dead_letter", 0) for errors in counts)
-        return self.pause.left(self.graph, self._tasks.values(), letters)
+        return self.pause.left(self.graph, self.subtasks.values(), letters)
 
     def take_stop(self) -> bool:
         """Whether CancelTasks is to be sent: True once."""
@@ -962,7 +877,7 @@ class Job:
             self._fail_of_unreadable(unreadable, error, at)
             return
         counted = self.replays.counts_for(task.key)
-        self.changed.add(counted)
+        self.subtasks.touch(counted)
         failures = self._failures.of(counted)
         delay = failures.add(error, at, rows_done=task.counters.rows_done)
         if delay is None:
@@ -975,7 +890,7 @@ class Job:
         count = f"failure {failures.count} of {settings.restart_failures_max}"
         text = f"attempt {task.attempt + 1} follows {when} ({count}): {error.text}"
         self._transition(task, "restarting", "coordinator", at, text, due=at + delay)
-        self.cancellations.restart_beside([task.key], self._tasks)
+        self.cancellations.restart_beside([task.key], self.subtasks)
 
     def _widen(self, at: float) -> bool:
         """Have as much restart with a task as the deaths of any make advisable; True: that is more than it
@@ -994,7 +909,7 @@ class Job:
 
     def take_to_cancel(self) -> list[Subtask]:
         """Tasks that are to be cancelled and to restart, and were not given before."""
-        return [self._tasks[key] for key in self.cancellations.take()]
+        return [self.subtasks[key] for key in self.cancellations.take()]
 
     # --- slots that move -------------------------------------------------------------------------
 
@@ -1012,7 +927,7 @@ class Job:
         """Those of these slots that can leave their worker: all but those with what cannot be made again, and
         will be read there. If others restart with a task whose slot moves, none can as long as there is any
         such."""
-        tasks = [self._tasks[key] for key in self.replays.cannot(self._tasks)]
+        tasks = [self.subtasks[key] for key in self.replays.cannot(self.subtasks)]
         tasks = [task for task in tasks if task.runs or self._is_stored_for_others(task)]
         fixed = {(self.slot_of(task.key), task.worker) for task in tasks}
         if fixed and self.moves_as_a_whole:
@@ -1021,7 +936,7 @@ class Job:
 
     def _is_stored_for_others(self, task: Subtask) -> bool:
         """Whether it has finished, and its worker has what others have yet to read, or may read again."""
-        return task.stays and not self.stopping and self.ends.needed(task.key, self._tasks)
+        return task.stays and not self.stopping and self.ends.needed(task.key, self.subtasks)
 
     def slots_move(self, slots: Iterable[int], at: float, seconds: float = 0.0) -> None:
         """These slots are to move: what runs in them ends in order, where its sources then are is known, and
@@ -1031,10 +946,10 @@ class Job:
             seconds: for so long at most it first takes what was emitted for it.
         """
         moving = set(slots)
-        here = [key for key, task in self._tasks.items() if task.runs and self.slot_of(key) in moving]
-        keys = self.cancellations.drain(here, self._tasks)
+        here = [key for key, task in self.subtasks.items() if task.runs and self.slot_of(key) in moving]
+        keys = self.cancellations.drain(here, self.subtasks)
         if keys and seconds and self.state in ("running", "pausing") and not self.pause.is_out:
-            tasks = [self._tasks[key] for key in keys]
+            tasks = [self.subtasks[key] for key in keys]
             self.move.begin(self.pause.next_barrier(), tasks, at + seconds)
         else:
             self.cancellations.cancel(sorted(keys))
@@ -1067,7 +982,7 @@ class Job:
                 return False
             return task.runs or self._is_stored_for_others(task)
 
-        return worker in self.slots.workers() and any(map(is_needed, self._tasks.values()))
+        return worker in self.slots.workers() and any(map(is_needed, self.subtasks.values()))
 
     def _after_the_move(self, task: Subtask) -> str:
         slot = self.slot_of(task.key)
@@ -1080,17 +995,17 @@ class Job:
         stays for those who have yet to read it. What is kept until the job ends does not: it is made anew."""
         if self.stopping or self.terminal or not self.slots.moving:
             return
-        busy = {self.slot_of(task.key) for task in self._tasks.values() if task.runs}
+        busy = {self.slot_of(task.key) for task in self.subtasks.values() if task.runs}
         for slot in sorted(self.slots.moving.keys() - busy):
-            here = [task for task in self._tasks.values() if self.slot_of(task.key) == slot]
+            here = [task for task in self.subtasks.values() if self.slot_of(task.key) == slot]
             left = self.slots.placement[slot]
             self.slots.arrive(slot)
             kept = [task for task in here if self.ends.keeps(task.operator) and self._is_on(task, left)]
             pending = [task for task in here if task.state in PENDING]
-            again = wanted_again(self.graph, self.ends, self._tasks, pending, kept)
+            again = wanted_again(self.graph, self.ends, self.subtasks, pending, kept)
             for task in again:
                 self._restart(task, at, self._after_the_move(task), reason="drained")
-            self.cancellations.restart_beside([task.key for task in again], self._tasks)
+            self.cancellations.restart_beside([task.key for task in again], self.subtasks)
 
     @staticmethod
     def _is_on(task: Subtask, worker: int) -> bool:
@@ -1102,12 +1017,12 @@ class Job:
         slots = self.slots
         return [
             task
-            for task in self._tasks.values()
+            for task in self.subtasks.values()
             if task.stays
             and task.worker in workers
             and self.ends.keeps(task.operator)
             and ((slot := self.slot_of(task.key)) in slots.vacant or slots.placement[slot] not in workers)
-            and self.ends.needed(task.key, self._tasks)
+            and self.ends.needed(task.key, self.subtasks)
             and not self.replays.cannot([task.key])
         ]
 
@@ -1115,43 +1030,43 @@ class Job:
         """What these have stored is made anew elsewhere, since their workers are to leave."""
         for task in tasks:
             self._restart(task, at, self._after_the_move(task), reason="drained")
-        self.cancellations.restart_beside([task.key for task in tasks], self._tasks)
+        self.cancellations.restart_beside([task.key for task in tasks], self.subtasks)
         self._advance(at)
 
     def _restart_together(self, keys: list[TaskKey], at: float) -> None:
         """A region has ended: it is deployed at the latest of its times. What has finished restarts too if a
         consumer does which has yet to read its end, or reads it again."""
-        finished = [key for key in keys if self._tasks[key].state == "finished"]
+        finished = [key for key in keys if self.subtasks[key].state == "finished"]
         but = {"finished", WAITING}  # Who was not deployed so far will read what is there.
-        while found := [self._tasks[key] for key in finished if self.ends.needed(key, self._tasks, but)]:
-            finished = [key for key in finished if self._tasks[key] not in found]
+        while found := [self.subtasks[key] for key in finished if self.ends.needed(key, self.subtasks, but)]:
+            finished = [key for key in finished if self.subtasks[key] not in found]
             for task in found:
                 self._restart(task, at, "with those that it feeds")
-        pending = [key for key in keys if self._tasks[key].state == "restarting"]
+        pending = [key for key in keys if self.subtasks[key].state == "restarting"]
         due = max((self._times[key] for key in pending), default=at)
         self._times.update(dict.fromkeys(pending, due))
-        self.changed.update(pending)
+        self.subtasks.touch(*pending)
 
     def _replay(self, at: float) -> None:
         """What runs again with pending tasks ends first; then all of it is deployed at the latest of its
         times."""
         if self.stopping or self.terminal:
             return
-        again = self.replays.begin(list(self._times), self._tasks)
+        again = self.replays.begin(list(self._times), self.subtasks)
         if again.unreadable:
-            lost = [self._tasks[key] for key in sorted(again.unreadable)]
+            lost = [self.subtasks[key] for key in sorted(again.unreadable)]
             text = "what others have stored is lost"
             self._fail_of_unreadable(lost, ErrorInfo(code=PeerLost.code, text=text), at)
             return
         for key in sorted(again.tasks):
-            task = self._tasks[key]
+            task = self.subtasks[key]
             if task.runs:
                 self.cancellations.cancel([key])
             elif task.state == "finished":
                 self._restart(task, at, "with those beside it")
-        ready = [key for key in self.replays.take_ready() if self._tasks[key].state == "restarting"]
+        ready = [key for key in self.replays.take_ready() if self.subtasks[key].state == "restarting"]
         due = max((self._times[key] for key in ready), default=at)
-        self.changed.update(key for key in ready if self._times[key] != due)
+        self.subtasks.touch(*(key for key in ready if self._times[key] != due))
         self._times.update(dict.fromkeys(ready, due))
 
     def _restart(
@@ -1176,17 +1091,12 @@ class Job:
         return self.slot_of(key) in self.slots.moving or self.cancellations.holds_back(key)
 
     @property
-    def _waits_whole(self) -> bool:
-        """Whether nothing of it was deployed so far."""
-        return self._states[WAITING] == len(self._tasks)
-
-    @property
     def waits_for_slot(self) -> bool:
-        return self._states["waiting for a slot"] > 0
+        return self.subtasks.states["waiting for a slot"] > 0
 
     def due(self, at: float) -> list[Subtask]:
         """Pending tasks that may be deployed now, if there is a slot for them."""
-        tasks = (self._tasks[key] for key in self._times if not self._holds_back(key))
+        tasks = (self.subtasks[key] for key in self._times if not self._holds_back(key))
         return [task for task in tasks if task.state != "restarting" or self._times[task.key] <= at]
 
     def wait_for_slot(self, task: Subtask, until: float, at: float, *, may_come: bool = False) -> None:
@@ -1207,18 +1117,18 @@ class Job:
     def slots_overdue(self, at: float) -> set[int]:
         """Lost slots whose tasks have waited for as long as they are to."""
         over = [key for key, time in self._times.items() if time <= at]
-        return {self.slot_of(key) for key in over if self._tasks[key].state == "waiting for a slot"}
+        return {self.slot_of(key) for key in over if self.subtasks[key].state == "waiting for a slot"}
 
     def wait_on(self, slot: int, until: float) -> None:
         """Tasks that wait for that slot do so for longer."""
         for key in self._times:
-            if self.slot_of(key) == slot and self._tasks[key].state == "waiting for a slot":
+            if self.slot_of(key) == slot and self.subtasks[key].state == "waiting for a slot":
                 self._times[key] = until
-                self.changed.add(key)
+                self.subtasks.touch(key)
 
     def give_up_waiting(self, at: float) -> None:
         """Fail if a task has waited for a slot for too long."""
-        waiting = [self._tasks[key] for key, time in self._times.items() if time <= at]
+        waiting = [self.subtasks[key] for key, time in self._times.items() if time <= at]
         waiting = [task for task in waiting if task.state == "waiting for a slot"]
         if waiting:
             text = (
@@ -1245,12 +1155,11 @@ class Job:
         files, kept, writes = self.manifest.counts(*key), task.rows_kept, self.writes.resume(*key)
         running_at = self.pause.since if self.pause.phase == "paused" else at
         resumption = self.positions.resume(*key, running_at)
-        self._books.close(task, self._tasks.values())
-        self._result_bytes -= len(task.result)
+        self._books.close(task, self.subtasks.values())
         in_place = task.on_worker and task.worker == worker
         where = "in its slot" if in_place else f"in place of worker {task.worker}"
         resumption = resumption._replace(files=files, writes=writes, first_row=kept)
-        task.begin_next(worker, self.ends.round, resumption)
+        self.subtasks.begin_next(task, worker, self.ends.round, resumption)
         self.replays.deployed(key)
         inputs, outputs = self.ends.channels_left(key)
         self.recoveries.deployed(key, at, inputs=inputs, outputs=outputs)
@@ -1273,7 +1182,7 @@ class Job:
     def recovered(self, message: RecoverySteps, at: float) -> None:
         """Workers see attempts come back; what is of attempts that were replaced since changes nothing."""
         for step in message.steps:
-            task = self._tasks.get((step.operator, step.index))
+            task = self.subtasks.get((step.operator, step.index))
             if task is None or task.attempt != step.attempt or task.state in PENDING:
                 continue
             done = self.recoveries.reached(task.key, step, at)
@@ -1282,7 +1191,7 @@ class Job:
 
     def done_with(self, key: TaskKey) -> Done:
         """See :func:`~minishuffle.coordinator.jobs.consumption.done_with`."""
-        return done_with(self.graph, self.ends, self._tasks, key)
+        return done_with(self.graph, self.ends, self.subtasks, key)
 
     # --- states ----------------------------------------------------------------------------------
 
@@ -1311,10 +1220,7 @@ class Job:
         kind = "drained" if to == "canceled" and task.key in self.cancellations.drained else to
         kind = "task deployed" if to == "created" else f"task {kind}"
         change = _Change(task.state, to, at, kind, text, traceback, due, reason)
-        self._states[task.state] -= 1
-        self._states[to] += 1
-        task.state = to
-        self.changed.add(task.key)
+        self.subtasks.enter(task, to)
         self._losses = None
         for effect in effects:
             self._apply(effect, task, change)
@@ -1360,7 +1266,7 @@ class Job:
                 if self.deaths.finished(key):
                     self._widen(at)
             case "read inputs":
-                self.ends.spend([*self.ends.finished(key), key], self._tasks)
+                self.ends.spend([*self.ends.finished(key), key], self.subtasks)
             case "complete exchange":
                 self._complete_exchange(task, at)
             case _:
@@ -1398,7 +1304,7 @@ class Job:
     def _leave_channels(self, task: Subtask, change: _Change) -> None:
         """An attempt ends early, or one that had finished is lost."""
         self.ends.begins_anew(task.key)
-        consumers = [self._tasks[key] for key in self.graph.consumers(*task.key)]
+        consumers = [self.subtasks[key] for key in self.graph.consumers(*task.key)]
         lost = change.to == "lost" and bool(consumers)
         unread = lost and all(each.state == WAITING for each in consumers)
         comes_again = change.before == "finished" or task.base < task.attempt or unread
@@ -1407,8 +1313,8 @@ class Job:
             task.repeats("part" if any(is_stale(each, task) for each in left) else "all")
         for key in self.graph.producers(*task.key):
             if key[0] in self.ends.repeating and not self.ends.read_between(key, task.key):
-                self.changed.add(key)
-                self._tasks[key].repeats_in_part()
+                self.subtasks.touch(key)
+                self.subtasks[key].repeats_in_part()
                 self._books.repeat_in_part(key)
 
     def _note(self, task: Subtask, kind: str, at: float, text: str, *, traceback: str = "") -> None:
@@ -1444,7 +1350,7 @@ class Job:
             case "resume clocks":
                 self.positions.stand_still(at - self.pause.since)
                 self.recoveries.resumed()
-                self.changed.update(self._tasks)
+                self.subtasks.touch(*self.subtasks)
             case "end":
                 self.ended_at = at
                 self.links.end()
@@ -1453,7 +1359,7 @@ class Job:
 
     def _stop_tasks(self, at: float) -> None:
         """What is pending is not deployed any more, and nothing stands any more."""
-        for task in self._tasks.values():
+        for task in self.subtasks.values():
             if task.state in PENDING or task.state == WAITING:
                 self._transition(task, "canceled", "coordinator", at, "the job ends")
         self.stages.give_up()
@@ -1467,12 +1373,12 @@ class Job:
         for keys in self.cancellations.regions.take_ended():
             self._restart_together(keys, at)
         self._replay(at)
-        states = self._states
-        if self.state == "created" and not (states["created"] or self._times or self._waits_whole):
+        states = self.subtasks.states
+        if self.state == "created" and not (states["created"] or self._times or self.subtasks.all_wait):
             text = "all tasks run" if not states[WAITING] else "all tasks that are deployed run"
             self._transition_job("running", "coordinator", at, text)
         self._advance_pause(at)
-        if sum(states[state] for state in ENDED) < len(self._tasks):
+        if not self.subtasks.all_ended:
             self._give_slots_back(at)
             return
         if self.stopping:
@@ -1500,9 +1406,9 @@ class Job:
     def first_due(self) -> list[Subtask]:
         """Subtasks of vertices which something stands before that they wait for, and which may be deployed
         now if their slots are there."""
-        if not self.first_outputs.is_used or not self._states[WAITING] or self.pause.phase != "none":
+        if not self.first_outputs.is_used or not self.subtasks.states[WAITING] or self.pause.phase != "none":
             return []
-        waiting = [task for task in self._tasks.values() if task.state == WAITING]
+        waiting = [task for task in self.subtasks.values() if task.state == WAITING]
         vertices = sorted({task.operator for task in waiting})
         due = self.first_outputs.due(vertices, self._has_something)
         return [task for task in waiting if task.operator in due]
@@ -1511,7 +1417,7 @@ class Job:
         """Whether something can be read of an edge: its first buffer, or all of it if it is stored, or has no
         rows."""
         source = self.graph.edges[edge].source
-        tasks = [self._tasks[source, n] for n in range(self.graph.vertices[source].parallelism)]
+        tasks = self.subtasks.of(source)
         if all(task.state == "finished" for task in tasks):
             return True
         there = not self.ends.is_kept(edge)
@@ -1522,10 +1428,10 @@ class Job:
         nothing is lost when what has written them moves. False: there are none."""
         found = {
             self.graph.edges[edge].target
-            for task in (self._tasks.values() if self.first_outputs.is_used else ())
+            for task in (self.subtasks.values() if self.first_outputs.is_used else ())
             if task.worker in leaving and (task.runs or task.stays)
             for edge in self.graph.outputs_of(task.operator)
-            if not self.ends.is_kept(edge) and self._waits(self.graph.edges[edge].target)
+            if not self.ends.is_kept(edge) and self.subtasks.some_wait(self.graph.edges[edge].target)
         }
         self.first_outputs.go_ahead(found)
         return bool(found)
@@ -1538,7 +1444,7 @@ class Job:
     def tasks_of(self, stage: int) -> list[Subtask]:
         """The subtasks of a stage."""
         vertices = self.stages.order[stage].vertices
-        return [task for task in self._tasks.values() if task.operator in vertices]
+        return [task for task in self.subtasks.values() if task.operator in vertices]
 
     def stage_short(self, stage: int, why: str, at: float) -> None:
         """It could be deployed, but for ``why``."""
@@ -1566,8 +1472,8 @@ class Job:
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
-        states = Counter(task.state for task in self._tasks.values())
-        assert states == +self._states
+        self.subtasks.validate()
+        states = +self.subtasks.states
         if self.terminal:
             assert set(states) <= ENDED and self.ended_at >= self.submitted_at
         else:
@@ -1575,23 +1481,21 @@ class Job:
         if self.state in ("finished", "finished_with_loss"):
             assert set(states) == {"finished"}
         assert bool(self.history.causes) == (self.state in ("failing", "failed"))
-        assert sum(len(task.result) for task in self._tasks.values()) <= limits.RESULT_BYTES_MAX
-        assert {key for key, task in self._tasks.items() if task.state in PENDING} == set(self._times)
+        assert {key for key, task in self.subtasks.items() if task.state in PENDING} == set(self._times)
         assert not (self.stopping and (self._times or states[WAITING]))
-        never = {key for key, task in self._tasks.items() if task.attempt == NOT_DEPLOYED}
-        assert {self._tasks[key].state for key in never} <= {WAITING, "canceled"}
-        assert len(never) == states[WAITING] or self.stopping or self.terminal
+        never = sum(task.attempt == NOT_DEPLOYED for task in self.subtasks.values())
+        assert never == states[WAITING] or self.stopping or self.terminal
         if self.stages.order and not (self.stopping or self.terminal):
             idle = set(range(len(self.slots.placement))) - self.slots.vacant - self.stages.slots_wanted()
             assert not idle, f"slots {sorted(idle)} are held for nothing"
         assert self._held.keys() <= self._times.keys()
-        assert all(self._tasks[key].runs for key in self.cancellations.drained)
-        for task in self._tasks.values():
+        assert all(self.subtasks[key].runs for key in self.cancellations.drained)
+        for task in self.subtasks.values():
             if task.runs and not self.released:
                 assert task.on_worker and self.slot_of(task.key) not in self.slots.vacant
                 assert task.worker == self.slots.placement[self.slot_of(task.key)]
             if not task.on_worker and task.state == "finished" and not (self.stopping or self.terminal):
-                assert not self._restarts or not self.ends.needed(task.key, self._tasks)
+                assert not self._restarts or not self.ends.needed(task.key, self.subtasks)
         assert (self.state == "paused") == (self.pause.phase == "paused")
         assert self.pause.under_way or self.state != "pausing"
         self.slots.validate()

@@ -71,21 +71,11 @@ The journal is written with each, too. Effects for a job::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from operator import attrgetter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
-from minishuffle import limits
-from minishuffle.coordinator.jobs.lossaccounting import AttemptRecord, TaskKey, Totals
-from minishuffle.coordinator.jobs.positions import Resumption
-from minishuffle.coordinator.journal.codec import Record
-from minishuffle.counters import TaskCounters
-from minishuffle.errors import ResourceExhausted
 from minishuffle.ids import FIRST_ATTEMPT
-from minishuffle.plan.graph import JobGraph, Placement
-from minishuffle.wire.messages import ErrorInfo
-from minishuffle.wire.requests import TaskInfo
 
 __all__ = [
     "ENDED",
@@ -98,11 +88,9 @@ __all__ = [
     "Actor",
     "Transition",
     "JobEffect",
-    "Subtask",
     "TaskEffect",
     "effects_of",
     "may",
-    "results_too_large",
 ]
 
 ENDED: Final = frozenset({"finished", "failed", "canceled", "abandoned", "lost"})
@@ -236,164 +224,3 @@ def effects_of(table: Transitions[Effect], name: str, before: str, to: str, by: 
     if not may(table, before, to, by):
         raise AssertionError(f"{name}: the {by} may not bring it from {before} to {to}")
     return table[before, to].effects
-
-
-@dataclass(frozen=True, slots=True)
-class CountsRecord(Record):
-    """What an attempt that runs has counted and exchanged."""
-
-    attempt: int
-    counters: TaskCounters
-    traffic: bytes
-
-
-@dataclass(slots=True)
-class Subtask(AttemptRecord):
-    """One subtask and its current attempt; while it is pending, the attempt that ended."""
-
-    name: str = ""
-    state: str = "created"
-    on_worker: bool = True
-    """Its worker has not been lost since the attempt was deployed."""
-    resumption: Resumption = Resumption()
-    """Where the attempt goes on, if it is a source's, and which files of earlier ones are listed."""
-    result: bytes = b""
-    announced: int = 0
-    """Where the rows end that readers of a kept result have heard of."""
-    base: int = FIRST_ATTEMPT
-    """The first of the attempts that write the same rows, this one the last: see
-    :mod:`~minishuffle.coordinator.jobs.consumption`."""
-    round: int = 0
-    """Counts the decisions of a job by which attempts were deployed: that of this attempt."""
-    base_round: int = 0
-    """That of its base."""
-    rows_collected: int = 0
-    """Rows that the client has of the attempt."""
-    readable: list[int] = field(default_factory=list)
-    """Edges for which the attempt has begun a buffer, as far as their consumers waited for that."""
-
-    def __str__(self) -> str:
-        return f"{self.name}[{self.index}]"
-
-    def begin_first(self, worker: int, round: int) -> None:
-        """Its first attempt is deployed there."""
-        self.attempt = self.base = FIRST_ATTEMPT
-        self.round = self.base_round = round
-        self.worker, self.on_worker = worker, True
-
-    def begin_next(self, worker: int, round: int, resumption: Resumption) -> None:
-        """The next attempt is deployed there, of which nothing is known so far."""
-        self.attempt, self.round, self.resumption = self.attempt + 1, round, resumption
-        if not self.repeated:
-            self.base, self.base_round = self.attempt, round
-        self.worker, self.on_worker, self.end = worker, True, ""
-        self.counters, self.traffic, self.result, self.rows_made = TaskCounters(), b"", b"", 0
-        self.rows_listed, self.rows_leased, self.passed_on_max, self.repeated = 0, 0, None, ""
-        self.rows_collected, self.readable = 0, []
-
-    def record(self) -> Subtask:
-        """For the journal. What an attempt that runs has counted is in a record of its own."""
-        task = Subtask(*_FIELDS_OF(self))  # Takes a fifth of the time of ``replace``.
-        task.resumption = self.resumption._replace(files=dict(self.resumption.files))
-        if self.runs:
-            task.counters, task.traffic = TaskCounters(), b""
-        return task
-
-    def counts_record(self) -> CountsRecord:
-        """What an attempt that runs has counted and exchanged."""
-        return CountsRecord(self.attempt, self.counters, self.traffic)
-
-    def recall_counts(self, counts: CountsRecord | None) -> None:
-        """What :meth:`counts_record` gave last, maybe of another attempt."""
-        if counts is not None and self.runs and counts.attempt == self.attempt:
-            self.counters, self.traffic = counts.counters, counts.traffic
-
-    @property
-    def runs(self) -> bool:
-        """Its attempt is deployed and has not ended."""
-        return self.state in ("created", "running")
-
-    @property
-    def stays(self) -> bool:
-        """It has finished, and its worker has what it wrote, wherever its slot moves."""
-        return self.state == "finished" and self.on_worker
-
-    @property
-    def rows_kept(self) -> int:
-        """See :meth:`Job.rows_kept`."""
-        return max(self.resumption.first_row, self.counters.rows_kept, self.announced)
-
-    def can_be_read(self, edge: int) -> None:
-        """Its partition on that edge has its first buffer."""
-        self.readable = sorted({edge, *self.readable})
-
-    def collected(self, rows: int) -> None:
-        """So many more of its rows are with the client."""
-        self.rows_collected += rows
-
-    def gave(self, result: bytes) -> None:
-        """Its sink has closed with that result."""
-        self.result = result
-
-    def announce(self) -> bool:
-        """Readers hear where its rows end; False if they have heard that before."""
-        before, self.announced = self.announced, max(self.announced, self.rows_kept)
-        return self.announced > before
-
-    def info(self, totals: Totals, results: bool) -> TaskInfo:
-        """As clients see it, with the totals of all its attempts."""
-        return TaskInfo(
-            operator=self.operator,
-            name=self.name,
-            index=self.index,
-            attempt=self.attempt,
-            state=self.state,
-            worker=self.worker,
-            counters=totals.counters,
-            rows_sent=totals.rows_sent,
-            rows_received=totals.rows_received,
-            result=self.result if results else b"",
-            state_rows_lost=totals.state_rows_lost,
-        )
-
-
-_FIELDS_OF: Final = attrgetter(*(each.name for each in fields(Subtask)))
-
-
-def first_attempts(graph: JobGraph, placement: Placement, *, waiting: bool = False) -> dict[TaskKey, Subtask]:
-    """All subtasks of a job that is about to be deployed, or whose subtasks wait for their time."""
-    firsts = graph.first_slots()
-    attempt = NOT_DEPLOYED if waiting else FIRST_ATTEMPT
-    state = WAITING if waiting else "created"
-    return {
-        (operator, index): Subtask(
-            operator,
-            index,
-            placement[firsts[operator] + index],
-            attempt,
-            name=vertex.name,
-            state=state,
-            on_worker=not waiting,
-        )
-        for operator, vertex in enumerate(graph.vertices)
-        for index in range(vertex.parallelism)
-    }
-
-
-def results_too_large(task: Subtask) -> ErrorInfo:
-    """What fails a job when a sink has ended, and with its result those of all are more than a job keeps."""
-    text = (
-        f"the sinks of this job returned more than {limits.RESULT_BYTES_MAX} bytes at their close: "
-        "write large results with to_files"
-    )
-    return ErrorInfo(code=ResourceExhausted.code, text=text, task=str(task))
-
-
-NAMES_SHOWN: Final = 5
-"""Tasks that a text names at most."""
-
-
-def names_of(tasks: Sequence[Subtask]) -> str:
-    """The first of them, for a text."""
-    more = " and others" if len(tasks) > NAMES_SHOWN else ""
-    return ", ".join(str(task) for task in tasks[:NAMES_SHOWN]) + more

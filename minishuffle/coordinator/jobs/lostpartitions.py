@@ -38,8 +38,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from minishuffle.coordinator.jobs.failover import pipelined_regions
-from minishuffle.coordinator.jobs.lifecycle import WAITING, Subtask
+from minishuffle.coordinator.jobs.lifecycle import WAITING
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
+from minishuffle.coordinator.jobs.subtasks import Subtask
 from minishuffle.plan.graph import JobGraph
 
 __all__ = ["Again", "Replays"]

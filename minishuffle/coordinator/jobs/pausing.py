@@ -22,8 +22,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from minishuffle.coordinator.jobs.lifecycle import WAITING, Subtask, names_of
+from minishuffle.coordinator.jobs.lifecycle import WAITING
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
+from minishuffle.coordinator.jobs.subtasks import Subtask, names_of
 from minishuffle.coordinator.journal.codec import Record
 from minishuffle.plan.graph import JobGraph
 from minishuffle.wire.messages import PauseTasks, Standing

@@ -40,8 +40,8 @@ from minishuffle.coordinator.clients.results import ResultRecord
 from minishuffle.coordinator.clients.streams import StreamRecord
 from minishuffle.coordinator.jobs.history import LinesRecord, RowsRecord
 from minishuffle.coordinator.jobs.job import Job, JobRecord, TaskRecord
-from minishuffle.coordinator.jobs.lifecycle import CountsRecord
 from minishuffle.coordinator.jobs.lossaccounting import PastRecord, TaskKey
+from minishuffle.coordinator.jobs.subtasks import CountsRecord
 from minishuffle.coordinator.journal.codec import Fact, Record, pack_record, unpack_record
 from minishuffle.coordinator.workers import AppliedRecord, RegistryNumbers, Worker, WorkerRecord
 from minishuffle.errors import InvalidGraph, ShuffleError
@@ -141,7 +141,7 @@ def _of_job(job: Job, keys: Iterable[TaskKey], after: Mapping[str, int]) -> Chan
     for key in keys:
         name = _task_name(job.id, key)
         changes["task", name] = pack_record(job.task_record(key))
-        if job.counts_record(key) is None:
+        if job.subtasks[key].counts_record() is None:
             changes["counts", name] = None
         past = job.past_record(key)
         changes["past", name] = pack_record(past) if past is not None else None
@@ -154,7 +154,7 @@ def _of_job(job: Job, keys: Iterable[TaskKey], after: Mapping[str, int]) -> Chan
 
 def job_records(job: Job) -> Changes:
     """Everything that is to be remembered of a job."""
-    return {("graph", job.id): _graph(job), **_of_job(job, job.keys(), {})}
+    return {("graph", job.id): _graph(job), **_of_job(job, job.subtasks, {})}
 
 
 class Recorder:
@@ -204,7 +204,7 @@ class Recorder:
 
     def job(self, job: Job) -> None:
         """Something may have happened to it."""
-        keys = job.take_changed()
+        keys = job.subtasks.take_changed()
         if job.id not in self._of_jobs or (job.released and job.id not in self._released):
             self._put({("graph", job.id): _graph(job)})
         if job.released:
@@ -257,7 +257,7 @@ class Recorder:
         while self._reported and room > 0:
             _, key = first = next(iter(self._reported))
             job = self._reported.pop(first)
-            if (counts := job.counts_record(key)) is not None:
+            if (counts := job.subtasks[key].counts_record()) is not None:
                 record = pack_record(counts)
                 self._put({("counts", _task_name(job.id, key)): record})
                 room -= len(record)

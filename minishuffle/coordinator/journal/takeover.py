@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from minishuffle.coordinator.jobs.job import Job
-from minishuffle.coordinator.jobs.lifecycle import Subtask
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
+from minishuffle.coordinator.jobs.subtasks import Subtask
 from minishuffle.coordinator.scheduling.placement import consumer_ends, current_attempts, placed_attempt
 from minishuffle.ids import FIRST_ATTEMPT, AttemptId
 from minishuffle.plan.stages import deploys_later
@@ -30,14 +30,14 @@ __all__ = ["missing", "reconciled"]
 
 def _tasks_on(worker: int, job: Job) -> list[Subtask]:
     """Subtasks whose current attempt, or the last while the next is pending, is there."""
-    return [task for task in job.tasks() if task.worker == worker and task.on_worker]
+    return [task for task in job.subtasks.values() if task.worker == worker and task.on_worker]
 
 
 def _tasks_beside(worker: int, job: Job) -> list[Subtask]:
     """Subtasks that exchange rows with those on a worker, and whose current attempt was deployed."""
     graph, here = job.graph, _tasks_on(worker, job)
     keys = {key for task in here for key in (*graph.producers(*task.key), *graph.consumers(*task.key))}
-    live = (task for task in job.tasks() if task.state in ("created", "running", "finished"))
+    live = (task for task in job.subtasks.values() if task.state in ("created", "running", "finished"))
     return [task for task in live if task.on_worker and task.key in keys]
 
 
@@ -94,7 +94,7 @@ def reconciled(
 
 def _ends(worker: int, job: Job, term: int) -> list[ControlMessage]:
     """What attempts there may have to hear of their consumers, before they are released."""
-    tasks = {task.key: task for task in job.tasks()}
+    tasks = {task.key: task for task in job.subtasks.values()}
     found = [each for task in _tasks_on(worker, job) for each in job.ends.ends_of(tasks, task.key)]
     return [message for _, message in consumer_ends(job.id, found, term=term)]
 

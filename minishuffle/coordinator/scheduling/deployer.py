@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from minishuffle.coordinator.jobs.job import Job
-from minishuffle.coordinator.jobs.lifecycle import WAITING, Subtask
+from minishuffle.coordinator.jobs.lifecycle import WAITING
+from minishuffle.coordinator.jobs.subtasks import Subtask
 from minishuffle.coordinator.journal.writeahead import WriteAhead
 from minishuffle.coordinator.scheduling.isolation import Isolation
 from minishuffle.coordinator.scheduling.placement import (
@@ -65,7 +66,7 @@ class Deployer:
         workers = self.workers.alive()
         addresses = [worker.address for worker in workers if worker.worker in held]
         graph, term, placement = job.graph, self.term, job.slots.placement
-        tasks = [task.key for task in job.tasks() if task.state != WAITING]
+        tasks = [task.key for task in job.subtasks.values() if task.state != WAITING]
         messages = deployments(graph, placement, addresses, term=term, job=job.id, name=job.name, tasks=tasks)
         for number, message in messages.items():
             self.send(number, message)
@@ -158,7 +159,7 @@ class Deployer:
             closed = self.isolation.closed(job, slots[0], list(self.workers), held) if slots else {}
             shut = {**closed, **job.links.closed()}
             # A stage of which nothing runs waits whole here too: two jobs would wait for each other's halves.
-            whole = bool(job.stages.order) and not job.open_workers()
+            whole = bool(job.stages.order) and not job.subtasks.open_workers()
             move_slots(job, slots, workers, held, called, closed=shut, all_or_none=whole)
             held.note(job)
             for slot in slots:
@@ -218,12 +219,12 @@ class Deployer:
         """All that runs is to stop behind a barrier, or to go on."""
         message = job.pause.message(self.term, job.id) if job.pause.take_unsent() else None
         if message is not None:
-            for number in sorted({task.worker for task in job.tasks() if task.on_worker}):
+            for number in sorted({task.worker for task in job.subtasks.values() if task.on_worker}):
                 self.send(number, message)
         if job.move.take_unsent():
-            moving = current_attempts(task for task in job.tasks() if job.is_to_end(task))
+            moving = current_attempts(task for task in job.subtasks.values() if job.is_to_end(task))
             divide = DivideTasks(term=self.term, job=job.id, barrier=job.move.barrier, moving=moving)
-            for number in sorted({task.worker for task in job.tasks() if task.on_worker}):
+            for number in sorted({task.worker for task in job.subtasks.values() if task.on_worker}):
                 self.send(number, divide)
 
     def release(self, job: Job, workers: Iterable[int], at: float) -> None:
@@ -238,7 +239,7 @@ class Deployer:
         for number, message in self.write_ahead.give_up(job.id):
             job.undeployed(number, message, None, at)
         if job.take_stop():
-            for number in job.open_workers():
+            for number in job.subtasks.open_workers():
                 self.send(number, CancelTasks(term=self.term, job=job.id))
 
 

@@ -11,9 +11,10 @@ from typing import Final, TypeAlias
 
 from minishuffle.coordinator.jobs.consumption import Done, EndsOfOne, repeating
 from minishuffle.coordinator.jobs.job import Job
-from minishuffle.coordinator.jobs.lifecycle import PENDING, WAITING, Subtask
+from minishuffle.coordinator.jobs.lifecycle import PENDING, WAITING
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
 from minishuffle.coordinator.jobs.positions import Resumption
+from minishuffle.coordinator.jobs.subtasks import Subtask
 from minishuffle.coordinator.scheduling.slots import NOWHERE
 from minishuffle.coordinator.scheduling.stageprogress import stage_slots
 from minishuffle.coordinator.scheduling.workerinventory import Holdings
@@ -638,7 +639,7 @@ def redeployments(
         resumptions={task.key: task.resumption for task in tasks},
         done={task.key: job.done_with(task.key) for task in tasks},
         elsewhere=job.stayed(),
-        waiting={task.key for task in job.tasks() if task.state == WAITING},
+        waiting={task.key for task in job.subtasks.values() if task.state == WAITING},
         term=term,
         job=job.id,
     )
@@ -660,7 +661,7 @@ def _named_attempts(job: Job) -> dict[TaskKey, TaskAttempt]:
     """The attempts of all subtasks not at their first: the current one, or the next one while it is
     pending."""
     found = {}
-    for task in job.tasks():
+    for task in job.subtasks.values():
         attempt = task.attempt + (task.state in PENDING or task.state == WAITING)
         if attempt != FIRST_ATTEMPT:
             base = task.base if task.repeated or task.base < task.attempt else 0
@@ -690,7 +691,7 @@ def _workers_beside(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
     """
     together = {task.key for task in tasks}
     others: dict[int, list[Subtask]] = {}
-    for task in job.tasks():
+    for task in job.subtasks.values():
         live = task.on_worker and task.state in ("created", "running", "finished")
         if live and task.key not in together:
             others.setdefault(task.operator, []).append(task)

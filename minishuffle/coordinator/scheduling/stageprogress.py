@@ -31,8 +31,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from minishuffle.coordinator.jobs.lifecycle import WAITING, Subtask
+from minishuffle.coordinator.jobs.lifecycle import WAITING
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
+from minishuffle.coordinator.jobs.subtasks import Subtask
 from minishuffle.plan.graph import JobGraph
 from minishuffle.plan.stages import Stage, is_staged, stages_of
 from minishuffle.wire.requests import StageInfo

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from minishuffle.coordinator.jobs.cancellations import Cancellations
-from minishuffle.coordinator.jobs.lifecycle import first_attempts
+from minishuffle.coordinator.jobs.subtasks import first_attempts
 from minishuffle.coordinator.jobs.lostpartitions import Replays
 from minishuffle.coordinator.scheduling.moving import JobMove
 from minishuffle.plan.graph import JobGraph

@@ -68,7 +68,7 @@ def test_tasks_that_always_raise_end_their_job_in_bounded_time_with_their_own_tr
 
 def fail_and_restart(job: Job, at: float) -> None:
     """Subtask 0 of operator 1 fails, with rows exchanged, state and a log line, and is deployed again."""
-    (task,) = [each for each in job.tasks() if each.key == (1, 0)]
+    (task,) = [each for each in job.subtasks.values() if each.key == (1, 0)]
     peers = [PeerRows(0, 0, 1, received=10), PeerRows(0, 1, 1, received=10)]
     message = TaskStateChanged(
         attempt=attempt(1, 0, task.attempt, job=job.id),

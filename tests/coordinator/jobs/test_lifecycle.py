@@ -84,7 +84,7 @@ def test_nothing_else_changes_a_state() -> None:
     found = {each for module in modules(PACKAGE / "coordinator") for each in assigned_states(module)}
     assert {each for each in found if not each.startswith("workers.py")} == {
         "jobs/job.py __init__",
-        "jobs/job.py _transition",
         "jobs/job.py _transition_job",
         "jobs/job.py recall",
+        "jobs/subtasks.py enter",
     }

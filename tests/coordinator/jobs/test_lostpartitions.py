@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from minishuffle.coordinator.jobs.lifecycle import Subtask, first_attempts
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
 from minishuffle.coordinator.jobs.lostpartitions import Again, Replays
+from minishuffle.coordinator.jobs.subtasks import Subtask, first_attempts
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 
 PARTITIONERS = {"h": "hash", "r": "rebalance", "f": "forward", "b": "broadcast"}

@@ -199,13 +199,13 @@ def test_a_change_is_written_once_and_what_does_not_change_is_not(
     cluster.submit(make_graph(1, 1))
     job = cluster.state._jobs["j1"]
     recorder = Recorder({})
-    job.changed = set(job.keys())
+    job.subtasks.touch(*job.subtasks)
     recorder.job(job)
     everything = recorder.take(0.0)
     assert everything == {key: each for key, each in job_records(job).items() if each is not None}
     recorder.job(job)
     assert recorder.take(0.0) == {}
-    job.changed = set(job.keys())
+    job.subtasks.touch(*job.subtasks)
     recorder.job(job)
     assert recorder.take(0.0) == {}
     recorder.forget_job("j1")

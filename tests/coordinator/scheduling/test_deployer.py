@@ -118,7 +118,7 @@ def test_a_job_that_ends_does_not_wait_for_attempts_whose_deployment_is_held_bac
     job.cancel(1.0, "cancelled by a client")
     for _ in range(2):
         workers.deployer.stop(job, 1.0)
-        assert {task.key for task in job.tasks() if task.state == "canceled"} == {(0, 1), (1, 1)}
+        assert {task.key for task in job.subtasks.values() if task.state == "canceled"} == {(0, 1), (1, 1)}
     assert workers.take_sent() == [(1, CancelTasks(term=1, job="j1"))]
     assert workers.ahead.written() == []
     workers.ahead.failed([CoordinatorStep(messages=[first])], "the disk is full")

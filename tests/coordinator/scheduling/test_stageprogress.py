@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from minishuffle.coordinator.jobs.lifecycle import WAITING, first_attempts
+from minishuffle.coordinator.jobs.lifecycle import WAITING
+from minishuffle.coordinator.jobs.subtasks import first_attempts
 from minishuffle.coordinator.scheduling.stageprogress import StageProgress, stage_slots
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.plan.stages import slots_needed

@@ -148,7 +148,7 @@ def test_reports_are_made_by_one_collector_and_judged_at_one_place() -> None:
     sources = {path.relative_to(package).as_posix(): path.read_text() for path in package.rglob("*.py")}
     made = {name for name, text in sources.items() if re.search(r"(?<!class )\bAttemptReport\(\w", text)}
     assert made == {"worker/reports/attemptreports.py", "bench/scale.py"}
-    judged = {name for name, text in sources.items() if re.search(r"\bjob\.current\(", text)}
+    judged = {name for name, text in sources.items() if re.search(r"\bjob\.subtasks\.current\(", text)}
     assert judged == {"coordinator/jobs/attemptreports.py"}
 
 
