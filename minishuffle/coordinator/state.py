@@ -616,7 +616,7 @@ class CoordinatorState:
             return
         text = self._workers.no_link(key, self._links.pair(*key).why, self._links.seconds)
         why = f"worker {number} is excluded from this job until others can connect to it: {text}"
-        for holder, slot in job.abandoned_slots():
+        for holder, slot in sorted(job.slots.blocked):
             if holder == number:
                 worker.written_off.add((job.id, slot))
                 self._changed[number] = worker
@@ -1143,7 +1143,7 @@ class CoordinatorState:
         self._out += self._streams.remove(job)
         self._results.job_ended(job)
         self._deployer.release(job, {*job.slots.workers(), *self._preparations.job_ended(job.id)}, at)
-        for number, slot in job.abandoned_slots():
+        for number, slot in sorted(job.slots.blocked):
             if (worker := self._workers.get_alive(number)) is not None:
                 worker.written_off.add((job.id, slot))
                 self._changed[number] = worker

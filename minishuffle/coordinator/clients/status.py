@@ -197,7 +197,7 @@ def _recoveries(job: Job) -> JobRecoveries:
     return JobRecoveries(
         job.id,
         job.name,
-        dict(job.restarts),
+        dict(job.recoveries.restarts),
         losses.dropped,
         losses.state_rows,
         seconds if shown else {},

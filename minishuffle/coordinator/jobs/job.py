@@ -202,8 +202,6 @@ class Job:
         self.released = False
         """Whether ReleaseJob was sent."""
         self.history = History()
-        self.restarts: Counter[str] = Counter()
-        """Attempts that took the place of another, by how that one ended; drained: since its slot moved."""
         kept = graph.kept_edges()
         self.ends, self.replays = Ends(graph, kept), Replays(graph)
         self._books = Books(graph.edges, kept, self.replays.vertices)
@@ -224,8 +222,6 @@ class Job:
         self.deaths = Deaths(graph.settings.restart_failures_max, at)
         self._held: dict[TaskKey, tuple[int, float]] = {}
         """The worker of pending tasks that wait to hear how it ended; and until when."""
-        self._abandoned: set[tuple[int, int]] = set()
-        """Worker and slot of attempts that were abandoned."""
         self.recoveries, self.links = Recoveries(), JobLinks(self.history)
         self.pause, self.move = JobPause(), JobMove()
         self.cancellations = Cancellations(graph, self.replays, self.move)
@@ -249,8 +245,8 @@ class Job:
             left=tuple(sorted(self.slots.left)),
             drained=tuple(sorted(self.cancellations.drained)),
             segments=self.slots.segments,
-            restarts=dict(self.restarts),
-            abandoned=tuple(self.abandoned_slots()),
+            restarts=dict(self.recoveries.restarts),
+            abandoned=tuple(sorted(self.slots.blocked)),
             history=self.history.record(),
             books=self._books.record(),
             regions=self.cancellations.regions.record(),
@@ -289,10 +285,12 @@ class Job:
         """A new job becomes what the records say; its history and manifest are recalled with what they
         have listed."""
         self.state, self.ended_at, self.released = record.state, record.ended_at, record.released
-        self.slots.recall(record.lost_slots, record.segments, record.moving, record.left)
+        self.slots.recall(
+            record.lost_slots, record.segments, record.moving, record.left, blocked=record.abandoned
+        )
         self.links.recall(record.links)
         self.pause = JobPause(**asdict(record.pause))
-        self.restarts, self._abandoned = Counter(record.restarts), set(record.abandoned)
+        self.recoveries.recall_restarts(record.restarts)
         self._books.recall(record.books, past)
         self.subtasks.recall({key: each.task for key, each in tasks.items()}, counts)
         for key, each in tasks.items():
@@ -341,10 +339,6 @@ class Job:
             and ((slot := self.slot_of(task.key)) in slots.vacant or task.worker != slots.placement[slot])
         }
 
-    def abandoned_slots(self) -> list[tuple[int, int]]:
-        """Worker and number of the slots held in which a task was abandoned."""
-        return sorted(self._abandoned)
-
     def losses(self) -> Losses:
         """Rows lost so far, over all attempts."""
         if self._losses is None:
@@ -372,7 +366,7 @@ class Job:
             causes=self.history.causes,
             collected_batches=self.history.batches,
             collects=[vertex.collects for vertex in self.graph.vertices if vertex.collects],
-            restarts=dict(self.restarts),
+            restarts=dict(self.recoveries.restarts),
             rows_dropped=self.losses().dropped,
             rows_in_flight=self.losses().in_flight,
             state_rows_lost=self.losses().state_rows,
@@ -623,7 +617,6 @@ class Job:
                 a death counts against waits for that.
         """
         self.slots.worker_lost(worker, cause.text)
-        self._abandoned = {each for each in self._abandoned if each[0] != worker}
         here = self.subtasks.on(worker)
         for task in here:
             task.leave_worker()
@@ -648,7 +641,7 @@ class Job:
         self.links.exclude(worker, exclusion, at)
         cause = ErrorInfo(code=PeerLost.code, text=exclusion.why)
         self.worker_lost(worker, cause, at)
-        self.slots.left.add(worker)
+        self.slots.excluded(worker)
         for key in failed:
             counted = self.replays.counts_for(key)
             self.subtasks.touch(counted)
@@ -1248,7 +1241,7 @@ class Job:
             case "interrupt":
                 self._interrupt(task, change)
             case "block slot":
-                self._abandoned.add((task.worker, self.slot_of(key)))
+                self.slots.block(task.worker, self.slot_of(key))
             case "count restart":
                 self._count_restart(task, change)
             case "begin timer":
@@ -1292,7 +1285,7 @@ class Job:
             self._give_pause_up(problem, change.at)
 
     def _count_restart(self, task: Subtask, change: _Change) -> None:
-        self.restarts[change.reason or change.before] += 1
+        self.recoveries.restarts_after(change.reason or change.before)
         if change.before == "finished" and self._comes_again(task.operator):
             task.ended(change.to)
         self.recoveries.moved(task.key, change.to, change.at)

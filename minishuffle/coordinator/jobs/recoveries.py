@@ -7,6 +7,8 @@ The times that recoveries took are kept as one histogram for each phase.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,9 +48,11 @@ class _Recovery:
 
 
 class Recoveries:
-    """The last one of each subtask, until the subtask finishes."""
+    """The last one of each subtask, until the subtask finishes; and how many there were."""
 
     def __init__(self) -> None:
+        self.restarts: Counter[str] = Counter()
+        """Attempts that took the place of another, by how that one ended; drained: since its slot moved."""
         self._last: dict[TaskKey, _Recovery] = {}
         self.seconds = {phase: Histogram(RECOVERY_SECONDS_BOUNDS) for phase in PHASES}
         """What each recovery took that has come so far, by phase."""
@@ -56,6 +60,14 @@ class Recoveries:
         """Those whose attempt died before it had passed a first batch on."""
         self._died_in: dict[TaskKey, Step] = {}
         """The step in which the last attempt died that was to recover a subtask, if it died in one."""
+
+    def restarts_after(self, end: str) -> None:
+        """An attempt is to take the place of one that came to that end."""
+        self.restarts[end] += 1
+
+    def recall_restarts(self, restarts: Mapping[str, int]) -> None:
+        """So many did, as far as the journal has it."""
+        self.restarts = Counter(restarts)
 
     def moved(self, key: TaskKey, state: str, at: float) -> None:
         """The subtask has come to that state. One that has finished may restart with others."""

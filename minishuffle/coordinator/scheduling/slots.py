@@ -42,6 +42,9 @@ class Slots:
         """By slot that moves, the worker that it moves to, or NOWHERE."""
         self.left: set[int] = set()
         """Workers that had slots, and may keep what tasks that have finished there wrote."""
+        self.blocked: set[tuple[int, int]] = set()
+        """Worker and slot of attempts that were abandoned: their threads still run, and take no other task
+        beside them."""
         self.gave_back = False
         """Others may have what was given back; until somebody looks."""
 
@@ -51,10 +54,12 @@ class Slots:
         segments: Mapping[int, int],
         moving: Mapping[int, int],
         left: Iterable[int],
+        *,
+        blocked: Iterable[tuple[int, int]] = (),
     ) -> None:
         """Become what these are, of which the journal has each."""
         self.vacant, self.segments = set(vacant), dict(segments)
-        self.moving, self.left = dict(moving), set(left)
+        self.moving, self.left, self.blocked = dict(moving), set(left), set(blocked)
 
     def lacks(self, why: str) -> None:
         """No worker can take a vacant slot, for that reason."""
@@ -94,6 +99,15 @@ class Slots:
                 self._leave(slot)
         self.segments.pop(worker, None)
         self.left.discard(worker)
+        self.blocked = {each for each in self.blocked if each[0] != worker}
+
+    def excluded(self, worker: int) -> None:
+        """A worker has lost its slots though it is alive: others may read what it has."""
+        self.left.add(worker)
+
+    def block(self, worker: int, slot: int) -> None:
+        """An attempt was abandoned in a slot that a worker has, or had."""
+        self.blocked.add((worker, slot))
 
     def why_wanting(self, worker: int) -> str:
         """Why tasks that ran on that worker, which was lost or is to leave, have no slot."""

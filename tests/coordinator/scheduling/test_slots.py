@@ -10,9 +10,12 @@ LOST = "worker was lost: it was silent for 3 s"
 def test_slots_of_a_lost_worker_are_held_by_nobody_until_they_move() -> None:
     slots = Slots((1, 2, 1), {1: 10, 2: 5})
     assert slots.held() == {1: 2, 2: 1}
+    slots.block(1, 0)
+    slots.block(2, 1)
     slots.worker_lost(1, LOST)
     slots.validate()
     assert (slots.held(), slots.vacant, slots.segments) == ({2: 1}, {0, 2}, {2: 5})
+    assert slots.blocked == {(2, 1)}, "no thread runs there any more"
     assert slots.placement == (1, 2, 1), "where they were"
     slots.move(2, 3, 7)
     slots.validate()
