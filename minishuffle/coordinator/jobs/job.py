@@ -58,6 +58,7 @@ from minishuffle.coordinator.jobs.positions import (
     WritesRecord,
 )
 from minishuffle.coordinator.jobs.recoveries import Recoveries
+from minishuffle.coordinator.jobs.restarttimers import RestartTimers
 from minishuffle.coordinator.jobs.subtasks import (
     CountsRecord,
     Subtask,
@@ -215,13 +216,10 @@ class Job:
         """The files that its sinks have completed."""
         self.subtasks = Subtasks(graph, placement, waiting=deploys_later(graph))
         self.stages, self.first_outputs = StageProgress(graph), FirstOutputs(graph)
-        self._times: dict[TaskKey, float] = {}
-        """When a pending task is deployed, or gives the wait for a slot up."""
+        self.timers = RestartTimers(self.subtasks)
         given = graph.settings
         self._failures = JobFailures(given.restart_failures_max, given.restart_mistakes_max, random)
         self.deaths = Deaths(graph.settings.restart_failures_max, at)
-        self._held: dict[TaskKey, tuple[int, float]] = {}
-        """The worker of pending tasks that wait to hear how it ended; and until when."""
         self.recoveries, self.links = Recoveries(), JobLinks(self.history)
         self.pause, self.move = JobPause(), JobMove()
         self.cancellations = Cancellations(graph, self.replays, self.move)
@@ -262,7 +260,7 @@ class Job:
         """What is of a subtask, but for its counts while it runs, and attempts that were replaced."""
         return TaskRecord(
             task=self.subtasks[key].record(),
-            due=self._times.get(key),
+            due=self.timers.record(key),
             recovery=self.recoveries.record(key),
             failures=self._failures.record(key),
             deaths=self.deaths.record(key),
@@ -305,8 +303,7 @@ class Job:
         self.ends.recall(key, record.ends, record.task.round)
         self.recoveries.recall(key, record.recovery)
         self.deaths.recall(key, record.deaths)
-        if record.due is not None:
-            self._times[key] = record.due
+        self.timers.recall(key, record.due)
         self._failures.recall(key, record.failures)
 
     # --- state -----------------------------------------------------------------------------------
@@ -392,16 +389,13 @@ class Job:
 
     def _slot_waits(self) -> list[SlotWait]:
         """One for each lost worker whose tasks have no slot."""
-        if not self.waits_for_slot:
-            return []
         waiting: dict[int, list[Subtask]] = {}
-        for key in self._times:
-            if (task := self.subtasks[key]).state == "waiting for a slot":
-                waiting.setdefault(task.worker, []).append(task)
+        for task in self.timers.waiting():
+            waiting.setdefault(task.worker, []).append(task)
         return [
             SlotWait(
                 worker=worker,
-                until=min(self._times[task.key] for task in tasks),
+                until=self.timers.first(tasks),
                 text=f"{names_of(tasks)} wait for a slot: {self.slots.why_wanting(worker)}",
             )
             for worker, tasks in sorted(waiting.items())
@@ -629,7 +623,7 @@ class Job:
         if end_told_until is not None and self._restarts and not self.stopping:
             slots = {self.slot_of(task.key) for task in lost if self.deaths.of(task.key) is not None}
             held = [task.key for task in lost if self.slot_of(task.key) in slots]
-            self._held.update((key, (worker, end_told_until)) for key in held)
+            self.timers.hold(held, worker, end_told_until)
         self._go_on_without(lost, cause, "on another worker", at)
 
     def exclude(self, worker: int, exclusion: Exclusion, at: float) -> list[TaskAttempt]:
@@ -653,13 +647,7 @@ class Job:
 
     def end_told(self, worker: int, at: float) -> None:
         """How the process of that worker, which is lost, has ended is known by now, or nobody will tell."""
-        held = [key for key, (lost_with, _) in self._held.items() if lost_with == worker]
-        for key in held:
-            del self._held[key]
-        for key in self.cancellations.beside(held):
-            if self.subtasks[key].state == "restarting":
-                self._times[key] = min(at, self._times[key])
-                self.subtasks.touch(key)
+        self.timers.hasten(self.cancellations.beside(self.timers.release(worker)), at)
 
     def linked_workers(self) -> dict[int, int]:
         """The workers between which tasks may need links, each with the number of slots that it has. One that
@@ -743,8 +731,7 @@ class Job:
             self._fail_of_unreadable(unreadable, cause, at)
         else:
             for task in lost:
-                _, due = self._held.get(task.key, (0, at))
-                self._restart(task, at, where, due=due)
+                self._restart(task, at, where, due=self.timers.held_until(task.key, at))
             self.cancellations.restart_beside([task.key for task in lost], self.subtasks)
         self._advance(at)
 
@@ -833,7 +820,7 @@ class Job:
     def _advance_pause(self, at: float) -> None:
         if self.state == "running" and self.pause.under_way:
             self._transition_job("pausing", "user", at, "a client asks for it")
-        may_be = self.state == "pausing" and not (self.cancellations.drained or self._times)
+        may_be = self.state == "pausing" and not (self.cancellations.drained or self.timers)
         if may_be and self.pause.look(self.graph, self.subtasks, at):
             left = "; ".join(self._left())
             text = f"after {at - self.pause.until + self.pause.seconds:.3f} s"
@@ -1035,17 +1022,14 @@ class Job:
             finished = [key for key in finished if self.subtasks[key] not in found]
             for task in found:
                 self._restart(task, at, "with those that it feeds")
-        pending = [key for key in keys if self.subtasks[key].state == "restarting"]
-        due = max((self._times[key] for key in pending), default=at)
-        self._times.update(dict.fromkeys(pending, due))
-        self.subtasks.touch(*pending)
+        self.timers.join(keys)
 
     def _replay(self, at: float) -> None:
         """What runs again with pending tasks ends first; then all of it is deployed at the latest of its
         times."""
         if self.stopping or self.terminal:
             return
-        again = self.replays.begin(list(self._times), self.subtasks)
+        again = self.replays.begin(self.timers, self.subtasks)
         if again.unreadable:
             lost = [self.subtasks[key] for key in sorted(again.unreadable)]
             text = "what others have stored is lost"
@@ -1057,10 +1041,7 @@ class Job:
                 self.cancellations.cancel([key])
             elif task.state == "finished":
                 self._restart(task, at, "with those beside it")
-        ready = [key for key in self.replays.take_ready() if self.subtasks[key].state == "restarting"]
-        due = max((self._times[key] for key in ready), default=at)
-        self.subtasks.touch(*(key for key in ready if self._times[key] != due))
-        self._times.update(dict.fromkeys(ready, due))
+        self.timers.join(self.replays.take_ready())
 
     def _restart(
         self, task: Subtask, at: float, where: str, *, due: float | None = None, reason: str = ""
@@ -1072,12 +1053,12 @@ class Job:
 
     def next_time(self) -> float | None:
         """When a pending task is due, or has waited long enough for a slot."""
-        times = [time for key, time in self._times.items() if not self._holds_back(key)]
+        times = [self.timers.next_time(self._holds_back)]
         if self.pause.under_way:
             times.append(self.pause.until)
         if self.move.barrier:
             times.append(self.move.until)
-        return min(times, default=None)
+        return min((time for time in times if time is not None), default=None)
 
     def _holds_back(self, key: TaskKey) -> bool:
         """Whether a pending task waits for others to end."""
@@ -1089,8 +1070,7 @@ class Job:
 
     def due(self, at: float) -> list[Subtask]:
         """Pending tasks that may be deployed now, if there is a slot for them."""
-        tasks = (self.subtasks[key] for key in self._times if not self._holds_back(key))
-        return [task for task in tasks if task.state != "restarting" or self._times[task.key] <= at]
+        return [task for task in self.timers.due(at) if not self._holds_back(task.key)]
 
     def wait_for_slot(self, task: Subtask, until: float, at: float, *, may_come: bool = False) -> None:
         """There is none free for the task now; one ``may_come`` without that somebody starts a worker."""
@@ -1109,21 +1089,16 @@ class Job:
 
     def slots_overdue(self, at: float) -> set[int]:
         """Lost slots whose tasks have waited for as long as they are to."""
-        over = [key for key, time in self._times.items() if time <= at]
-        return {self.slot_of(key) for key in over if self.subtasks[key].state == "waiting for a slot"}
+        return {self.slot_of(task.key) for task in self.timers.overdue(at)}
 
     def wait_on(self, slot: int, until: float) -> None:
         """Tasks that wait for that slot do so for longer."""
-        for key in self._times:
-            if self.slot_of(key) == slot and self.subtasks[key].state == "waiting for a slot":
-                self._times[key] = until
-                self.subtasks.touch(key)
+        waiting = [task.key for task in self.timers.waiting()]
+        self.timers.prolong([key for key in waiting if self.slot_of(key) == slot], until)
 
     def give_up_waiting(self, at: float) -> None:
         """Fail if a task has waited for a slot for too long."""
-        waiting = [self.subtasks[key] for key, time in self._times.items() if time <= at]
-        waiting = [task for task in waiting if task.state == "waiting for a slot"]
-        if waiting:
+        if waiting := self.timers.overdue(at):
             text = (
                 f"{names_of(waiting)} found no free slot in time: "
                 f"{self.slots.why_wanting(waiting[0].worker)}; "
@@ -1245,10 +1220,9 @@ class Job:
             case "count restart":
                 self._count_restart(task, change)
             case "begin timer":
-                self._times[key] = change.due
+                self.timers.begin(key, change.due)
             case "end timer":
-                del self._times[key]
-                self._held.pop(key, None)
+                self.timers.end(key)
             case "begin first":
                 task.begin_first(self.slots.placement[self.slot_of(key)], self.ends.round)
             case "begin next":
@@ -1367,7 +1341,7 @@ class Job:
             self._restart_together(keys, at)
         self._replay(at)
         states = self.subtasks.states
-        if self.state == "created" and not (states["created"] or self._times or self.subtasks.all_wait):
+        if self.state == "created" and not (states["created"] or self.timers or self.subtasks.all_wait):
             text = "all tasks run" if not states[WAITING] else "all tasks that are deployed run"
             self._transition_job("running", "coordinator", at, text)
         self._advance_pause(at)
@@ -1474,14 +1448,13 @@ class Job:
         if self.state in ("finished", "finished_with_loss"):
             assert set(states) == {"finished"}
         assert bool(self.history.causes) == (self.state in ("failing", "failed"))
-        assert {key for key, task in self.subtasks.items() if task.state in PENDING} == set(self._times)
-        assert not (self.stopping and (self._times or states[WAITING]))
+        self.timers.validate()
+        assert not (self.stopping and (self.timers or states[WAITING]))
         never = sum(task.attempt == NOT_DEPLOYED for task in self.subtasks.values())
         assert never == states[WAITING] or self.stopping or self.terminal
         if self.stages.order and not (self.stopping or self.terminal):
             idle = set(range(len(self.slots.placement))) - self.slots.vacant - self.stages.slots_wanted()
             assert not idle, f"slots {sorted(idle)} are held for nothing"
-        assert self._held.keys() <= self._times.keys()
         assert all(self.subtasks[key].runs for key in self.cancellations.drained)
         for task in self.subtasks.values():
             if task.runs and not self.released:
