@@ -462,7 +462,7 @@ class CoordinatorState:
         for each in reconciled(number, message, self._jobs.values(), addresses, self._facts.term):
             self._send(worker, each)
         for job in jobs:
-            job.worker_back(number)
+            job.progress.worker_back(number)
             job.never_there(missing(number, message.attempts, job), at)
             self._touch(job)
         self._streams.worker_back(number)

@@ -89,7 +89,7 @@ def status_reply(request: StatusRequest, cluster: ClusterView, now: float) -> Co
         case ShowGraph(job=name):
             return _graph_info(cluster.jobs.named(name))
         case GetFiles(job=name, after=after):
-            return cluster.jobs.named(name).manifest.after(after)
+            return cluster.jobs.named(name).progress.manifest.after(after)
         case GetStatus():
             return _cluster_status(cluster, now, request)
 
@@ -191,7 +191,7 @@ def coordinator_snapshot(cluster: ClusterView, now: float, refused: dict[str, in
 
 
 def _recoveries(job: Job) -> JobRecoveries:
-    losses = job.losses()
+    losses = job.progress.losses()
     seconds = job.recoveries.seconds
     shown = not job.terminal or any(histogram.count for histogram in seconds.values())
     return JobRecoveries(

@@ -359,7 +359,7 @@ class Streams:
         ended = [name for name, write in stream.writes.items() if write.ended]
         for name in ended[: max(0, len(ended) + 1 - limits.WRITES_KEPT)]:
             del stream.writes[name]
-            stream.job.writes.forget(name)
+            stream.job.progress.writes.forget(name)
             stream.job.subtasks.touch(*((stream.operator, index) for index in range(stream.parallelism)))
             query, batch = query_and_batch(name)
             if query:

@@ -36,7 +36,7 @@ def heard(job: Job, worker: int, fact: Fact | TaskReport, at: float) -> bool:
     """A worker reports something of an attempt of the job; False if it is stale."""
     task = job.subtasks.current(worker, fact.attempt)
     if task is None:
-        return isinstance(fact, TaskReleased | TaskReport) and job.exchanged_before(worker, fact)
+        return isinstance(fact, TaskReleased | TaskReport) and job.progress.exchanged_before(worker, fact)
     runs = task.state in ("created", "running")
     if not (runs and isinstance(fact, FREQUENT)):
         job.subtasks.touch(task.key)
@@ -48,15 +48,15 @@ def heard(job: Job, worker: int, fact: Fact | TaskReport, at: float) -> bool:
         case PartitionReadable(edge=edge):
             return job.partition_readable(task, edge, at)
         case FileCompleted():
-            return job.file_completed(task, fact)
+            return job.progress.file_completed(task, fact)
         case Collected():
             return job.collected(task, fact, at)
         case TaskReport():
             job.report(task, fact, at)
         case TaskReleased():
-            job.exchanged(task, fact.traffic, fact.rows_dropped)
+            job.progress.exchanged(task, fact.traffic, fact.rows_dropped)
         case SourcePositions():
-            job.source_moved(task, fact, at)
+            job.progress.moved(task, fact, at)
         case EndsRead(edge=edge, producers=producers):
             job.ends_read(task, edge, producers)
         case TaskStands(standing=standing):
@@ -72,4 +72,4 @@ def may_wait(report: AttemptReport) -> float:
 
 def refuses(job: Job | None, fact: Fact) -> bool:
     """Whether it is of a file that is not listed: the sink must not give it its name."""
-    return isinstance(fact, FileCompleted) and (job is None or not job.manifest.lists(fact))
+    return isinstance(fact, FileCompleted) and (job is None or not job.progress.manifest.lists(fact))

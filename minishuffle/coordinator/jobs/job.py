@@ -57,6 +57,7 @@ from minishuffle.coordinator.jobs.positions import (
     PositionsRecord,
     WritesRecord,
 )
+from minishuffle.coordinator.jobs.progress import JobProgress
 from minishuffle.coordinator.jobs.recoveries import Recoveries
 from minishuffle.coordinator.jobs.restarttimers import RestartTimers
 from minishuffle.coordinator.jobs.subtasks import (
@@ -205,16 +206,8 @@ class Job:
         self.history = History()
         kept = graph.kept_edges()
         self.ends, self.replays = Ends(graph, kept), Replays(graph)
-        self._books = Books(graph.edges, kept, self.replays.vertices)
-        self._losses: Losses | None = None
-        """What they are, until something changes."""
-        self.positions = SourceProgress(repeats=graph.settings.source_lease == 0)
-        """Where its sources are. The next attempt of one gets what :meth:`SourceProgress.resume` says."""
-        self.writes = WriteProgress(repeats=graph.settings.source_lease == 0)
-        """The same of those that external clients write to."""
-        self.manifest = Manifest()
-        """The files that its sinks have completed."""
         self.subtasks = Subtasks(graph, placement, waiting=deploys_later(graph))
+        self.progress = JobProgress(graph, self.subtasks, self.ends, self.replays)
         self.stages, self.first_outputs = StageProgress(graph), FirstOutputs(graph)
         self.timers = RestartTimers(self.subtasks)
         given = graph.settings
@@ -246,11 +239,11 @@ class Job:
             restarts=dict(self.recoveries.restarts),
             abandoned=tuple(sorted(self.slots.blocked)),
             history=self.history.record(),
-            books=self._books.record(),
+            books=self.progress.books.record(),
             regions=self.cancellations.regions.record(),
             replays=self.replays.record(),
             strategy=self.cancellations.regions.strategy,
-            manifest=self.manifest.record(),
+            manifest=self.progress.manifest.record(),
             links=self.links.record(),
             pause=self.pause,
             stages=self.stages.record(),
@@ -264,14 +257,10 @@ class Job:
             recovery=self.recoveries.record(key),
             failures=self._failures.record(key),
             deaths=self.deaths.record(key),
-            source=self.positions.record(*key),
-            writes=self.writes.record(*key),
+            source=self.progress.sources.record(*key),
+            writes=self.progress.writes.record(*key),
             ends=self.ends.record(key),
         )
-
-    def past_record(self, key: TaskKey) -> PastRecord | None:
-        """The attempts of a subtask that were replaced; None if there are none."""
-        return self._books.past_record(key)
 
     def recall(
         self,
@@ -289,7 +278,7 @@ class Job:
         self.links.recall(record.links)
         self.pause = JobPause(**asdict(record.pause))
         self.recoveries.recall_restarts(record.restarts)
-        self._books.recall(record.books, past)
+        self.progress.books.recall(record.books, past)
         self.subtasks.recall({key: each.task for key, each in tasks.items()}, counts)
         for key, each in tasks.items():
             self._recall_task(key, each)
@@ -298,8 +287,8 @@ class Job:
         self.stages.recall(record.stages, self.subtasks)
 
     def _recall_task(self, key: TaskKey, record: TaskRecord) -> None:
-        self.positions.recall(*key, record.source)
-        self.writes.recall(*key, record.writes)
+        self.progress.sources.recall(*key, record.source)
+        self.progress.writes.recall(*key, record.writes)
         self.ends.recall(key, record.ends, record.task.round)
         self.recoveries.recall(key, record.recovery)
         self.deaths.recall(key, record.deaths)
@@ -336,12 +325,6 @@ class Job:
             and ((slot := self.slot_of(task.key)) in slots.vacant or task.worker != slots.placement[slot])
         }
 
-    def losses(self) -> Losses:
-        """Rows lost so far, over all attempts."""
-        if self._losses is None:
-            self._losses = self._books.losses(self.subtasks.values())
-        return self._losses
-
     def info(
         self,
         at: float = 0.0,
@@ -359,17 +342,20 @@ class Job:
             state=self.state,
             submitted_at=self.submitted_at,
             ended_at=self.ended_at,
-            tasks=[task.info(self._totals(task, recent), results) for task in self.subtasks.values() if tasks],
+            tasks=[
+                task.info(self.progress.totals(task, recent), results)
+                for task in (self.subtasks.values() if tasks else ())
+            ],
             causes=self.history.causes,
             collected_batches=self.history.batches,
             collects=[vertex.collects for vertex in self.graph.vertices if vertex.collects],
             restarts=dict(self.recoveries.restarts),
-            rows_dropped=self.losses().dropped,
-            rows_in_flight=self.losses().in_flight,
-            state_rows_lost=self.losses().state_rows,
-            rows_again=self.losses().again,
-            files_listed=self.manifest.files,
-            file_rows=self.manifest.rows,
+            rows_dropped=self.progress.losses().dropped,
+            rows_in_flight=self.progress.losses().in_flight,
+            state_rows_lost=self.progress.losses().state_rows,
+            rows_again=self.progress.losses().again,
+            files_listed=self.progress.manifest.files,
+            file_rows=self.progress.manifest.rows,
             task_states=dict(+self.subtasks.states),
             first_failure=self.history.first_failure,
             slot_waits=self._slot_waits(),
@@ -381,11 +367,6 @@ class Job:
             links_broken=self.links.infos(),
             flow_control=self.graph.settings.flow_control,
         )
-
-    def _totals(self, task: Subtask, recent: Mapping[Attempt, TaskCounters] | None) -> Totals:
-        if recent is None or task.id not in recent:
-            return self._books.totals(task)
-        return self._books.totals(replace(task, counters=recent[task.id]))
 
     def _slot_waits(self) -> list[SlotWait]:
         """One for each lost worker whose tasks have no slot."""
@@ -459,7 +440,7 @@ class Job:
         said = ErrorInfo(code=0, text=str(task)) if error is None else error
         if message.state != "running":
             task.counted(message.counters, message.traffic)
-            self.source_moved(task, message, at)
+            self.progress.moved(task, message, at)
         self._transition(task, message.state, "worker", at, said.text, traceback=said.traceback)
         if message.state == "finished":
             if not self.subtasks.keep_result(task, message.result):
@@ -544,7 +525,7 @@ class Job:
                 self._note(task, "task cleared", at, f"{task} got past the place at which it died")
                 self._widen(at)
             self.task_stands(task, report.standing, at)
-        self.exchanged(task, report.traffic, report.counters.rows_dropped)
+        self.progress.exchanged(task, report.traffic, report.counters.rows_dropped)
 
     def task_stands(self, task: Subtask, standing: Standing, at: float) -> None:
         """A task that runs has stopped for a pause, or is kept from it, or neither."""
@@ -553,33 +534,6 @@ class Job:
             self._advance(at)
         if self.pause.stands(task, standing) and self.state == "pausing":
             self._advance(at)
-
-    def exchanged(self, task: Subtask, traffic: bytes, rows_dropped: dict[str, int]) -> None:
-        """What a task's current attempt has exchanged and dropped in all."""
-        self._losses = None
-        task.exchanged(traffic, rows_dropped)
-
-    def exchanged_before(self, worker: int, report: TaskReport | TaskReleased) -> bool:
-        """The same of an attempt before the current one; False if nothing is known of it."""
-        self._losses = None
-        attempt, key = report.attempt.attempt, report.attempt.subtask.key
-        dropped = report.counters.rows_dropped if isinstance(report, TaskReport) else report.rows_dropped
-        if key in self.subtasks:
-            self.subtasks.touch(key)
-        return self._books.report(worker, key, attempt, report.traffic, dropped)
-
-    def source_moved(self, task: Subtask, message: TaskStateChanged | SourcePositions, at: float) -> None:
-        """Where a source is."""
-        self.positions.report(*task.key, message.positions, at)
-        self.writes.report(*task.key, message.writes)
-
-    def file_completed(self, task: Subtask, message: FileCompleted) -> bool:
-        """List a file of a sink, also while the job stops; False if it is in."""
-        if not self.manifest.add(message):
-            return False
-        task.listed(message.rows)
-        self._losses = None
-        return True
 
     def collected(self, task: Subtask, message: Collected, at: float) -> bool:
         """A batch of rows for the client; False if the job stops."""
@@ -596,8 +550,7 @@ class Job:
 
     def lose_results(self, subtask: str, rows: range, worker: int, at: float) -> None:
         """Rows that a sink's subtask kept, and that no reader had dealt with, are lost with a worker."""
-        self._books.lose("result_lost", len(rows))
-        self._losses = None
+        self.progress.results_lost(len(rows))
         text = f"rows {rows.start} to {rows.stop} of {subtask}, which no reader had committed"
         self.history.note(at, "results lost", text, worker=worker)
 
@@ -695,24 +648,9 @@ class Job:
         ]
 
     def coordinator_lost(self, at: float) -> None:
-        """The next one begins. Sources go on behind their leases while there is none; if their worker is lost
-        too, those rows come once more. Until a worker is back, what others had of its tasks counts as it was
-        before."""
+        """The next one begins."""
         self.deaths.coordinator_lost(at)
-        tasks = [task for task in self.subtasks.values() if task.runs]
-        sources = {task.worker for task in tasks if self.graph.vertices[task.operator].is_source}
-        passed_on = self._books.passed_on(list(self.subtasks.values()))
-        for task in tasks:
-            if task.worker in sources and task.passed_on_max is None:
-                task.passed_on(passed_on[task.id])
-                self.subtasks.touch(task.key)
-
-    def worker_back(self, worker: int) -> None:
-        """It has come back after its coordinator was lost, and says what its tasks have done."""
-        for task in self.subtasks.values():
-            if task.worker == worker and task.passed_on_max is not None:
-                task.passed_on(None)
-                self.subtasks.touch(task.key)
+        self.progress.coordinator_lost()
 
     def never_there(self, keys: Iterable[TaskKey], at: float) -> None:
         """These have not reached their worker, whose coordinator was lost: they start again."""
@@ -829,7 +767,7 @@ class Job:
 
     def _left(self) -> list[str]:
         """What stays where it is while it is paused."""
-        counts = (self._books.totals(task).counters.user_errors for task in self.subtasks.values())
+        counts = (self.progress.totals(task).counters.user_errors for task in self.subtasks.values())
         letters = sum(errors.get("dead_letter", 0) for errors in counts)
         return self.pause.left(self.graph, self.subtasks.values(), letters)
 
@@ -1115,37 +1053,15 @@ class Job:
     def _begin_next(self, task: Subtask, at: float) -> None:
         """It goes on where the last attempt ended, whose books are closed."""
         key, worker = task.key, self.slots.placement[self.slot_of(task.key)]
-        if task.repeated:
-            self.positions.begin_anew(*key, task.resumption.positions)
-        elif self.ends.keeps(task.operator) or task.operator in self.replays.vertices:
-            self.positions.begin_anew(*key)
-        self._books.repeat(self._rows_again(task))
-        files, kept, writes = self.manifest.counts(*key), task.rows_kept, self.writes.resume(*key)
         running_at = self.pause.since if self.pause.phase == "paused" else at
-        resumption = self.positions.resume(*key, running_at)
-        self._books.close(task, self.subtasks.values())
+        resumption = self.progress.next_attempt(task, running_at)
         in_place = task.on_worker and task.worker == worker
         where = "in its slot" if in_place else f"in place of worker {task.worker}"
-        resumption = resumption._replace(files=files, writes=writes, first_row=kept)
         self.subtasks.begin_next(task, worker, self.ends.round, resumption)
         self.replays.deployed(key)
         inputs, outputs = self.ends.channels_left(key)
         self.recoveries.deployed(key, at, inputs=inputs, outputs=outputs)
         self._note(task, "task rescheduled", at, f"{task} to worker {worker}, {where}")
-
-    def _rows_again(self, task: Subtask) -> int:
-        """At most how many rows its consumers get twice: from the attempt that ended, and from the next one,
-        which reads its blocking inputs again."""
-        outputs = self.graph.outputs_of(task.operator)
-        if task.operator in self.replays.vertices:
-            kept = task.rows_kept - task.resumption.first_row
-            return 0 if outputs else task.rows_listed + task.rows_collected + kept
-        edges = {
-            edge
-            for edge in self.graph.inputs_of(task.operator)
-            if self.graph.edges[edge].kind == "blocking" and not self.graph.is_read_first(edge)
-        }
-        return rows_received(task, edges) if edges else 0
 
     def recovered(self, message: RecoverySteps, at: float) -> None:
         """Workers see attempts come back; what is of attempts that were replaced since changes nothing."""
@@ -1189,7 +1105,7 @@ class Job:
         kind = "task deployed" if to == "created" else f"task {kind}"
         change = _Change(task.state, to, at, kind, text, traceback, due, reason)
         self.subtasks.enter(task, to)
-        self._losses = None
+        self.progress.state_changed()
         for effect in effects:
             self._apply(effect, task, change)
 
@@ -1200,15 +1116,11 @@ class Job:
             case "leave channels":
                 self._leave_channels(task, change)
             case "count lost rows":
-                self.manifest.lost(*key, task.attempt)
-                task.may_have_made(
-                    self.positions.rows_made(*key) + self.writes.rows_made(*key),
-                    self.positions.rows_leased(*key) + self.writes.rows_leased(*key),
-                )
+                self.progress.attempt_lost(task)
             case "move stage":
                 self._move_stage(task, change)
             case "settle files":
-                self.manifest.settled(*key)
+                self.progress.manifest.settled(*key)
             case "end attempt":
                 self._end_attempt(task, change)
             case "end move":
@@ -1260,13 +1172,9 @@ class Job:
 
     def _count_restart(self, task: Subtask, change: _Change) -> None:
         self.recoveries.restarts_after(change.reason or change.before)
-        if change.before == "finished" and self._comes_again(task.operator):
+        if change.before == "finished" and self.progress.comes_again(task.operator):
             task.ended(change.to)
         self.recoveries.moved(task.key, change.to, change.at)
-
-    def _comes_again(self, operator: int) -> bool:
-        """Whether all that a subtask writes comes once more when it restarts."""
-        return operator in self.replays.vertices or self.ends.keeps(operator)
 
     def _leave_channels(self, task: Subtask, change: _Change) -> None:
         """An attempt ends early, or one that had finished is lost."""
@@ -1280,9 +1188,7 @@ class Job:
             task.repeats("part" if any(is_stale(each, task) for each in left) else "all")
         for key in self.graph.producers(*task.key):
             if key[0] in self.ends.repeating and not self.ends.read_between(key, task.key):
-                self.subtasks.touch(key)
-                self.subtasks[key].repeats_in_part()
-                self._books.repeat_in_part(key)
+                self.progress.repeats_in_part(key)
 
     def _note(self, task: Subtask, kind: str, at: float, text: str, *, traceback: str = "") -> None:
         self.history.note(
@@ -1315,7 +1221,7 @@ class Job:
             case "stop tasks":
                 self._stop_tasks(at)
             case "resume clocks":
-                self.positions.stand_still(at - self.pause.since)
+                self.progress.sources.stand_still(at - self.pause.since)
                 self.recoveries.resumed()
                 self.subtasks.touch(*self.subtasks)
             case "end":
@@ -1353,7 +1259,7 @@ class Job:
             text = causes[0].text if causes else "cancelled"
             self._transition_job(_STOPPING[self.state], "coordinator", at, text)
         elif not self.terminal:
-            end = "finished_with_loss" if self.losses().certain else "finished"
+            end = "finished_with_loss" if self.progress.losses().certain else "finished"
             self._transition_job(end, "coordinator", at, f"after {at - self.submitted_at:.3f} s")
 
     # --- stages ----------------------------------------------------------------------------------

@@ -143,11 +143,11 @@ def _of_job(job: Job, keys: Iterable[TaskKey], after: Mapping[str, int]) -> Chan
         changes["task", name] = pack_record(job.task_record(key))
         if job.subtasks[key].counts_record() is None:
             changes["counts", name] = None
-        past = job.past_record(key)
+        past = job.progress.books.past_record(key)
         changes["past", name] = pack_record(past) if past is not None else None
     for event in job.history.events_above(after.get("event", 0)):
         changes["event", f"{job.id}/{event.number}"] = pack_record(event)
-    for number, file in job.manifest.kept_above(after.get("file", 0)):
+    for number, file in job.progress.manifest.kept_above(after.get("file", 0)):
         changes["file", f"{job.id}/{number}"] = pack_record(file)
     return changes
 
@@ -302,7 +302,7 @@ def _recalled(job: str, kinds: Mapping[str, Mapping[Any, Any]], random: Callable
         recalled.history.take_over(
             kinds["lines"][()], {number: rows for (number,), rows in kinds["rows"].items()}
         )
-    recalled.manifest.recall(head.manifest, [file for _, file in sorted(kinds["file"].items())])
+    recalled.progress.manifest.recall(head.manifest, [file for _, file in sorted(kinds["file"].items())])
     return recalled
 
 

@@ -108,7 +108,7 @@ def test_a_job_keeps_what_current_attempts_report(make_graph: Callable[..., JobG
     job = Job("j1", "count", make_graph(), (1, 2), {1: 0, 2: 0}, at=100.0, random=lambda: 0.5)
 
     def kept() -> SplitPosition:
-        (entry,) = unpack_positions(job.positions.resume(0, 0, 101.0).positions)
+        (entry,) = unpack_positions(job.progress.sources.resume(0, 0, 101.0).positions)
         return entry
 
     assert heard(job, 1, moved(10), 101.0)
@@ -125,7 +125,7 @@ def test_a_job_keeps_what_current_attempts_report(make_graph: Callable[..., JobG
 def test_a_job_without_leases_repeats(make_graph: Callable[..., JobGraph]) -> None:
     job = Job("j1", "count", make_graph(source_lease=0), (1, 2), {1: 0, 2: 0}, at=100.0, random=lambda: 0.5)
     assert heard(job, 1, moved(10), 101.0)
-    assert job.positions.resume(0, 0, 101.0) == Resumption(packed(SplitPosition(0, 10)), 0.0)
+    assert job.progress.sources.resume(0, 0, 101.0) == Resumption(packed(SplitPosition(0, 10)), 0.0)
 
 
 def test_positions_are_acknowledged_like_every_report(

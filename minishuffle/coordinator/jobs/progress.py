@@ -1,0 +1,171 @@
+"""How far one job has come with its rows: where its sources are, what its sinks have, what was lost. Pure.
+
+Four records of one thing, which change together:
+
+- the positions of its sources, and of what external clients write (:mod:`~.positions`);
+- the files that its sinks have completed (:mod:`~.manifest`);
+- the rows that attempts have exchanged and dropped (:mod:`~.lossaccounting`).
+
+When the next attempt of a subtask follows, the books of the last one are closed and all of them say where the
+next one goes on: its *resumption*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from minishuffle.coordinator.jobs.consumption import Ends
+from minishuffle.coordinator.jobs.lossaccounting import (
+    Attempt,
+    Books,
+    Losses,
+    TaskKey,
+    Totals,
+    rows_received,
+)
+from minishuffle.coordinator.jobs.lostpartitions import Replays
+from minishuffle.coordinator.jobs.manifest import Manifest
+from minishuffle.coordinator.jobs.positions import Resumption, SourceProgress, WriteProgress
+from minishuffle.coordinator.jobs.subtasks import Subtask, Subtasks
+from minishuffle.counters import TaskCounters
+from minishuffle.plan.graph import JobGraph
+from minishuffle.wire.messages import TaskReport
+from minishuffle.wire.reports import FileCompleted, SourcePositions, TaskReleased, TaskStateChanged
+
+__all__ = ["JobProgress"]
+
+
+class JobProgress:
+    """The progress of one job.
+
+    Args:
+        ends: which partitions are kept: all that their producers write comes once more.
+        replays: what runs again from its beginning.
+    """
+
+    def __init__(self, graph: JobGraph, subtasks: Subtasks, ends: Ends, replays: Replays) -> None:
+        repeats = graph.settings.source_lease == 0
+        self.sources, self.writes = SourceProgress(repeats=repeats), WriteProgress(repeats=repeats)
+        self.manifest = Manifest()
+        self._graph, self._subtasks, self._ends, self._replays = graph, subtasks, ends, replays
+        self.books = Books(graph.edges, graph.kept_edges(), replays.vertices)
+        self._losses: Losses | None = None
+        """What they are, until something changes."""
+
+    # --- what is reported -----------------------------------------------------------------------
+
+    def moved(self, task: Subtask, message: TaskStateChanged | SourcePositions, at: float) -> None:
+        """Where the current attempt of a source is."""
+        self.sources.report(*task.key, message.positions, at)
+        self.writes.report(*task.key, message.writes)
+
+    def exchanged(self, task: Subtask, traffic: bytes, rows_dropped: dict[str, int]) -> None:
+        """What the current attempt of a subtask has exchanged and dropped in all."""
+        self._losses = None
+        task.exchanged(traffic, rows_dropped)
+
+    def exchanged_before(self, worker: int, report: TaskReport | TaskReleased) -> bool:
+        """The same of an attempt before the current one; False if nothing is known of it."""
+        self._losses = None
+        attempt, key = report.attempt.attempt, report.attempt.subtask.key
+        dropped = report.counters.rows_dropped if isinstance(report, TaskReport) else report.rows_dropped
+        if key in self._subtasks:
+            self._subtasks.touch(key)
+        return self.books.report(worker, key, attempt, report.traffic, dropped)
+
+    def file_completed(self, task: Subtask, message: FileCompleted) -> bool:
+        """List a file of a sink; False if it is in."""
+        if not self.manifest.add(message):
+            return False
+        task.listed(message.rows)
+        self._losses = None
+        return True
+
+    # --- what happens ---------------------------------------------------------------------------
+
+    def state_changed(self) -> None:
+        """The state of a subtask has changed, and so may what is lost."""
+        self._losses = None
+
+    def attempt_lost(self, task: Subtask) -> None:
+        """An attempt is lost: what it may have emitted, and which of its files may still be hidden."""
+        self.manifest.lost(*task.key, task.attempt)
+        task.may_have_made(
+            self.sources.rows_made(*task.key) + self.writes.rows_made(*task.key),
+            self.sources.rows_leased(*task.key) + self.writes.rows_leased(*task.key),
+        )
+
+    def results_lost(self, rows: int) -> None:
+        """Rows that a sink kept, and that no reader had committed, are lost with a worker."""
+        self.books.lose("result_lost", rows)
+        self._losses = None
+
+    def repeats_in_part(self, key: TaskKey) -> None:
+        """Somebody gets nothing of what a source writes once more."""
+        self._subtasks.touch(key)
+        self._subtasks[key].repeats_in_part()
+        self.books.repeat_in_part(key)
+
+    def coordinator_lost(self) -> None:
+        """Sources go on behind their leases while there is no coordinator: until a worker is back, what
+        others had of its tasks counts as it was before."""
+        tasks = [task for task in self._subtasks.values() if task.runs]
+        workers = {task.worker for task in tasks if self._graph.vertices[task.operator].is_source}
+        passed_on = self.books.passed_on(list(self._subtasks.values()))
+        for task in tasks:
+            if task.worker in workers and task.passed_on_max is None:
+                task.passed_on(passed_on[task.id])
+                self._subtasks.touch(task.key)
+
+    def worker_back(self, worker: int) -> None:
+        """It has come back after its coordinator was lost, and says what its tasks have done."""
+        for task in self._subtasks.values():
+            if task.worker == worker and task.passed_on_max is not None:
+                task.passed_on(None)
+                self._subtasks.touch(task.key)
+
+    def next_attempt(self, task: Subtask, at: float) -> Resumption:
+        """Close the books of the last attempt of a subtask; gives where the next one goes on."""
+        key = task.key
+        if task.repeated:
+            self.sources.begin_anew(*key, task.resumption.positions)
+        elif self.comes_again(task.operator):
+            self.sources.begin_anew(*key)
+        self.books.repeat(self._rows_again(task))
+        files, writes = self.manifest.counts(*key), self.writes.resume(*key)
+        resumption = self.sources.resume(*key, at)
+        self.books.close(task, self._subtasks.values())
+        return resumption._replace(files=files, writes=writes, first_row=task.rows_kept)
+
+    def comes_again(self, operator: int) -> bool:
+        """Whether all that a subtask writes comes once more when it restarts."""
+        return operator in self._replays.vertices or self._ends.keeps(operator)
+
+    def _rows_again(self, task: Subtask) -> int:
+        """At most how many rows its consumers get twice: from the attempt that ended, and from the next one,
+        which reads its blocking inputs again."""
+        outputs = self._graph.outputs_of(task.operator)
+        if task.operator in self._replays.vertices:
+            kept = task.rows_kept - task.resumption.first_row
+            return 0 if outputs else task.rows_listed + task.rows_collected + kept
+        edges = {
+            edge
+            for edge in self._graph.inputs_of(task.operator)
+            if self._graph.edges[edge].kind == "blocking" and not self._graph.is_read_first(edge)
+        }
+        return rows_received(task, edges) if edges else 0
+
+    # --- what follows ---------------------------------------------------------------------------
+
+    def losses(self) -> Losses:
+        """Rows lost so far, over all attempts."""
+        if self._losses is None:
+            self._losses = self.books.losses(self._subtasks.values())
+        return self._losses
+
+    def totals(self, task: Subtask, recent: Mapping[Attempt, TaskCounters] | None = None) -> Totals:
+        """Counts of a subtask over all its attempts; those in ``recent`` have counted what is there."""
+        if recent is None or task.id not in recent:
+            return self.books.totals(task)
+        return self.books.totals(replace(task, counters=recent[task.id]))

@@ -1,0 +1,65 @@
+"""How far a job has come: what is counted until something changes, and where the next attempt goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from minishuffle.coordinator.jobs.consumption import Ends
+from minishuffle.coordinator.jobs.lostpartitions import Replays
+from minishuffle.coordinator.jobs.progress import JobProgress
+from minishuffle.coordinator.jobs.subtasks import Subtasks
+from minishuffle.plan.graph import JobGraph
+from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
+from minishuffle.wire.reports import SourcePositions
+from support.attempts import attempt
+
+READ, COUNT = (0, 0), (1, 0)
+
+
+@pytest.fixture
+def subtasks(make_graph: Callable[..., JobGraph]) -> Subtasks:
+    return Subtasks(make_graph(1, 1), (1,))
+
+
+@pytest.fixture
+def progress(make_graph: Callable[..., JobGraph], subtasks: Subtasks) -> JobProgress:
+    graph = make_graph(1, 1)
+    return JobProgress(graph, subtasks, Ends(graph, graph.kept_edges()), Replays(graph))
+
+
+def test_losses_are_counted_anew_when_an_attempt_has_exchanged_more(
+    progress: JobProgress, subtasks: Subtasks
+) -> None:
+    assert progress.losses().dropped == {}
+    progress.exchanged(subtasks[COUNT], b"", {"late": 2})
+    assert progress.losses().dropped == {"late": 2}
+    progress.results_lost(3)
+    assert progress.losses().dropped == {"late": 2, "result_lost": 3}
+
+
+def test_the_next_attempt_goes_on_behind_the_lease_and_the_rows_that_the_sink_kept(
+    progress: JobProgress, subtasks: Subtasks
+) -> None:
+    task = subtasks[READ]
+    entry = SplitPosition(split=0, position=10, lease=5)
+    progress.moved(task, SourcePositions(attempt=attempt(), positions=pack_positions([entry])), 1.0)
+    subtasks.enter(task, "lost")
+    progress.state_changed()
+    progress.attempt_lost(task)
+    assert (task.rows_made, task.rows_leased) == (15, 0)
+    resumption = progress.next_attempt(task, 4.0)
+    assert [each.end for each in unpack_positions(resumption.positions)] == [15]
+    assert (resumption.positions_age, resumption.first_row) == (3.0, 0)
+
+
+def test_what_others_have_counts_as_before_until_the_worker_is_back(
+    progress: JobProgress, subtasks: Subtasks
+) -> None:
+    progress.coordinator_lost()
+    assert subtasks.take_changed() == {READ, COUNT} and subtasks[READ].passed_on_max == 0
+    progress.worker_back(2)
+    assert subtasks.take_changed() == set()
+    progress.worker_back(1)
+    assert subtasks.take_changed() == {READ, COUNT} and subtasks[READ].passed_on_max is None
