@@ -33,15 +33,19 @@ class Cancellations:
     Args:
         replays: what runs again from its beginning.
         move: what leaves its slots.
+        tasks: all subtasks.
     """
 
-    def __init__(self, graph: JobGraph, replays: Replays, move: JobMove) -> None:
+    def __init__(
+        self, graph: JobGraph, replays: Replays, move: JobMove, tasks: Mapping[TaskKey, Subtask]
+    ) -> None:
         self.regions = Regions(graph)
         self.drained: set[TaskKey] = set()
         """Those that have to end because a slot moves, and have not so far."""
         self._graph = graph
         self._replays = replays
         self._move = move
+        self._tasks = tasks
         self._unsent: list[TaskKey] = []
         """Until CancelTasks is sent."""
 
@@ -51,20 +55,20 @@ class Cancellations:
         """These are to end now."""
         self._unsent += keys
 
-    def take(self) -> list[TaskKey]:
+    def take(self) -> list[Subtask]:
         """Those that are to end, and whose workers have yet to hear of it: each once."""
-        found = [key for key in dict.fromkeys(self._unsent) if self.why(key)]
+        found = [self._tasks[key] for key in dict.fromkeys(self._unsent) if self.why(key)]
         self._unsent.clear()
         return found
 
-    def restart_beside(self, keys: Sequence[TaskKey], tasks: Mapping[TaskKey, Subtask]) -> None:
+    def restart_beside(self, keys: Sequence[TaskKey]) -> None:
         """What restarts together with these has to end first."""
-        self.cancel(self.regions.restart(keys, lambda key: tasks[key].runs))
+        self.cancel(self.regions.restart(keys, self._runs))
 
-    def drain(self, keys: Sequence[TaskKey], tasks: Mapping[TaskKey, Subtask]) -> Sequence[TaskKey]:
+    def drain(self, keys: Sequence[TaskKey]) -> Sequence[TaskKey]:
         """The slots of these, which run, are to move: gives all that have to end for that."""
         if self.regions.joint:
-            keys = self.regions.restart(keys, lambda key: tasks[key].runs)
+            keys = self.regions.restart(keys, self._runs)
         self.drained.update(keys)
         return keys
 
@@ -88,6 +92,9 @@ class Cancellations:
         self.regions.give_up()
         self._replays.give_up()
 
+    def _runs(self, key: TaskKey) -> bool:
+        return self._tasks[key].runs
+
     # --- what follows ---------------------------------------------------------------------------
 
     def why(self, key: TaskKey) -> Reason:
@@ -97,6 +104,10 @@ class Cancellations:
         if self._replays.asked(key):
             return "replayed"
         return "canceled" if self.regions.asked(key) else ""
+
+    def is_to_end(self, task: Subtask) -> bool:
+        """Whether an attempt was cancelled and is to restart, and runs as far as is known."""
+        return task.on_worker and bool(self.why(task.key))
 
     def holds_back(self, key: TaskKey) -> bool:
         """Whether the next attempt of a subtask waits for others to end."""

@@ -33,7 +33,7 @@ from minishuffle.coordinator.jobs.subtasks import Subtask
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.plan.graph import JobGraph
 
-__all__ = ["Done", "Ends", "EndsOfOne", "done_with", "is_stale", "repeating", "wanted_again"]
+__all__ = ["Done", "Ends", "EndsOfOne", "is_stale", "repeating"]
 
 
 class Done(NamedTuple):
@@ -59,7 +59,7 @@ class Ends:
     Invariant: the count of each producer is that of its channels whose end was not.
     """
 
-    def __init__(self, graph: JobGraph, kept: frozenset[int]) -> None:
+    def __init__(self, graph: JobGraph, kept: frozenset[int], tasks: Mapping[TaskKey, Subtask]) -> None:
         self.repeating = repeating(graph, kept)
         """Sources whose subtasks write their rows once more."""
         self.round = 0
@@ -70,6 +70,7 @@ class Ends:
         """Channels whose end was read, by producer, edge and consumer, until somebody looks."""
         self._graph = graph
         self._kept = kept
+        self._tasks = tasks
         self._replayed = graph.replayed()
         self._read: dict[TaskKey, dict[int, int]] = {}
         """By consumer and edge: the bit of each producer that was read."""
@@ -102,13 +103,13 @@ class Ends:
             complete += self.read(consumer, edge, self._graph.producers_of(edge, consumer[1]))
         return complete
 
-    def spend(self, producers: Iterable[TaskKey], tasks: Mapping[TaskKey, Subtask]) -> None:
+    def spend(self, producers: Iterable[TaskKey]) -> None:
         """The partitions of these are released if they have finished and nobody needs them."""
-        self._spent += [key for key in producers if self.is_spent(tasks[key])]
+        self._spent += [key for key in producers if self.is_spent(self._tasks[key])]
 
-    def take_spent(self, tasks: Mapping[TaskKey, Subtask]) -> list[Subtask]:
+    def take_spent(self) -> list[Subtask]:
         """Tasks that are to be released, and were not given before."""
-        spent, self._spent = [tasks[key] for key in self._spent], []
+        spent, self._spent = [self._tasks[key] for key in self._spent], []
         return [task for task in spent if task.on_worker and self.is_spent(task)]
 
     def next_round(self) -> None:
@@ -150,52 +151,61 @@ class Ends:
         ]
         return bool(edges) and all(self.is_read(edge, producer[1], consumer[1]) for edge in edges)
 
-    def take_heard_late(self, tasks: Mapping[TaskKey, Subtask]) -> list[EndsOfOne]:
+    def take_heard_late(self) -> list[EndsOfOne]:
         """What :meth:`is_to_hear` is true of, of all that was heard since the last call."""
         found: dict[tuple[TaskKey, int], list[int]] = {}
         for producer, edge, consumer in self.news:
-            if self.is_to_hear(tasks, producer, edge, consumer):
+            if self.is_to_hear(producer, edge, consumer):
                 found.setdefault((producer, edge), []).append(consumer)
         self.news.clear()
-        return [(tasks[producer], edge, consumers) for (producer, edge), consumers in found.items()]
+        return [(self._tasks[producer], edge, consumers) for (producer, edge), consumers in found.items()]
 
-    def ends_of(self, tasks: Mapping[TaskKey, Subtask], producer: TaskKey) -> list[EndsOfOne]:
+    def ends_of(self, producer: TaskKey) -> list[EndsOfOne]:
         """The same of all that was ever heard of a producer."""
-        if tasks[producer].attempt == FIRST_ATTEMPT:
+        task = self._tasks[producer]
+        if task.attempt == FIRST_ATTEMPT:
             return []
         found = [
-            (tasks[producer], edge, [n for n in consumers if self.is_to_hear(tasks, producer, edge, n)])
+            (task, edge, [n for n in consumers if self.is_to_hear(producer, edge, n)])
             for edge, consumers in self.done(producer).closed.items()
         ]
         return [each for each in found if each[2]]
 
-    def is_to_hear(
-        self, tasks: Mapping[TaskKey, Subtask], producer: TaskKey, edge: int, consumer: int
-    ) -> bool:
+    def is_to_hear(self, producer: TaskKey, edge: int, consumer: int) -> bool:
         """Whether the current attempt of a producer may wait for a consumer, which is known to have read the
         end, to attach: it was deployed later than that, so the end may be that of an attempt before it. (A
         consumer that was deployed with it, or later, has read its own end, behind all of its rows.)"""
-        task, reader = tasks[producer], tasks[self._graph.edges[edge].target, consumer]
+        task, reader = self._tasks[producer], self._tasks[self._graph.edges[edge].target, consumer]
         there = task.on_worker and task.state in ("created", "running", "finished")
         return there and task.attempt > FIRST_ATTEMPT and reader.round < task.round
 
-    def needed(
-        self,
-        producer: TaskKey,
-        tasks: Mapping[TaskKey, Subtask],
-        but: Collection[str] = frozenset({"finished"}),
-    ) -> bool:
+    def needed(self, producer: TaskKey, but: Collection[str] = frozenset({"finished"})) -> bool:
         """Whether some consumer, ``but`` those in these states, has to read what a producer that has finished
         wrote."""
         operator, index = producer
         if self.all_read(producer) and not self._kept:
             return False
         return any(
-            tasks[self._graph.edges[edge].target, consumer].state not in but
+            self._tasks[self._graph.edges[edge].target, consumer].state not in but
             and (edge in self._kept or not self.is_read(edge, index, consumer))
             for edge in self._graph.outputs_of(operator)
             for consumer in self._graph.consumers_of(edge, index)
         )
+
+    def wanted_again(self, lost: Iterable[Subtask], here: Iterable[Subtask]) -> list[Subtask]:
+        """Finished tasks, ``here`` and on workers lost before, whose partitions are lost while some consumer
+        has to read them: it has yet to come to their end, or starts again with what is kept."""
+        found = {task.key: task for task in here if task.state == "finished" and self.needed(task.key)}
+        fresh = [*(task.key for task in lost), *found]
+        while fresh:
+            consumer = fresh.pop()
+            for key in self._graph.producers(*consumer):
+                task = self._tasks[key]
+                gone = task.state == "finished" and not task.on_worker and key not in found
+                if gone and (self.keeps(key[0]) or not self.read_between(key, consumer)):
+                    found[key] = task
+                    fresh.append(key)
+        return list(found.values())
 
     def is_released(self, producer: TaskKey) -> bool:
         """Whether the partitions of a producer, once it has finished, are of no use to anybody."""
@@ -227,6 +237,19 @@ class Ends:
             if edge not in self._kept and self._unread.get(key) is not None
         }
         return Done(ended, closed)
+
+    def done_with(self, key: TaskKey) -> Done:
+        """What the attempt of a subtask that is being deployed is to know."""
+        task, done = self._tasks[key], self.done(key)
+        if task.base == task.attempt:
+            return done
+        closed = {edge: list(consumers) for edge, consumers in done.closed.items()}
+        for edge in self._graph.outputs_of(task.operator):
+            target = self._graph.edges[edge].target
+            consumers = self._graph.consumers_of(edge, task.index)
+            stale = {n for n in consumers if is_stale(self._tasks[target, n], task)}
+            closed[edge] = sorted(stale.union(closed.get(edge, ())))
+        return Done(done.ended, closed)
 
     def channels_left(self, key: TaskKey) -> tuple[int, int]:
         """How many channels to producers and to consumers a subtask has which were not read to the end."""
@@ -277,28 +300,6 @@ def repeating(graph: JobGraph, kept: frozenset[int]) -> frozenset[int]:
     )
 
 
-def wanted_again(
-    graph: JobGraph,
-    ends: Ends,
-    tasks: Mapping[TaskKey, Subtask],
-    lost: Iterable[Subtask],
-    here: Iterable[Subtask],
-) -> list[Subtask]:
-    """Finished tasks, ``here`` and on workers lost before, whose partitions are lost while some consumer has
-    to read them: it has yet to come to their end, or starts again with what is kept."""
-    found = {task.key: task for task in here if task.state == "finished" and ends.needed(task.key, tasks)}
-    fresh = [*(task.key for task in lost), *found]
-    while fresh:
-        consumer = fresh.pop()
-        for key in graph.producers(*consumer):
-            task = tasks[key]
-            gone = task.state == "finished" and not task.on_worker and key not in found
-            if gone and (ends.keeps(key[0]) or not ends.read_between(key, consumer)):
-                found[key] = task
-                fresh.append(key)
-    return list(found.values())
-
-
 def is_stale(consumer: Subtask, producer: Subtask) -> bool:
     """Whether former attempts of a consumer may have taken rows since the base of a producer."""
     if consumer.state == WAITING:
@@ -306,19 +307,3 @@ def is_stale(consumer: Subtask, producer: Subtask) -> bool:
     if consumer.state in PENDING or consumer.state not in ("created", "running", "finished"):
         return True
     return consumer.attempt > FIRST_ATTEMPT and consumer.round > producer.base_round
-
-
-def done_with(graph: JobGraph, ends: Ends, tasks: Mapping[TaskKey, Subtask], key: TaskKey) -> Done:
-    """What the attempt of a subtask that is being deployed is to know."""
-    task, done = tasks[key], ends.done(key)
-    if task.base == task.attempt:
-        return done
-    closed = {edge: list(consumers) for edge, consumers in done.closed.items()}
-    for edge in graph.outputs_of(task.operator):
-        stale = {
-            n
-            for n in graph.consumers_of(edge, task.index)
-            if is_stale(tasks[graph.edges[edge].target, n], task)
-        }
-        closed[edge] = sorted(stale.union(closed.get(edge, ())))
-    return Done(done.ended, closed)

@@ -13,13 +13,9 @@ from typing import Final, assert_never
 from minishuffle import limits
 from minishuffle.coordinator.jobs.cancellations import Cancellations
 from minishuffle.coordinator.jobs.consumption import (
-    Done,
     Ends,
-    EndsOfOne,
     EndsRecord,
-    done_with,
     is_stale,
-    wanted_again,
 )
 from minishuffle.coordinator.jobs.deaths import STRATEGIES, Deaths, TaskDeaths
 from minishuffle.coordinator.jobs.failover import (
@@ -204,9 +200,8 @@ class Job:
         self.released = False
         """Whether ReleaseJob was sent."""
         self.history = History()
-        kept = graph.kept_edges()
-        self.ends, self.replays = Ends(graph, kept), Replays(graph)
         self.subtasks = Subtasks(graph, placement, waiting=deploys_later(graph))
+        self.ends, self.replays = Ends(graph, graph.kept_edges(), self.subtasks), Replays(graph)
         self.progress = JobProgress(graph, self.subtasks, self.ends, self.replays)
         self.stages, self.first_outputs = StageProgress(graph), FirstOutputs(graph)
         self.timers = RestartTimers(self.subtasks)
@@ -215,7 +210,7 @@ class Job:
         self.deaths = Deaths(graph.settings.restart_failures_max, at)
         self.recoveries, self.links = Recoveries(), JobLinks(self.history)
         self.pause, self.move = JobPause(), JobMove()
-        self.cancellations = Cancellations(graph, self.replays, self.move)
+        self.cancellations = Cancellations(graph, self.replays, self.move, self.subtasks)
         self.history.note(at, "created", f"{name}: {len(self.subtasks)} tasks {self._where(placement)}")
 
     def _where(self, placement: Placement) -> str:
@@ -466,7 +461,7 @@ class Job:
     def _partitions_lost(self, task: Subtask, error: ErrorInfo | None, at: float) -> bool:
         """What a task that has finished has stored cannot be read any more; False if nobody needs it."""
         lost = error is not None and error.code == PartitionLost.code
-        if error is None or not lost or self.stopping or not self.ends.needed(task.key, self.subtasks):
+        if error is None or not lost or self.stopping or not self.ends.needed(task.key):
             return False
         self._transition(task, "lost", "worker", at, error.text)
         if self._restarts:
@@ -478,7 +473,7 @@ class Job:
 
     def ends_read(self, task: Subtask, edge: int, producers: Iterable[int]) -> None:
         """A task has read the partitions of these producers to the end."""
-        self.ends.spend(self.ends.read(task.key, edge, producers), self.subtasks)
+        self.ends.spend(self.ends.read(task.key, edge, producers))
 
     def partition_readable(self, task: Subtask, edge: int, at: float) -> bool:
         """A partition has its first buffer; False if nobody can read it any more."""
@@ -490,14 +485,6 @@ class Job:
             self.history.note(at, "partition readable", text, operator=task.operator, index=task.index)
         task.can_be_read(edge)
         return True
-
-    def take_spent(self) -> list[Subtask]:
-        """See :meth:`Ends.take_spent`."""
-        return self.ends.take_spent(self.subtasks)
-
-    def take_heard_late(self) -> list[EndsOfOne]:
-        """See :meth:`Ends.take_heard_late`."""
-        return self.ends.take_heard_late(self.subtasks)
 
     def _ended_early(self, task: Subtask, error: ErrorInfo | None, asked: str, at: float) -> None:
         """A task ended, and not because its work was done; ``asked``: see :meth:`Cancellations.why`."""
@@ -570,7 +557,7 @@ class Job:
             self.subtasks.touch(task.key)
         lost = [task for task in here if task.state in ("created", "running")]
         if (self._restarts or self.subtasks.states[WAITING]) and not self.stopping:
-            lost += wanted_again(self.graph, self.ends, self.subtasks, lost, here)
+            lost += self.ends.wanted_again(lost, here)
         for task in lost:
             self._transition(task, "lost", "coordinator", at, f"{task} is lost: {cause.text}")
         if end_told_until is not None and self._restarts and not self.stopping:
@@ -630,7 +617,7 @@ class Job:
             if self._restarts and self.deaths.too_many(deaths):
                 self.fail(self.deaths.limit_reached(str(task), deaths), at, verdict=True)
             elif self._widen(at) and task.state == "restarting":
-                self.cancellations.restart_beside([task.key], self.subtasks)
+                self.cancellations.restart_beside([task.key])
                 self._advance(at)
 
     def last_seen_inside(
@@ -670,7 +657,7 @@ class Job:
         else:
             for task in lost:
                 self._restart(task, at, where, due=self.timers.held_until(task.key, at))
-            self.cancellations.restart_beside([task.key for task in lost], self.subtasks)
+            self.cancellations.restart_beside([task.key for task in lost])
         self._advance(at)
 
     def _fail_of_loss(self, lost: list[Subtask], cause: ErrorInfo, at: float) -> None:
@@ -808,7 +795,7 @@ class Job:
         count = f"failure {failures.count} of {settings.restart_failures_max}"
         text = f"attempt {task.attempt + 1} follows {when} ({count}): {error.text}"
         self._transition(task, "restarting", "coordinator", at, text, due=at + delay)
-        self.cancellations.restart_beside([task.key], self.subtasks)
+        self.cancellations.restart_beside([task.key])
 
     def _widen(self, at: float) -> bool:
         """Have as much restart with a task as the deaths of any make advisable; True: that is more than it
@@ -820,14 +807,6 @@ class Job:
         text = f"{strategy}, for as long as attempts die in the same step of their recovery"
         self.history.note(at, "restart strategy", text if strategy != own else f"{own} again")
         return STRATEGIES.index(strategy) > STRATEGIES.index(before)
-
-    def is_to_end(self, task: Subtask) -> bool:
-        """Whether its attempt was cancelled and is to restart, and runs as far as is known."""
-        return task.on_worker and bool(self.cancellations.why(task.key))
-
-    def take_to_cancel(self) -> list[Subtask]:
-        """Tasks that are to be cancelled and to restart, and were not given before."""
-        return [self.subtasks[key] for key in self.cancellations.take()]
 
     # --- slots that move -------------------------------------------------------------------------
 
@@ -854,7 +833,7 @@ class Job:
 
     def _is_stored_for_others(self, task: Subtask) -> bool:
         """Whether it has finished, and its worker has what others have yet to read, or may read again."""
-        return task.stays and not self.stopping and self.ends.needed(task.key, self.subtasks)
+        return task.stays and not self.stopping and self.ends.needed(task.key)
 
     def slots_move(self, slots: Iterable[int], at: float, seconds: float = 0.0) -> None:
         """These slots are to move: what runs in them ends in order, where its sources then are is known, and
@@ -865,7 +844,7 @@ class Job:
         """
         moving = set(slots)
         here = [key for key, task in self.subtasks.items() if task.runs and self.slot_of(key) in moving]
-        keys = self.cancellations.drain(here, self.subtasks)
+        keys = self.cancellations.drain(here)
         if keys and seconds and self.state in ("running", "pausing") and not self.pause.is_out:
             tasks = [self.subtasks[key] for key in keys]
             self.move.begin(self.pause.next_barrier(), tasks, at + seconds)
@@ -920,10 +899,10 @@ class Job:
             self.slots.arrive(slot)
             kept = [task for task in here if self.ends.keeps(task.operator) and self._is_on(task, left)]
             pending = [task for task in here if task.state in PENDING]
-            again = wanted_again(self.graph, self.ends, self.subtasks, pending, kept)
+            again = self.ends.wanted_again(pending, kept)
             for task in again:
                 self._restart(task, at, self._after_the_move(task), reason="drained")
-            self.cancellations.restart_beside([task.key for task in again], self.subtasks)
+            self.cancellations.restart_beside([task.key for task in again])
 
     @staticmethod
     def _is_on(task: Subtask, worker: int) -> bool:
@@ -940,7 +919,7 @@ class Job:
             and task.worker in workers
             and self.ends.keeps(task.operator)
             and ((slot := self.slot_of(task.key)) in slots.vacant or slots.placement[slot] not in workers)
-            and self.ends.needed(task.key, self.subtasks)
+            and self.ends.needed(task.key)
             and not self.replays.cannot([task.key])
         ]
 
@@ -948,7 +927,7 @@ class Job:
         """What these have stored is made anew elsewhere, since their workers are to leave."""
         for task in tasks:
             self._restart(task, at, self._after_the_move(task), reason="drained")
-        self.cancellations.restart_beside([task.key for task in tasks], self.subtasks)
+        self.cancellations.restart_beside([task.key for task in tasks])
         self._advance(at)
 
     def _restart_together(self, keys: list[TaskKey], at: float) -> None:
@@ -956,7 +935,7 @@ class Job:
         consumer does which has yet to read its end, or reads it again."""
         finished = [key for key in keys if self.subtasks[key].state == "finished"]
         but = {"finished", WAITING}  # Who was not deployed so far will read what is there.
-        while found := [self.subtasks[key] for key in finished if self.ends.needed(key, self.subtasks, but)]:
+        while found := [self.subtasks[key] for key in finished if self.ends.needed(key, but)]:
             finished = [key for key in finished if self.subtasks[key] not in found]
             for task in found:
                 self._restart(task, at, "with those that it feeds")
@@ -1073,10 +1052,6 @@ class Job:
             if done is not None:
                 self._note(task, done.kind, done.at, f"{task} {done.text}")
 
-    def done_with(self, key: TaskKey) -> Done:
-        """See :func:`~minishuffle.coordinator.jobs.consumption.done_with`."""
-        return done_with(self.graph, self.ends, self.subtasks, key)
-
     # --- states ----------------------------------------------------------------------------------
 
     def _transition(
@@ -1145,7 +1120,7 @@ class Job:
                 if self.deaths.finished(key):
                     self._widen(at)
             case "read inputs":
-                self.ends.spend([*self.ends.finished(key), key], self.subtasks)
+                self.ends.spend([*self.ends.finished(key), key])
             case "complete exchange":
                 self._complete_exchange(task, at)
             case _:
@@ -1367,7 +1342,7 @@ class Job:
                 assert task.on_worker and self.slot_of(task.key) not in self.slots.vacant
                 assert task.worker == self.slots.placement[self.slot_of(task.key)]
             if not task.on_worker and task.state == "finished" and not (self.stopping or self.terminal):
-                assert not self._restarts or not self.ends.needed(task.key, self.subtasks)
+                assert not self._restarts or not self.ends.needed(task.key)
         assert (self.state == "paused") == (self.pause.phase == "paused")
         assert self.pause.under_way or self.state != "pausing"
         self.slots.validate()

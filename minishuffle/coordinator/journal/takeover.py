@@ -82,7 +82,7 @@ def reconciled(
             messages.append(ReleaseJob(term=term, job=job.id, attempts=surplus))
         if job.stopping and wanted:
             messages.append(CancelTasks(term=term, job=job.id))
-        ending = [each for each in _tasks_on(worker, job) if job.is_to_end(each)]
+        ending = [each for each in _tasks_on(worker, job) if job.cancellations.is_to_end(each)]
         if ending:
             messages.append(CancelTasks(term=term, job=job.id, attempts=current_attempts(ending)))
         if restarted := _restarted(worker, job, addresses, term):
@@ -94,8 +94,7 @@ def reconciled(
 
 def _ends(worker: int, job: Job, term: int) -> list[ControlMessage]:
     """What attempts there may have to hear of their consumers, before they are released."""
-    tasks = {task.key: task for task in job.subtasks.values()}
-    found = [each for task in _tasks_on(worker, job) for each in job.ends.ends_of(tasks, task.key)]
+    found = [each for task in _tasks_on(worker, job) for each in job.ends.ends_of(task.key)]
     return [message for _, message in consumer_ends(job.id, found, term=term)]
 
 

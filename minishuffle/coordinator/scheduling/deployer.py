@@ -207,7 +207,7 @@ class Deployer:
     def _tell_ends(self, job: Job, at: float) -> None:
         """Consumers have read all, as attempts are to know that were deployed before that was heard of, but
         for what they keep. They will not attach to these: to have ended is as good."""
-        found = job.take_heard_late()
+        found = job.ends.take_heard_late()
         waiting = [each for each in found if not job.ends.is_kept(each[1])]
         for number, message in consumer_ends(job.id, waiting, term=self.term):
             self.send(number, message)
@@ -222,7 +222,7 @@ class Deployer:
             for number in sorted({task.worker for task in job.subtasks.values() if task.on_worker}):
                 self.send(number, message)
         if job.move.take_unsent():
-            moving = current_attempts(task for task in job.subtasks.values() if job.is_to_end(task))
+            moving = current_attempts(filter(job.cancellations.is_to_end, job.subtasks.values()))
             divide = DivideTasks(term=self.term, job=job.id, barrier=job.move.barrier, moving=moving)
             for number in sorted({task.worker for task in job.subtasks.values() if task.on_worker}):
                 self.send(number, divide)

@@ -637,7 +637,7 @@ def redeployments(
         tasks=[task.key for task in tasks],
         attempts=_named_attempts(job),
         resumptions={task.key: task.resumption for task in tasks},
-        done={task.key: job.done_with(task.key) for task in tasks},
+        done={task.key: job.ends.done_with(task.key) for task in tasks},
         elsewhere=job.stayed(),
         waiting={task.key for task in job.subtasks.values() if task.state == WAITING},
         term=term,
@@ -711,7 +711,7 @@ def _workers_beside(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
 def releases(job: Job, *, term: int) -> list[tuple[int, ControlMessage]]:
     """Free the partitions of finished tasks that consumers no longer need: messages and their workers."""
     named: dict[int, list[TaskAttempt]] = {}
-    for task in job.take_spent():
+    for task in job.ends.take_spent():
         attempt = TaskAttempt(operator=task.operator, index=task.index, attempt=task.attempt)
         named.setdefault(task.worker, []).append(attempt)
     return [
@@ -735,7 +735,7 @@ def cancellations(job: Job, *, term: int) -> list[tuple[int, ControlMessage]]:
     """Cancel the attempts that must end before their next attempts are deployed: messages and their
     workers."""
     named: dict[int, list[Subtask]] = {}
-    for task in job.take_to_cancel():
+    for task in job.cancellations.take():
         named.setdefault(task.worker, []).append(task)
     return [
         (worker, CancelTasks(term=term, job=job.id, attempts=current_attempts(tasks)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from minishuffle.coordinator.jobs.consumption import Ends, repeating
+from minishuffle.coordinator.jobs.subtasks import Subtasks
 from minishuffle.errors import TaskFailed
 from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import Edge, JobGraph
@@ -319,7 +320,8 @@ def test_a_consumer_that_finished_on_a_lost_worker_is_not_waited_for(
 
 
 def test_what_is_kept_is_read_again_by_each_attempt(make_graph: MakeGraph) -> None:
-    ends = Ends(make_graph(2, 2), frozenset({0}))
+    graph = make_graph(2, 2)
+    ends = Ends(graph, frozenset({0}), Subtasks(graph, (1, 2)))
     assert ends.read((1, 0), 0, [0, 1, 9]) == [] and ends.read((1, 1), 0, [0, 1]) == [(0, 0), (0, 1)]
     ends.begins_anew((1, 0))
     ends.validate()

@@ -26,7 +26,7 @@ def subtasks(make_graph: Callable[..., JobGraph]) -> Subtasks:
 @pytest.fixture
 def progress(make_graph: Callable[..., JobGraph], subtasks: Subtasks) -> JobProgress:
     graph = make_graph(1, 1)
-    return JobProgress(graph, subtasks, Ends(graph, graph.kept_edges()), Replays(graph))
+    return JobProgress(graph, subtasks, Ends(graph, graph.kept_edges(), subtasks), Replays(graph))
 
 
 def test_losses_are_counted_anew_when_an_attempt_has_exchanged_more(
