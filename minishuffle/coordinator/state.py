@@ -7,7 +7,6 @@ life cycles (:mod:`~minishuffle.coordinator.jobs.job`), and answers clients. Eac
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -28,6 +27,7 @@ from minishuffle.coordinator.clients.status import (
 )
 from minishuffle.coordinator.clients.streams import StreamRecord, StreamRequest, Streams
 from minishuffle.coordinator.clients.submissions import Submission, Submissions
+from minishuffle.coordinator.clusterclock import ClusterClock
 from minishuffle.coordinator.instructions import (
     CloseLink,
     CoordinatorStep,
@@ -133,8 +133,6 @@ class _Postponed(Pending):
     message: ControlMessage
 
 
-OFFSET_SECONDS: Final = 1.0
-"""The journal hears of the wall clock when it has followed the system clock by more."""
 TOGETHER_SECONDS_MAX: Final = 0.1
 """How long reports of positions wait at most for others that are journaled with them."""
 
@@ -171,9 +169,7 @@ class CoordinatorState:
         """The shell says whether the journal can be written."""
         self._settings = settings
         self._facts = facts
-        self._wall_offset, self._recorded_offset = facts.wall_offset, math.inf
-        self._wall_at = 0.0
-        """The latest time that the wall clock has shown."""
+        self._wall = ClusterClock(facts.wall_offset)
         self._random = random
         self._recorder = journalrecords.Recorder(records)
         submitted, numbers = journalrecords.recalled_counts(records)
@@ -327,7 +323,8 @@ class CoordinatorState:
 
     def everything(self, now: float) -> Changes:
         """All records, for a journal that has lost them."""
-        self._recorder, self._recorded_offset = journalrecords.Recorder({}), math.inf
+        self._recorder = journalrecords.Recorder({})
+        self._wall.forget_recorded()
         for job in self._jobs.values():
             job.subtasks.touch(*job.subtasks)
         self._changed.update({each.worker: each for each in self._workers})
@@ -357,7 +354,7 @@ class CoordinatorState:
     def anchor(self, wall_offset: float) -> CoordinatorStep:
         """How far the wall clock is ahead of the clock of ``now``: it follows the system clock, if somebody
         sets that."""
-        self._wall_offset = wall_offset
+        self._wall.anchor(wall_offset)
         return self._nothing_yet()
 
     def stop(self, now: float) -> CoordinatorStep:
@@ -408,7 +405,7 @@ class CoordinatorState:
             self._settle_by,
             *(each.due for each in self._unexplained.values()),
             self._next_drain(),
-            *(self._clock(time) for job in self._timed() if (time := job.next_time()) is not None),
+            *(self._wall.monotonic(time) for job in self._timed() if (time := job.next_time()) is not None),
         ]
         return min((time for time in times if time is not None), default=None)
 
@@ -867,7 +864,7 @@ class CoordinatorState:
 
     def _next_drain(self) -> float | None:
         drains = self._workers.leaving().values() if self._orderly_stop.phase == "up" else ()
-        times = [self._clock(drain.until) for drain in drains if drain.until is not None]
+        times = [self._wall.monotonic(drain.until) for drain in drains if drain.until is not None]
         return min(times, default=None)
 
     def _move_slots(self, at: float, called: set[int]) -> None:
@@ -1030,14 +1027,6 @@ class CoordinatorState:
 
     # --- what follows ----------------------------------------------------------------------------
 
-    def _wall(self, now: float) -> float:
-        self._wall_at = max(self._wall_at, now + self._wall_offset)
-        return self._wall_at
-
-    def _clock(self, at: float) -> float:
-        """When the wall clock will have come to ``at``; a microsecond more, since its floats are coarser."""
-        return at - self._wall_offset + 1e-6
-
     def _touch(self, *jobs: Job) -> None:
         self._touched.update((job.id, job) for job in jobs)
 
@@ -1106,9 +1095,8 @@ class CoordinatorState:
             self._recorder.worker(worker)
         self._changed.clear()
         self._recorder.counts(self._submissions.accepted, self._workers.numbers)
-        if abs(self._wall_offset - self._recorded_offset) > OFFSET_SECONDS:
-            self._recorded_offset = self._wall_offset
-            self._recorder.clock(self._facts.identity, self._wall_offset)
+        if (offset := self._wall.take_offset()) is not None:
+            self._recorder.clock(self._facts.identity, offset)
 
     def _all_are_back(self, now: float) -> None:
         """Every worker has come back, or is lost: what was due meanwhile follows."""
@@ -1187,7 +1175,7 @@ class CoordinatorState:
             self._jobs,
             self._links,
             self._history,
-            self._wall_offset,
+            self._wall.offset,
         )
 
     def validate(self) -> None:
