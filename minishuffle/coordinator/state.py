@@ -198,8 +198,6 @@ class CoordinatorState:
         self._to_journal: list[Changes] = []  # Of submissions, each answered with journaled().
         self._touched: dict[str, Job] = {}
         """Jobs to look after before the verb at hand returns, for which ``_jobs.held`` may be out of date."""
-        self._changed: dict[int, Worker] = {}
-        """Workers that the journal is behind with."""
         self._settle_by: float | None = None
         """When at the latest what follows from reports of positions is done; None if there are none."""
         self._links = Links(facts.term, max(settings.link_timeout, settings.heartbeat_timeout))
@@ -327,7 +325,7 @@ class CoordinatorState:
         self._wall.forget_recorded()
         for job in self._jobs.values():
             job.subtasks.touch(*job.subtasks)
-        self._changed.update({each.worker: each for each in self._workers})
+        self._workers.touch(*self._workers)
         self._record(self._jobs, clients=self._jobs)
         return self._recorder.take(now)
 
@@ -467,7 +465,6 @@ class CoordinatorState:
     def _welcome(self, worker: Worker, now: float) -> None:
         """It is registered, and standby workers are to know it."""
         self._send(worker, worker.registered(self._facts.term, self._settings.heartbeat_interval))
-        self._changed[worker.worker] = worker
         joined = self._preparations.worker_joined(worker, self._workers.alive(), self._jobs.active())
         for number, ahead in joined:
             self._send_to(number, ahead)
@@ -531,7 +528,6 @@ class CoordinatorState:
         if self._workers.advertised(worker, host):
             self._links.joined(worker, self._workers.alive(), now)
             self._probe(now)
-            self._changed[worker.worker] = worker
             for number, dial in self._preparations.worker_moved(worker, self._workers.alive()):
                 self._send_to(number, dial)
             self._touch_waiting()
@@ -615,8 +611,7 @@ class CoordinatorState:
         why = f"worker {number} is excluded from this job until others can connect to it: {text}"
         for holder, slot in sorted(job.slots.blocked):
             if holder == number:
-                worker.written_off.add((job.id, slot))
-                self._changed[number] = worker
+                self._workers.write_off(worker, job.id, slot)
         other = key[0] if number == key[1] else key[1]
         attempts = job.exclude(number, Exclusion(other, why), self._wall(now))
         if attempts:
@@ -669,12 +664,11 @@ class CoordinatorState:
         else:
             self.ignored += 1
         if message.number:
-            worker.apply(message.number)
+            self._workers.applied(worker, message.number)
             refused = any(refuses(self._jobs.get(fact.attempt.subtask.job), fact) for fact in message.facts)
             self._acknowledge(
                 worker, Acknowledge(term=self._facts.term, number=message.number, refused=refused)
             )
-            self._changed[worker.worker] = worker
 
     def _acknowledge(self, worker: Worker, message: Acknowledge) -> None:
         """One that is not refused stands for all before it that are not."""
@@ -713,7 +707,6 @@ class CoordinatorState:
             return
         self._hear_links(worker, message, now)
         if self._workers.heartbeat(worker, message):
-            self._changed[worker.worker] = worker
             self._touch_waiting()
         for report in message.tasks:
             job = self._jobs.get(report.attempt.subtask.job)
@@ -789,7 +782,6 @@ class CoordinatorState:
         end_told_until: float | None = None,
     ) -> None:
         self._workers.end(worker, state, now)
-        self._changed[worker.worker] = worker
         self._preparations.worker_ended(worker.worker)
         self._links.left(worker.worker)
         self._out += self._results.worker_ended(worker.worker, worker.epoch, self._wall(now))
@@ -851,8 +843,7 @@ class CoordinatorState:
     def _drain(self, worker: Worker, until: float | None, why: str, at: float) -> None:
         """A worker is to leave, for ``why``, or as a client asks."""
         is_new = worker.drain is None or (bool(why) and not worker.drain.signalled)
-        for each in self._workers.drain(worker, until, signalled=bool(why)):
-            self._changed[each.worker] = each
+        self._workers.drain(worker, until, signalled=bool(why))
         text = (
             f"worker {worker.worker} is to leave ({why or 'a client asks for it'}): its tasks move elsewhere"
         )
@@ -1049,9 +1040,7 @@ class CoordinatorState:
             self._move_slots(self._wall(now), called)
             touched |= self._follow(now, called)
             self._end_drained(self._wall(now))
-            self._changed.update(
-                {each.worker: each for each in self._workers.alive() if each.drain is not None}
-            )
+            self._workers.touch(*(each for each in self._workers.alive() if each.drain is not None))
         self._watch(now)
         for number in self._links.take_new():
             self._note_reach(number, self._wall(now))
@@ -1091,9 +1080,8 @@ class CoordinatorState:
             self._recorder.job(self._jobs[job])
         for name in self._jobs.keys() & (self._streams.changed() | self._results.changed() | {*clients}):
             self._recorder.clients(name, self._streams.record(name), self._results.record(name))
-        for worker in self._changed.values():
+        for worker in self._workers.take_changed():
             self._recorder.worker(worker)
-        self._changed.clear()
         self._recorder.counts(self._submissions.accepted, self._workers.numbers)
         if (offset := self._wall.take_offset()) is not None:
             self._recorder.clock(self._facts.identity, offset)
@@ -1116,7 +1104,7 @@ class CoordinatorState:
             return
         was_stopping = job.stopping
         ready = self._deployer.restart(job, self._jobs.held, at, called)
-        self._changed.update({each.worker: each for each in self._workers.alive() if each.worker in called})
+        self._workers.touch(*(each for each in self._workers.alive() if each.worker in called))
         if job.terminal or (job.stopping and not was_stopping):
             self._touch(job)
         for task in ready:
@@ -1133,8 +1121,7 @@ class CoordinatorState:
         self._deployer.release(job, {*job.slots.workers(), *self._preparations.job_ended(job.id)}, at)
         for number, slot in sorted(job.slots.blocked):
             if (worker := self._workers.get_alive(number)) is not None:
-                worker.written_off.add((job.id, slot))
-                self._changed[number] = worker
+                self._workers.write_off(worker, job.id, slot)
         for name in self._jobs.forget():
             self._recorder.forget_job(name)
         self._touch_waiting()
@@ -1180,7 +1167,7 @@ class CoordinatorState:
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
-        assert self._settle_by is not None or not (self._out or self._touched or self._changed)
+        assert self._settle_by is not None or not (self._out or self._touched or self._workers.changed)
         assert not self._to_journal
         self._workers.validate()
         self._results.validate()

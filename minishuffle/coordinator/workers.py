@@ -146,10 +146,6 @@ class Worker:
         """It has sent something."""
         self.heard_at = now
 
-    def apply(self, number: int) -> None:
-        """Its report of that number is applied, and so are those before."""
-        self.applied = max(number, self.applied)
-
     def suspect(self) -> None:
         """Another worker suspects it."""
         self.suspicions += 1
@@ -271,6 +267,8 @@ class WorkerRegistry:
         """The highest id that was given."""
         self.standby_short = numbers.standby_short
         """Standby workers that were called upon or lost, and whose place no other has taken."""
+        self.changed: dict[int, Worker] = {}
+        """Those that the journal is behind with; of one that has ended, although it is forgotten."""
 
     @property
     def numbers(self) -> RegistryNumbers:
@@ -355,6 +353,7 @@ class WorkerRegistry:
         self.standby_short -= standby and self.standby_short > 0
         worker = Worker(number, self.epoch, link, about, now, standby=standby, joined_at=now)
         self._workers[number] = self._by_link[link] = worker
+        self.touch(worker)
         return worker
 
     def checked(self, about: Register) -> Register:
@@ -410,6 +409,7 @@ class WorkerRegistry:
         worker.joined_at = now
         if worker.drain is not None:
             worker.drain.link_renewed()
+        self.touch(worker)
         return worker, before
 
     def link_lost(self, worker: Worker, why: str, now: float) -> None:
@@ -458,6 +458,7 @@ class WorkerRegistry:
         self.standby_short += worker.standby and state == "lost"
         worker.state, worker.ended_at, worker.link, worker.peers = state, now, 0, []
         worker.absence = None
+        self.touch(worker)
         if state == "gone":
             self._others_leave(worker)
         self.forget(now)
@@ -469,7 +470,19 @@ class WorkerRegistry:
         stuck = {(job, slot) for job, slots in message.report.stuck.items() for slot in slots}
         ended = worker.written_off - stuck
         worker.written_off -= ended
+        if ended:
+            self.touch(worker)
         return bool(ended)
+
+    def write_off(self, worker: Worker, job: str, slot: int) -> None:
+        """The thread of a task that was abandoned still runs in a slot that a job has given back."""
+        worker.written_off.add((job, slot))
+        self.touch(worker)
+
+    def applied(self, worker: Worker, number: int) -> None:
+        """A report of that number is applied, and so are those before."""
+        worker.applied = max(number, worker.applied)
+        self.touch(worker)
 
     # --- addresses -------------------------------------------------------------------------------
 
@@ -491,6 +504,7 @@ class WorkerRegistry:
         if not host or host_problem(host) or is_loopback(host) or host == worker.about.host:
             return False
         worker.about = worker.about.model_copy(update={"host": host})
+        self.touch(worker)
         return True
 
     def epoch_of(self, number: int) -> int:
@@ -525,23 +539,34 @@ class WorkerRegistry:
         """Whether there is a worker that is not to leave."""
         return any(each.drain is None for each in self.there())
 
-    def drain(self, worker: Worker, until: float | None, *, signalled: bool) -> list[Worker]:
-        """A worker is to leave; gives those for which that is new. ``until`` is of the wall clock, see
-        :class:`Drain`."""
+    def drain(self, worker: Worker, until: float | None, *, signalled: bool) -> None:
+        """A worker is to leave. ``until`` is of the wall clock, see :class:`Drain`."""
+        self.touch(worker)
         if worker.drain is not None:
             worker.drain.order(until, signalled=signalled)
-            return [worker]
-        others = self._others_leave(worker)
-        worker.drain = Drain(until, signalled, others_leave=bool(others))
-        return [worker, *others]
+        else:
+            others_leave = self._others_leave(worker)
+            worker.drain = Drain(until, signalled, others_leave=others_leave)
 
-    def _others_leave(self, worker: Worker) -> list[Worker]:
-        """Tell the other workers that are leaving about this one; gives them."""
+    def _others_leave(self, worker: Worker) -> bool:
+        """Tell the other workers that are leaving about this one; False if there are none."""
         found = [each for each in self.there() if each is not worker and each.drain is not None]
         for each in found:
             if each.drain is not None:
                 each.drain.join()
-        return found
+        self.touch(*found)
+        return bool(found)
+
+    # --- the journal -----------------------------------------------------------------------------
+
+    def touch(self, *workers: Worker) -> None:
+        """Something has happened to these that the journal is to have."""
+        self.changed.update((worker.worker, worker) for worker in workers)
+
+    def take_changed(self) -> list[Worker]:
+        """Those that the journal is behind with, and that were not given before."""
+        changed, self.changed = self.changed, {}
+        return list(changed.values())
 
     # --- time ------------------------------------------------------------------------------------
 
