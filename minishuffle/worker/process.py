@@ -586,7 +586,7 @@ class Worker:
                 report=report.model_copy(update={"loop_lag_seconds": self._timers.take_latest()}),
                 tasks=self._deployment.reports(),
                 peers=self._peers.reports(),
-                unlinked=state.unlinked(self._loop.time()),
+                unlinked=state.channels.unlinked(self._loop.time()),
             )
         )
 
@@ -607,7 +607,7 @@ class Worker:
             refused=self._refusals.counts,
             loop_lag=self.loop_lag,
             abandoned=self._state.abandoned,
-            suspicions=self._state.suspicions,
+            suspicions=self._state.channels.suspicions,
             gc_seconds=self._garbage.seconds,
             wall=self._wall(),
             one_way=self._peers.one_way.counts(),

@@ -151,7 +151,7 @@ class SimulatedWorker:
 
     def _check_fences(self) -> None:
         """No attempt reads here whose successor the coordinator has named."""
-        known = self.worker._state.partitions._attempts
+        known = self.worker._state.channels.partitions._attempts
         for attempt in self.worker._deployment.attempts.values():
             for output in attempt.spec.outputs:
                 partition = attempt.partitions.get(output.edge)

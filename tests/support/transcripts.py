@@ -574,7 +574,7 @@ class WorkerTranscript(Transcript):
     def _channel(self, name: str, generation: str | None, what: str) -> list[str]:
         edge, producer, task = re.fullmatch(r"edge(\d+)\.(\d+)->(\S+)", name).groups()  # type: ignore[union-attr]
         key = ChannelKey(self.words.attempt(task), int(edge), int(producer))
-        number = int(generation) if generation else self.state.inputs[key].request.generation
+        number = int(generation) if generation else self.state.channels.inputs[key].request.generation
         return self._shown(self.state.channel_event(key, number, self.CHANNEL[what], self.now))
 
     @event(r"link to w(?P<worker>\d) is (?P<what>up|down|suspected)(: (?P<why>.+))?")
@@ -587,7 +587,7 @@ class WorkerTranscript(Transcript):
 
     @event(r"dialing w(?P<worker>\d) fails: (?P<why>.+)")
     def _undialed(self, worker: str, why: str) -> list[str]:
-        address = self.state.address(int(worker))
+        address = self.state.channels.peers.address(int(worker))
         return self._shown(self.state.dial_failed(address, PeerLost(why), self.now))
 
     @event(

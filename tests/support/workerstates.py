@@ -118,7 +118,7 @@ class Machine:
 
     def happens(self, channel: ChannelKey, event: ChannelEvent, now: float = 0.0) -> list[Instruction]:
         """To the channel's current generation, as the shell reports it."""
-        generation = self.state.inputs[channel].request.generation
+        generation = self.state.channels.inputs[channel].request.generation
         return self.do(self.state.channel_event(channel, generation, event, now))
 
     def ended(self, operator: int = 0, attempt: int = 1, state: str = "finished") -> list[Instruction]:

@@ -72,7 +72,7 @@ def test_a_producer_that_is_deployed_later_is_asked_when_it_is_there(worker: int
     restarted = TasksRestarted(term=1, job="j1", tasks=[placed], workers=[address(worker)])
     requested = machine.tell(restarted, now=61.0)
     assert machine.tell(restarted, now=61.0) == [], "it is asked once"
-    entry = machine.state.inputs[ChannelKey(attempt_of(1), 0, 1)]
+    entry = machine.state.channels.inputs[ChannelKey(attempt_of(1), 0, 1)]
     assert (entry.worker, entry.request.producer_attempt) == (worker, 1)
     assert [type(each) for each in requested] == ([RequestPartition] if worker == 3 else [])
 
@@ -90,12 +90,12 @@ def test_a_newer_epoch_is_another_process_which_needs_a_new_link() -> None:
     machine = Machine()
     machine.tell(deploy(SOURCE))
     machine.up(3)
-    assert machine.state.announced(3) == 1
+    assert machine.state.channels.peers.announced(3) == 1
     newer = address(3, epoch=7)
     assert DialPeer(newer) in machine.tell(deploy(sink(), workers=[address(2), newer]))
-    assert machine.state.announced(3) == 7
+    assert machine.state.channels.peers.announced(3) == 7
     machine.tell(Dial(term=1, peer=address(3, epoch=5)))
-    assert machine.state.announced(3) == 7, "an epoch that was replaced does not come back"
+    assert machine.state.channels.peers.announced(3) == 7, "an epoch that was replaced does not come back"
     assert [type(i) for i in machine.up(3)] == [RequestPartition]
 
 

@@ -208,7 +208,7 @@ class Orders(RuleBasedStateMachine):
         self.shell = {at: channel for at, channel in self.shell.items() if at.attempt != key}
 
     def request_of(self, channel: ChannelKey) -> PartitionRequest:
-        return dict(self.state.inputs.phases())[channel].request
+        return dict(self.state.channels.inputs.phases())[channel].request
 
     def reported(self, fact: Fact) -> None:
         if isinstance(fact, TaskStateChanged) and fact.ends:
@@ -387,7 +387,8 @@ class Orders(RuleBasedStateMachine):
     def link_up(self, worker: int) -> None:
         """Of the epoch that the coordinator announced; it may replace another."""
         self.dials.discard((worker, self.announced[worker]))
-        assert (self.state.refusal(worker, self.announced[worker]) is not None) == (worker in self.lost)
+        refusal = self.state.channels.peers.refusal(worker, self.announced[worker])
+        assert (refusal is not None) == (worker in self.lost)
         if worker in self.lost:
             return
         before = self.links.get(worker)
@@ -500,7 +501,7 @@ class Orders(RuleBasedStateMachine):
             self.now = due
             self.carry_out(self.state.handle_timer(due))
         self.now = end
-        drain_by = self.state.inputs.drain_by()
+        drain_by = self.state.channels.inputs.drain_by()
         assert drain_by is None or self.now < drain_by <= self.now + SETTINGS.reconnect_timeout
 
     @invariant()

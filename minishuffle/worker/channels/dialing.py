@@ -110,6 +110,15 @@ class Dialing:
         peer = self._peers.get(worker)
         return peer is None or peer.lost
 
+    def refusal(self, worker: int, epoch: int) -> str | None:
+        """Why no link is made to that worker in that epoch; None: it may be."""
+        announced = self.announced(worker)
+        if epoch < announced:
+            return f"worker {worker} has epoch {announced} by now"
+        if epoch == announced and self.is_lost(worker):
+            return f"worker {worker} was declared lost"
+        return None
+
     # --- links -----------------------------------------------------------------------------------
 
     def is_up(self, worker: int) -> bool:

@@ -104,7 +104,7 @@ class PeerLinks:
             return None
         if peer.role != Role.WORKER:
             return "only workers connect to a worker's data port, and programs that are expected"
-        refusal = self._state.refusal(peer.worker, peer.epoch)
+        refusal = self._state.channels.peers.refusal(peer.worker, peer.epoch)
         if refusal is not None:
             return refusal
         if peer.one_way is not None:
@@ -139,10 +139,10 @@ class PeerLinks:
             return
         if peer.role == Role.PROBE:
             return  # It has seen what it wanted, and closes the connection.
-        refusal = self._state.refusal(peer.worker, peer.epoch)
+        refusal = self._state.channels.peers.refusal(peer.worker, peer.epoch)
         if refusal is not None:  # the coordinator said so while this side dialed
             link.abort(PeerLost(refusal))
-        elif peer.epoch == self._state.announced(peer.worker):
+        elif peer.epoch == self._state.channels.peers.announced(peer.worker):
             self._adopt(link)
         else:
             self._wait_for_word(link)
@@ -174,7 +174,7 @@ class PeerLinks:
     def review(self) -> None:
         """The coordinator has spoken: adopt or drop early links, and drop those of epochs that are past."""
         for key in list(self._early):
-            announced = self._state.announced(key[0])
+            announced = self._state.channels.peers.announced(key[0])
             if key[1] > announced or key not in self._early:
                 continue
             early = self._early.pop(key)
@@ -185,8 +185,9 @@ class PeerLinks:
             for request in early.requests.values():
                 self._requested(early.link, request)
         for worker, link in list(self._links.items()):
-            if link.peer.epoch < self._state.announced(worker):
-                link.abort(PeerLost(f"worker {worker} has epoch {self._state.announced(worker)} by now"))
+            announced = self._state.channels.peers.announced(worker)
+            if link.peer.epoch < announced:
+                link.abort(PeerLost(f"worker {worker} has epoch {announced} by now"))
 
     def link_events(self, link: DataLink, events: list[ConnectionEvent]) -> None:
         for event in events:
@@ -276,7 +277,7 @@ class PeerLinks:
             self._carry_out(self._state.dial_failed(peer, error, self._now()))
 
     async def _dial_one_way(self, worker: int, epoch: int, purpose: OneWay) -> DataLink:
-        peer = self._state.address(worker)
+        peer = self._state.channels.peers.address(worker)
         return await self._endpoint.dial(Address(peer.host, peer.data_port), worker, epoch, purpose)
 
     def request(self, instruction: RequestPartition, channel: InputChannel | None) -> None:

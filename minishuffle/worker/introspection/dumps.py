@@ -81,7 +81,7 @@ def worker_dump(worker: DumpedWorker, job: str) -> bytes:
     room, served = _Room(), _served(worker.links)
     frames = sys._current_frames()
     tasks = [_task(attempt, worker, served, room, frames) for attempt in attempts[: limits.DUMP_TASKS_MAX]]
-    waiting = worker.state.partitions.waiting()
+    waiting = worker.state.channels.partitions.waiting()
     pool = worker.deployment.services.pool
     found: Fields = {
         "worker": worker.state.worker,
@@ -271,7 +271,7 @@ def _first(line: Iterable[T]) -> list[T]:
 
 
 def _input(channel: InputChannel, key: ChannelKey, state: WorkerState) -> Fields:
-    entry, attachment = state.inputs.get(key), channel.attachment
+    entry, attachment = state.channels.inputs.get(key), channel.attachment
     phase = entry.phase if entry is not None else None
     found: Fields = {
         "producer": channel.producer,

@@ -104,10 +104,11 @@ class ChannelTraces:
         """The channels of the consumer's newest attempt on this worker, one for each edge between the two."""
         consumer = SubtaskId(JobId(job), OperatorId(channel.operator), channel.index)
         producer = SubtaskId(JobId(job), OperatorId(channel.producer_operator), channel.producer)
-        keys = [key for key in self._state.inputs.readers(producer) if key.attempt.subtask == consumer]
+        inputs = self._state.channels.inputs
+        keys = [key for key in inputs.readers(producer) if key.attempt.subtask == consumer]
         newest = max((key.attempt.attempt for key in keys), default=0)
         here = AttemptId(consumer, newest)
-        return [(key, self._state.inputs[key]) for key in keys if key.attempt == here]
+        return [(key, inputs[key]) for key in keys if key.attempt == here]
 
     def _is_local(self, key: ChannelKey) -> bool:
         channel = self._deployment.channel(key)

@@ -129,26 +129,27 @@ def test_links_that_channels_need_are_reported_with_their_jobs_since_they_are_mi
     """Worker 2 dials worker 3, and has worker 1 asked to dial."""
     machine = Machine(worker=2)
     machine.tell(deploy(sink(), workers=[address(2), address(3)]), 1.0)
-    (missing,) = machine.state.unlinked(4.0)
+    (missing,) = machine.state.channels.unlinked(4.0)
     assert (missing.worker, missing.epoch, missing.seconds, missing.why) == (3, 1, 3.0, "")
     assert missing.jobs == ["j1"]
     machine.dial_failed(3, PeerLost("no route"), 4.0)
-    assert [each.why for each in machine.state.unlinked(5.0)] == ["no route"]
+    assert [each.why for each in machine.state.channels.unlinked(5.0)] == ["no route"]
     for time in range(5, 60):
         machine.tick(float(time))
-    assert [each.seconds for each in machine.state.unlinked(61.0)] == [60.0], "however often it was tried"
+    (missing,) = machine.state.channels.unlinked(61.0)
+    assert missing.seconds == 60.0, "however often it was tried"
     machine.up(3, 61.0)
-    assert [each.seconds for each in machine.state.unlinked(61.5)] == [60.0], "it may pass nothing"
-    assert machine.state.unlinked(69.0) == []
+    assert [each.seconds for each in machine.state.channels.unlinked(61.5)] == [60.0], "it may pass nothing"
+    assert machine.state.channels.unlinked(69.0) == []
     machine.down(3, 70.0)
-    (missing,) = machine.state.unlinked(72.0)
+    (missing,) = machine.state.channels.unlinked(72.0)
     assert (missing.seconds, missing.why) == (2.0, "the link to worker 3 broke")
     machine.tell(ReleaseJob(term=1, job="j1"), 73.0)
-    assert machine.state.unlinked(74.0) == []
+    assert machine.state.channels.unlinked(74.0) == []
     machine.tell(deploy(sink(2), workers=[address(2), address(3)]), 80.0)
-    assert [each.seconds for each in machine.state.unlinked(81.0)] == [1.0]
+    assert [each.seconds for each in machine.state.channels.unlinked(81.0)] == [1.0]
     machine.tell(WorkerLost(term=1, worker=3, epoch=1), 82.0)
-    assert machine.state.unlinked(90.0) == []
+    assert machine.state.channels.unlinked(90.0) == []
 
 
 def test_a_probe_of_a_peer_that_is_linked_is_answered_at_once() -> None:
@@ -167,8 +168,8 @@ def test_a_verdict_fails_what_reads_from_there_and_nothing_is_requested_there_ag
     machine.down(3, 1.0)
     assert machine.happens(REMOTE, ChannelEvent.DRAIN, 1.0) == []
     assert machine.due is None
-    assert machine.state.refusal(3, 1) == "worker 3 was declared lost"
-    assert machine.state.refusal(3, 2) is None
+    assert machine.state.channels.peers.refusal(3, 1) == "worker 3 was declared lost"
+    assert machine.state.channels.peers.refusal(3, 2) is None
     assert machine.tell(WorkerLost(term=1, worker=3, epoch=1), 2.0) == [CloseLinks(3, 1)]
 
 
@@ -259,7 +260,7 @@ def test_a_task_that_waits_for_its_consumers_is_not_stuck() -> None:
         assert machine.tick(now) == []
     machine.up(3, 13.0)
     assert requests(machine.happens(REMOTE, ChannelEvent.DRAIN, 14.0)) == [(3, 2, 2)]
-    assert machine.state.inputs.drain_by() is None
+    assert machine.state.channels.inputs.drain_by() is None
 
 
 def test_a_channel_that_is_down_has_no_timer() -> None:
@@ -332,7 +333,7 @@ def test_a_suspected_peer_is_reported_and_its_channels_are_repaired_without_a_ne
     silent = machine.down(3, 1.0, PeerSuspected("worker 3 has answered no Ping for 0.5 s"))
     assert (silent[0], silent[-1]) == (suspicion(3, True), DialPeer(address(3)))
     assert failures(silent[1:-1]) == [(REMOTE, 1, "worker 3 has answered no Ping for 0.5 s")]
-    assert machine.state.suspicions == 1
+    assert machine.state.channels.suspicions == 1
     machine.happens(REMOTE, ChannelEvent.DRAIN, 1.0)
     assert machine.tick(1.1) == [], "the dial is under way"
     error = PeerLost("worker 3 cannot be reached")
