@@ -40,7 +40,13 @@ from minishuffle.coordinator.instructions import (
     refusal,
 )
 from minishuffle.coordinator.jobs.attemptreports import heard, may_wait, refuses
-from minishuffle.coordinator.jobs.deaths import COUNTS, end_in_words, kind_of
+from minishuffle.coordinator.jobs.deaths import (
+    COUNTS,
+    UnexplainedEnd,
+    UnexplainedEnds,
+    end_in_words,
+    kind_of,
+)
 from minishuffle.coordinator.jobs.history import History
 from minishuffle.coordinator.jobs.job import Job
 from minishuffle.coordinator.jobs.jobindex import JobTable
@@ -112,18 +118,6 @@ from minishuffle.wire.requests import (
 )
 
 __all__ = ["CoordinatorState"]
-
-
-class _Unexplained(NamedTuple):
-    """A worker whose process has ended, and of which its launcher may say how."""
-
-    worker: int
-    due: float
-    """When nobody is waited for any more."""
-    how: str
-    """What is known without."""
-    attempts: dict[str, list[tuple[TaskKey, int]]]
-    """Those that died with it, by job."""
 
 
 @dataclass(slots=True, eq=False)
@@ -203,9 +197,7 @@ class CoordinatorState:
         self._links = Links(facts.term, max(settings.link_timeout, settings.heartbeat_timeout))
         self._history = History()
         """What happens that is of no job."""
-        self._unexplained: dict[int, _Unexplained] = {}
-        """By epoch. The next coordinator does without: launchers repeat how a process ended, with what was
-        inside user code."""
+        self._unexplained = UnexplainedEnds()
         self._orderly_stop = OrderlyStop(settings.task_cancel_timeout)
         self._submissions = Submissions(submitted)
         self._recall(records, now)
@@ -371,10 +363,8 @@ class CoordinatorState:
         self._look_after_hosts(now)
         self._workers.forget(now)
         self._probe(now)
-        for epoch, each in list(self._unexplained.items()):
-            if now >= each.due:
-                del self._unexplained[epoch]
-                self._judge_unexplained(each, now)
+        for each in self._unexplained.take_due(now):
+            self._judge_unexplained(each, now)
         self._out += self._questions.due(now)
         self._touch(*(poll.job for poll in self._pending.due(Poll, now)))
         for job in self._timed():
@@ -401,7 +391,7 @@ class CoordinatorState:
             self._links.next_deadline(),
             self._orderly_stop.next_deadline(),
             self._settle_by,
-            *(each.due for each in self._unexplained.values()),
+            self._unexplained.next_deadline(),
             self._next_drain(),
             *(self._wall.monotonic(time) for job in self._timed() if (time := job.next_time()) is not None),
         ]
@@ -729,13 +719,13 @@ class CoordinatorState:
         self._end_worker(worker, "lost", why, now, end_told_until=due)
         memory = f"it used {worker.report.memory_bytes / limits.MIB:,.0f} MiB at its last report"
         how = f"{worker} was lost: {why}" + (f", and {memory}" if worker.report.memory_bytes else "")
-        unexplained = _Unexplained(worker.worker, due, how, attempts)
+        unexplained = UnexplainedEnd(worker.worker, due, how, attempts)
         if due > now:
-            self._unexplained[worker.epoch] = unexplained
+            self._unexplained.add(worker.epoch, unexplained)
         else:
             self._judge_unexplained(unexplained, now)
 
-    def _judge_unexplained(self, ended: _Unexplained, now: float) -> None:
+    def _judge_unexplained(self, ended: UnexplainedEnd, now: float) -> None:
         """Nobody knows how the process ended."""
         at = self._wall(now)
         for name, attempts in ended.attempts.items():
@@ -749,7 +739,7 @@ class CoordinatorState:
         """A launcher says how a process ended: of a worker that is lost, or is not known to be so far."""
         words, at = end_in_words(message), self._wall(now)
         worker = self._workers.get_there(message.worker)
-        ended = self._unexplained.pop(message.epoch, None)
+        ended = self._unexplained.take(message.epoch)
         attempts = {} if ended is None else ended.attempts
         if worker is not None and worker.epoch == message.epoch:
             attempts = self._attempts_on(worker)

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
 from minishuffle.coordinator.journal.codec import Record
@@ -39,7 +39,17 @@ from minishuffle.errors import ResourceExhausted
 from minishuffle.wire.messages import ErrorInfo, TaskReport
 from minishuffle.wire.requests import UserCall, WorkerEnded
 
-__all__ = ["COUNTS", "SETTLED_SECONDS", "STALLED_SECONDS", "Deaths", "TaskDeaths", "end_in_words", "kind_of"]
+__all__ = [
+    "COUNTS",
+    "SETTLED_SECONDS",
+    "STALLED_SECONDS",
+    "Deaths",
+    "TaskDeaths",
+    "UnexplainedEnd",
+    "UnexplainedEnds",
+    "end_in_words",
+    "kind_of",
+]
 
 STALLED_SECONDS: Final = 10.0
 """A subtask that has passed on nothing for this time may have caused a death with an unknown end."""
@@ -88,6 +98,43 @@ def end_in_words(end: WorkerEnded) -> str:
     if kind_of(end) == "hung":
         return f"did not react, as if a function held the interpreter: its launcher sent {end.signal}"
     return f"was killed by {end.signal}"
+
+
+class UnexplainedEnd(NamedTuple):
+    """A worker whose process has ended, and of which its launcher may say how."""
+
+    worker: int
+    due: float
+    """When nobody is waited for any more."""
+    how: str
+    """What is known without."""
+    attempts: dict[str, list[tuple[TaskKey, int]]]
+    """Those that died with it, by job."""
+
+
+class UnexplainedEnds:
+    """Those of all workers, by epoch. The next coordinator does without: launchers repeat how a process
+    ended, with what was inside user code."""
+
+    def __init__(self) -> None:
+        self._ends: dict[int, UnexplainedEnd] = {}
+
+    def add(self, epoch: int, end: UnexplainedEnd) -> None:
+        """A process has ended, and how is to be heard by its time."""
+        self._ends[epoch] = end
+
+    def take(self, epoch: int) -> UnexplainedEnd | None:
+        """How that process ended is known by now; None: nobody waits for it."""
+        return self._ends.pop(epoch, None)
+
+    def take_due(self, now: float) -> list[UnexplainedEnd]:
+        """Those that nobody is waited for any more."""
+        due = [epoch for epoch, end in self._ends.items() if now >= end.due]
+        return [self._ends.pop(epoch) for epoch in due]
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`take_due` has something."""
+        return min((end.due for end in self._ends.values()), default=None)
 
 
 @dataclass(slots=True)
