@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
@@ -120,8 +120,22 @@ PROCESSES = ("worker/", "coordinator/")
 SET_FROM_OUTSIDE = {
     "worker/tasks/handoff.py": ("notified", "the wake flag of a subpartition: set by whoever queues it"),
     "worker/tasks/jobimports.py": ("__import__", "Python's, which a worker wraps"),
+    "worker/interpreter.py": ("callbacks", "Python's, which hear of collections"),
+    "worker/external/clientgate.py": ("channels starts", "channels of a gate that come and go; leases"),
 }
-"""By module of the two processes: attributes of other objects that it assigns, and why."""
+"""By module of the two processes: attributes of other objects that it changes, and why."""
+CHANGES = re.compile(
+    "add|append|appendleft|difference_update|discard|extend|insert|pop|popitem|popleft|remove|setdefault"
+    "|subtract|update"
+)
+"""Methods of Python's collections that change these."""
+FORWARDS = {
+    "coordinator/process.py": "web_started look",  # The web server knows the process alone.
+    "worker/channels/probing.py": "close",
+    "worker/introspection/profiling.py": "now",  # One of several kinds of what is asked of a worker.
+    "worker/sources/leases.py": "end",  # The same of what external clients write as of sources.
+}
+"""By module of the two processes: methods that only forward to an object which those who call do not know."""
 SMALL_LINES_MAX = 75
 SMALL = {
     "__main__": "``python -m minishuffle``",
@@ -598,23 +612,37 @@ def test_attributes_are_assigned_by_their_own_class(others: list[Access]) -> Non
 
 
 def is_record(node: ast.AST) -> TypeGuard[ast.ClassDef]:
-    """A dataclass: its fields are for all of its module."""
+    """A dataclass that may change: its fields are for all of its module."""
     return isinstance(node, ast.ClassDef) and any(
-        "dataclass" in ast.unparse(each) for each in node.decorator_list
+        "dataclass" in ast.unparse(each) and "frozen=True" not in ast.unparse(each)
+        for each in node.decorator_list
     )
 
 
+def changed(node: ast.AST) -> ast.expr | None:
+    """What is assigned, or of what an item is; or the collection that is changed by a call."""
+    target: ast.expr | None = None
+    if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+        target = node
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        target = node.func.value if CHANGES.fullmatch(node.func.attr) else None
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    return target
+
+
 def assigned(module: Module, own: dict[str, set[str]]) -> Iterator[ast.Attribute]:
-    """Attributes of other objects than ``self`` that are assigned: not those of the module's own records, nor
-    counters, which are for whoever counts, nor what is called when something happens, by name ``on_...``."""
+    """Attributes of other objects than ``self`` that are assigned, or whose items are: not those of the
+    module's own records, nor counters, which are for whoever counts, nor what is called when something
+    happens, by name ``on_...``."""
     shared = {"TaskCounters", "OperatorCounters", "ConnectionCounters"}
     shared |= {node.name for node in module.nodes if is_record(node)}
     fields = {field for name in shared for field in own.get(name, ())}
-    for node in module.nodes:
-        if not isinstance(node, ast.Attribute) or isinstance(node.ctx, ast.Load) or is_of_self(node):
+    for target in map(changed, module.nodes):
+        if not isinstance(target, ast.Attribute) or is_of_self(target):
             continue
-        if node.attr not in fields and not node.attr.startswith("on_"):
-            yield node
+        if target.attr not in fields and not target.attr.startswith("on_"):
+            yield target
 
 
 def test_each_attribute_is_assigned_by_the_class_that_declares_it(package: tuple[Module, ...]) -> None:
@@ -625,15 +653,68 @@ def test_each_attribute_is_assigned_by_the_class_that_declares_it(package: tuple
         found = list(assigned(module, own)) if module.name.startswith(PROCESSES) else []
         may = set(SET_FROM_OUTSIDE.get(module.name, ("", ""))[0].split())
         problems += [
-            f"{module.name}:{node.lineno} assigns {ast.unparse(node)}: call a method of its class"
+            f"{module.name}:{node.lineno} changes {ast.unparse(node)}: call a method of its class"
             for node in found
             if node.attr not in may
         ]
         if module.name in left:
             left[module.name] -= {node.attr for node in found}
     none_of(problems)
-    over = [f"{name} does not assign {each} any more: take it out" for name in left for each in left[name]]
+    over = [f"{name} does not change {each} any more: take it out" for name in left for each in left[name]]
     none_of(over)
+
+
+def parts_of(kind: ast.ClassDef, classes: Collection[str]) -> set[str]:
+    """Attributes in which ``__init__`` puts an object of one of these classes, made there or handed in."""
+    found = set()
+    for method in kind.body:
+        if not isinstance(method, FunctionNode) or method.name != "__init__":
+            continue
+        arguments = [*method.args.args, *method.args.kwonlyargs]
+        types = {each.arg: ast.unparse(each.annotation) for each in arguments if each.annotation}
+        for node in ast.walk(method):
+            if isinstance(node, ast.Assign):
+                targets, values = node.targets, [node.value] * len(node.targets)
+                if isinstance(node.value, ast.Tuple) and isinstance(targets[0], ast.Tuple):
+                    targets, values = targets[0].elts, node.value.elts
+                for target, value in zip(targets, values, strict=True):
+                    named = types.get(ast.unparse(value), ast.unparse(value).partition("(")[0])
+                    if is_of_self(target) and named in classes:
+                        found.add(target.attr)
+    return found
+
+
+def forwards(module: Module, classes: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Methods that only call one of a part, with what they are given: the class, and the method."""
+    for kind in (node for node in module.nodes if isinstance(node, ast.ClassDef)):
+        parts = parts_of(kind, classes)
+        for method in (node for node in kind.body if isinstance(node, FunctionNode)):
+            body = method.body[1:] if ast.get_docstring(method) else method.body
+            call = getattr(body[0], "value", None) if len(body) == 1 else None
+            call = call.value if isinstance(call, ast.Await) else call
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+                continue
+            part = call.func.value
+            while isinstance(part, ast.Attribute) and not is_of_self(part):
+                part = part.value
+            taken = [each.arg for each in [*method.args.args[1:], *method.args.kwonlyargs]]
+            given = [ast.unparse(each) for each in [*call.args, *(each.value for each in call.keywords)]]
+            if is_of_self(part) and part.attr in parts and given == taken:
+                yield kind.name, method.name
+
+
+def test_no_method_only_forwards(package: tuple[Module, ...]) -> None:
+    """In both processes: who needs a part asks the part."""
+    classes = frozenset(defined(package))
+    found = {
+        (module.name, method): f"{module.name}: {kind}.{method} only forwards"
+        for module in package
+        if module.name.startswith(PROCESSES)
+        for kind, method in forwards(module, classes)
+    }
+    may = {(name, method) for name, methods in FORWARDS.items() for method in methods.split()}
+    none_of([text for key, text in found.items() if key not in may])
+    none_of([f"{name}: {method} is no exception any more" for name, method in may - found.keys()])
 
 
 # --- words -----------------------------------------------------------------------------------------
@@ -757,13 +838,32 @@ def test_what_is_of_another_class_is_found(line: str, found: list[str]) -> None:
         ("counters.rows_done += 1; link.on_written = print", []),
         ("other.d, self.a = 1, 2", ["d"]),
         ("del other.a.e", ["e"]),
+        ("other.f.add(1); self.a[0] = other.f.get(1)", ["f"]),
+        ("other.g[0][1] += 1; record.c[0] = 1", ["g"]),
+        ("other.h = 1", ["h"]),
     ],
 )
 def test_what_is_assigned_from_outside_is_found(line: str, found: list[str]) -> None:
-    record = "@dataclass(slots=True)\nclass R:\n    c: int"
+    record = "@dataclass(slots=True)\nclass R:\n    c: int\n\n@dataclass(frozen=True)\nclass F:\n    h: int"
     module = parsed(f"{record}\n\ndef f(self, other, record, counters, link):\n    {line}")
     own = defined((module,)) | {"TaskCounters": {"rows_done"}}
     assert [node.attr for node in assigned(module, own)] == found
+
+
+@pytest.mark.parametrize(
+    ("body", "is_found"),
+    [
+        ("return self.part.g(x)", True),
+        ("return self.part.inner.g(x)", True),
+        ("return self.part.g(x, self.now)", False),
+        ("return self.other.g(x)", False),
+        ("y = self.part.g(x)\n        return y", False),
+    ],
+)
+def test_a_method_that_only_forwards_is_found(body: str, is_found: bool) -> None:
+    start = "def __init__(self):\n        self.part, self.other = Part(), {}"
+    module = parsed(f"class Part:\n    pass\n\nclass A:\n    {start}\n    def f(self, x):\n        {body}")
+    assert list(forwards(module, {"A", "Part"})) == ([("A", "f")] if is_found else [])
 
 
 def test_a_circle_is_found() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from minishuffle import limits
 from minishuffle.clock import set_by
@@ -979,7 +979,7 @@ class CoordinatorState:
         warning = compared_releases(message.releases, self._workers.releases())
         submission = self._submissions.accept(link, request, message, graph, at, warning=warning)
         job = submission.make_job(*placement, self._random)
-        submission.changes.update(journalrecords.job_records(job))
+        submission.journal(journalrecords.job_records(job))
         self._to_journal.append(submission.changes)
 
     def _admit(self, graph: JobGraph, at: float) -> tuple[Placement, dict[int, int]]:

@@ -160,7 +160,7 @@ class CoordinatorLink:
             "requested_worker": state.worker,
             "epoch": state.epoch,
             "term": state.term,
-            "attempts": state.held(),
+            "attempts": state.tasks.held(),
             "jobs": state.jobs(),
         }
         await ask_registration(link, self.request.model_copy(update=held), partial(self._go_on, link))

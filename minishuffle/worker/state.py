@@ -10,20 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from minishuffle import limits
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import (
     PartitionLost,
-    PeerLost,
-    PeerSuspected,
     RemoteProtocolError,
     ShuffleError,
-    Superseded,
-    clipped,
 )
 from minishuffle.exchange.channels import ChannelEvent
-from minishuffle.ids import AttemptId, OperatorId, PartitionId, SubtaskId
+from minishuffle.ids import AttemptId
 from minishuffle.wire.clients import (
     BeginWrite,
     DropResult,
@@ -37,7 +32,6 @@ from minishuffle.wire.inquiries import WorkerAsked
 from minishuffle.wire.messages import (
     Acknowledge,
     Advertise,
-    AskDial,
     CancelTasks,
     ConsumersEnded,
     ControlMessage,
@@ -48,16 +42,13 @@ from minishuffle.wire.messages import (
     HostLook,
     Leaving,
     PauseTasks,
-    PeerSuspicion,
     PrepareJob,
     Probe,
-    Probed,
     Registered,
     ReleaseJob,
     Shutdown,
     TaskSpec,
     TasksRestarted,
-    UnlinkedPeer,
     WorkerAddress,
     WorkerLost,
     WritePosition,
@@ -71,15 +62,9 @@ from minishuffle.worker.instructions import (
     AbandonTask,
     Acknowledged,
     AnswerQuestion,
-    Attach,
     CancelTask,
-    CloseLinks,
     CloseSubpartitions,
-    ConnectLocal,
-    DialPeer,
     Exit,
-    FailChannel,
-    Fence,
     FindAddress,
     ForgetJob,
     Instruction,
@@ -87,11 +72,8 @@ from minishuffle.worker.instructions import (
     LoadPrograms,
     LookThere,
     MoveTasks,
-    ProbePeer,
-    Refuse,
     Release,
     Report,
-    RequestPartition,
     Send,
     ServeStream,
     SetPause,
@@ -129,8 +111,8 @@ class WorkerState:
         self.abandoned = self.stuck = 0
         """Tasks abandoned so far, and how many of their threads still run."""
         self._settings = settings
-        self._tasks = TaskTable()
-        self.channels = Attaching(settings, worker, lambda: self.term, self._tasks, progress)
+        self.tasks = TaskTable()
+        self.channels = Attaching(settings, worker, lambda: self.term, self.tasks, progress)
         self._prepared: dict[str, dict[int, bytes]] = {}
         """By job and operator: programs that came ahead of need."""
         self.leaving = False
@@ -138,20 +120,16 @@ class WorkerState:
         self._leave_by: float | None = None
         """When it ends although the coordinator has not sent Shutdown."""
 
-    def held(self) -> list[AttemptId]:
-        """Every attempt that was deployed here and not released."""
-        return self._tasks.held()
-
     def jobs(self) -> list[str]:
         """Jobs to release when they have ended."""
-        return sorted(self._prepared.keys() | self._tasks.jobs())
+        return sorted(self._prepared.keys() | self.tasks.jobs())
 
     def tolerates_silence(self, silence: float) -> bool:
         """Whether to keep the link to a peer that has been silent for ``silence`` seconds.
 
         If every task here waits for its consumers, closing the link would only lose rows: the peer gets as
         much time as the coordinator gives it, ``heartbeat_timeout``."""
-        return self._tasks.all_wait() and silence < self._settings.heartbeat_timeout
+        return self.tasks.all_wait() and silence < self._settings.heartbeat_timeout
 
     def taken_back(self, message: Registered) -> None:
         """A coordinator, which may be another one, has registered this worker again.
@@ -249,7 +227,7 @@ class WorkerState:
         new: list[tuple[AttemptId, TaskSpec]] = []
         for spec in message.tasks:
             key = attempt_id(message.job, spec)
-            if not self._tasks.add(key, spec, waits=message.settings.get("on_unavailable") == "wait"):
+            if not self.tasks.add(key, spec, waits=message.settings.get("on_unavailable") == "wait"):
                 continue
             instructions += self.channels.add(key, spec)
             new.append((key, spec))
@@ -262,35 +240,35 @@ class WorkerState:
         """The attempts here that the message is about."""
         if message.attempts:
             named = (attempt_id(message.job, each) for each in message.attempts)
-            return [key for key in named if key in self._tasks]
-        return [key for key in self._tasks.held() if key.subtask.job == message.job]
+            return [key for key in named if key in self.tasks]
+        return [key for key in self.tasks.held() if key.subtask.job == message.job]
 
     def _cancel(self, message: CancelTasks, now: float) -> list[Instruction]:
         by = now + self._settings.task_cancel_timeout
-        return [CancelTask(key) for key in self._named(message) if self._tasks.cancel(key, by)]
+        return [CancelTask(key) for key in self._named(message) if self.tasks.cancel(key, by)]
 
     def _release(self, message: ReleaseJob) -> list[Instruction]:
         released = list(dict.fromkeys(self._named(message)))
         for key in released:
             self._end(key)
-            self.channels.partitions.remove(key, self._tasks.remove(key).outputs)
+            self.channels.partitions.release(key, self.tasks.remove(key).outputs)
         if message.attempts:
             return [Release(released)]
         self._prepared.pop(message.job, None)
         self.channels.partitions.forget(message.job)
-        self._tasks.forget(message.job)
+        self.tasks.forget(message.job)
         return [Release(released), ForgetJob(message.job)]
 
     # --- what came of instructions ---------------------------------------------------------------
 
     def task_running(self, key: AttemptId) -> WorkerStep:
-        if not self._tasks.runs(key):
+        if not self.tasks.runs(key):
             return self._step()
         return self._step([Report(state_change(key, "running"))])
 
     def first_record(self, key: AttemptId, now: float) -> WorkerStep:
         """The attempt has passed its first batch on."""
-        self.channels.first_record(key, now)
+        self.channels.reattachments.first_record(key, now)
         return self._step()
 
     def task_ended(
@@ -306,7 +284,7 @@ class WorkerState:
         writes: Sequence[WritePosition] = (),
     ) -> WorkerStep:
         """The attempt's thread came to its end; a second report changes nothing."""
-        if not self._tasks.runs(key):
+        if not self.tasks.runs(key):
             return self._step()
         self._end(key, finished=state == "finished")
         ended = state_change(key, state, error, result, counters=counters)
@@ -316,18 +294,18 @@ class WorkerState:
     def partition_lost(self, key: AttemptId, error: PartitionLost) -> WorkerStep:
         """The stored partition of an attempt cannot be read; this is reported once the attempt has
         finished."""
-        if key not in self._tasks:
+        if key not in self.tasks:
             return self._step()
-        self._tasks.lose(key, error)
+        self.tasks.lose(key, error)
         return self._step(self._tell_lost(key))
 
     def _tell_lost(self, key: AttemptId) -> list[Instruction]:
-        error = self._tasks.take_lost(key)
+        error = self.tasks.take_lost(key)
         return [Report(state_change(key, "failed", error))] if error is not None else []
 
     def _end(self, key: AttemptId, *, finished: bool = False) -> None:
         """The attempt is terminal: it reads nothing any more."""
-        self._tasks.end(key, finished=finished)
+        self.tasks.end(key, finished=finished)
         self.channels.end(key)
 
     # --- channels --------------------------------------------------------------------------------
@@ -365,7 +343,7 @@ class WorkerState:
 
     def _next_deadline(self) -> float | None:
         """When :meth:`handle_timer` wants to be called; None for not at all."""
-        times = [self._tasks.next_deadline(), self.channels.next_deadline(), self._leave_by]
+        times = [self.tasks.next_deadline(), self.channels.next_deadline(), self._leave_by]
         return min((time for time in times if time is not None), default=None)
 
     def handle_timer(self, now: float) -> WorkerStep:
@@ -383,7 +361,7 @@ class WorkerState:
         """Give up tasks that still run although they were cancelled long ago, and stuck tasks, if other
         tasks wait for them."""
         instructions: list[Instruction] = []
-        for key in self._tasks.overdue(now):
+        for key in self.tasks.overdue(now):
             instructions += self._abandon(key, None)
         for key, error in self.channels.stuck(now):
             instructions += self._abandon(key, error)
@@ -397,5 +375,5 @@ class WorkerState:
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
-        self._tasks.validate()
+        self.tasks.validate()
         self.channels.validate()

@@ -36,6 +36,10 @@ class Submission:
     warning: str
     """A warning for the client's answer; may be empty."""
 
+    def journal(self, changes: Changes) -> None:
+        """Have these journaled with it."""
+        self.changes.update(changes)
+
     def make_job(self, placement: Placement, segments: Mapping[int, int], random: Callable[[], float]) -> Job:
         """The job, placed where it fits now; see :class:`Job`."""
         return Job(

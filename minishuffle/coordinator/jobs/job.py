@@ -1,13 +1,28 @@
 """One job in the coordinator: what happens to it and to its tasks, as their life cycle allows.
 
 The transitions and what belongs to each stand as tables in :mod:`~minishuffle.coordinator.jobs.lifecycle`.
+:class:`Job` keeps its own state and coordinates its subjects, each of which keeps and writes what is of it::
+
+    subtasks        the current attempts, counted by state
+    progress        positions, files and books: where the next attempts go on, and what was lost
+    ends            which partitions were read to the end, and so are not needed any more
+    slots           which workers have its slots
+    stages          which stages wait, run and have finished
+    first_outputs   which vertices may be deployed although nothing is there to read
+    cancellations   attempts that have to end so that the next ones follow, alone or with their region
+    replays         what runs again from its beginning
+    timers          when the next attempts are due, or a wait for a slot ends
+    recoveries      how far the recoveries have come
+    deaths          deaths of workers that count against a subtask
+    links           broken links, and the workers that are excluded for them
+    pause, move     barriers that subtasks stop at
+    history         events, log lines, collected rows, causes
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Final, assert_never
 
 from minishuffle import limits
@@ -78,7 +93,6 @@ from minishuffle.errors import (
     UsageError,
     error_from_code,
 )
-from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import JobGraph, Placement
 from minishuffle.plan.stages import deploys_later
 from minishuffle.wire.messages import (
@@ -92,9 +106,6 @@ from minishuffle.wire.messages import (
 from minishuffle.wire.packed import pack_placement
 from minishuffle.wire.reports import (
     Collected,
-    FileCompleted,
-    SourcePositions,
-    TaskReleased,
     TaskStateChanged,
 )
 from minishuffle.wire.requests import DeployWait, JobInfo, JobRows, SlotWait, UserCall

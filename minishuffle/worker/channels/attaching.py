@@ -95,7 +95,7 @@ class Attaching:
         """How often a peer has answered no Ping."""
         self._settings, self._worker, self._term = settings, worker, term
         self._tasks, self._progress = tasks, progress
-        self._reattachments = Reattachments()
+        self.reattachments = Reattachments()
 
     # --- what the coordinator says ---------------------------------------------------------------
 
@@ -166,10 +166,6 @@ class Attaching:
         for channel in self.inputs.remove(key):
             self.partitions.take_back(self._worker, channel)
 
-    def first_record(self, key: AttemptId, now: float) -> None:
-        """The attempt has passed its first batch on."""
-        self._reattachments.first_record(key, now)
-
     def connect(self, message: DeployTasks, key: AttemptId, spec: TaskSpec, now: float) -> list[Instruction]:
         """Ask for what a task reads, as soon as its producers can be asked."""
         instructions: list[Instruction] = []
@@ -219,7 +215,7 @@ class Attaching:
 
     def _attached(self, channel: ChannelKey, entry: ChannelEntry, now: float) -> None:
         producer = AttemptId(entry.producer, entry.request.producer_attempt)
-        self._reattachments.attached(channel.attempt, producer, now)
+        self.reattachments.attached(channel.attempt, producer, now)
 
     def _request(self, channel: ChannelKey, entry: ChannelEntry, now: float) -> list[Instruction]:
         """Ask for what a channel wants, as soon as that worker can be asked."""
@@ -409,7 +405,7 @@ class Attaching:
     def next_deadline(self) -> float | None:
         """When :meth:`stuck` and :meth:`due` want to be asked; None for not at all."""
         times = [self.peers.next_deadline(), self.inputs.next_deadline()]
-        times += [self._reattachments.next_deadline(), self.partitions.next_deadline()]
+        times += [self.reattachments.next_deadline(), self.partitions.next_deadline()]
         return min((time for time in times if time is not None), default=None)
 
     def due(self, now: float) -> list[Instruction]:
@@ -418,7 +414,7 @@ class Attaching:
         instructions = [self._answer(each, why, now) for each, why in late]
         for channel in self.inputs.take_retries(now):
             instructions += self._renew(channel, self.inputs[channel].upstream, now)
-        instructions += map(Send, self._reattachments.take(self._term(), now))
+        instructions += map(Send, self.reattachments.take(self._term(), now))
         for worker, error in self.peers.due(now):
             instructions += [self._reach(worker)] if error is None else self._give_peer_up(worker, error, now)
         return instructions

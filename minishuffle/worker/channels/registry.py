@@ -405,7 +405,7 @@ class PartitionRegistry:
                 producer, output, repeats
             )
 
-    def remove(self, producer: AttemptId, outputs: list[OutputSpec]) -> None:
+    def release(self, producer: AttemptId, outputs: list[OutputSpec]) -> None:
         """The attempt was released."""
         for output in outputs:
             partition = PartitionId(producer.subtask.job, output.edge, producer.subtask.index)

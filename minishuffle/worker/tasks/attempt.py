@@ -373,7 +373,7 @@ class Attempt:
                 for each in self.spec.outputs
             }
             if any(fed.values()):
-                pause.dividers.append((barrier, fed))
+                pause.divide(barrier, fed)
         self.paths.bell.ring()
 
     @property

@@ -59,6 +59,10 @@ class TaskPause:
         self.want(barrier, paused=True)
         self.moving = moving
 
+    def divide(self, barrier: int, consumers: dict[int, set[int]]) -> None:
+        """Consumers of the task move, named by edge: it is to send them ``barrier``."""
+        self.dividers.append((barrier, consumers))
+
     @property
     def ended(self) -> int:
         """(Any thread.) Barriers up to this one have ended."""

@@ -8,8 +8,8 @@ import pytest
 
 from minishuffle.coordinator.jobs.cancellations import Cancellations
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
-from minishuffle.coordinator.jobs.subtasks import first_attempts
 from minishuffle.coordinator.jobs.lostpartitions import Replays
+from minishuffle.coordinator.jobs.subtasks import first_attempts
 from minishuffle.coordinator.scheduling.moving import JobMove
 from minishuffle.plan.graph import JobGraph
 

@@ -198,7 +198,7 @@ def test_each_subpartition_has_a_reader_of_its_own() -> None:
             registry.grant(request(consumer=consumer))
         assert registry.grant(request(consumer=consumer, generation=2)) == attempt(0)
     registry.validate({attempt(0): outputs})
-    registry.remove(attempt(0), outputs)
+    registry.release(attempt(0), outputs)
     registry.validate({})
     assert registry.grant(request(consumer=4, generation=9)) is None
 
