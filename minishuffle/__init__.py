@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from minishuffle.operators.base import Source as Source
     from minishuffle.operators.base import SplitSource as SplitSource
     from minishuffle.operators.base import TaskContext as TaskContext
+    from minishuffle.operators.base import TimedBatch as TimedBatch
     from minishuffle.operators.event_time import EVENT_TIME as EVENT_TIME
     from minishuffle.operators.keyed_process import ProcessContext as ProcessContext
     from minishuffle.plan.graph import JobSettings as JobSettings
@@ -79,6 +80,7 @@ _MODULE_OF: Final = {
     "Source": "minishuffle.operators.base",
     "SplitSource": "minishuffle.operators.base",
     "TaskContext": "minishuffle.operators.base",
+    "TimedBatch": "minishuffle.operators.base",
     "ProcessContext": "minishuffle.operators.keyed_process",
     "Sink": "minishuffle.connectors.sinks",
     "EVENT_TIME": "minishuffle.operators.event_time",

@@ -60,8 +60,9 @@ def run(stream: StreamBase, inputs: Any = None) -> Any:
 
     Args:
         stream: a stream or table, or several that end in sinks (``Stream.together``).
-        inputs: the rows of the job's source; of several a dict by the sources' names, which says in which
-            order they come. Collections in memory that it leaves out (``Stream.items``, ``Table.from_arrow``)
+        inputs: the rows of the job's source, or a :class:`~minishuffle.operators.base.TimedBatch` of them if
+            it brings their event times; of several a dict by the sources' names, which says in which order
+            they come. Collections in memory that it leaves out (``Stream.items``, ``Table.from_arrow``)
             give their own rows, before all others.
 
     Returns: what reaches the end, or each sink: a list of rows, or a ``pyarrow.Table``. A dict of these by

@@ -339,7 +339,7 @@ class Stream(StreamSinks, SideOutputs["Stream[Any]"], Bridged, Generic[T]):
                 f"{name}.format is {format!r}: write Table.source(...) for 'arrow', or set it to 'rows'"
             )
         discovery_seconds(source)
-        return cls._scanned(name, source)
+        return cls(Relation.of(ScanStep(name, source, ObjectSchema(), brings_times=True)))
 
     @classmethod
     def _scanned(cls, label: str, source: AnySource, rows: KnownRows | None = None) -> Stream[Any]:
@@ -429,7 +429,7 @@ class Stream(StreamSinks, SideOutputs["Stream[Any]"], Bridged, Generic[T]):
     @answering(**LATE_BY)
     def event_time(
         self,
-        time: str | Callable[[T], datetime | int],
+        time: str | Callable[[T], datetime | int] | None = None,
         *,
         out_of_order: timedelta = timedelta(0),
         idle_after: timedelta | None = None,
@@ -441,7 +441,9 @@ class Stream(StreamSinks, SideOutputs["Stream[Any]"], Bridged, Generic[T]):
         Args:
             time: a column of dicts, or a function of the row: a datetime (without time zone: in UTC), a
                 date, or int microseconds since 1970. What functions make of a row later on happened when it
-                did, whatever they keep of it.
+                did, whatever they keep of it. None: the times that a source of your own brings, with a
+                :class:`~minishuffle.operators.base.TimedBatch`, each of whose batches has to be one. (With
+                a column or function these are left out.)
             out_of_order: how far behind the latest record of its split another may come; the
                 watermark stays so far behind. One that comes later yet is *late*.
             idle_after: without a record for so long, this stream holds no other's time back.
@@ -451,6 +453,7 @@ class Stream(StreamSinks, SideOutputs["Stream[Any]"], Bridged, Generic[T]):
 
         Raises:
             UnknownName: the stream's columns are known, and this is not among them.
+            UsageError: it is None, and this is not right behind a source of your own.
         """
         return self._timed(time, out_of_order, idle_after, watermarks, on_error)
 
@@ -981,7 +984,7 @@ class Table(TableSources, StreamSinks, SideOutputs["Table"], Bridged):
     @answering(**LATE_BY)
     def event_time(
         self,
-        column: str,
+        column: str | None = None,
         *,
         out_of_order: timedelta = timedelta(0),
         idle_after: timedelta | None = None,
@@ -991,8 +994,9 @@ class Table(TableSources, StreamSinks, SideOutputs["Table"], Bridged):
         """Say in which column is when each row happened, for windows and joins; call it right after the
         source.
 
-        The column holds timestamps (without a time zone: in UTC), dates or int microseconds since 1970. Steps
-        after this keep the event time, whether they keep that column or not; ``map_batches`` only with it.
+        The column holds timestamps (without a time zone: in UTC), dates or int microseconds since 1970. None:
+        the times are those that a source of your own brings, as in :meth:`Stream.event_time`. Steps after
+        this keep the event time, whether they keep that column or not; ``map_batches`` only with it.
 
         Args:
             out_of_order: how far behind the latest row of its split another may come; the watermark stays so
@@ -1004,7 +1008,8 @@ class Table(TableSources, StreamSinks, SideOutputs["Table"], Bridged):
 
         Raises:
             UnknownName: there is no such column.
-            UsageError: it has a type that holds no times.
+            UsageError: it has a type that holds no times; or it is None, and this is not right behind a
+                source of your own.
         """
         return self._timed(column, out_of_order, idle_after, watermarks, on_error)
 

@@ -14,7 +14,7 @@ from minishuffle.plan.exchange_steps import exchanged
 from minishuffle.plan.graph import PartitionKind
 from minishuffle.plan.nodes import Exchange, Known, Relation, Step, schema_text
 from minishuffle.plan.sides import SIDE_STEPS
-from minishuffle.plan.time_steps import EventTimeStep, held
+from minishuffle.plan.time_steps import EventTimeStep, check_brought, held
 
 if TYPE_CHECKING:
     from minishuffle.operators.assign_event_time import Watermarks
@@ -158,6 +158,8 @@ class StreamBase:
     ) -> Self:
         """The same records with watermarks that follow from their times."""
         given = self._given("event_time")
+        if place is None:
+            check_brought(self.plan)
         return self._then(EventTimeStep(given, place, out_of_order, idle_after, watermarks, on_error))
 
     def _held(self, *, stays: bool = False) -> Relation:

@@ -183,7 +183,7 @@ class TableSources(StreamBase):
         def own() -> StepColumns:
             return with_schema(getattr(source, "schema", None), StepColumns, unknown)
 
-        return cls._checked(name, source, with_schema(schema, StepColumns, own))
+        return cls._checked(name, source, with_schema(schema, StepColumns, own), brings_times=True)
 
     @classmethod
     def from_spark(cls, name: str, schema: pa.Schema | Mapping[str, Any], *, bounded: bool = True) -> Self:
@@ -210,7 +210,9 @@ class TableSources(StreamBase):
         return cls(Relation.of(ScanStep(label, source, schema)))
 
     @classmethod
-    def _checked(cls, label: str, source: AnySource, found: StepColumns) -> Self:
+    def _checked(
+        cls, label: str, source: AnySource, found: StepColumns, *, brings_times: bool = False
+    ) -> Self:
         """What a source gives, each batch of which is checked; in a draft a placeholder if its columns are
         not known."""
         from minishuffle.operators.unknown_columns import UnknownColumns
@@ -218,7 +220,7 @@ class TableSources(StreamBase):
         if isinstance(found.schema, UnknownColumns):
             scan = Relation.of(ScanStep(label, source, ObjectSchema()))
             return cast("Self", Draft(scan.then(UnknownStep(found.schema))))
-        scan = Relation.of(ScanStep(label, source, found.schema))
+        scan = Relation.of(ScanStep(label, source, found.schema, brings_times))
         return cls(scan.then(CheckStep(Known(found.schema), found.declared)))
 
 

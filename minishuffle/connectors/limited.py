@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from minishuffle.exchange.batch import Payload
 from minishuffle.limits import LIST_ROWS
-from minishuffle.operators.base import AnySource, Portion, names_splits
+from minishuffle.operators.base import AnySource, Portion, TimedBatch, names_splits
 
 __all__ = ["Limit", "LimitedSource"]
 
@@ -84,12 +84,13 @@ class LimitedSource:
         else:
             yield from ((piece, *given[1:]) for piece in self._pieces(given[0]))
 
-    def _pieces(self, batch: Any) -> Iterator[Payload | Portion]:
+    def _pieces(self, given: Any) -> Iterator[Payload | Portion | TimedBatch[Any]]:
         limit, begin = self.limit, 0
-        if isinstance(batch, Portion):
-            limit.take(batch.records)
-            yield batch
+        if isinstance(given, Portion):
+            limit.take(given.records)
+            yield given
             return
+        batch = given.batch if isinstance(given, TimedBatch) else given
         if not len(batch):
             yield batch
         while begin < len(batch):
@@ -98,5 +99,7 @@ class LimitedSource:
                 return
             count = min(len(batch) - begin, limit.left, max(1, limit.read), LIST_ROWS)
             limit.take(count)
-            yield batch[begin : begin + count] if isinstance(batch, list) else batch.slice(begin, count)
-            begin += count
+            end = begin + count
+            piece = batch[begin:end] if isinstance(batch, list) else batch.slice(begin, count)
+            yield TimedBatch(piece, given.times[begin:end]) if isinstance(given, TimedBatch) else piece
+            begin = end

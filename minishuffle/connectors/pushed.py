@@ -16,7 +16,8 @@ from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.schemas import batch_without_rows, without_dictionary
 from minishuffle.exchange.sizes import Drop, sendable
 from minishuffle.limits import BATCH_ROWS_MAX, LIST_ROWS
-from minishuffle.operators.base import Emit
+from minishuffle.operators.base import Emit, TimedBatch
+from minishuffle.operators.batch_times import given_times
 from minishuffle.operators.chained import ChainedOperator
 from minishuffle.operators.misplaced_nulls import misplaced_null
 from minishuffle.operators.pandas_index import given_table
@@ -43,23 +44,33 @@ class PushedSource:
         self.bounded = bounded
         self.format: Literal["rows", "arrow"] = "rows" if schema is None else "arrow"
         self._schema = schema
-        self._waiting: deque[Payload] = deque()
+        self._waiting: deque[Payload | TimedBatch[Payload]] = deque()
         self._ended = False
 
     def push(self, rows: Any) -> None:
         """Give these next: any rows; with a schema a ``pyarrow.Table``, a DataFrame or dicts, which are cast
-        to it where that changes no value.
+        to it where that changes no value. A :class:`TimedBatch` of any of these brings their times.
 
         Raises:
-            UsageError: they are not of the kind that the source gives, or not of its schema; or it has ended.
+            UsageError: they are not of the kind that the source gives, or not of its schema; times are not as
+                many, or none; or it has ended.
         """
         if self._ended:
             raise UsageError(f"{self.name!r} has ended: push rows before finish()")
+        if isinstance(rows, TimedBatch):
+            batches = list(self._given(rows.batch))
+            times = given_times(rows.times, sum(map(len, batches)))
+            for batch in batches:
+                self._waiting.append(TimedBatch(batch, times[: len(batch)]))
+                times = times[len(batch) :]
+        else:
+            self._waiting += self._given(rows)
+
+    def _given(self, rows: Any) -> Iterator[Payload]:
         if self._schema is None:
             given = self._rows(rows, "a list of rows")
-            self._waiting += (given[at : at + LIST_ROWS] for at in range(0, len(given), LIST_ROWS))
-        else:
-            self._waiting += self._batches(rows, self._schema)
+            return (given[at : at + LIST_ROWS] for at in range(0, len(given), LIST_ROWS))
+        return self._batches(rows, self._schema)
 
     def end(self) -> None:
         """Nothing more comes."""
@@ -68,7 +79,7 @@ class PushedSource:
     def splits(self) -> list[int]:
         return [0]
 
-    def read(self, split: int, offset: int) -> Iterator[Payload]:
+    def read(self, split: int, offset: int) -> Iterator[Payload | TimedBatch[Payload]]:
         while self._waiting or not self._ended:
             yield self._waiting.popleft() if self._waiting else []
 

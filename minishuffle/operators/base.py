@@ -15,6 +15,7 @@ from typing import (
     Any,
     ClassVar,
     Final,
+    Generic,
     Literal,
     NoReturn,
     Protocol,
@@ -61,6 +62,7 @@ __all__ = [
     "SplitMark",
     "SplitSource",
     "TaskContext",
+    "TimedBatch",
     "Watermark",
     "names_splits",
     "refuse_as_rows",
@@ -321,6 +323,22 @@ class Operator(Protocol):
         msgpack takes, or None) becomes its result, after a cancel too. Not a result after a failure."""
 
 
+@dataclass(frozen=True, slots=True)
+class TimedBatch(Generic[B]):
+    """What a source of the user gives in place of a batch: with the event time of each row, for
+    ``event_time()`` right behind the source. (Flink: ``SourceOutput.collect(record, timestamp)``.)
+
+    Args:
+        batch: a list of rows or a record batch.
+        times: as many, in the same order: datetimes (without a time zone: in UTC), dates or int microseconds
+            since 1970; or a vector of numpy or Arrow of these.
+    """
+
+    batch: B
+    times: Any
+    """``Sequence[datetime | date | int] | numpy.ndarray | pyarrow.Array``."""
+
+
 @runtime_checkable
 class Source(Protocol[B]):
     """The user's own source.
@@ -328,7 +346,8 @@ class Source(Protocol[B]):
     ``splits()`` is called in each source subtask and must give the same list each time; subtask
     ``i`` of ``p`` reads ``splits()[i::p]``. ``read(split, offset)`` yields batches (lists of rows, or
     record batches of at most 65,536 rows) from record number ``offset`` of the split on, nothing if
-    it has no more than that; an empty list says that there is nothing now. Optional attributes:
+    it has no more than that; an empty list says that there is nothing now. A :class:`TimedBatch` brings the
+    event times of its rows. Optional attributes:
     ``bounded`` (bool, default True), ``rate`` (records/s of the whole source or None), ``format``
     ("rows" or "arrow", default "rows"), ``schema`` (of record batches: their columns, if they are not
     declared beside the source).
@@ -336,7 +355,7 @@ class Source(Protocol[B]):
 
     def splits(self) -> Sequence[Any]: ...
 
-    def read(self, split: Any, offset: int) -> Iterator[B]: ...
+    def read(self, split: Any, offset: int) -> Iterator[B | TimedBatch[B]]: ...
 
 
 class SplitSource(Protocol[B]):
@@ -376,7 +395,7 @@ class SplitSource(Protocol[B]):
 
     def splits(self) -> Sequence[str]: ...
 
-    def read(self, split: str, position: bytes, /) -> Iterator[tuple[B | None, bytes]]: ...
+    def read(self, split: str, position: bytes, /) -> Iterator[tuple[B | TimedBatch[B] | None, bytes]]: ...
 
 
 AnySource: TypeAlias = "Source[Any] | SplitSource[Any]"
@@ -440,3 +459,5 @@ class Program:
     operators: list[Operator]
     outputs: list[Output]
     modules: Mapping[str, ModuleSource] = field(default_factory=dict)
+    times: bool = True
+    """Something reads the event times that batches of the source bring."""

@@ -24,7 +24,7 @@ from minishuffle.exchange.batch import Batch
 from minishuffle.operators.chained import preview
 from minishuffle.operators.event_time import EventTime
 
-__all__ = ["TIME_MAX", "TIME_MIN", "datetime_of", "event_times", "microseconds"]
+__all__ = ["TIME_MAX", "TIME_MIN", "datetime_of", "event_times", "given_times", "microseconds"]
 
 Vector: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
@@ -90,17 +90,55 @@ def event_times(time: EventTime, batch: Batch, *, first: bool = False) -> Vector
         UnknownName: there is no such column.
         MissingColumn: in none of the first records.
         WrongColumns: none of the first records is a dict, or all have texts or floats there.
-        WrongResult: the function gives no time for any of the first records.
+        WrongResult: the function gives no time for any of the first records, or a source brings none.
     """
     payload = batch.payload
     if time.is_beside:
-        assert batch.times is not None
+        if batch.times is None:
+            raise WrongResult(
+                "event_time() has no column or function, and a batch came without times: have the source "
+                "yield TimedBatch(batch, times), or say where they stand, event_time('at')"
+            )
         times = batch.times
     elif not isinstance(payload, list):
         times = _arrow_times(time, payload)
     else:
         times = _row_times(time, payload, first)
     return times + time.shift if time.shift else times
+
+
+def given_times(times: Any, rows: int) -> Vector:
+    """The times that a source brings with a batch of so many rows, as :class:`~.base.TimedBatch` has them.
+
+    Raises:
+        UsageError: they are not as many, or not all are times in the years 1 to 9999.
+    """
+    if isinstance(times, np.ndarray) and times.dtype != object:
+        times = pa.array(times)
+    if isinstance(times, pa.ChunkedArray):
+        times = times.combine_chunks()
+    if not hasattr(times, "__len__") or isinstance(times, str | bytes):
+        raise UsageError(
+            f"{times!r:.80} instead of the times of {rows} rows: give a list or a vector of them"
+        )
+    if len(times) != rows:
+        raise UsageError(f"{len(times)} times for {rows} rows: give each row one")
+    if isinstance(times, pa.Array):
+        if times.null_count:
+            raise UsageError(f"a vector of times with {times.null_count} nulls: give each row a time")
+        found = _column_times("a vector of times", times)
+    else:
+        try:
+            found = np.array([microseconds(time) for time in times], dtype=np.int64)
+        except (TypeError, OverflowError) as error:
+            raise UsageError(f"{error}: give datetimes or whole microseconds since 1970") from error
+    if len(found) and not (found.min() >= TIME_MIN and found.max() <= TIME_MAX):
+        odd = int(found.min() if found.min() < TIME_MIN else found.max())
+        raise UsageError(
+            f"the time {odd}, which is outside the years 1 to 9999: give datetimes or whole microseconds "
+            "since 1970"
+        )
+    return found
 
 
 def _row_times(time: EventTime, rows: Sequence[Any], first: bool) -> Vector:
@@ -196,7 +234,7 @@ def _arrow_times(time: EventTime, batch: pa.RecordBatch) -> Vector:
         row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
         shown = preview(batch.slice(row, 1).to_pylist()[0])
         raise UsageError(f"column {name!r} of the record {shown}: None is no time: {_MEND}")
-    times = _column_times(name, column)
+    times = _column_times(f"column {name!r}", column)
     if len(times) and not (times.min() >= TIME_MIN and times.max() <= TIME_MAX):
         raise UsageError(f"a time in column {name!r} is outside the years 1 to 9999: {_MEND}")
     return times
@@ -205,7 +243,7 @@ def _arrow_times(time: EventTime, batch: pa.RecordBatch) -> Vector:
 _PER_UNIT: Final = {"s": 1_000_000, "ms": 1000, "us": 1}
 
 
-def _column_times(name: str, column: pa.Array) -> Vector:
+def _column_times(what: str, column: pa.Array) -> Vector:
     """Whatever the unit; parts of a microsecond are cut off downwards."""
     kind = column.type
     try:
@@ -220,12 +258,10 @@ def _column_times(name: str, column: pa.Array) -> Vector:
             column = column.cast(pa.int64())
         else:
             raise WrongColumns(
-                f"column {name!r} of type {kind} holds no times: cast it to a timestamp, a date, or int64 "
+                f"{what} of type {kind} holds no times: cast it to a timestamp, a date, or int64 "
                 "microseconds since 1970"
             )
     except pa.ArrowException as error:
-        raise UsageError(
-            f"a time in column {name!r} of type {kind} does not fit ({error}): {_MEND}"
-        ) from error
+        raise UsageError(f"a time in {what} of type {kind} does not fit ({error}): {_MEND}") from error
     times: Vector = column.to_numpy()
     return times

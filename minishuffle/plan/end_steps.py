@@ -22,6 +22,8 @@ class ScanStep(SourceStep):
     name: str
     source: AnySource
     schema: Schema
+    brings_times: bool = False
+    """Its batches may come with event times."""
 
     @property
     def label(self) -> str:

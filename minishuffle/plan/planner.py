@@ -73,7 +73,8 @@ class _Chain:
     def program(self) -> ProgramSpec:
         first = self.nodes[0].step
         source = first.source if isinstance(first, ScanStep) else None
-        return ProgramSpec(source=source, operators=self.operators(), outputs=self.outputs)
+        times = self.nodes[0].needed.times
+        return ProgramSpec(source, self.operators(), self.outputs, times=times)
 
 
 def _spec(node: Node, tags: Mapping[str, str]) -> OperatorSpec:

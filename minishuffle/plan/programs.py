@@ -45,6 +45,8 @@ class ProgramSpec:
     operators: Sequence[tuple[str, OperatorSpec]] = ()
     outputs: Sequence[Output] = ()
     modules: Mapping[str, ModuleSource] = field(default_factory=dict)
+    times: bool = True
+    """See :class:`~minishuffle.operators.base.Program`."""
 
 
 class _Blobs:
@@ -71,6 +73,7 @@ class _Blobs:
                 for name, each in spec.operators
             ],
             "outputs": [self._output(output) for output in spec.outputs],
+            "times": spec.times,
             "modules": {
                 name: [module.text, module.path, module.is_package] for name, module in spec.modules.items()
             },
@@ -140,7 +143,7 @@ def pack_program(spec: ProgramSpec, pickle: Callable[[Any], bytes]) -> bytes:
 def built_program(spec: ProgramSpec) -> Program:
     """A program that can run in this process: what is the user's are their own objects, and no copies."""
     operators = [built(each, name) for name, each in spec.operators]
-    return Program(spec.source, operators, [*spec.outputs], spec.modules)
+    return Program(spec.source, operators, [*spec.outputs], spec.modules, spec.times)
 
 
 def open_program(data: bytes, unpickle: Callable[[bytes], Any]) -> Program:
@@ -160,6 +163,7 @@ def open_program(data: bytes, unpickle: Callable[[bytes], Any]) -> Program:
         ],
         outputs=[_output(blobs, *output) for output in given["outputs"]],
         modules={name: ModuleSource(*module) for name, module in given["modules"].items()},
+        times=given["times"],
     )
 
 

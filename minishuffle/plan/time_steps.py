@@ -17,6 +17,7 @@ from minishuffle.plan.arguments import (
     check_time_type,
     checked_duration,
 )
+from minishuffle.plan.end_steps import ScanStep
 from minishuffle.plan.exchange_steps import fed
 from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.nodes import Known, Needed, Node, ObjectSchema, Relation, Step
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from minishuffle.operators.assign_event_time import Watermarks
     from minishuffle.operators.chained import OnError
 
-__all__ = ["EventTimeStep", "HoldTimesStep", "held"]
+__all__ = ["EventTimeStep", "HoldTimesStep", "check_brought", "held"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +35,8 @@ class EventTimeStep(Step):
     the rows from here on."""
 
     given: Known
-    place: Any
-    """A column, or a function of the row."""
+    place: Any = None
+    """A column, or a function of the row; None: they come beside the records."""
     out_of_order: timedelta = timedelta(0)
     idle_after: timedelta | None = None
     watermarks: Watermarks = "batch"
@@ -48,7 +49,9 @@ class EventTimeStep(Step):
     """The splits of a source are kept apart in the source's own chain alone."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.given.schema, ObjectSchema):
+        if self.place is None:
+            pass
+        elif not isinstance(self.given.schema, ObjectSchema):
             self._check_column()
         elif isinstance(self.place, str):
             check_columns([self.place], self.given.columns, "event_time")
@@ -78,6 +81,7 @@ class EventTimeStep(Step):
             column=self.place if is_column else None,
             fn=None if is_column else self.place,
             each=self.watermarks == "each",
+            is_beside=self.place is None,
         )
 
     @cached_property
@@ -85,9 +89,9 @@ class EventTimeStep(Step):
         return Known(self.given.schema, self.time if self.time.fn is None else self.time.beside())
 
     def needs(self, wanted: Needed, input: int) -> Needed:
-        if self.time.column is None:
+        if self.time.fn is not None:
             wanted = wanted.all_columns()
-        return wanted.also(self.time.column).timed(False)
+        return wanted.also(self.time.column).timed(self.time.is_beside)
 
     def operator(self, node: Node, tags: Mapping[str, str]) -> OperatorSpec:
         idle = self.idle_after
@@ -125,6 +129,22 @@ class HoldTimesStep(Step):
 
     def operator(self, node: Node, tags: Mapping[str, str]) -> OperatorSpec:
         return OperatorSpec("hold_times", {"time": self.given.time if node.needed.times else None})
+
+
+def check_brought(relation: Relation) -> None:
+    """Raises UsageError unless all records come from a source that may bring their times, with nothing in
+    between, or have them beside them already."""
+    for feed in relation.feeds:
+        time, node = feed.gives.time, feed.node
+        while node.step.is_auxiliary and not isinstance(node.step, EventTimeStep):
+            node = node.inputs[0].node
+        is_source = isinstance(node.step, ScanStep) and node.step.brings_times
+        if not (is_source or (time is not None and time.is_beside)):
+            raise UsageError(
+                "event_time() without a column or function takes the times that a source of your own brings, "
+                f"with TimedBatch(batch, times), and follows it: behind {feed.node.label!r} write "
+                "event_time('at'), or another column"
+            )
 
 
 def held(relation: Relation) -> Relation:

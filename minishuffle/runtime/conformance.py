@@ -44,6 +44,7 @@ class _Reading:
     places: list[_Place]
     """The beginning, and behind each batch or move without a row."""
     rows: list[Any] = field(default_factory=list)
+    """With their event times, as pairs, if it brings these."""
     has_ended: bool = False
 
 
@@ -132,7 +133,9 @@ class SourceCheck:
                 left -= reader.records
                 if reader.records:
                     reading = found[reader.current]
-                    reading.rows += batch if isinstance(batch, list) else batch.to_pylist()
+                    rows = batch if isinstance(batch, list) else batch.to_pylist()
+                    times = reader.times
+                    reading.rows += rows if times is None else zip(rows, times.tolist(), strict=True)
                     position = reader.positions[reader.current]
                     reading.places.append(_Place(position, len(reading.rows), reader.cursor))
                     if kept is not None:

@@ -121,7 +121,7 @@ class _Task:
             if isinstance(operator, TakenSink):
                 operator.drop = self.chain.drop
         self._written = written
-        self._source = program.source
+        self._source, self._reads_times = program.source, program.times
         self._reader: SourceReader | None = None
         self._inputs = Inputs.of(program, read)
         self._entrances = {gate.input: self.chain.entrance(gate.input) for gate in read}
@@ -135,7 +135,9 @@ class _Task:
         )
         if self._source is not None:
             in_turn = any(operator.by_split for operator in operators)
-            self._reader = SourceReader(self._source, 0, 1, context.now(), in_turn=in_turn)
+            self._reader = SourceReader(
+                self._source, 0, 1, context.now(), in_turn=in_turn, times=self._reads_times
+            )
 
     @property
     def is_source(self) -> bool:
@@ -179,7 +181,7 @@ class _Task:
             emit(Watermark(END_OF_TIME))
             self._finish()
         elif len(found):
-            emit(Batch(found))
+            emit(Batch(found, None, reader.times))
         return found is None or bool(reader.records)
 
     def _read_inputs(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from minishuffle.errors import UsageError
-from minishuffle.exchange.batch import Payload
+from minishuffle.exchange.batch import Payload, Times
 from minishuffle.limits import SPLITS_MAX
 from minishuffle.operators.base import AnySource, Portion, SplitMark, names_splits
 from minishuffle.plan.arguments import discovery_seconds
@@ -53,6 +53,7 @@ class SourceReader:
     (seconds).
 
     Args:
+        times: something reads the event times that batches bring; else they are left out.
         resumed: where an earlier attempt was, which this one goes on from. An endless source with a pace
             goes on where it would be by now, and what it skips is counted: it is not caught up on. One that
             names its splits goes on where it was.
@@ -72,6 +73,7 @@ class SourceReader:
         started_at: float,
         *,
         in_turn: bool = False,
+        times: bool = True,
         resumed: Iterable[SplitPosition] = (),
         age: float = 0.0,
     ) -> None:
@@ -97,20 +99,34 @@ class SourceReader:
         """Where that is read on, if it has a name."""
         self.records = 0
         """How many records of that split the batch polled last stands for."""
+        self.times: Times | None = None
+        """The event times that came with it, microseconds since 1970, if they are read."""
+        self._reads_times = times
         self._left_out: list[Portion] = []
         self.next_due = started_at
         if names_splits(source) and (interval := discovery_seconds(source)) is not None:
             self._discovery = SplitDiscovery(source, index, parallelism, interval, resumed)
             self._discover(self._discovery, started_at)
-            return
+        else:
+            self._deal(source, index, parallelism, {entry.split: entry for entry in resumed}, age=age)
+
+    def _deal(
+        self,
+        source: AnySource,
+        index: int,
+        parallelism: int,
+        before: Mapping[int, SplitPosition],
+        *,
+        age: float,
+    ) -> None:
+        """Open the splits of this subtask, where they are dealt in turn."""
         everything = given_splits(source)
-        before = {entry.split: entry for entry in resumed}
         numbers = range(index, len(everything), parallelism)
         places = [before.get(each, SplitPosition(each, 0)) for each in numbers]
         rate: float | None = getattr(source, "rate", None)
         if rate and places:
             self.rate = rate / len(everything)
-            self._pace = _Pace(self.rate * len(places), started_at)
+            self._pace = _Pace(self.rate * len(places), self.next_due)
         mine: list[Split] = []
         if names_splits(source):
             names = checked_names(source, everything)
@@ -119,7 +135,7 @@ class SourceReader:
             mine += (NamedSplit(source, names[each.split], each) for each in places)
         else:
             mine += (Split(source, everything[each.split], each) for each in places)
-            if before and not bounded:
+            if before and not getattr(source, "bounded", True):
                 self._go_on(mine, before, age)
         self._open(split for split in mine if not (split.number in before and before[split.number].done))
 
@@ -224,6 +240,7 @@ class SourceReader:
             self._pace.records += split.records
         self._moved.pop(split.number, None)
         self.next_due, self.records, self.cursor = now, split.records, split.cursor
+        self.times = split.times if self._reads_times else None
         return batch
 
     def take_marks(self) -> list[SplitMark]:

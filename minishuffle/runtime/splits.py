@@ -14,14 +14,15 @@ from typing import Any, Final
 import pyarrow as pa
 
 from minishuffle.errors import UsageError, WrongResult
-from minishuffle.exchange.batch import Payload
+from minishuffle.exchange.batch import Payload, Times
 from minishuffle.limits import (
     BATCH_ROWS_MAX,
     NAMED_SPLITS_MAX,
     SPLIT_NAME_BYTES_MAX,
     SPLIT_POSITION_BYTES_MAX,
 )
-from minishuffle.operators.base import AnySource, Portion, SplitSource
+from minishuffle.operators.base import AnySource, Portion, SplitSource, TimedBatch
+from minishuffle.operators.batch_times import given_times
 from minishuffle.operators.pandas_index import without_unnamed_index
 from minishuffle.wire.packed import Cursor, SplitPosition
 
@@ -48,6 +49,8 @@ class Split:
         """How many were left out of it, as an earlier attempt may have emitted them."""
         self.is_idle = False
         """Its source says that nobody is to wait for it, until it has a record again."""
+        self.times: Times | None = None
+        """The event times that came with it."""
         self.left_out: Portion | None = None
         """That batch, if records are missing from it."""
         self.cursor: Cursor | None = None
@@ -102,7 +105,19 @@ class Split:
         self.position += self.records
         return batch
 
-    def _checked(self, batch: Any) -> Payload:
+    def _checked(self, given: Any) -> Payload:
+        """The batch, whose times are kept."""
+        if not isinstance(given, TimedBatch):
+            self.times = None
+            return self._checked_batch(given)
+        batch = self._checked_batch(given.batch)
+        try:
+            self.times = given_times(given.times, len(batch))
+        except UsageError as error:
+            raise WrongResult(f"{self._source_name}.read yields a TimedBatch with {error}") from error
+        return batch
+
+    def _checked_batch(self, batch: Any) -> Payload:
         name, format = self._source_name, getattr(self._source, "format", "rows")
         if isinstance(batch, pa.RecordBatch):
             if format != "arrow":
@@ -169,6 +184,8 @@ class NamedSplit(Split):
         self.cursor = Cursor(self.cursor.name, position, self.position - self._skips)
         if not skipped:
             return batch
+        if self.times is not None:
+            self.times = self.times[skipped:]
         return batch[skipped:] if isinstance(batch, list) else batch.slice(skipped)
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.connectors.limited import Limit, LimitedSource
-from minishuffle.operators.base import Portion
+from minishuffle.operators.base import Portion, TimedBatch
 
 
 class Batches:
@@ -47,6 +47,11 @@ def test_pieces_grow_up_to_the_limit(
     source = LimitedSource(Batches([list(range(6)), [], [6]], bounded=bounded), limit)
     assert sizes(source) == found
     assert (limit.is_cut, limit.read) == (is_cut, sum(map(sum, found)))
+
+
+def test_pieces_have_their_own_times() -> None:
+    source = LimitedSource(Batches([TimedBatch(list("abc"), [1, 2, 3])]), Limit(2))
+    assert list(source.read("a", 0)) == [TimedBatch(["a"], [1]), TimedBatch(["b"], [2])]
 
 
 def test_it_is_like_the_source_in_all_else() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from minishuffle.errors import UsageError, WrongResult, ends_job
 from minishuffle.exchange.batch import Batch
-from minishuffle.operators.batch_times import TIME_MAX, TIME_MIN, datetime_of, event_times
+from minishuffle.operators.batch_times import TIME_MAX, TIME_MIN, datetime_of, event_times, given_times
 from minishuffle.operators.event_time import EventTime
 
 T = EventTime(column="t")
@@ -132,3 +133,45 @@ def test_moments_beyond_the_calendar_are_told() -> None:
     assert datetime_of(MICROS) == AT.replace(tzinfo=UTC)
     with pytest.raises(UsageError, match="outside the years 1 to 9999"):
         datetime_of(TIME_MIN - 1)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [AT, MICROS],
+        (AT.replace(tzinfo=UTC), MICROS),
+        np.array([MICROS, MICROS]),
+        np.array([AT, AT], dtype="datetime64[us]"),
+        np.array([AT, AT]),
+        pa.array([AT, AT]),
+        pa.chunked_array([[AT], [AT]]),
+    ],
+    ids=lambda times: type(times).__name__,
+)
+def test_times_that_a_source_brings(times: Any) -> None:
+    assert given_times(times, 2).tolist() == [MICROS, MICROS]
+
+
+@pytest.mark.parametrize(
+    ("times", "told"),
+    [
+        ([AT], "1 times for 2 rows: give each row one"),
+        (MICROS, "1795246200123456 instead of the times of 2 rows: give a list or a vector"),
+        ("at", "'at' instead of the times of 2 rows"),
+        ([AT, None], r"None \(NoneType\) is no time: give datetimes or whole microseconds since 1970"),
+        ([1.5, 2], r"1.5 \(float\) is no time"),
+        ([0, 1 << 64], "give datetimes or whole microseconds"),
+        ([0, TIME_MAX + 1], f"the time {TIME_MAX + 1}, which is outside the years 1 to 9999"),
+        (pa.array([AT, None]), "a vector of times with 1 nulls: give each row a time"),
+        (np.array([1.5, 2.0]), "a vector of times of type double holds no times: cast it to a timestamp"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_times_of_a_source_that_are_none_are_told(times: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        given_times(times, 2)
+
+
+def test_times_beside_the_records_have_to_be_there() -> None:
+    with pytest.raises(WrongResult, match=r"a batch came without times: have the source yield TimedBatch"):
+        event_times(EventTime(is_beside=True), Batch([1]))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from minishuffle.api.stream import Stream
+from minishuffle.api.columns import col
+from minishuffle.api.stream import Stream, Table
 from minishuffle.api.stream_base import StreamBase
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.operators.assign_event_time import AssignEventTime
-from minishuffle.operators.base import Operator
+from minishuffle.operators.base import Operator, TimedBatch
 from minishuffle.operators.event_time import BESIDE, EventTime
+from minishuffle.plan.planner import logical_plan, planned_programs
 from support.planned import HOUR, SCHEMA, last, planned, rows, table, timed
 
 
@@ -32,6 +35,33 @@ def test_event_time_takes_a_column_or_a_function_of_rows() -> None:
     assert isinstance(operated, AssignEventTime)
     assert operated.time == EventTime(fn=fn)
     assert (operated.out_of_order, operated.idle_after, operated.each) == (2_000_000, 3600.0, True)
+
+
+class Timed:
+    """Brings the times of its rows."""
+
+    format = "arrow"
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[Any]:
+        yield TimedBatch(pa.record_batch({"n": [1, 2]}), [0, 10])
+
+
+def test_times_that_a_source_brings_are_read_right_behind_it() -> None:
+    source = Table.source(Timed(), {"n": int})
+    timed = source.event_time()
+    assert timed.plan.gives.time == BESIDE
+    counts = timed.union(source.event_time()).key_by("n").window(HOUR)
+    for stream, times in ((counts.aggregate(most=("n", "max")), True), (source.select("n"), False)):
+        ((_, program), *_) = planned_programs(logical_plan(stream, whole=False), None)[0]
+        assert program.times == times, "what nobody reads is left out"
+    late = timed.event_time(out_of_order=HOUR)
+    assert late.plan.gives.time == BESIDE, "they stay beside the records"
+    for wrong in (rows(), source.select("n"), source.with_columns(t=col("n")).event_time("t"), table()):
+        with pytest.raises(UsageError, match=r"event_time\(\) without a column or function takes the times"):
+            wrong.event_time()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from minishuffle.connectors.generator import GeneratorSource, number_batch
 from minishuffle.connectors.items import ArrowItemsSource, ItemsSource
 from minishuffle.errors import UsageError
-from minishuffle.operators.base import AnySource
+from minishuffle.operators.base import AnySource, TimedBatch
 from minishuffle.runtime.conformance import SourceCheck
 
 
@@ -101,6 +101,14 @@ class ConfirmedQueue(Confirmed):
 class Unheard(Counted):
     def acknowledge(self, positions: dict[str, bytes]) -> None:
         """Never called."""
+
+
+class Clocked(Counted):
+    """The times of its rows go by when they are read."""
+
+    def read(self, split: int, offset: int) -> Iterator[Any]:
+        for rows in super().read(split, offset):
+            yield TimedBatch(rows, [row + offset for row in rows])
 
 
 class Shuffled(Counted):
@@ -196,6 +204,7 @@ left: dict[str, int] = {}
             lambda: Hasty(left),
             r"Hasty\.read from position b'8' of split 'a' on gives 'a9' where 'a8' came before",
         ),
+        (Clocked, r"Clocked\.read from offset 6 of split 0 on gives \(6, 12\) where \(6, 6\) came before"),
         (Unheard, r"Unheard\.acknowledge is never called: say replayable, give the splits names"),
         (Shuffled, r"Shuffled\.splits\(\) gives other splits when asked again"),
     ],

@@ -12,6 +12,7 @@ import pytest
 from minishuffle.connectors.generator import TURNS_PER_SECOND, GeneratorSource
 from minishuffle.errors import UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.operators.base import TimedBatch
 from minishuffle.runtime import reader as reader_module
 from minishuffle.runtime.reader import SourceReader
 from minishuffle.wire.packed import Cursor, SplitPosition
@@ -51,6 +52,13 @@ def test_bounded_splits_are_read_in_sequence_unbounded_ones_in_turn() -> None:
     assert [reader.poll(0.0) for _ in range(6)] == [["a"], ["x"], ["b"], [], ["y"], None]
     assert reader.poll(1.0) is None
     assert reader.positions == {0: 2, 1: 2}
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_times_that_batches_bring_are_those_of_the_last_one_if_they_are_read(reads: bool) -> None:
+    reader = SourceReader(Fed([TimedBatch(["a", "b"], [7, 8]), ["c"]]), 0, 1, 0.0, times=reads)
+    found = [(reader.poll(0.0), None if reader.times is None else reader.times.tolist()) for _ in range(2)]
+    assert found == [(["a", "b"], [7, 8] if reads else None), (["c"], None)]
 
 
 def test_nothing_now_says_when_to_ask_again() -> None:

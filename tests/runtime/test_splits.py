@@ -11,6 +11,7 @@ import pytest
 from minishuffle.errors import UsageError, WrongResult
 from minishuffle.exchange.batch import Payload
 from minishuffle.limits import NAMED_SPLITS_MAX, SPLIT_NAME_BYTES_MAX, SPLIT_POSITION_BYTES_MAX
+from minishuffle.operators.base import TimedBatch
 from minishuffle.runtime.splits import (
     NamedSplit,
     Split,
@@ -74,6 +75,15 @@ def test_what_a_lease_covers_is_read_again_and_left_out(format: str) -> None:
     assert taken(split) == [([7, 8], 2, 9), ([9], 1, 10)]
 
 
+def test_times_of_what_is_left_out_are_left_out_too() -> None:
+    split = NamedSplit(Log((TimedBatch([1, 2, 3], [10, 20, 30]), b"5")), "log", SplitPosition(0, 0, 2))
+    assert split.take() == [3]
+    assert split.times is not None
+    assert split.times.tolist() == [30]
+    assert split.take() == [0, 1, 2]
+    assert split.times is None
+
+
 def test_a_source_that_cannot_be_read_again_leaves_nothing_out() -> None:
     resumed = SplitPosition(0, 3, 4, False, Cursor("log", b"3", 3))
     split = NamedSplit(Log(replayable=False), "log", resumed)
@@ -92,6 +102,8 @@ def test_a_source_that_cannot_be_read_again_leaves_nothing_out() -> None:
         (([1], 5), r"yields int as a position: give bytes, at most 1024"),
         (([1], bytes(SPLIT_POSITION_BYTES_MAX + 1)), "yields 1025 bytes as a position"),
         (("text", b""), r"Log\.read yields a str: yield lists of rows"),
+        ((TimedBatch([1], []), b""), r"Log\.read yields a TimedBatch with 0 times for 1 rows: give each row"),
+        ((TimedBatch("text", []), b""), r"Log\.read yields a str: yield lists of rows"),
     ],
 )
 def test_named_splits_that_yield_what_they_must_not(given: Any, message: str) -> None:

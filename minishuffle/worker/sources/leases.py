@@ -51,15 +51,22 @@ class SourceLeases:
     # --- task ------------------------------------------------------------------------------------
 
     def open(
-        self, source: AnySource, index: int, parallelism: int, now: float, *, in_turn: bool
+        self,
+        source: AnySource,
+        index: int,
+        parallelism: int,
+        now: float,
+        *,
+        in_turn: bool,
+        times: bool = True,
     ) -> SourceReader:
         """A reader that goes on where an earlier attempt was; the first leases are asked for.
 
-        Raises: as :class:`SourceReader`.
+        Args and raises: as :class:`SourceReader`.
         """
         resumed = unpack_positions(self._resumed)
         reader = SourceReader(
-            source, index, parallelism, now, in_turn=in_turn, resumed=resumed, age=self._age
+            source, index, parallelism, now, in_turn=in_turn, times=times, resumed=resumed, age=self._age
         )
         self._reader = reader
         self._told = source if hasattr(source, "acknowledge") else None

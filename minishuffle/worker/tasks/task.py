@@ -37,10 +37,10 @@ from minishuffle.exchange.spool import Spool
 from minishuffle.ids import FIRST_ATTEMPT, AttemptId
 from minishuffle.operators.base import (
     END_OF_TIME,
-    AnySource,
     Emit,
     Mark,
     Portion,
+    Program,
     TaskContext,
     Watermark,
 )
@@ -274,7 +274,7 @@ class Task:
                 self._stand(chain, barrier)
             if program.source is not None:
                 emit = chain.entrance(0)
-                self._run_source(program.source, chain, emit, produced[0])
+                self._run_source(program, chain, emit, produced[0])
                 emit(Watermark(END_OF_TIME))
             else:
                 self._inputs = inputs = Inputs.of(program, self.gates)
@@ -323,11 +323,14 @@ class Task:
         self._loops.append(calls)
         return calls
 
-    def _run_source(self, source: AnySource, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
+    def _run_source(self, program: Program, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
+        assert program.source is not None
         in_turn = any(operator.by_split for operator in chain.operators)
         index, now = self.attempt_id.subtask.index, self.paths.pause.now()
         self.paths.calls.enter()
-        reader = self.leases.open(source, index, self.parallelism, now, in_turn=in_turn)
+        reader = self.leases.open(
+            program.source, index, self.parallelism, now, in_turn=in_turn, times=program.times
+        )
         self.counters.rows_skipped = reader.rows_skipped
         try:
             self._read(reader, chain, emit, produced)
@@ -370,7 +373,7 @@ class Task:
             produced.records_out += rows
             if ends_here:
                 counters.records_out += rows
-            self._pass(Batch(found), emit, chain)
+            self._pass(Batch(found, None, reader.times), emit, chain)
             counters.last_input_at = time.monotonic()
 
     def _leave_out(self, portion: Portion) -> None:

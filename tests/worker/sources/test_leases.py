@@ -10,6 +10,7 @@ import pytest
 
 from minishuffle.api.stream import Stream
 from minishuffle.connectors.generator import TURNS_PER_SECOND
+from minishuffle.operators.base import TimedBatch
 from minishuffle.plan.graph import JobSettings
 from minishuffle.plan.planner import compile_job
 from minishuffle.wire.packed import Cursor, SplitPosition, pack_positions, unpack_positions
@@ -139,6 +140,19 @@ async def test_a_split_with_a_name_is_read_on_from_the_position_before_the_lease
     assert others[0] == SplitPosition(0, 40, 10, False, Cursor("numbers", b"40", 40))
     last = [*others, *entries_of([site.outcomes[attempt(number=2)].positions])][-1]
     assert last == SplitPosition(0, 100, 0, True, Cursor("numbers", b"100", 100))
+
+
+class Timed(Named):
+    def read(self, split: str, position: bytes, /) -> Iterator[Any]:
+        for rows, behind in super().read(split, position):
+            yield TimedBatch(rows, rows), behind
+
+
+async def test_times_that_a_source_brings_go_with_its_rows(site: Site) -> None:
+    kept = (
+        Stream.source(Timed()).event_time().key_by(abs).process(lambda row, context: [context.time]).collect()
+    )
+    assert {outcome.state for outcome in await site.run(kept)} == {"finished"}
 
 
 class Acknowledged(Named):
