@@ -161,7 +161,7 @@ class CoordinatorLink:
             "epoch": state.epoch,
             "term": state.term,
             "attempts": state.tasks.held(),
-            "jobs": state.jobs(),
+            "jobs": state.tasks.jobs(),
         }
         await ask_registration(link, self.request.model_copy(update=held), partial(self._go_on, link))
         self._home = home
