@@ -96,6 +96,7 @@ from minishuffle.wire.messages import (
     Register,
     ReleaseJob,
     Shutdown,
+    WitnessedPositions,
     WorkerAddress,
     WorkerLost,
 )
@@ -189,6 +190,7 @@ class CoordinatorState:
         self._results = Results(facts.term, self._jobs, self._send_to, self._address, self._pending)
         self._questions = Questions(facts.term, self._send_to, self._pending)
         self._out: list[Instruction] = []
+        self._to_journal: list[Changes] = []  # Of submissions, each answered with journaled().
         self._touched: dict[str, Job] = {}
         """Jobs to look after before the verb at hand returns, for which ``_jobs.held`` may be out of date."""
         self._settle_by: float | None = None
@@ -437,6 +439,8 @@ class CoordinatorState:
         if old:
             self._out.append(CloseLink(old, f"worker {worker.worker} has a new control link"))
         self._welcome(worker, now)
+        for said in message.witnessed:
+            self._witnessed(said, self._wall(now))
         for lost in self._workers.ended_since(since):
             self._send(worker, WorkerLost(term=self._facts.term, worker=lost.worker, epoch=lost.epoch))
         self._results.worker_back(worker.worker)
@@ -470,6 +474,8 @@ class CoordinatorState:
                 self._heartbeat(worker, message, now)
             case AttemptReport():
                 self._reported(worker, message, at)
+            case WitnessedPositions():
+                self._witnessed(message, at)
             case LogLines() | RecoverySteps():
                 self._about_job(message, at)
             case UpstreamExpected() | WriteBegun() | WriteEnded():
@@ -658,6 +664,21 @@ class CoordinatorState:
             self._acknowledge(
                 worker, Acknowledge(term=self._facts.term, number=message.number, refused=refused)
             )
+
+    def _witnessed(self, message: WitnessedPositions, at: float) -> None:
+        """A peer says where the sources of a worker are, which is awaited, or may have been lost before its
+        peer was back."""
+        known = next((each for each in self._workers if each.worker == message.worker), None)
+        is_stale = known is not None and known.epoch == message.epoch and message.last_report <= known.applied
+        if known is None or known.epoch < message.epoch or is_stale:
+            self.ignored += 1
+            return
+        for each in message.sources:
+            job = self._jobs.get(each.attempt.subtask.job)
+            if job is None or not job.progress.witnessed(message.worker, each, at):
+                self.ignored += 1
+            else:
+                self._touch(job)
 
     def _acknowledge(self, worker: Worker, message: Acknowledge) -> None:
         """One that is not refused stands for all before it that are not."""
@@ -978,7 +999,8 @@ class CoordinatorState:
         warning = compared_releases(message.releases, self._workers.releases())
         submission = self._submissions.accept(link, request, message, graph, at, warning=warning)
         job = submission.make_job(*placement, self._random)
-        self._submissions.journal(submission, journalrecords.job_records(job))
+        submission.journal(journalrecords.job_records(job))
+        self._to_journal.append(submission.changes)
 
     def _admit(self, graph: JobGraph, at: float) -> tuple[Placement, dict[int, int]]:
         """Raises ShuffleError: the job does not fit."""
@@ -1036,7 +1058,7 @@ class CoordinatorState:
         self._advance_stop(now)
         self._record(touched | {job.id for job in self._jobs.values() if job.subtasks.changed})
         messages, self._out = list(self.write_ahead.passed(self._out)), []
-        submissions = self._submissions.take_unwritten()  # Each is answered with journaled().
+        submissions, self._to_journal = self._to_journal, []
         return CoordinatorStep(self._recorder.take(now), submissions, messages, self._next_deadline())
 
     def _follow(self, now: float, called: set[int]) -> set[str]:
@@ -1156,7 +1178,7 @@ class CoordinatorState:
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
         assert self._settle_by is not None or not (self._out or self._touched or self._workers.changed)
-        assert not self._submissions.unwritten
+        assert not self._to_journal
         self._workers.validate()
         self._results.validate()
         self.write_ahead.validate()

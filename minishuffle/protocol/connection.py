@@ -37,6 +37,7 @@ from minishuffle.protocol.tap import ChannelTap, Note
 from minishuffle.wire.decoder import FrameDecoder
 from minishuffle.wire.frames import (
     BUFFER_HEADER_BYTES,
+    FRAME_HEADER_BYTES,
     AddCredit,
     BacklogAnnouncement,
     BufferHeader,
@@ -47,6 +48,7 @@ from minishuffle.wire.frames import (
     Error,
     Frame,
     FrameType,
+    Message,
     NewBufferSize,
     PartitionRequest,
     Ping,
@@ -62,6 +64,7 @@ __all__ = [
     "ConnectionEvent",
     "KeepAlive",
     "LAST_LOOK_SECONDS",
+    "MessageReceived",
     "PartitionCancelled",
     "PartitionReleased",
     "PartitionRequested",
@@ -119,8 +122,15 @@ class PeerSilent:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class MessageReceived:
+    """A message of the peer, or if its body is empty, the answer to the one of that number."""
+
+    message: Message
+
+
 ConnectionEvent: TypeAlias = (
-    PartitionRequested | PartitionCancelled | PartitionReleased | PeerClosed | PeerSilent
+    PartitionRequested | PartitionCancelled | PartitionReleased | PeerClosed | PeerSilent | MessageReceived
 )
 
 # --- keepalive ------------------------------------------------------------------------------------
@@ -446,6 +456,7 @@ def take_control(control: deque[Frame], counters: ConnectionCounters) -> bytes:
 # --- connection -----------------------------------------------------------------------------------
 
 DIALER_BIT: Final = 0x8000_0000
+MESSAGE_BODY_BYTES_MAX: Final = limits.DATA_FRAME_BYTES_MAX - FRAME_HEADER_BYTES
 _FRAME_NAMES: Final = tuple((int(kind), kind.name.lower()) for kind in FrameType)
 
 
@@ -566,6 +577,8 @@ class Connection:
                 self._events.append(PeerClosed(error_from_code(code, text)))
             case Close():
                 self._events.append(PeerClosed(None))
+            case Message():
+                self._events.append(MessageReceived(frame))
             case Ping(token):
                 self._pong = Pong(token)
             case Pong():
@@ -672,6 +685,11 @@ class Connection:
         self.producers.available(channel)
 
     # --- sending --------------------------------------------------------------------------------
+
+    def send_message(self, message: Message) -> None:
+        """Send it with the next flush, in front of all buffers; at most MESSAGE_BODY_BYTES_MAX of body."""
+        assert len(message.body) <= MESSAGE_BODY_BYTES_MAX
+        self._control.append(message)
 
     def data_to_send(self, buffers_max: int) -> tuple[list[bytes | memoryview], list[Outgoing]]:
         """Take what is to be sent now, control frames first, then at most ``buffers_max`` buffers.

@@ -29,8 +29,9 @@ Close                  both
 Error                  both                    code u16, text; channel 0: the connection
 NewBufferSize          consumer -> producer    bytes u32
 Ping, Pong             both                    token u64
-Message                both, control links     a msgpack map (``wire.messages``); ``channel`` is the
-                                               number of the request that it asks or answers
+Message                both, control links,    a msgpack map (``wire.messages``); ``channel`` is the
+                       and between workers     number of the request that it asks or answers. Between
+                                               workers the answer is empty
 =====================  ======================  =====================================================
 """
 

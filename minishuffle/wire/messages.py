@@ -346,6 +346,27 @@ class RecoveryStep(ControlMessage):
 # --- worker -> coordinator ------------------------------------------------------------------------
 
 
+class AttemptPositions(ControlMessage):
+    """Where the subtask of a source is."""
+
+    attempt: AttemptRef
+    positions: PositionTable
+
+
+class WitnessedPositions(ControlMessage):
+    """Where the sources of a worker are that gets no answer from the coordinator. The peers that get this
+    hand it on to the coordinator, which believes it unless it has applied that report."""
+
+    type: Literal["witnessed_positions"] = "witnessed_positions"
+    term: int = 0
+    """To a coordinator: its own."""
+    worker: WorkerNumber
+    epoch: int
+    last_report: int
+    """The number of the last report that they are in."""
+    sources: list[AttemptPositions]
+
+
 class Register(ControlMessage):
     type: Literal["register"] = "register"
     host: Name
@@ -380,6 +401,8 @@ class Register(ControlMessage):
     """What it runs, or keeps for others: attempts that were not released."""
     jobs: list[str] = Field(default_factory=list)
     """Jobs of which it knows anything: programs that came ahead of need, or attempts that were here."""
+    witnessed: list[WitnessedPositions] = Field(default_factory=list)
+    """Positions of other workers, which no coordinator may have heard of."""
 
 
 class Heartbeat(ControlMessage):

@@ -1,7 +1,7 @@
 """A registered worker and its coordinator: what goes over their link, and what is done while there is none.
 
 Then tasks and data links go on. Reports are kept and repeated to the next coordinator; rows for clients wait
-in front of them; sources do not wait for acknowledgements.
+in front of them; sources do not wait for acknowledgements, but for a peer (``sources.witnesses``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from minishuffle.ids import Address
 from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import Advertised, ControlMessage, LogLines, Register, Registered, Shutdown
+from minishuffle.wire.messages import (
+    Advertised,
+    ControlMessage,
+    LogLines,
+    Register,
+    Registered,
+    Shutdown,
+    WitnessedPositions,
+)
 from minishuffle.wire.reports import Collected, Fact, FileCompleted, SourcePositions, TaskStateChanged
 from minishuffle.worker.registration import UnregisteredWorker, ask_registration
 from minishuffle.worker.reports.attemptreports import AttemptReports
@@ -44,9 +52,11 @@ class CoordinatorLink:
         joined: called once a coordinator knows what was reported before.
         lost: called when there is none any more.
         pump: called when the link takes rows and lines again.
-        applied: called with facts that somebody waits for, and whether the coordinator has them or is too
-            slow.
+        applied: called with facts that somebody waits for, once the coordinator has them.
         call_by: has :meth:`flush` called by then, on the loop's clock; None: not at all.
+        excused: called with positions whose sources wait for the coordinator no longer.
+        witnessed: gives what others have said that had none.
+        handed_on: called when a coordinator has that.
     """
 
     def __init__(
@@ -60,8 +70,11 @@ class CoordinatorLink:
         joined: Callable[[], None],
         lost: Callable[[], None],
         pump: Callable[[], None],
-        applied: Callable[[SourcePositions | FileCompleted, bool], None],
+        applied: Callable[[SourcePositions | FileCompleted], None],
         call_by: Callable[[float | None], None],
+        excused: Callable[[list[SourcePositions]], None],
+        witnessed: Callable[[], list[WitnessedPositions]],
+        handed_on: Callable[[list[WitnessedPositions]], None],
     ) -> None:
         self.reports = AttemptReports()
         self.request = request
@@ -72,6 +85,7 @@ class CoordinatorLink:
         self._state = state
         self._handle, self._joined, self._lost = handle, joined, lost
         self._pump, self._applied, self._call_by = pump, applied, call_by
+        self._excused, self._witnessed, self._handed_on = excused, witnessed, handed_on
         self._loop = asyncio.get_running_loop()
         self._link: ControlLink | None = None
         """None while there is no coordinator."""
@@ -156,21 +170,27 @@ class CoordinatorLink:
         identity = Identity(Role.WORKER, start.endpoint.identity.cluster, state.worker, state.epoch)
         timeout = min(seconds, limits.HANDSHAKE_SECONDS_MAX)
         link = await connect_control(home, identity, start.secret, timeout=timeout, tls=start.endpoint.tls)
+        witnessed = self._witnessed()
         held = {
             "requested_worker": state.worker,
             "epoch": state.epoch,
             "term": state.term,
             "attempts": state.tasks.held(),
-            "jobs": state.tasks.jobs(),
+            "jobs": state.jobs(),
+            "witnessed": witnessed,
         }
-        await ask_registration(link, self.request.model_copy(update=held), partial(self._go_on, link))
+        request = self.request.model_copy(update=held)
+        await ask_registration(link, request, partial(self._go_on, link, witnessed))
         self._home = home
         _log.warning("the coordinator at %s has taken this worker back, in term %d", home, state.term)
 
-    def _go_on(self, link: ControlLink, registered: Registered) -> CoordinatorLink:
+    def _go_on(
+        self, link: ControlLink, witnessed: list[WitnessedPositions], registered: Registered
+    ) -> CoordinatorLink:
         """A coordinator takes this worker back."""
         self._state.taken_back(registered)
         self.connect(link, registered)
+        self._handed_on(witnessed)
         return self
 
     def look_for_successor(self) -> None:
@@ -231,18 +251,18 @@ class CoordinatorLink:
             self._excuse(number)
             return
         for fact in self.reports.acknowledge(number, refused=refused, files=files):
-            self._applied(fact, True)
+            self._applied(fact)
 
     def excuse_late(self) -> None:
         """To be called ACKNOWLEDGE_LOOKS times in each ``heartbeat_timeout``. The coordinator may be stopped,
         or has declared this worker lost by then, if the link is broken."""
-        for fact in self.reports.look():
-            self._applied(fact, False)
+        if late := self.reports.look():
+            self._excused(late)
 
     def _excuse(self, number: int) -> None:
         """Sources do not wait for reports up to that number to be acknowledged any more."""
-        for fact in self.reports.excuse(number):
-            self._applied(fact, False)
+        if waiting := self.reports.excuse(number):
+            self._excused(waiting)
 
     def advertise(self, host: str) -> None:
         """Others reach this worker by that address; empty: it has none."""

@@ -102,6 +102,7 @@ from minishuffle.worker.reports.workerreports import (
     worker_report,
     worker_snapshot,
 )
+from minishuffle.worker.sources.witnesses import Witnesses
 from minishuffle.worker.state import WorkerState
 from minishuffle.worker.tasks.attempt import Attempt, WorkerServices
 from minishuffle.worker.tasks.deployment import Deployment
@@ -211,11 +212,13 @@ class Worker:
             now=self._loop.time,
             call_at=self._loop.call_at,
             in_background=self._in_background,
+            witnesses=lambda: self._witnesses,
         )
+        self._witnesses = self._new_witnesses()
         self._begin_timers(registered.heartbeat_interval)
 
     def _new_link(self, start: UnregisteredWorker, request: Register, home: Address) -> CoordinatorLink:
-        return CoordinatorLink(
+        link = CoordinatorLink(
             start,
             request,
             home,
@@ -226,6 +229,23 @@ class Worker:
             pump=lambda: self._sender.pump(),
             applied=self._on_applied,
             call_by=self._alarm.set,
+            excused=lambda facts: self._witnesses.ask(
+                facts, link.reports.positions(), last=link.reports.last
+            ),
+            witnessed=lambda: self._witnesses.kept(),
+            handed_on=lambda said: self._witnesses.handed_on(said),
+        )
+        return link
+
+    def _new_witnesses(self) -> Witnesses:
+        state, link = self._state, self.coordinator
+        return Witnesses(
+            state.worker,
+            state.epoch,
+            linked=self._peers.linked,
+            send=self._peers.send,
+            hand_on=lambda said: link.send(said.model_copy(update={"term": state.term})),
+            go_on=lambda fact: self._on_applied(fact, durable=False),
         )
 
     def _new_deployment(self, start: UnregisteredWorker) -> Deployment:
@@ -268,7 +288,7 @@ class Worker:
         self._sender.pump()
         self._heartbeat()
 
-    def _on_applied(self, fact: SourcePositions | FileCompleted, durable: bool) -> None:
+    def _on_applied(self, fact: SourcePositions | FileCompleted, *, durable: bool = True) -> None:
         """The source may continue after the positions that it has reported, which the coordinator has if they
         are ``durable``; or the file is listed."""
         attempt = self._deployment.attempts.get(fact.attempt)
@@ -564,13 +584,13 @@ class Worker:
         self.coordinator.look_for_successor()
         self._tell_clock_set()
         stuck = self._stuck.slots()
-        state.tasks.still_run(len(self._stuck))
+        state.still_run(len(self._stuck))
         report = worker_report(
             self.pool,
             self.endpoint.counters,
             self._deployment,
             self.loop_lag,
-            abandoned=state.tasks.abandoned,
+            abandoned=state.abandoned,
             stuck=stuck,
             jobs_loaded=self._programs.loaded,
             clock=self._loop.time(),
@@ -606,7 +626,7 @@ class Worker:
             slots=self.settings.slots,
             refused=self._refusals.counts,
             loop_lag=self.loop_lag,
-            abandoned=self._state.tasks.abandoned,
+            abandoned=self._state.abandoned,
             suspicions=self._state.channels.suspicions,
             gc_seconds=self._garbage.seconds,
             wall=self._wall(),

@@ -55,6 +55,16 @@ WITHOUT_COORDINATOR = (
 )
 """Sources that get no answer go on, and emit again what nobody has heard of if they are lost then. So does
 one whose control link was cut, until it is back."""
+WITNESSED: tuple[FaultKind, ...] = (
+    "kill coordinator",
+    "hand over",
+    "kill",
+    "lose",
+    "raise",
+    "raise again",
+    "worker",
+)
+"""Faults that leave the peers of a worker which is lost where they are: they know where its sources were."""
 ENDED = ("finished", "finished_with_loss", "failed", "canceled")
 SECONDS_TO_END = 10.0
 """Within which a job that was cancelled has ended, and nothing of it is left."""
@@ -204,7 +214,9 @@ class Play:
         run.handed_over = cluster.writes.handed_over
         kinds = {fault.kind for fault in run.faults}
         severed = "cut control" in kinds and kinds.intersection(("kill", *LEAVING))
-        if not kinds.intersection(WITHOUT_COORDINATOR) and not severed:
+        lost = sum(worker.host.lost for worker in cluster.workers)
+        witnessed = kinds.issubset(WITNESSED) and lost <= 1 and not cluster.unwitnessed
+        if witnessed or (not kinds.intersection(WITHOUT_COORDINATOR) and not severed):
             cluster.audit.check_once(run.plan.graph, run.plan.sources)
         assert not cluster.audit.twice, cluster.audit.twice[:5]
         self._check_home()

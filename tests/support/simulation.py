@@ -43,6 +43,7 @@ from minishuffle.worker import process, wallclock
 from minishuffle.worker.process import Worker, register
 from minishuffle.worker.registration import UnregisteredWorker
 from minishuffle.worker.reports.workerreports import registration
+from minishuffle.worker.sources.witnesses import Witnesses
 from minishuffle.worker.tasks import attempt as attempts
 from minishuffle.worker.tasks import busytime, deployment, handoff, task
 from minishuffle.worker.tasks.attempt import Attempt
@@ -244,6 +245,8 @@ class Cluster:
         """So many workers are killed as soon as they have built the next attempt of something."""
         self.checked = True
         """Whether invariants are looked at now and then."""
+        self.unwitnessed = 0
+        """How often sources went on without a coordinator, with no peer to ask."""
         self.forgotten: list[str] = []
         """Threads that nobody woke."""
         self._turns = self._started = 0
@@ -512,5 +515,12 @@ def _watch(patch: pytest.MonkeyPatch, cluster: Cluster) -> None:
             cluster.world.note(f"{running_host().name} sends {brief(message)}")
         send(self, message, request)
 
+    ask = Witnesses.ask
+
+    def count_and_ask(self: Witnesses, *asked: Any, last: int) -> None:
+        cluster.unwitnessed += not self._linked()
+        ask(self, *asked, last=last)
+
+    patch.setattr(Witnesses, "ask", count_and_ask)
     patch.setattr(deployment, "Attempt", RecordedAttempt)
     patch.setattr(ControlLink, "send", note_and_send)

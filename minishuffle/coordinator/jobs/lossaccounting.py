@@ -14,7 +14,7 @@ make:
   these. The number is an upper bound for tasks that write at most one row per input row. It is based on the
   last heartbeats, and settles when those after the loss have arrived. It includes the rows of leases that a
   dead source may have emitted. A source that dies while there is no coordinator may have emitted beyond its
-  leases; rows of these that others have received come again, and hide no missing rows.
+  leases; rows of these that others have received may come again, and hide no missing rows.
 - Kept partitions lose no rows, since all of them are sent again. Counts of kept partitions and of the tasks
   that write them are left out, and so are counts of *replayed* tasks
   (:mod:`~minishuffle.coordinator.jobs.lostpartitions`), which run again from the beginning.

@@ -53,8 +53,8 @@ class _Subtask:
 class SourceProgress:
     """The positions that the source subtasks of one job have reported.
 
-    Reports of one subtask come in order, and only from its current attempt: what it says last counts, also
-    when it takes a lease back.
+    Reports are only of the current attempt of a subtask, and come in order: what it says last counts, also
+    when it takes a lease back. What a witness has said may be ahead of them: positions never go back.
 
     Args:
         repeats: the next attempt begins at the position, not behind the lease (``source_lease`` 0).
@@ -75,6 +75,9 @@ class SourceProgress:
             subtask = self._subtasks.setdefault((operator, index), _Subtask(at))
             subtask.reported_at = at
             for entry in unpack_positions(positions):
+                known = subtask.splits.get(entry.split)
+                if known is not None and entry.position < known.position:
+                    continue
                 subtask.splits[entry.split] = entry
                 if entry.forgotten:
                     del subtask.splits[entry.split]

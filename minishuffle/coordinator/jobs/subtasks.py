@@ -1,7 +1,8 @@
-"""The subtasks of one job: the current attempt of each, and the counts over all of them. Pure.
+"""The subtasks of one job: the current attempt of each, and what is counted over all of them. Pure.
 
-Their states and transitions are in :mod:`~minishuffle.coordinator.jobs.lifecycle`, the counts of earlier
-attempts in :mod:`~minishuffle.coordinator.jobs.lossaccounting`.
+Which states there are, and what belongs to each transition, stands in
+:mod:`~minishuffle.coordinator.jobs.lifecycle`; what the attempts before the current one have counted in
+:mod:`~minishuffle.coordinator.jobs.lossaccounting`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["CountsRecord", "Subtask", "Subtasks", "first_attempts", "names_of", 
 
 @dataclass(frozen=True, slots=True)
 class CountsRecord(Record):
-    """The counters and traffic of a running attempt, as they are journaled."""
+    """What an attempt that runs has counted and exchanged."""
 
     attempt: int
     counters: TaskCounters
@@ -38,41 +39,40 @@ class CountsRecord(Record):
 
 @dataclass(slots=True)
 class Subtask(AttemptRecord):
-    """A subtask and its current attempt; while it is pending, its last attempt."""
+    """One subtask and its current attempt; while it is pending, the attempt that ended."""
 
     name: str = ""
     state: str = "created"
     on_worker: bool = True
     """Its worker has not been lost since the attempt was deployed."""
     resumption: Resumption = Resumption()
-    """The position at which the attempt begins, if it is a source's, and the listed files of earlier
-    attempts."""
+    """Where the attempt goes on, if it is a source's, and which files of earlier ones are listed."""
     result: bytes = b""
     announced: int = 0
-    """End of the rows announced to readers of a kept result."""
+    """Where the rows end that readers of a kept result have heard of."""
     base: int = FIRST_ATTEMPT
-    """The first attempt whose rows this one repeats; its own number if it repeats none: see
+    """The first of the attempts that write the same rows, this one the last: see
     :mod:`~minishuffle.coordinator.jobs.consumption`."""
     round: int = 0
-    """The round of deployments, counted for the job, in which this attempt was deployed."""
+    """Counts the decisions of a job by which attempts were deployed: that of this attempt."""
     base_round: int = 0
-    """The round of its base."""
+    """That of its base."""
     rows_collected: int = 0
-    """Rows of the attempt that the client has."""
+    """Rows that the client has of the attempt."""
     readable: list[int] = field(default_factory=list)
-    """Edges for which the attempt has begun a buffer, if their consumers waited for it."""
+    """Edges for which the attempt has begun a buffer, as far as their consumers waited for that."""
 
     def __str__(self) -> str:
         return f"{self.name}[{self.index}]"
 
     def begin_first(self, worker: int, round: int) -> None:
-        """Deploy its first attempt on a worker."""
+        """Its first attempt is deployed there."""
         self.attempt = self.base = FIRST_ATTEMPT
         self.round = self.base_round = round
         self.worker, self.on_worker = worker, True
 
     def begin_next(self, worker: int, round: int, resumption: Resumption) -> None:
-        """Deploy its next attempt on a worker, with all its counts reset."""
+        """The next attempt is deployed there, of which nothing is known so far."""
         self.attempt, self.round, self.resumption = self.attempt + 1, round, resumption
         if not self.repeated:
             self.base, self.base_round = self.attempt, round
@@ -82,70 +82,69 @@ class Subtask(AttemptRecord):
         self.rows_collected, self.readable = 0, []
 
     def record(self) -> Subtask:
-        """For the journal. The counts of a running attempt have a record of their own."""
-        task = Subtask(*_FIELDS_OF(self))  # takes a fifth of the time of ``replace``
+        """For the journal. What an attempt that runs has counted is in a record of its own."""
+        task = Subtask(*_FIELDS_OF(self))  # Takes a fifth of the time of ``replace``.
         task.resumption = self.resumption._replace(files=dict(self.resumption.files))
         if self.runs:
             task.counters, task.traffic = TaskCounters(), b""
         return task
 
     def counts_record(self) -> CountsRecord | None:
-        """For the journal: the counters and traffic of a running attempt; None if it does not run."""
+        """What an attempt that runs has counted and exchanged; None if none runs."""
         return CountsRecord(self.attempt, self.counters, self.traffic) if self.runs else None
 
     def recall_counts(self, counts: CountsRecord | None) -> None:
-        """Restore the counts from the last :meth:`counts_record`, unless it belongs to another attempt."""
+        """What :meth:`counts_record` gave last, maybe of another attempt."""
         if counts is not None and self.runs and counts.attempt == self.attempt:
             self.counters, self.traffic = counts.counters, counts.traffic
 
     @property
     def runs(self) -> bool:
-        """Whether its attempt is deployed and has not ended."""
+        """Its attempt is deployed and has not ended."""
         return self.state in ("created", "running")
 
     @property
     def stays(self) -> bool:
-        """Whether it has finished and its worker keeps its partitions, even if its slot moves."""
+        """It has finished, and its worker has what it wrote, wherever its slot moves."""
         return self.state == "finished" and self.on_worker
 
     @property
     def hears(self) -> bool:
-        """Whether its current attempt is on a worker that can answer a message."""
+        """A message to its attempt can be answered: it has a worker."""
         return self.on_worker and self.state in ("created", "running", "finished")
 
     @property
     def rows_kept(self) -> int:
-        """The number of rows it has kept, if it is a sink; its next attempt continues the row numbers from
-        there."""
+        """How many rows it has kept, if it is a sink: the next attempt numbers on from there."""
         return max(self.resumption.first_row, self.counters.rows_kept, self.announced)
 
     def enter(self, state: str) -> None:
-        """Set its state."""
+        """It comes to that state."""
         self.state = state
 
     def leave_worker(self) -> None:
-        """Its worker is lost, or must release it."""
+        """Its worker is lost, or is to have nothing of it any more."""
         self.on_worker = False
 
     def can_be_read(self, edge: int) -> None:
-        """Its partition on this edge has its first buffer."""
+        """Its partition on that edge has its first buffer."""
         self.readable = sorted({edge, *self.readable})
 
     def collected(self, rows: int) -> None:
-        """Count ``rows`` more rows that the client has."""
+        """So many more of its rows are with the client."""
         self.rows_collected += rows
 
     def gave(self, result: bytes) -> None:
-        """Its sink has closed with this result."""
+        """Its sink has closed with that result."""
         self.result = result
 
     def announce(self) -> bool:
-        """Announce the end of its rows to readers; False if it was announced already."""
+        """Readers hear where its rows end; False if they have heard that before."""
         before, self.announced = self.announced, max(self.announced, self.rows_kept)
         return self.announced > before
 
     def info(self, totals: Totals, results: bool) -> TaskInfo:
-        """The subtask for clients, with the totals of all its attempts."""
+        """As clients see it, with the totals of all its attempts."""
         return TaskInfo(
             operator=self.operator,
             name=self.name,
@@ -167,21 +166,22 @@ _FIELDS_OF: Final = attrgetter(*(each.name for each in fields(Subtask)))
 class Subtasks(Mapping[TaskKey, Subtask]):
     """The subtasks of one job, by operator and index.
 
-    Invariants: ``states`` counts them; the kept results have at most ``RESULT_BYTES_MAX`` bytes in all.
+    Invariants: they are counted by their states; the results that are kept have at most ``RESULT_BYTES_MAX``
+    bytes in all.
 
     Args:
-        waiting: all subtasks wait for their first deployment.
+        waiting: none is deployed before its time has come.
     """
 
     def __init__(self, graph: JobGraph, placement: Placement, *, waiting: bool = False) -> None:
         self._widths = [vertex.parallelism for vertex in graph.vertices]
         self._tasks = first_attempts(graph, placement, waiting=waiting)
         self.states = Counter(task.state for task in self._tasks.values())
-        """Number of subtasks in each state; may have zeros."""
+        """How many there are in each state; a state may be there with 0."""
         self.changed: set[TaskKey] = set()
-        """Subtasks whose changes are not journaled yet."""
+        """Those that the journal is behind with."""
         self._result_bytes = 0
-        """Size of all kept results."""
+        """The size of all results that are kept."""
 
     def __getitem__(self, key: TaskKey) -> Subtask:
         return self._tasks[key]
@@ -193,25 +193,25 @@ class Subtasks(Mapping[TaskKey, Subtask]):
         return len(self._tasks)
 
     def values(self) -> ValuesView[Subtask]:
-        """All subtasks, by operator, then by index."""
+        """All of them, by operator, then by index."""
         return self._tasks.values()
 
     # --- what is there --------------------------------------------------------------------------
 
     def of(self, operator: int) -> list[Subtask]:
-        """The subtasks of an operator, by index."""
+        """Those of an operator, by index."""
         return [self._tasks[operator, index] for index in range(self._widths[operator])]
 
     def on(self, worker: int) -> list[Subtask]:
-        """The subtasks whose attempt is on a worker, and not lost with it."""
+        """Those whose attempt is on a worker, and not lost with it."""
         return [task for task in self._tasks.values() if task.worker == worker and task.on_worker]
 
     def attempts_on(self, worker: int) -> list[tuple[TaskKey, int]]:
-        """The running attempts on a worker."""
+        """The attempts that run there."""
         return [(task.key, task.attempt) for task in self.on(worker) if task.runs]
 
     def current(self, worker: int, attempt: AttemptId) -> Subtask | None:
-        """The subtask of an attempt, if the attempt is the current one and on this worker; else None."""
+        """The subtask of an attempt, if that is its current one, and is on that worker."""
         task = self._tasks.get(attempt.subtask.key)
         if task is None or (task.worker, task.attempt, True) != (worker, attempt.attempt, task.on_worker):
             return None
@@ -222,41 +222,40 @@ class Subtasks(Mapping[TaskKey, Subtask]):
         return sorted({task.worker for task in self._tasks.values() if task.runs})
 
     def rows_kept(self, operator: int) -> list[int]:
-        """The number of kept rows of each subtask of a sink; its next attempt continues the row numbers from
-        there."""
+        """By subtask of a sink, how many rows it has kept."""
         return [task.rows_kept for task in self.of(operator)]
 
     def some_wait(self, operator: int) -> bool:
-        """Whether subtasks of an operator wait for their first deployment."""
+        """Whether subtasks of an operator were not deployed so far."""
         return any(task.state == WAITING for task in self.of(operator))
 
     @property
     def all_wait(self) -> bool:
-        """Whether no subtask was deployed yet."""
+        """Whether none was deployed so far."""
         return self.states[WAITING] == len(self._tasks)
 
     @property
     def all_ended(self) -> bool:
-        """Whether all subtasks have ended."""
+        """Whether no attempt runs or follows."""
         return sum(self.states[state] for state in ENDED) == len(self._tasks)
 
     # --- what happens ---------------------------------------------------------------------------
 
     def enter(self, task: Subtask, state: str) -> None:
-        """Set the state of a subtask."""
+        """A subtask comes to a state."""
         self.states[task.state] -= 1
         self.states[state] += 1
         task.enter(state)
         self.changed.add(task.key)
 
     def begin_next(self, task: Subtask, worker: int, round: int, resumption: Resumption) -> None:
-        """Begin the next attempt of a subtask: see :meth:`Subtask.begin_next`."""
+        """The next attempt of a subtask takes the place of the last: see :meth:`Subtask.begin_next`."""
         self._result_bytes -= len(task.result)
         task.begin_next(worker, round, resumption)
 
     def keep_result(self, task: Subtask, result: bytes) -> bool:
-        """Keep the result of a closed sink. False, and nothing is kept, if all results together would be too
-        large."""
+        """Its sink has closed with that result; False, and nothing kept, if that is too much with those of
+        the others."""
         if self._result_bytes + len(result) > limits.RESULT_BYTES_MAX:
             return False
         self._result_bytes += len(result)
@@ -264,22 +263,22 @@ class Subtasks(Mapping[TaskKey, Subtask]):
         return True
 
     def announce(self, operator: int) -> None:
-        """Record that readers are about to learn the ends of a sink's rows."""
+        """Readers are about to hear where the rows of a sink end."""
         self.touch(*(task.key for task in self.of(operator) if task.announce()))
 
     # --- the journal ----------------------------------------------------------------------------
 
     def touch(self, *keys: TaskKey) -> None:
-        """Note that these subtasks have changes to journal."""
+        """Something has happened to these that the journal is to have."""
         self.changed.update(keys)
 
     def take_changed(self) -> set[TaskKey]:
-        """Take the subtasks whose changes are not journaled yet."""
+        """Those that the journal is behind with, and that were not given before."""
         changed, self.changed = self.changed, set()
         return changed
 
     def recall(self, tasks: Mapping[TaskKey, Subtask], counts: Mapping[TaskKey, CountsRecord]) -> None:
-        """Restore the subtasks and their counts from the journal."""
+        """Become what the journal has of each subtask, and of what it has counted."""
         self._tasks.update(tasks)
         for key, task in tasks.items():
             task.recall_counts(counts.get(key))
@@ -295,7 +294,7 @@ class Subtasks(Mapping[TaskKey, Subtask]):
 
 
 def first_attempts(graph: JobGraph, placement: Placement, *, waiting: bool = False) -> dict[TaskKey, Subtask]:
-    """All subtasks of a new job, at their first attempt or ``waiting``."""
+    """All subtasks of a job that is about to be deployed, or whose subtasks wait for their time."""
     firsts = graph.first_slots()
     attempt = NOT_DEPLOYED if waiting else FIRST_ATTEMPT
     state = WAITING if waiting else "created"
@@ -315,7 +314,7 @@ def first_attempts(graph: JobGraph, placement: Placement, *, waiting: bool = Fal
 
 
 def results_too_large(task: Subtask) -> ErrorInfo:
-    """The error of a job whose sinks have returned more result bytes in all than a job keeps."""
+    """What fails a job when a sink has ended, and with its result those of all are more than a job keeps."""
     text = (
         f"the sinks of this job returned more than {limits.RESULT_BYTES_MAX} bytes at their close: "
         "write large results with to_files"
@@ -324,10 +323,10 @@ def results_too_large(task: Subtask) -> ErrorInfo:
 
 
 NAMES_SHOWN: Final = 5
-"""Most tasks named in a text."""
+"""Tasks that a text names at most."""
 
 
 def names_of(tasks: Sequence[Subtask]) -> str:
-    """The names of the first tasks, for a text."""
+    """The first of them, for a text."""
     more = " and others" if len(tasks) > NAMES_SHOWN else ""
     return ", ".join(str(task) for task in tasks[:NAMES_SHOWN]) + more

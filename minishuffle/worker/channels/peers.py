@@ -9,7 +9,7 @@ on the pair, and a worker that dials before its epoch is announced loses nothing
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 
 from minishuffle import limits
@@ -19,6 +19,7 @@ from minishuffle.exchange.partition import PartitionView, ResultPartition, serve
 from minishuffle.ids import Address
 from minishuffle.protocol.connection import (
     ConnectionEvent,
+    MessageReceived,
     PartitionCancelled,
     PartitionReleased,
     PartitionRequested,
@@ -26,12 +27,13 @@ from minishuffle.protocol.connection import (
 )
 from minishuffle.transport.admission import RefusalLog
 from minishuffle.transport.tcp import DataEndpoint, DataLink
-from minishuffle.wire.frames import OneWay, PartitionRequest, Role
+from minishuffle.wire.frames import Message, OneWay, PartitionRequest, Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import PeerReport, WorkerAddress
 from minishuffle.worker.channels.onewaylinks import OneWayLinks
 from minishuffle.worker.external.clients import ExternalClients
 from minishuffle.worker.instructions import Attach, CloseLinks, Refuse, RequestPartition, WorkerStep
+from minishuffle.worker.sources.witnesses import Witnesses
 from minishuffle.worker.state import WorkerState
 
 __all__ = ["PeerLinks"]
@@ -59,6 +61,7 @@ class PeerLinks:
         now: the loop's clock, in seconds.
         call_at: calls a function at a time of this clock.
         in_background: runs a coroutine as a background task of the loop.
+        witnesses: gives who takes messages of peers.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class PeerLinks:
         now: Callable[[], float],
         call_at: Callable[[float, Callable[[], None]], object],
         in_background: Callable[[Coroutine[None, None, None], str], None],
+        witnesses: Callable[[], Witnesses],
     ) -> None:
         self.external = external
         self._endpoint = endpoint
@@ -80,6 +84,7 @@ class PeerLinks:
         self._refusals = refusals
         self._carry_out = carry_out
         self._now = now
+        self._witnesses = witnesses
         self._links: dict[int, DataLink] = {}
         """Links by worker, of the epoch that the coordinator announced."""
         self._early: dict[tuple[int, int], _EarlyLink] = {}
@@ -153,6 +158,7 @@ class PeerLinks:
         old = self._links.get(worker)
         self._links[worker] = link
         if old is not None:
+            self._witnesses().peer_lost(worker)
             old.abort(PeerLost(f"worker {worker} connected anew"))
         self._carry_out(self._state.peer_up(worker, self._now()))
 
@@ -202,6 +208,27 @@ class PeerLinks:
                 self._released(link)
             elif isinstance(event, PeerSilent):
                 self._silent(link, event.seconds)
+            elif isinstance(event, MessageReceived):
+                self._message(link, event.message)
+
+    def linked(self) -> Collection[int]:
+        """The peers with which there is a link."""
+        return self._links.keys()
+
+    def send(self, worker: int, message: Message) -> None:
+        """A message to a peer, if there is a link."""
+        if (link := self._links.get(worker)) is not None:
+            link.connection.send_message(message)
+            link.flush_soon()
+
+    def _message(self, link: DataLink, message: Message) -> None:
+        if self._links.get(link.peer.worker) is not link:
+            link.abort(RemoteProtocolError(f"{link.peer} sent a message, which no peer of its kind may"))
+            return
+        try:
+            self._witnesses().received(link.peer.worker, message)
+        except RemoteProtocolError as error:
+            link.abort(error)
 
     def _released(self, link: DataLink) -> None:
         if link.peer.role == Role.WORKER:
@@ -258,6 +285,7 @@ class PeerLinks:
             self.one_way.link_down(link)
         elif self._links.get(worker) is link:
             del self._links[worker]
+            self._witnesses().peer_lost(worker)
             self.one_way.pair_down(link, error)
             self._carry_out(self._state.peer_down(worker, error, self._now()))
         elif self._early_of(link) is not None:

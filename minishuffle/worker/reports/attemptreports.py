@@ -203,8 +203,8 @@ class AttemptReports:
 
     def excuse(self, number: int) -> list[SourcePositions]:
         """The coordinator does not answer: return the positions up to ``number`` whose sources wait, so that
-        the sources continue. If their worker is lost before the coordinator answers, they emit these rows
-        again. External writes keep waiting: their rows must not come twice."""
+        the sources continue, see :mod:`~minishuffle.worker.sources.witnesses`. External writes keep waiting:
+        their rows must not come twice."""
         waiting = [report for report in self._kept if self._excused < report.number <= number]
         self._excused = max(self._excused, number)
         facts = [fact for report in waiting for fact in report.facts]
@@ -215,6 +215,11 @@ class AttemptReports:
         that are older than that."""
         self._looks.append(self.last)
         return self.excuse(self._looks[0])
+
+    def positions(self) -> list[SourcePositions]:
+        """Those of sources that are not acknowledged, up to report ``last``."""
+        facts = [fact for report in self._kept for fact in report.facts]
+        return [fact for fact in facts if isinstance(fact, SourcePositions) and not fact.writes]
 
     def kept(self, term: int) -> list[AttemptReport]:
         """Everything that is not acknowledged, to be sent to a coordinator of that term."""

@@ -45,10 +45,11 @@ def test_a_next_attempt_goes_on_behind_the_lease_and_closes_it() -> None:
     closed = packed(SplitPosition(0, 18), SplitPosition(2, 5))
     assert progress.resume(0, 0, 103.0) == Resumption(closed, 2.0)
     assert progress.rows_made(0, 0) == 0
+    progress.report(0, 0, packed(SplitPosition(0, 20, 8)), 104.0)
     progress.report(0, 0, packed(SplitPosition(0, 20, 2)), 104.0)
-    assert progress.rows_made(0, 0) == 4
-    progress.report(0, 0, packed(SplitPosition(0, 18, 4)), 104.0)
-    assert unpack_positions(progress.resume(0, 0, 104.0).positions)[0] == SplitPosition(0, 18, 4)
+    assert progress.rows_made(0, 0) == 4, "a lease is taken back"
+    progress.report(0, 0, packed(SplitPosition(0, 19, 9)), 104.0)  # A witness has said more by then.
+    assert unpack_positions(progress.resume(0, 0, 104.0).positions)[0] == SplitPosition(0, 20, 2)
 
 
 def test_without_a_lease_it_goes_on_where_the_position_is() -> None:

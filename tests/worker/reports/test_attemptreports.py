@@ -238,6 +238,7 @@ def test_positions_that_nobody_reads_become_one_fact_of_each_attempt() -> None:
     for fact in (positions_of(0, 10), positions_of(1, 20), positions_of(0, 30)):
         reports.excuse(sent(reports, fact).number)
     kept_now = reports.kept(9)
+    assert reports.positions() == [positions_of(0, 7, 2), kept_now[-1].facts[0]]
     assert [report.term for report in kept_now] == [9, 9, 9]
     assert [report.number for report in kept_now] == [other.number, 2, 4]
     assert [fact.kind for report in kept_now for fact in report.facts] == [
