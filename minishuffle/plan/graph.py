@@ -127,7 +127,7 @@ class Vertex(BaseModel):
     """The name of a sink whose rows the client gets."""
 
     @property
-    def comes_again(self) -> bool:
+    def is_repeatable(self) -> bool:
         """Whether all that it gives can be made again: it ends, and what it reads from outside is still
         there."""
         return self.bounded and self.replayable and not self.stream
@@ -217,7 +217,7 @@ class JobGraph(BaseModel):
             vertex
             for joined in self.joined()
             if any({edge.source, edge.target} & joined for edge in blocking)
-            and all(self.vertices[each].comes_again for each in joined)
+            and all(self.vertices[each].is_repeatable for each in joined)
             for vertex in joined
         )
 
@@ -308,7 +308,7 @@ class JobGraph(BaseModel):
             return range(producer * n // m, producer * n // m + 1)
         return range(_ceil_div(producer * n, m), _ceil_div((producer + 1) * n, m))
 
-    def beside(self, vertex: int, index: int) -> list[tuple[int, range]]:
+    def neighbours(self, vertex: int, index: int) -> list[tuple[int, range]]:
         """The subtasks that exchange rows with that one: vertices, and indices of each."""
         return [*self._feeding(vertex, index), *self._fed(vertex, index)]
 

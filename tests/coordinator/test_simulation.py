@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.coordinator.jobs.lifecycle import JOB_OVER
+from minishuffle.coordinator.jobs.lifecycle import JOB_ENDED
 from minishuffle.errors import PeerLost, TaskFailed
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings
 from minishuffle.wire.messages import (
@@ -353,7 +353,7 @@ class Simulation:
 
     def check_ends(self) -> None:
         for job in self.jobs():
-            if job.state in JOB_OVER:
+            if job.state in JOB_ENDED:
                 assert self.over.setdefault(job.job, job.state) == job.state, "an end is final"
                 if any(task.attempt > 1 for task in job.tasks):
                     self.restarted.add(job.job)

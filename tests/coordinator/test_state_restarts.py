@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from minishuffle.coordinator.jobs.lifecycle import JOB_OVER
+from minishuffle.coordinator.jobs.lifecycle import JOB_ENDED
 from minishuffle.errors import ResourceExhausted, TaskFailed
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.messages import DeployTasks, Dial, ErrorInfo, PrepareJob, Shutdown, TasksRestarted
@@ -232,7 +232,7 @@ class Restarts(RuleBasedStateMachine):
     def unsendable_deployment(self, data: st.DataObject) -> None:
         worker = pick(data, [each for each in self.living() if each.got(DeployTasks)])
         message = worker.got(DeployTasks)[-1]
-        if any(info.job == message.job and info.state in JOB_OVER for info in self.jobs()):
+        if any(info.job == message.job and info.state in JOB_ENDED for info in self.jobs()):
             return
         self.unsendable.add(message.job)
         error = ResourceExhausted("too large")
@@ -296,7 +296,7 @@ class Restarts(RuleBasedStateMachine):
     @invariant()
     def standby_workers_are_ready_for_every_job(self) -> None:
         """They have the programs of what runs, and of nothing else, and were named everybody."""
-        active = {info.job for info in self.jobs() if info.state not in JOB_OVER}
+        active = {info.job for info in self.jobs() if info.state not in JOB_ENDED}
         running = {info.job for info in self.jobs() if info.state in ("created", "running")}
         addresses = {worker.link: (worker.worker, worker.epoch) for worker in self.living()}
         for worker in self.living():
@@ -325,7 +325,7 @@ class Restarts(RuleBasedStateMachine):
                 assert info.job in self.unsendable or any(
                     "restart_failures_max" in cause.text or "slot_timeout" in cause.text for cause in limit
                 )
-            if info.state in JOB_OVER:
+            if info.state in JOB_ENDED:
                 assert self.ends.setdefault(info.job, info.state) == info.state, "an end is final"
 
     # --- the end ---------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ class Restarts(RuleBasedStateMachine):
             self.cluster.advance(1.0)
             self.one_attempt_at_a_time()
             self.jobs_run_wait_or_end_for_a_reason()
-        assert all(info.state in JOB_OVER for info in self.jobs())
+        assert all(info.state in JOB_ENDED for info in self.jobs())
         assert all(worker.tasks == {} for worker in self.living()), "a worker keeps what was not released"
         assert not any(worker.prepared for worker in self.living())
         assert self.cluster.state.snapshot(self.cluster.now, {}).slots["used"] == 0

@@ -61,7 +61,7 @@ class Cancellations:
         self._unsent.clear()
         return found
 
-    def restart_beside(self, keys: Sequence[TaskKey]) -> None:
+    def restart_with(self, keys: Sequence[TaskKey]) -> None:
         """What restarts together with these has to end first."""
         self.cancel(self.regions.restart(keys, self._runs))
 
@@ -101,9 +101,9 @@ class Cancellations:
         """The reason for which the attempt of a subtask is to end that runs; empty: it is not."""
         if key in self.drained:
             return "drained"
-        if self._replays.asked(key):
+        if self._replays.must_end(key):
             return "replayed"
-        return "canceled" if self.regions.asked(key) else ""
+        return "canceled" if self.regions.must_end(key) else ""
 
     def is_to_end(self, task: Subtask) -> bool:
         """Whether an attempt was cancelled and is to restart, and runs as far as is known."""
@@ -113,11 +113,11 @@ class Cancellations:
         """Whether the next attempt of a subtask waits for others to end."""
         return self.regions.is_ending(key) or self._replays.holds_back(key)
 
-    def beside(self, keys: Sequence[TaskKey]) -> set[TaskKey]:
+    def deployed_with(self, keys: Sequence[TaskKey]) -> set[TaskKey]:
         """All that is deployed at one time with any of these, which are pending. When a region is to be
         deployed that has yet to end is known at its end."""
         members = keys if any(map(self.regions.is_ending, keys)) else self.regions.of(keys)
-        return self._replays.beside(keys).union(members)
+        return self._replays.deployed_with(keys).union(members)
 
     # --- the journal ----------------------------------------------------------------------------
 

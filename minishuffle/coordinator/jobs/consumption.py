@@ -33,10 +33,10 @@ from minishuffle.coordinator.jobs.subtasks import Subtask
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.plan.graph import JobGraph
 
-__all__ = ["Done", "Ends", "EndsOfOne", "is_stale", "repeating"]
+__all__ = ["EndedChannels", "Ends", "LateEnds", "is_stale", "repeating"]
 
 
-class Done(NamedTuple):
+class EndedChannels(NamedTuple):
     """What the next attempt of a subtask is to know: see ``InputSpec.ended`` and ``OutputSpec.closed``."""
 
     ended: Mapping[int, list[int]]
@@ -45,7 +45,7 @@ class Done(NamedTuple):
     """By edge, consumers."""
 
 
-EndsOfOne: TypeAlias = "tuple[Subtask, int, list[int]]"
+LateEnds: TypeAlias = "tuple[Subtask, int, list[int]]"
 """A producer, an edge, and consumers."""
 
 
@@ -116,7 +116,7 @@ class Ends:
         """Attempts are about to be deployed that take the place of others."""
         self.round += 1
 
-    def begins_anew(self, consumer: TaskKey) -> None:
+    def reset_consumer(self, consumer: TaskKey) -> None:
         """The next attempt of a consumer reads all of what is kept, or of everything."""
         masks = self._read.get(consumer, {})
         for edge in list(masks) if consumer[0] in self._replayed else self._kept & masks.keys():
@@ -151,27 +151,27 @@ class Ends:
         ]
         return bool(edges) and all(self.is_read(edge, producer[1], consumer[1]) for edge in edges)
 
-    def take_heard_late(self) -> list[EndsOfOne]:
-        """What :meth:`is_to_hear` is true of, of all that was heard since the last call."""
+    def take_late_ends(self) -> list[LateEnds]:
+        """What :meth:`is_late_end` is true of, of all that was heard since the last call."""
         found: dict[tuple[TaskKey, int], list[int]] = {}
         for producer, edge, consumer in self.news:
-            if self.is_to_hear(producer, edge, consumer):
+            if self.is_late_end(producer, edge, consumer):
                 found.setdefault((producer, edge), []).append(consumer)
         self.news.clear()
         return [(self._tasks[producer], edge, consumers) for (producer, edge), consumers in found.items()]
 
-    def ends_of(self, producer: TaskKey) -> list[EndsOfOne]:
+    def ends_of(self, producer: TaskKey) -> list[LateEnds]:
         """The same of all that was ever heard of a producer."""
         task = self._tasks[producer]
         if task.attempt == FIRST_ATTEMPT:
             return []
         found = [
-            (task, edge, [n for n in consumers if self.is_to_hear(producer, edge, n)])
+            (task, edge, [n for n in consumers if self.is_late_end(producer, edge, n)])
             for edge, consumers in self.done(producer).closed.items()
         ]
         return [each for each in found if each[2]]
 
-    def is_to_hear(self, producer: TaskKey, edge: int, consumer: int) -> bool:
+    def is_late_end(self, producer: TaskKey, edge: int, consumer: int) -> bool:
         """Whether the current attempt of a producer may wait for a consumer, which is known to have read the
         end, to attach: it was deployed later than that, so the end may be that of an attempt before it. (A
         consumer that was deployed with it, or later, has read its own end, behind all of its rows.)"""
@@ -192,7 +192,7 @@ class Ends:
             for consumer in self._graph.consumers_of(edge, index)
         )
 
-    def wanted_again(self, lost: Iterable[Subtask], here: Iterable[Subtask]) -> list[Subtask]:
+    def tasks_to_rerun(self, lost: Iterable[Subtask], here: Iterable[Subtask]) -> list[Subtask]:
         """Finished tasks, ``here`` and on workers lost before, whose partitions are lost while some consumer
         has to read them: it has yet to come to their end, or starts again with what is kept."""
         found = {task.key: task for task in here if task.state == "finished" and self.needed(task.key)}
@@ -226,7 +226,7 @@ class Ends:
         """Whether what is written over that edge is."""
         return edge in self._kept
 
-    def done(self, key: TaskKey) -> Done:
+    def done(self, key: TaskKey) -> EndedChannels:
         """Those channels of a subtask that were read to the end, without those that are kept."""
         operator, index = key
         masks = self._read.get(key, {})
@@ -236,9 +236,9 @@ class Ends:
             for edge in self._graph.outputs_of(operator)
             if edge not in self._kept and self._unread.get(key) is not None
         }
-        return Done(ended, closed)
+        return EndedChannels(ended, closed)
 
-    def done_with(self, key: TaskKey) -> Done:
+    def ended_channels(self, key: TaskKey) -> EndedChannels:
         """What the attempt of a subtask that is being deployed is to know."""
         task, done = self._tasks[key], self.done(key)
         if task.base == task.attempt:
@@ -249,7 +249,7 @@ class Ends:
             consumers = self._graph.consumers_of(edge, task.index)
             stale = {n for n in consumers if is_stale(self._tasks[target, n], task)}
             closed[edge] = sorted(stale.union(closed.get(edge, ())))
-        return Done(done.ended, closed)
+        return EndedChannels(done.ended, closed)
 
     def channels_left(self, key: TaskKey) -> tuple[int, int]:
         """How many channels to producers and to consumers a subtask has which were not read to the end."""
@@ -294,7 +294,7 @@ def repeating(graph: JobGraph, kept: frozenset[int]) -> frozenset[int]:
         operator
         for operator, vertex in enumerate(graph.vertices)
         if vertex.is_source
-        and vertex.comes_again
+        and vertex.is_repeatable
         and operator not in replayed
         and kept.isdisjoint(graph.outputs_of(operator))
     )

@@ -207,7 +207,7 @@ class Deaths:
 
     # --- life ------------------------------------------------------------------------------------
 
-    def heard(self, key: TaskKey, report: TaskReport, at: float) -> bool:
+    def note_report(self, key: TaskKey, report: TaskReport, at: float) -> bool:
         """Note a heartbeat's report of a subtask's current attempt; True if it clears the subtask of its
         deaths."""
         life = self._lives.get(key)

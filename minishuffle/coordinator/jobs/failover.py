@@ -207,7 +207,7 @@ class Regions:
             canceled += fresh
         return canceled
 
-    def asked(self, key: TaskKey) -> bool:
+    def must_end(self, key: TaskKey) -> bool:
         """Whether a subtask was canceled for the restart of its region, and still runs."""
         return self.joint and key in self._ending.get(self._number[key], ())
 

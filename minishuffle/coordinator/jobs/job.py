@@ -43,7 +43,7 @@ from minishuffle.coordinator.jobs.history import History, HistoryRecord
 from minishuffle.coordinator.jobs.joblinks import Exclusion, JobLinks, LinksRecord
 from minishuffle.coordinator.jobs.lifecycle import (
     ENDED,
-    JOB_OVER,
+    JOB_ENDED,
     JOB_TRANSITIONS,
     NOT_DEPLOYED,
     PENDING,
@@ -305,7 +305,7 @@ class Job:
 
     @property
     def terminal(self) -> bool:
-        return self.state in JOB_OVER
+        return self.state in JOB_ENDED
 
     @property
     def stopping(self) -> bool:
@@ -518,7 +518,7 @@ class Job:
         """Counters from a heartbeat."""
         if task.state in ("created", "running"):
             task.counted(report.counters)
-            if self.deaths.heard(task.key, report, at):
+            if self.deaths.note_report(task.key, report, at):
                 self.subtasks.touch(task.key)
                 self._note(task, "task cleared", at, f"{task} got past the place at which it died")
                 self._widen(at)
@@ -568,7 +568,7 @@ class Job:
             self.subtasks.touch(task.key)
         lost = [task for task in here if task.state in ("created", "running")]
         if (self._restarts or self.subtasks.states[WAITING]) and not self.stopping:
-            lost += self.ends.wanted_again(lost, here)
+            lost += self.ends.tasks_to_rerun(lost, here)
         for task in lost:
             self._transition(task, "lost", "coordinator", at, f"{task} is lost: {cause.text}")
         if end_told_until is not None and self._restarts and not self.stopping:
@@ -598,7 +598,7 @@ class Job:
 
     def end_told(self, worker: int, at: float) -> None:
         """How the process of that worker, which is lost, has ended is known by now, or nobody will tell."""
-        self.timers.hasten(self.cancellations.beside(self.timers.release(worker)), at)
+        self.timers.hasten(self.cancellations.deployed_with(self.timers.release(worker)), at)
 
     def linked_workers(self) -> dict[int, int]:
         """The workers between which tasks may need links, each with the number of slots that it has. One that
@@ -628,7 +628,7 @@ class Job:
             if self._restarts and self.deaths.too_many(deaths):
                 self.fail(self.deaths.limit_reached(str(task), deaths), at, verdict=True)
             elif self._widen(at) and task.state == "restarting":
-                self.cancellations.restart_beside([task.key])
+                self.cancellations.restart_with([task.key])
                 self._advance(at)
 
     def last_seen_inside(
@@ -668,7 +668,7 @@ class Job:
         else:
             for task in lost:
                 self._restart(task, at, where, due=self.timers.held_until(task.key, at))
-            self.cancellations.restart_beside([task.key for task in lost])
+            self.cancellations.restart_with([task.key for task in lost])
         self._advance(at)
 
     def _fail_of_loss(self, lost: list[Subtask], cause: ErrorInfo, at: float) -> None:
@@ -806,7 +806,7 @@ class Job:
         count = f"failure {failures.count} of {settings.restart_failures_max}"
         text = f"attempt {task.attempt + 1} follows {when} ({count}): {error.text}"
         self._transition(task, "restarting", "coordinator", at, text, due=at + delay)
-        self.cancellations.restart_beside([task.key])
+        self.cancellations.restart_with([task.key])
 
     def _widen(self, at: float) -> bool:
         """Have as much restart with a task as the deaths of any make advisable; True: that is more than it
@@ -910,10 +910,10 @@ class Job:
             self.slots.arrive(slot)
             kept = [task for task in here if self.ends.keeps(task.operator) and self._is_on(task, left)]
             pending = [task for task in here if task.state in PENDING]
-            again = self.ends.wanted_again(pending, kept)
+            again = self.ends.tasks_to_rerun(pending, kept)
             for task in again:
                 self._restart(task, at, self._after_the_move(task), reason="drained")
-            self.cancellations.restart_beside([task.key for task in again])
+            self.cancellations.restart_with([task.key for task in again])
 
     @staticmethod
     def _is_on(task: Subtask, worker: int) -> bool:
@@ -938,7 +938,7 @@ class Job:
         """What these have stored is made anew elsewhere, since their workers are to leave."""
         for task in tasks:
             self._restart(task, at, self._after_the_move(task), reason="drained")
-        self.cancellations.restart_beside([task.key for task in tasks])
+        self.cancellations.restart_with([task.key for task in tasks])
         self._advance(at)
 
     def _restart_together(self, keys: list[TaskKey], at: float) -> None:
@@ -1158,13 +1158,13 @@ class Job:
 
     def _count_restart(self, task: Subtask, change: _Change) -> None:
         self.recoveries.restarts_after(change.reason or change.before)
-        if change.before == "finished" and self.progress.comes_again(task.operator):
+        if change.before == "finished" and self.progress.repeats_rows(task.operator):
             task.ended(change.to)
         self.recoveries.moved(task.key, change.to, change.at)
 
     def _leave_channels(self, task: Subtask, change: _Change) -> None:
         """An attempt ends early, or one that had finished is lost."""
-        self.ends.begins_anew(task.key)
+        self.ends.reset_consumer(task.key)
         consumers = [self.subtasks[key] for key in self.graph.consumers(*task.key)]
         lost = change.to == "lost" and bool(consumers)
         unread = lost and all(each.state == WAITING for each in consumers)

@@ -80,7 +80,7 @@ from minishuffle.ids import FIRST_ATTEMPT
 __all__ = [
     "ENDED",
     "JOB_TRANSITIONS",
-    "JOB_OVER",
+    "JOB_ENDED",
     "NOT_DEPLOYED",
     "PENDING",
     "TASK_TRANSITIONS",
@@ -206,7 +206,7 @@ JOB_TRANSITIONS: Final[Transitions[JobEffect]] = {
     ("canceling", "canceled"): Transition(COORDINATOR, ("end", "record event")),
 }
 """The same of a job."""
-JOB_OVER: Final = frozenset({"finished", "finished_with_loss", "failed", "canceled"})
+JOB_ENDED: Final = frozenset({"finished", "finished_with_loss", "failed", "canceled"})
 
 
 def may(table: Transitions[Effect], before: str, to: str, by: Actor) -> bool:

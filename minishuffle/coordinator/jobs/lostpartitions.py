@@ -43,11 +43,11 @@ from minishuffle.coordinator.jobs.lossaccounting import TaskKey
 from minishuffle.coordinator.jobs.subtasks import Subtask
 from minishuffle.plan.graph import JobGraph
 
-__all__ = ["Again", "Replays"]
+__all__ = ["Rerun", "Replays"]
 
 
 @dataclass(slots=True)
-class Again:
+class Rerun:
     """The tasks that run again together."""
 
     tasks: set[TaskKey] = field(default_factory=set)
@@ -86,10 +86,10 @@ class Replays:
 
     # --- what happens ---------------------------------------------------------------------------
 
-    def begin(self, keys: Iterable[TaskKey], tasks: Mapping[TaskKey, Subtask]) -> Again:
+    def begin(self, keys: Iterable[TaskKey], tasks: Mapping[TaskKey, Subtask]) -> Rerun:
         """Start the rerun of pending tasks. Returns the tasks newly added to the set, these and others."""
         fresh = [key for key in keys if key[0] in self.vertices and key not in self._together]
-        again = _Closure(self, tasks).of(fresh) if fresh else Again()
+        again = _Closure(self, tasks).of(fresh) if fresh else Rerun()
         again.tasks -= self._together
         self._together |= again.tasks
         self._ending.update(key for key in again.tasks if tasks[key].runs)
@@ -110,7 +110,7 @@ class Replays:
 
     # --- what follows ---------------------------------------------------------------------------
 
-    def asked(self, key: TaskKey) -> bool:
+    def must_end(self, key: TaskKey) -> bool:
         """Whether a subtask's attempt must end for its rerun, and still runs."""
         return key in self._ending
 
@@ -118,7 +118,7 @@ class Replays:
         """Whether a subtask waits until attempts of others have ended."""
         return bool(self._ending) and key in self._together
 
-    def beside(self, keys: Iterable[TaskKey]) -> set[TaskKey]:
+    def deployed_with(self, keys: Iterable[TaskKey]) -> set[TaskKey]:
         """All tasks deployed together with any of these."""
         return set(self._together) if any(key in self._together for key in keys) else set()
 
@@ -179,11 +179,11 @@ class _Closure:
         self._looked_at: set[tuple[int, str]] = set()
         """Edges between all subtasks that were followed, with the direction."""
 
-    def of(self, keys: Iterable[TaskKey]) -> Again:
+    def of(self, keys: Iterable[TaskKey]) -> Rerun:
         self._add(keys)
         while self._todo:
             self._follow(self._todo.pop())
-        return Again(self._found, set(self._plan.cannot(self._found)))
+        return Rerun(self._found, set(self._plan.cannot(self._found)))
 
     def _add(self, keys: Iterable[TaskKey], *, others: bool = False) -> None:
         known = self._others if others else self._found

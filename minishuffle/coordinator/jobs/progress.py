@@ -150,7 +150,7 @@ class JobProgress:
         key = task.key
         if task.repeated:
             self.sources.begin_anew(*key, task.resumption.positions)
-        elif self.comes_again(task.operator):
+        elif self.repeats_rows(task.operator):
             self.sources.begin_anew(*key)
         self.books.repeat(self._rows_again(task))
         files, writes = self.manifest.counts(*key), self.writes.resume(*key)
@@ -158,7 +158,7 @@ class JobProgress:
         self.books.close(task, self._subtasks.values())
         return resumption._replace(files=files, writes=writes, first_row=task.rows_kept)
 
-    def comes_again(self, operator: int) -> bool:
+    def repeats_rows(self, operator: int) -> bool:
         """Whether all that a subtask writes comes once more when it restarts."""
         return operator in self._replays.vertices or self._ends.keeps(operator)
 

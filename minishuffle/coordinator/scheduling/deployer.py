@@ -81,8 +81,8 @@ class Deployer:
             held: by all jobs that have not ended.
             called: standby workers that have been called upon for the same loss; more may be added.
         """
-        self._tell_ends(job, at)
-        self._tell_barrier(job)
+        self._send_late_ends(job, at)
+        self._send_barriers(job)
         for number, message in [*releases(job, term=self.term), *cancellations(job, term=self.term)]:
             self.send(number, message)
         ready = self._restarted(job, held, at, called)
@@ -204,10 +204,10 @@ class Deployer:
         job.make_again(stored, at)
         return True
 
-    def _tell_ends(self, job: Job, at: float) -> None:
+    def _send_late_ends(self, job: Job, at: float) -> None:
         """Consumers have read all, as attempts are to know that were deployed before that was heard of, but
         for what they keep. They will not attach to these: to have ended is as good."""
-        found = job.ends.take_heard_late()
+        found = job.ends.take_late_ends()
         waiting = [each for each in found if not job.ends.is_kept(each[1])]
         for number, message in consumer_ends(job.id, waiting, term=self.term):
             self.send(number, message)
@@ -215,7 +215,7 @@ class Deployer:
             steps = [_as_attached(task, len(consumers)) for task, _, consumers in found]
             job.recovered(RecoverySteps(term=self.term, job=job.id, steps=steps), at)
 
-    def _tell_barrier(self, job: Job) -> None:
+    def _send_barriers(self, job: Job) -> None:
         """All that runs is to stop behind a barrier, or to go on."""
         message = job.pause.message(self.term, job.id) if job.pause.take_unsent() else None
         if message is not None:
@@ -229,7 +229,7 @@ class Deployer:
 
     def release(self, job: Job, workers: Iterable[int], at: float) -> None:
         """A job that has ended, on these workers. What nobody wanted of it is known not to be lost first."""
-        self._tell_ends(job, at)
+        self._send_late_ends(job, at)
         for number in sorted(workers):
             self.send(number, ReleaseJob(term=self.term, job=job.id))
 

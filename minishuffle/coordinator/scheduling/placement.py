@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from minishuffle.coordinator.jobs.consumption import Done, EndsOfOne, repeating
+from minishuffle.coordinator.jobs.consumption import EndedChannels, LateEnds, repeating
 from minishuffle.coordinator.jobs.job import Job
 from minishuffle.coordinator.jobs.lifecycle import PENDING, WAITING
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
@@ -428,7 +428,7 @@ def _shortage(workers: Sequence[Worker], used: Mapping[int, int], closed: Mappin
 # --- deployment -----------------------------------------------------------------------------------
 
 
-_NOTHING_DONE: Final = Done({}, {})
+_NOTHING_DONE: Final = EndedChannels({}, {})
 _Range: TypeAlias = "tuple[int, int, int]"
 """Operator, first subtask and number of subtasks."""
 
@@ -444,7 +444,7 @@ def deployments(
     tasks: Iterable[TaskKey] | None = None,
     attempts: Mapping[TaskKey, TaskAttempt] = MappingProxyType({}),
     resumptions: Mapping[TaskKey, Resumption] = MappingProxyType({}),
-    done: Mapping[TaskKey, Done] = MappingProxyType({}),
+    done: Mapping[TaskKey, EndedChannels] = MappingProxyType({}),
     elsewhere: Mapping[TaskKey, int] = MappingProxyType({}),
     waiting: Collection[TaskKey] = (),
 ) -> dict[int, DeployTasks]:
@@ -486,9 +486,9 @@ def deployments(
             settings=graph.settings.model_dump() | {"on_unavailable": graph.on_unavailable},
             programs={spec.operator: graph.vertices[spec.operator].program for spec in here},
             tasks=here,
-            workers=_at_ends(here, firsts, at, elsewhere, addresses),
+            workers=_neighbour_addresses(here, firsts, at, elsewhere, addresses),
             placement=_tables(graph, here, at, elsewhere),
-            attempts=_attempts_beside(here, attempts, beside),
+            attempts=_neighbour_attempts(here, attempts, beside),
         )
         for worker, here in sorted(specs.items())
         for at in [tuple(each or worker for each in placement)]
@@ -510,7 +510,7 @@ def _tables(
     return tables
 
 
-def _attempts_beside(
+def _neighbour_attempts(
     specs: Sequence[TaskSpec],
     attempts: Mapping[TaskKey, TaskAttempt],
     known: dict[frozenset[_Range], list[TaskAttempt]],
@@ -529,7 +529,7 @@ def _attempts_beside(
     return known[ranges]
 
 
-def _at_ends(
+def _neighbour_addresses(
     specs: Sequence[TaskSpec],
     firsts: Sequence[int],
     placement: Placement,
@@ -548,7 +548,7 @@ def _task(
     graph: JobGraph,
     key: TaskKey,
     attempt: TaskAttempt | None,
-    done: Done,
+    done: EndedChannels,
     *,
     kept: frozenset[int],
     again: frozenset[int],
@@ -637,7 +637,7 @@ def redeployments(
         tasks=[task.key for task in tasks],
         attempts=_named_attempts(job),
         resumptions={task.key: task.resumption for task in tasks},
-        done={task.key: job.ends.done_with(task.key) for task in tasks},
+        done={task.key: job.ends.ended_channels(task.key) for task in tasks},
         elsewhere=job.stayed(),
         waiting={task.key for task in job.subtasks.values() if task.state == WAITING},
         term=term,
@@ -646,9 +646,9 @@ def redeployments(
     pause = {"barrier": job.pause.barrier, "paused": job.pause.is_out}
     messages += [(worker, each.model_copy(update=pause)) for worker, each in deployed.items()]
     restarted: dict[int, dict[TaskKey, PlacedAttempt]] = {}
-    for task, workers_beside in zip(tasks, _workers_beside(job, tasks), strict=True):
+    for task, neighbours in zip(tasks, _neighbour_workers(job, tasks), strict=True):
         placed = placed_attempt(task)
-        for worker in workers_beside:
+        for worker in neighbours:
             restarted.setdefault(worker, {})[task.key] = placed
     for worker, attempts in sorted(restarted.items()):
         workers = [addresses[number] for number in sorted({each.worker for each in attempts.values()})]
@@ -682,7 +682,7 @@ def placed_attempt(task: Subtask) -> PlacedAttempt:
     )
 
 
-def _workers_beside(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
+def _neighbour_workers(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
     """For each task, the workers to tell of its new attempt.
 
     These are its own worker, unless it is the first attempt, and the workers of attempts that exchange rows
@@ -698,7 +698,7 @@ def _workers_beside(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
     found = []
     for task in tasks:
         workers = {task.worker} if task.attempt > FIRST_ATTEMPT else set[int]()
-        for operator, indices in job.graph.beside(*task.key):
+        for operator, indices in job.graph.neighbours(*task.key):
             workers.update(
                 other.worker
                 for other in others.get(operator, ())
@@ -720,7 +720,7 @@ def releases(job: Job, *, term: int) -> list[tuple[int, ControlMessage]]:
     ]
 
 
-def consumer_ends(job: str, found: Iterable[EndsOfOne], *, term: int) -> list[tuple[int, ConsumersEnded]]:
+def consumer_ends(job: str, found: Iterable[LateEnds], *, term: int) -> list[tuple[int, ConsumersEnded]]:
     """Tell attempts about consumers that need none of their rows: messages and their workers."""
     named: dict[int, list[ConsumerEnds]] = {}
     for task, edge, consumers in found:

@@ -28,17 +28,17 @@ def test_whoever_restarts_with_a_failed_attempt_is_cancelled_once_and_until_it_h
     tasks = first_attempts(graph, (1, 2))
     found = Cancellations(graph, Replays(graph), JobMove(), tasks)
     tasks[COUNT0].state = "failed"
-    found.restart_beside([COUNT0])
+    found.restart_with([COUNT0])
     others = [READ0, READ1, COUNT1] if all_of_it else []
     assert (taken(found), taken(found)) == (others, [])
     assert {key for key in tasks if found.why(key) == "canceled"} == set(others)
     assert found.holds_back(COUNT0) is all_of_it
-    assert found.beside([COUNT0]) == {COUNT0}
+    assert found.deployed_with([COUNT0]) == {COUNT0}
     for key in others:
         found.ended(key)
     assert not any(map(found.why, tasks))
     assert found.regions.take_ended() == ([list(tasks)] if all_of_it else [])
-    assert found.beside([COUNT0]) == {COUNT0, *others}
+    assert found.deployed_with([COUNT0]) == {COUNT0, *others}
 
 
 def test_what_is_drained_ends_when_it_is_cancelled_and_nothing_restarts_with_more_meanwhile(

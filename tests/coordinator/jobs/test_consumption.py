@@ -323,7 +323,7 @@ def test_what_is_kept_is_read_again_by_each_attempt(make_graph: MakeGraph) -> No
     graph = make_graph(2, 2)
     ends = Ends(graph, frozenset({0}), Subtasks(graph, (1, 2)))
     assert ends.read((1, 0), 0, [0, 1, 9]) == [] and ends.read((1, 1), 0, [0, 1]) == [(0, 0), (0, 1)]
-    ends.begins_anew((1, 0))
+    ends.reset_consumer((1, 0))
     ends.validate()
     assert not ends.all_read((0, 0)) and not ends.is_released((0, 0))
     assert ends.read((1, 7), 3, [0]) == [] and ends.read((0, 0), 0, [0]) == [], "there is no such channel"

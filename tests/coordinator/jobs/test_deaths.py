@@ -131,24 +131,24 @@ def test_an_attempt_that_died_behind_the_place_of_the_last_one_begins_anew(posit
 def test_an_attempt_that_gets_past_the_place_clears_the_subtask(position: int, cleared: bool) -> None:
     deaths = Deaths(MAX, 0.0)
     counts(deaths, call(1, 1_000, 100))
-    assert not deaths.heard(KEY, report(1, 5_000), 1.0), "that is the one that died"
-    assert deaths.heard(KEY, report(2, position), 2.0) == cleared
+    assert not deaths.note_report(KEY, report(1, 5_000), 1.0), "that is the one that died"
+    assert deaths.note_report(KEY, report(2, position), 2.0) == cleared
     assert (deaths.of(KEY) is None) == cleared
 
 
 def test_without_rows_in_hand_the_next_row_is_past_it() -> None:
     deaths = Deaths(MAX, 0.0)
     counts(deaths, call(1, 0, 0))
-    assert not deaths.heard(KEY, report(2, 0), 1.0)
-    assert deaths.heard(KEY, report(2, 1), 2.0)
+    assert not deaths.note_report(KEY, report(2, 0), 1.0)
+    assert deaths.note_report(KEY, report(2, 1), 2.0)
 
 
 def test_an_attempt_that_still_moves_a_while_after_its_first_row_clears_the_subtask() -> None:
     deaths = Deaths(MAX, 0.0)
     counts(deaths, call(1, 1_000_000, 100))
-    assert not deaths.heard(KEY, report(2, 10), 5.0)
-    assert not deaths.heard(KEY, report(2, 10), 5.0 + SETTLED_SECONDS), "it does not move"
-    assert deaths.heard(KEY, report(2, 11), 5.5 + SETTLED_SECONDS)
+    assert not deaths.note_report(KEY, report(2, 10), 5.0)
+    assert not deaths.note_report(KEY, report(2, 10), 5.0 + SETTLED_SECONDS), "it does not move"
+    assert deaths.note_report(KEY, report(2, 11), 5.5 + SETTLED_SECONDS)
 
 
 def test_a_subtask_that_has_finished_is_cleared() -> None:
@@ -162,9 +162,9 @@ def test_a_subtask_is_stalled_when_no_attempt_of_it_has_passed_anything_on() -> 
     deaths = Deaths(MAX, 100.0)
     assert not deaths.is_stalled(KEY, 100.0 + STALLED_SECONDS - 0.1)
     assert deaths.is_stalled(KEY, 100.0 + STALLED_SECONDS)
-    deaths.heard(KEY, report(1, 5), 200.0)
-    deaths.heard(KEY, report(1, 5, out=1), 201.0)
-    deaths.heard(KEY, report(2, 0), 205.0)
+    deaths.note_report(KEY, report(1, 5), 200.0)
+    deaths.note_report(KEY, report(1, 5, out=1), 201.0)
+    deaths.note_report(KEY, report(2, 0), 205.0)
     assert not deaths.is_stalled(KEY, 201.0 + STALLED_SECONDS - 0.1)
     assert deaths.is_stalled(KEY, 201.0 + STALLED_SECONDS)
 
@@ -172,9 +172,9 @@ def test_a_subtask_is_stalled_when_no_attempt_of_it_has_passed_anything_on() -> 
 def test_what_an_attempt_had_in_hand_is_known_from_its_heartbeats() -> None:
     deaths = Deaths(MAX, 0.0)
     assert deaths.last_seen(KEY, 1) == (0, 0), "it said nothing: it may have been inside"
-    deaths.heard(KEY, report(1, 30, 4), 1.0)
+    deaths.note_report(KEY, report(1, 30, 4), 1.0)
     assert (deaths.last_seen(KEY, 1), deaths.last_seen(KEY, 2)) == ((30, 4), (0, 0))
-    deaths.heard(KEY, report(1, 34, inside=False), 2.0)
+    deaths.note_report(KEY, report(1, 34, inside=False), 2.0)
     assert deaths.last_seen(KEY, 1) is None
 
 

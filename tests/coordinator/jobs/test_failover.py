@@ -170,7 +170,7 @@ def test_a_region_is_what_exchanges_connect(graph: JobGraph) -> None:
     for key in keys:
         found, fresh = {key}, [key]
         while fresh:
-            beside = [(v, i) for v, indices in graph.beside(*fresh.pop()) for i in indices]
+            beside = [(v, i) for v, indices in graph.neighbours(*fresh.pop()) for i in indices]
             fresh += list(set(beside) - found)
             found.update(beside)
         assert sorted(regions.of([key])) == sorted(found)
@@ -189,7 +189,7 @@ def test_a_region_is_ending_until_none_of_its_attempts_runs() -> None:
     regions = Regions(graph_of([2, 2], [Edge(source=0, target=1, partitioner="forward")], "region"))
     running = {(0, 0), (0, 1), (1, 1)}
     assert regions.restart([(1, 0)], running.__contains__) == [(0, 0)]
-    assert regions.asked((0, 0)) and not regions.asked((1, 0)) and not regions.asked((0, 1))
+    assert regions.must_end((0, 0)) and not regions.must_end((1, 0)) and not regions.must_end((0, 1))
     assert regions.is_ending((1, 0)) and not regions.is_ending((1, 1))
     assert regions.restart([(1, 0)], running.__contains__) == [], "it is cancelled once"
     assert regions.take_ended() == []

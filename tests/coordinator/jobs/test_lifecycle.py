@@ -13,7 +13,7 @@ import pytest
 from minishuffle.coordinator.jobs import job
 from minishuffle.coordinator.jobs.lifecycle import (
     ENDED,
-    JOB_OVER,
+    JOB_ENDED,
     JOB_TRANSITIONS,
     PENDING,
     TASK_TRANSITIONS,
@@ -36,7 +36,7 @@ def states(table: str) -> set[str]:
 
 def test_the_tables_are_closed() -> None:
     """What one leads to is a state with transitions of its own, or an end. Each effect belongs to some."""
-    for table, first, ends in (("task", {WAITING}, set[str]()), ("job", {"created"}, JOB_OVER)):
+    for table, first, ends in (("task", {WAITING}, set[str]()), ("job", {"created"}, JOB_ENDED)):
         before, after = ({both[end] for both in TABLES[table]} for end in (0, 1))
         assert after == (before | ends) - first
     for table, kind in (("task", TaskEffect), ("job", JobEffect)):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
-from minishuffle.coordinator.jobs.lostpartitions import Again, Replays
+from minishuffle.coordinator.jobs.lostpartitions import Replays, Rerun
 from minishuffle.coordinator.jobs.subtasks import Subtask, first_attempts
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 
@@ -58,7 +58,7 @@ def tasks_of(given: JobGraph, **states: str) -> dict[TaskKey, Subtask]:
     return tasks
 
 
-def after(given: JobGraph, key: TaskKey, **states: str) -> Again:
+def after(given: JobGraph, key: TaskKey, **states: str) -> Rerun:
     """What runs again since that subtask is pending."""
     tasks = tasks_of(given, **states)
     tasks[key].state = "restarting"
@@ -132,10 +132,10 @@ def test_nothing_is_deployed_while_something_of_it_runs() -> None:
     replays = Replays(given)
     again = replays.begin([(1, 0)], tasks)
     assert again.tasks == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    assert replays.begin([(1, 0), (0, 1)], tasks) == Again(), "each is given once"
-    assert {key for key in tasks if replays.asked(key)} == {(0, 0), (1, 1)}
+    assert replays.begin([(1, 0), (0, 1)], tasks) == Rerun(), "each is given once"
+    assert {key for key in tasks if replays.must_end(key)} == {(0, 0), (1, 1)}
     assert replays.holds_back((1, 0)) and not replays.holds_back((2, 0)) and replays.take_ready() == []
-    assert replays.beside([(1, 0), (2, 0)]) == again.tasks and replays.beside([(2, 0)]) == set()
+    assert replays.deployed_with([(1, 0), (2, 0)]) == again.tasks and replays.deployed_with([(2, 0)]) == set()
     replays.ended((0, 0))
     recalled = Replays(given)
     assert recalled.recall(replays.record()) == [(1, 1)]
