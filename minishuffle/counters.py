@@ -184,7 +184,7 @@ class TaskCounters:
     of earlier attempts, are included."""
     rows_filed: int = 0
     """Rows that a sink has accepted and can still lose: rows that a file sink wrote, also to incomplete
-    files, and rows that are only in the sink's result."""
+    files, and rows that only the sink's result, or memory of a user's sink, has."""
     rows_in_result: int = 0
     """Rows of ``rows_filed`` that are in the final result, which the sink returned when it closed."""
     rows_skipped: int = 0
@@ -239,6 +239,10 @@ class TaskCounters:
     def note_filed(self, rows: int) -> None:
         """Count ``rows`` more rows that a sink has accepted and can still lose."""
         self.rows_filed += rows
+
+    def note_flushed(self, rows: int) -> None:
+        """Count ``rows`` of these as outside of the process: the sink cannot lose them any more."""
+        self.rows_filed -= rows
 
     def note_kept(self, rows: int) -> None:
         """Set the number of rows that a sink has stored in all, rows of earlier attempts included."""

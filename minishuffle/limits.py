@@ -254,6 +254,8 @@ SPOOL_FILE_BYTES: Final = 1 << 30
 """One file of kept results; those of an endless job are shorter."""
 SPOOL_BYTES_MAX: Final = 256 * MIB
 """Rows that a sink subtask of an endless job keeps and nobody has read."""
+SINK_FLUSH_SECONDS: Final = 1.0
+"""A sink of the user that has a ``flush`` is called so long after the first row that was not flushed."""
 FILE_SECONDS_DEFAULT: Final = 60.0
 """A file sink's part is complete so long after its first row, unless its job says otherwise."""
 FILE_ROWS_DEFAULT: Final = 10_000_000

@@ -130,8 +130,9 @@ def check_sink(sink: Sink, rows: Any, *, parallelism: int = 2) -> list[Any]:
     """Write rows into a sink of your own as a job does whose first attempt of each subtask fails halfway.
 
     That attempt is closed and another one writes all of its rows; a subtask without rows is opened and closed
-    too. Each attempt has a copy of the sink, and of the rows. What an attempt that failed wrote outside is
-    not taken back.
+    too. Its ``flush``, if it has one, is called behind the first batch, and in the second attempt before it
+    is closed. Each attempt has a copy of the sink, and of the rows. What an attempt that failed wrote outside
+    is not taken back.
 
     Args:
         rows: a list, or a ``pyarrow.Table`` or what makes one: 4,096 at a time go to the subtasks in
@@ -163,12 +164,12 @@ def check_sink(sink: Sink, rows: Any, *, parallelism: int = 2) -> list[Any]:
         half = part[: len(part) // 2] or [each[: len(each) // 2] for each in part[:1]]
         context = TaskContext("test", type(sink).__name__, index, count, FIRST_ATTEMPT)
         _written(sink, context, half)
-        results.append(_written(sink, replace(context, attempt=FIRST_ATTEMPT + 1), part))
+        results.append(_written(sink, replace(context, attempt=FIRST_ATTEMPT + 1), part, finishes=True))
     return results
 
 
-def _written(sink: Sink, context: TaskContext, batches: Sequence[Any]) -> Any:
-    """The result of one attempt."""
+def _written(sink: Sink, context: TaskContext, batches: Sequence[Any], *, finishes: bool = False) -> Any:
+    """The result of one attempt, whose input ends if it ``finishes``."""
     name = type(sink).__name__
     spec = ProgramSpec(operators=[(name, OperatorSpec("sink", {"sink": UserSink(sink)}))])
     ((_, copy),) = copied_program(spec, name).operators
@@ -180,6 +181,12 @@ def _written(sink: Sink, context: TaskContext, batches: Sequence[Any]) -> Any:
         own = copies_of(batch) if isinstance(batch, list | tuple) else batch
         with _noted(f"raised by {name}.write {where} for batch {number} of {len(batches)}"):
             operator.process(Batch(own), 0, lambda item: None)
+        if not number:
+            with _noted(f"raised by {name}.flush {where}"):
+                operator.on_barrier(lambda item: None)
+    if finishes:
+        with _noted(f"raised by {name}.flush {where}"):
+            operator.finish(lambda item: None)
     with _noted(f"raised by {name}.close {where}, or its result is none"):
         result = operator.close()
         pack_result(result)

@@ -13,6 +13,7 @@ import pyarrow as pa
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch, Payload
 from minishuffle.exchange.schemas import as_declared, batch_without_rows
+from minishuffle.limits import SINK_FLUSH_SECONDS
 from minishuffle.operators.base import Emit, TaskContext
 from minishuffle.operators.chained import ChainedOperator
 from minishuffle.operators.row_conversion import rows_of
@@ -22,12 +23,21 @@ __all__ = ["CollectSink", "CountSink", "PrintSink", "Sink", "UserSink"]
 
 @runtime_checkable
 class Sink(Protocol):
-    """The user's own sink. The instance is pickled to each subtask, which calls it from one thread.
+    """The user's own sink. The instance is pickled to each subtask, which calls it from one thread, in the
+    order open, (write, flush)*, close. (Flink: ``SinkWriter``.)
 
-    What it has taken counts as lost (``sink_unfinished``) if its attempt fails, since rows that wait in
-    memory for ``close`` are lost then, and so is the result. Optional attribute: ``result_only`` (bool,
+    It may have a method ``flush()``: what it has written so far is outside of the process when that returns.
+    It is called where rows were written since the last call: once the first of them is SINK_FLUSH_SECONDS
+    (1 s) old, whether more come or not; before the subtask stops for a pause, or moves to another worker; and
+    after the last row, before ``close``. Not after a failure or a cancel.
+
+    What it has taken, and not flushed, counts as lost (``sink_unfinished``) if its attempt fails, since rows
+    that wait in memory are lost then, and so is the result. Optional attribute: ``result_only`` (bool,
     default True). False says that rows are kept outside of the process when ``write`` returns, and does not
     count them.
+
+    A restart may bring rows again that an earlier attempt has flushed (with ``source_lease`` 0, or where a
+    stage is replayed). There is no commit in two phases: where each row is to be there once, give it a key.
     """
 
     def open(self, context: TaskContext) -> None:
@@ -102,7 +112,7 @@ class UserSink(ChainedOperator):
     """Runs a :class:`Sink` of the user; its name is the class's.
 
     Raises:
-        UsageError: the object lacks one of the methods, or its ``write`` would do nothing.
+        UsageError: the object lacks one of the methods, or its ``write`` or ``flush`` would do nothing.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -111,16 +121,21 @@ class UserSink(ChainedOperator):
                 f"{type(sink).__name__} is not a sink: it needs the methods open(context), write(batch) "
                 "and close()"
             )
-        if iscoroutinefunction(sink.write) or isgeneratorfunction(sink.write):
-            raise UsageError(
-                f"{type(sink).__name__}.write is an async function or a generator: a call of it writes "
-                "nothing; make it a plain function"
-            )
+        for method in ("write", "flush"):
+            fn = getattr(sink, method, None)
+            if iscoroutinefunction(fn) or isgeneratorfunction(fn):
+                raise UsageError(
+                    f"{type(sink).__name__}.{method} is an async function or a generator: a call of it "
+                    "writes nothing; make it a plain function"
+                )
         self.sink = sink
         self.name = type(sink).__name__
         self._opened = False
         self._rows = 0
-        """In the result, and nowhere else."""
+        """In the result or in memory, and nowhere else."""
+        self._flushes = hasattr(sink, "flush")
+        self._flush_at: float | None = None
+        """None: nothing was written since the last call."""
 
     def open(self, context: TaskContext) -> None:
         super().open(context)
@@ -129,10 +144,33 @@ class UserSink(ChainedOperator):
         self._is_result_only = bool(getattr(self.sink, "result_only", True))
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        if self._flushes and self._flush_at is None:
+            self._flush_at = self.context.now() + SINK_FLUSH_SECONDS
         self.sink.write(batch.payload)
         if self._is_result_only:
             self._rows += len(batch.payload)
             self.context.counters.note_filed(len(batch.payload))
+
+    def deadline(self) -> float | None:
+        return self._flush_at
+
+    def on_clock(self, now: float, emit: Emit) -> None:
+        self._flush()
+
+    def on_barrier(self, emit: Emit) -> None:
+        self._flush()
+
+    def finish(self, emit: Emit) -> None:
+        self._flush()
+
+    def _flush(self) -> None:
+        """Have what was written since the last call put outside."""
+        if self._flush_at is None:
+            return
+        self._flush_at = None
+        self.sink.flush()  # type: ignore[attr-defined]
+        self.context.counters.note_flushed(self._rows)
+        self._rows = 0
 
     def close(self) -> Any:
         if not self._opened:

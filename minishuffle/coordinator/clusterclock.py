@@ -1,8 +1,8 @@
-"""The wall clock by which a coordinator dates what happens, and by which its jobs wait. Pure.
+"""The wall clock of a coordinator, for the times of events and the deadlines of jobs. Pure.
 
-It is the monotonic clock of the process with an offset, which follows the system clock slowly when somebody
-sets that (:mod:`minishuffle.clock`). The offset is journaled, so that the next coordinator on the same host
-goes on with it.
+It is the monotonic clock of the process plus an offset, which follows the system clock slowly when that is
+set (:mod:`minishuffle.clock`). The offset is journaled, so that the next coordinator on the same host
+continues with it.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Final
 __all__ = ["ClusterClock"]
 
 OFFSET_SECONDS: Final = 1.0
-"""The journal hears of the offset when it has changed by more."""
+"""Change of the offset, in seconds, from which it is journaled again."""
 
 
 class ClusterClock:
-    """Wall time, by the monotonic clock of the coordinator's process. It never goes back.
+    """Wall time from the monotonic clock of the coordinator's process. It never goes back.
 
     Args:
-        offset: how far the wall clock is ahead.
+        offset: wall clock minus monotonic clock, in seconds.
     """
 
     def __init__(self, offset: float) -> None:
         self.offset = offset
         self._latest = 0.0
-        """The latest time that was given."""
+        """The latest time returned."""
         self._recorded = math.inf
-        """The offset that the journal has."""
+        """The offset in the journal."""
 
     def anchor(self, offset: float) -> None:
-        """The wall clock is so far ahead by now."""
+        """Set the offset."""
         self.offset = offset
 
     def __call__(self, now: float) -> float:
@@ -40,16 +40,17 @@ class ClusterClock:
         return self._latest
 
     def monotonic(self, at: float) -> float:
-        """When wall time will have come to ``at``; a microsecond more, since its floats are coarser."""
+        """The monotonic time at which the wall clock reaches ``at``; a microsecond later, since its floats
+        are coarser."""
         return at - self.offset + 1e-6
 
     def take_offset(self) -> float | None:
-        """The offset, if the journal is to hear of it; None if what it has will do."""
+        """The offset, if it must be journaled; else None."""
         if abs(self.offset - self._recorded) <= OFFSET_SECONDS:
             return None
         self._recorded = self.offset
         return self.offset
 
     def forget_recorded(self) -> None:
-        """The journal has lost what it had."""
+        """The journal has lost its contents."""
         self._recorded = math.inf

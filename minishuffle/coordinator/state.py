@@ -190,7 +190,6 @@ class CoordinatorState:
         self._results = Results(facts.term, self._jobs, self._send_to, self._address, self._pending)
         self._questions = Questions(facts.term, self._send_to, self._pending)
         self._out: list[Instruction] = []
-        self._to_journal: list[Changes] = []  # Of submissions, each answered with journaled().
         self._touched: dict[str, Job] = {}
         """Jobs to look after before the verb at hand returns, for which ``_jobs.held`` may be out of date."""
         self._settle_by: float | None = None
@@ -999,8 +998,7 @@ class CoordinatorState:
         warning = compared_releases(message.releases, self._workers.releases())
         submission = self._submissions.accept(link, request, message, graph, at, warning=warning)
         job = submission.make_job(*placement, self._random)
-        submission.journal(journalrecords.job_records(job))
-        self._to_journal.append(submission.changes)
+        self._submissions.journal(submission, journalrecords.job_records(job))
 
     def _admit(self, graph: JobGraph, at: float) -> tuple[Placement, dict[int, int]]:
         """Raises ShuffleError: the job does not fit."""
@@ -1058,7 +1056,7 @@ class CoordinatorState:
         self._advance_stop(now)
         self._record(touched | {job.id for job in self._jobs.values() if job.subtasks.changed})
         messages, self._out = list(self.write_ahead.passed(self._out)), []
-        submissions, self._to_journal = self._to_journal, []
+        submissions = self._submissions.take_unwritten()  # Each is answered with journaled().
         return CoordinatorStep(self._recorder.take(now), submissions, messages, self._next_deadline())
 
     def _follow(self, now: float, called: set[int]) -> set[str]:
@@ -1178,7 +1176,7 @@ class CoordinatorState:
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
         assert self._settle_by is not None or not (self._out or self._touched or self._workers.changed)
-        assert not self._to_journal
+        assert not self._submissions.unwritten
         self._workers.validate()
         self._results.validate()
         self.write_ahead.validate()

@@ -50,20 +50,20 @@ _ENTRY: Final = struct.Struct(">IIIQQQQ")
 
 
 class PeerRows(NamedTuple):
-    """Rows that one attempt has exchanged over one edge with one attempt of another subtask."""
+    """The rows that an attempt has exchanged over an edge with an attempt of another subtask."""
 
     edge: int
     subtask: int
     attempt: int
-    """0, with subtask 0: all former peers for which there was no entry left."""
+    """0, with subtask 0: all former peers without an entry of their own."""
     sent: int = 0
-    """Rows of elements whose beginning was handed to the peers."""
+    """Rows of elements whose beginning was passed to the peers."""
     skipped: int = 0
-    """Rows, of those sent, whose element was cut off when the attachment ended."""
+    """The part of ``sent`` whose element was cut off when the attachment ended."""
     received: int = 0
     """Rows of elements whose beginning came from the peers."""
     incomplete: int = 0
-    """Rows, of those received, whose element was cut off."""
+    """The part of ``received`` whose element was cut off."""
 
 
 def pack_traffic(entries: Iterable[PeerRows]) -> bytes:
@@ -95,7 +95,8 @@ TrafficTable = Annotated[
 _POSITION: Final = struct.Struct(">IQQB")
 _DONE, _HAS_CURSOR, _FORGOTTEN = 1, 2, 4
 _CURSOR: Final = struct.Struct(">QHH")
-"""Follows a position that has one: rows, and the bytes of the name and of the position, which come next."""
+"""Follows a position with a cursor: rows, and the lengths of the name and of the position, which come
+next."""
 _POSITIONS_BYTES_MAX: Final = limits.SPLITS_MAX * _POSITION.size
 assert (
     limits.NAMED_SPLITS_MAX
@@ -105,34 +106,34 @@ assert (
 
 
 class Cursor(NamedTuple):
-    """Where a split that has a name is read on."""
+    """The position from which a named split is read on."""
 
     name: str
     position: bytes = b""
-    """What the source gave with its last batch; empty at the beginning of the split."""
+    """The position that the source returned with its last batch; empty at the beginning of the split."""
     rows: int = 0
-    """Rows of the split before that."""
+    """Rows of the split before this position."""
 
 
 class SplitPosition(NamedTuple):
-    """How far a source's subtask is in one of its splits."""
+    """The position of a source's subtask in one of its splits."""
 
     split: int
     """Its number: the index in ``Source.splits()``, if that never changes."""
     position: int
-    """Rows of the split that were emitted, those that were skipped included."""
+    """Rows of the split that were emitted or skipped."""
     lease: int = 0
-    """Rows behind them that may be emitted before the next report."""
+    """Further rows that may be emitted before the next report."""
     done: bool = False
     """The split has ended."""
     cursor: Cursor | None = None
-    """None: the split is read on from a number of rows."""
+    """None: the split is read on from its row count."""
     forgotten: bool = False
     """It has ended, and its source does not give it any more: nothing is kept of it."""
 
     @property
     def end(self) -> int:
-        """Nothing from here on was emitted."""
+        """No row from here on was emitted."""
         return self.position + self.lease
 
 
@@ -151,7 +152,7 @@ def _packed_position(entry: SplitPosition) -> bytes:
 
 
 def unpack_positions(table: bytes) -> list[SplitPosition]:
-    """Raises ValueError: it is no table of positions."""
+    """Raises ValueError: it is not a table of positions."""
     entries, at = [], 0
     try:
         while at < len(table):

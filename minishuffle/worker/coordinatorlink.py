@@ -176,7 +176,7 @@ class CoordinatorLink:
             "epoch": state.epoch,
             "term": state.term,
             "attempts": state.tasks.held(),
-            "jobs": state.jobs(),
+            "jobs": state.tasks.jobs(),
             "witnessed": witnessed,
         }
         request = self.request.model_copy(update=held)

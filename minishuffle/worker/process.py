@@ -584,13 +584,13 @@ class Worker:
         self.coordinator.look_for_successor()
         self._tell_clock_set()
         stuck = self._stuck.slots()
-        state.still_run(len(self._stuck))
+        state.tasks.still_run(len(self._stuck))
         report = worker_report(
             self.pool,
             self.endpoint.counters,
             self._deployment,
             self.loop_lag,
-            abandoned=state.abandoned,
+            abandoned=state.tasks.abandoned,
             stuck=stuck,
             jobs_loaded=self._programs.loaded,
             clock=self._loop.time(),
@@ -626,7 +626,7 @@ class Worker:
             slots=self.settings.slots,
             refused=self._refusals.counts,
             loop_lag=self.loop_lag,
-            abandoned=self._state.abandoned,
+            abandoned=self._state.tasks.abandoned,
             suspicions=self._state.channels.suspicions,
             gc_seconds=self._garbage.seconds,
             wall=self._wall(),

@@ -108,21 +108,13 @@ class WorkerState:
         self.worker = worker
         self.epoch = epoch
         self.term = term
-        self.abandoned = self.stuck = 0
-        """Tasks abandoned so far, and how many of their threads still run."""
         self._settings = settings
         self.tasks = TaskTable()
         self.channels = Attaching(settings, worker, lambda: self.term, self.tasks, progress)
-        self._prepared: dict[str, dict[int, bytes]] = {}
-        """By job and operator: programs that came ahead of need."""
         self.leaving = False
         """The process was sent SIGTERM."""
         self._leave_by: float | None = None
         """When it ends although the coordinator has not sent Shutdown."""
-
-    def jobs(self) -> list[str]:
-        """Jobs to release when they have ended."""
-        return sorted(self._prepared.keys() | self.tasks.jobs())
 
     def tolerates_silence(self, silence: float) -> bool:
         """Whether to keep the link to a peer that has been silent for ``silence`` seconds.
@@ -144,10 +136,6 @@ class WorkerState:
         if (message.worker, message.epoch) != (self.worker, self.epoch):
             raise RemoteProtocolError(f"the coordinator took worker {self.worker} for another one")
         self.term = message.term
-
-    def still_run(self, threads: int) -> None:
-        """That many threads of abandoned tasks have not ended."""
-        self.stuck = threads
 
     def leave(self, now: float) -> WorkerStep:
         """The process was sent SIGTERM: the coordinator has the tasks move, and says when to end."""
@@ -215,13 +203,13 @@ class WorkerState:
         """Keep what a takeover would need, and make the links that it would use."""
         instructions = [each for address in message.workers for each in self.channels.dial(address, now)]
         if message.programs:
-            self._prepared[message.job] = message.programs
+            self.tasks.prepare(message.job, message.programs)
             instructions.append(LoadPrograms(message.job, list(message.programs.values())))
         return instructions
 
     def _deploy(self, message: DeployTasks, now: float) -> list[Instruction]:
         if not message.programs:
-            message = message.model_copy(update={"programs": self._prepared.get(message.job, {})})
+            message = message.model_copy(update={"programs": self.tasks.prepared(message.job)})
         named = [attempt_id(message.job, each) for each in message.attempts]
         instructions = self.channels.hear(message.workers, named, now)
         new: list[tuple[AttemptId, TaskSpec]] = []
@@ -254,7 +242,6 @@ class WorkerState:
             self.channels.partitions.release(key, self.tasks.remove(key).outputs)
         if message.attempts:
             return [Release(released)]
-        self._prepared.pop(message.job, None)
         self.channels.partitions.forget(message.job)
         self.tasks.forget(message.job)
         return [Release(released), ForgetJob(message.job)]
@@ -347,11 +334,11 @@ class WorkerState:
         return min((time for time in times if time is not None), default=None)
 
     def handle_timer(self, now: float) -> WorkerStep:
-        stuck = self.stuck
+        stuck = self.tasks.stuck
         instructions = self._abandon_stuck(now)
         limit = self._settings.abandoned_max
-        if self.stuck > max(stuck, limit):
-            instructions.append(Exit(f"{self.stuck} tasks were abandoned, at most {limit} may be"))
+        if self.tasks.stuck > max(stuck, limit):
+            instructions.append(Exit(f"{self.tasks.stuck} tasks were abandoned, at most {limit} may be"))
         if self._leave_by is not None and now >= self._leave_by:
             self._leave_by = None
             instructions.append(Exit(""))
@@ -368,9 +355,8 @@ class WorkerState:
         return instructions
 
     def _abandon(self, key: AttemptId, error: ErrorInfo | None) -> list[Instruction]:
-        self._end(key)
-        self.abandoned += 1
-        self.stuck += 1
+        self.tasks.abandon(key)
+        self.channels.end(key)
         return [AbandonTask(key), Report(state_change(key, "abandoned", error))]
 
     def validate(self) -> None:

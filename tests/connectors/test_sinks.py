@@ -13,6 +13,7 @@ from minishuffle.connectors.sinks import CollectSink, CountSink, PrintSink, User
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import UsageError
 from minishuffle.exchange.batch import Batch
+from minishuffle.limits import SINK_FLUSH_SECONDS
 from minishuffle.operators.base import TaskContext
 from support.batches import as_batch
 
@@ -128,10 +129,40 @@ class Yielding(Remembering):
         yield
 
 
-@pytest.mark.parametrize("sink", [Awaited(), Yielding()])
+class FlushingAsync(Remembering):
+    async def flush(self) -> None: ...
+
+
+@pytest.mark.parametrize("sink", [Awaited(), Yielding(), FlushingAsync()])
 def test_a_write_whose_call_writes_nothing_is_refused(sink: Any) -> None:
-    with pytest.raises(UsageError, match=r"\w+\.write is an async function or a generator"):
+    with pytest.raises(UsageError, match=r"\w+\.(write|flush) is an async function or a generator"):
         UserSink(sink)
+
+
+class Flushing(Remembering):
+    def flush(self) -> None:
+        self.seen.append("flush")
+
+
+def test_users_sink_is_flushed_where_it_has_rows_that_were_not() -> None:
+    counters, now = TaskCounters(), 100.0
+    sink = UserSink(Flushing())
+    sink.open(TaskContext("job", "task", 3, 4, 1, counters=counters, now=lambda: now))
+    sink.on_barrier(nothing)
+    assert sink.deadline() is None, "nothing was written"
+    sink.process(Batch([1, 2]), 0, nothing)
+    now += 0.5
+    sink.process(Batch([3]), 0, nothing)
+    assert (sink.deadline(), counters.rows_filed) == (100.0 + SINK_FLUSH_SECONDS, 3)
+    sink.on_clock(101.0, nothing)
+    assert (sink.deadline(), counters.rows_filed) == (None, 0)
+    sink.process(Batch([4]), 0, nothing)
+    sink.on_barrier(nothing)
+    sink.process(Batch([5]), 0, nothing)
+    sink.finish(nothing)
+    sink.process(Batch([6]), 0, nothing)
+    assert sink.close() == [3, [1, 2], [3], "flush", [4], "flush", [5], "flush", [6]], "as after a failure"
+    assert (counters.rows_filed, counters.rows_in_result) == (1, 1)
 
 
 class Keeping(Remembering):

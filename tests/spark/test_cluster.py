@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from pyspark import SparkContext
 
 from minishuffle import replacements
 from minishuffle.client import JobHandle
@@ -181,3 +182,13 @@ def test_a_session_of_spark_connect_is_refused(own: Processes) -> None:
     with pytest.raises(UsageError, match="^workers cannot be started through Spark Connect: "):
         SparkCluster(session, workers=1).__enter__()
     assert not own()
+
+
+def test_a_session_that_its_user_has_stopped_is_ended_without_an_error(
+    spark: SparkSession, recwarn: pytest.WarningsRecorder
+) -> None:
+    """The last test of this session, which its fixture ends once more."""
+    spark.stop()
+    stop_spark(spark)
+    assert SparkContext._gateway is None and SparkContext._active_spark_context is None
+    assert [str(found.message) for found in recwarn if "JVM" in str(found.message)] == []

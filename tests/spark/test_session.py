@@ -118,24 +118,18 @@ def test_what_java_said_last_is_told_if_it_does_not_start() -> None:
 
 
 @pytest.mark.slow
-def test_a_python_that_the_executors_do_not_have_is_named() -> None:
-    with pytest.raises(SparkFailed, match=r"cannot run minishuffle with /absent/python: .*--spark-python"):
-        spark_session("absent", master="local-cluster[1,1,1024]", spark_python="/absent/python")
-
-
-@pytest.mark.slow
-def test_sessions_that_have_ended_before_are_ended_without_an_error(recwarn: pytest.WarningsRecorder) -> None:
-    """The first by a signal to its JVM, the second, which is another one, by the user's own ``stop``."""
+def test_a_session_whose_java_is_gone_is_ended_and_the_next_one_names_a_python_that_executors_lack(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """That the next one comes so far says that it has another JVM."""
     first = spark_session("ended", master="local[1]")
     jvm = SparkContext._gateway.proc  # type: ignore[union-attr]
     jvm.terminate()
     jvm.wait(SECONDS_MAX)
     stop_spark(first)
-    second = spark_session("ended", master="local[1]")
-    assert second is not first and second.range(3).count() == 3
-    second.stop()
-    stop_spark(second)
     assert SparkContext._gateway is None and SparkContext._active_spark_context is None
+    with pytest.raises(SparkFailed, match=r"cannot run minishuffle with /absent/python: .*--spark-python"):
+        spark_session("absent", master="local-cluster[1,1,1024]", spark_python="/absent/python")
     assert [str(found.message) for found in recwarn if "JVM" in str(found.message)] == []
 
 

@@ -329,8 +329,8 @@ def test_abandoned_tasks_that_have_ended_after_all_do_not_end_the_worker() -> No
         machine.tell(deploy(SOURCE.model_copy(update={"attempt": attempt})), now=at)
         machine.tell(CancelTasks(term=1, job="j1"), now=at)
         assert not [i for i in machine.tick(at + 10.0) if isinstance(i, Exit)]
-        machine.state.stuck = 0
-    assert machine.state.abandoned == 3
+        machine.state.tasks.still_run(0)
+    assert machine.state.tasks.abandoned == 3
 
 
 # --- two attempts of a subtask ------------------------------------------------------------------------

@@ -19,7 +19,7 @@ WITHDRAWN_KEPT: Final = 1_024
 """Number of remembered ids of submissions that were cancelled before they had a job."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Submission:
     """An accepted job, which is started once it is journaled."""
 
@@ -35,10 +35,6 @@ class Submission:
     """The changes to journal."""
     warning: str
     """A warning for the client's answer; may be empty."""
-
-    def journal(self, changes: Changes) -> None:
-        """Have these journaled with it."""
-        self.changes.update(changes)
 
     def make_job(self, placement: Placement, segments: Mapping[int, int], random: Callable[[], float]) -> Job:
         """The job, placed where it fits now; see :class:`Job`."""
@@ -66,6 +62,8 @@ class Submissions:
         """Number of submissions accepted so far, which is the number of the last job."""
         self._pending: deque[Submission] = deque()
         """Accepted submissions, in the order in which they are journaled."""
+        self.unwritten: list[Changes] = []
+        """What is to be journaled of those whose turn has come."""
         self._withdrawn: dict[str, None] = {}
         """Ids of the last submissions that were cancelled before they had a job."""
 
@@ -78,6 +76,16 @@ class Submissions:
         submission = Submission(link, request, job, message.name, graph, message.submission, at, {}, warning)
         self._pending.append(submission)
         return submission
+
+    def journal(self, submission: Submission, changes: Changes) -> None:
+        """Have these journaled for it."""
+        submission.changes.update(changes)
+        self.unwritten.append(submission.changes)
+
+    def take_unwritten(self) -> list[Changes]:
+        """What is to be journaled, in its order, and was not given before."""
+        unwritten, self.unwritten = self.unwritten, []
+        return unwritten
 
     def take_back(self, submission: Submission) -> None:
         """The submission was refused after all. Its id, if it was the last, is free again, since no one knows

@@ -1,8 +1,8 @@
-"""What workers report of a job's attempts: whether it counts, and where it goes.
+"""Reports of workers about attempts: the check of their identity, and their dispatch to the job.
 
-The identity of a report is checked here and nowhere else: it counts if its attempt is the current one of its
-subtask and runs on the worker that reports. What comes of earlier attempts is stale, but for the rows that
-these have exchanged and dropped.
+The identity of a report is checked only here. A report counts if its attempt is the current one of its
+subtask and runs on the reporting worker. Reports of earlier attempts are stale, except for their counts of
+exchanged and dropped rows.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from minishuffle.wire.reports import (
 __all__ = ["heard", "may_wait", "refuses"]
 
 WHILE_IT_RUNS: Final = (Collected, FileCompleted, SourcePositions, TaskStands)
-"""Stale once the attempt has ended."""
+"""Facts that are stale once their attempt has ended."""
 FREQUENT: Final = (TaskReport, TaskStands)
-"""Reported so often, while an attempt runs, that the journal is not written for it."""
+"""Reports that come so often while an attempt runs that they alone cause no journal write."""
 
 
 def heard(job: Job, worker: int, fact: Fact | TaskReport, at: float) -> bool:
-    """A worker reports something of an attempt of the job; False if it is stale."""
+    """Apply a worker's fact or report about an attempt to the job; False if it is stale."""
     task = job.subtasks.current(worker, fact.attempt)
     if task is None:
         return isinstance(fact, TaskReleased | TaskReport) and job.progress.exchanged_before(worker, fact)
@@ -65,11 +65,11 @@ def heard(job: Job, worker: int, fact: Fact | TaskReport, at: float) -> bool:
 
 
 def may_wait(report: AttemptReport) -> float:
-    """Seconds within which what follows from a report is to be done; 0: at once."""
+    """Seconds within which the consequences of a report are due; 0: at once."""
     seconds = [fact.within if isinstance(fact, SourcePositions) else 0.0 for fact in report.facts]
     return min(seconds, default=0.0)
 
 
 def refuses(job: Job | None, fact: Fact) -> bool:
-    """Whether it is of a file that is not listed: the sink must not give it its name."""
+    """Whether a fact is a file that is not listed: the sink must not give it its final name."""
     return isinstance(fact, FileCompleted) and (job is None or not job.progress.manifest.lists(fact))

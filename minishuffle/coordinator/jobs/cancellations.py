@@ -1,13 +1,13 @@
-"""Attempts of one job that are to end so that the next ones follow: which, why, and who waits for that. Pure.
+"""The attempts of one job that must end before their next attempts can be deployed, and the reasons. Pure.
 
 There are three reasons::
 
     drained    its slot moves (moving.py)
-    replayed   what it reads or writes runs again from its beginning (lostpartitions.py)
+    replayed   its input or output is made again from the beginning (lostpartitions.py)
     canceled   its region restarts (failover.py)
 
-Its worker hears of it once. It is to end until it has ended, however that comes; an attempt that is to be
-drained may first take what was emitted for it.
+The worker gets one message. The attempt counts as ending until it has ended in any way. A drained attempt may
+first process the rows already sent to it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ Reason: TypeAlias = Literal["", "drained", "replayed", "canceled"]
 
 
 class Cancellations:
-    """Those of one job.
+    """The cancellations of one job.
 
     Args:
-        replays: what runs again from its beginning.
-        move: what leaves its slots.
-        tasks: all subtasks.
+        replays: tasks that run again from the beginning.
+        move: tasks that leave their slots.
     """
 
     def __init__(
@@ -41,52 +40,53 @@ class Cancellations:
     ) -> None:
         self.regions = Regions(graph)
         self.drained: set[TaskKey] = set()
-        """Those that have to end because a slot moves, and have not so far."""
+        """Subtasks whose attempt must end because a slot moves, and still runs."""
         self._graph = graph
         self._replays = replays
         self._move = move
         self._tasks = tasks
         self._unsent: list[TaskKey] = []
-        """Until CancelTasks is sent."""
+        """Subtasks to cancel, until CancelTasks is sent."""
 
     # --- what happens ---------------------------------------------------------------------------
 
     def cancel(self, keys: Iterable[TaskKey]) -> None:
-        """These are to end now."""
+        """Cancel the attempts of these subtasks."""
         self._unsent += keys
 
     def take(self) -> list[Subtask]:
-        """Those that are to end, and whose workers have yet to hear of it: each once."""
+        """Remove and return the subtasks to cancel, if their attempt still has to end."""
         found = [self._tasks[key] for key in dict.fromkeys(self._unsent) if self.why(key)]
         self._unsent.clear()
         return found
 
     def restart_with(self, keys: Sequence[TaskKey]) -> None:
-        """What restarts together with these has to end first."""
+        """Cancel the running attempts of all subtasks that restart together with these."""
         self.cancel(self.regions.restart(keys, self._runs))
 
     def drain(self, keys: Sequence[TaskKey]) -> Sequence[TaskKey]:
-        """The slots of these, which run, are to move: gives all that have to end for that."""
+        """Drain these running subtasks, whose slots move. Returns all subtasks that must end for it."""
         if self.regions.joint:
             keys = self.regions.restart(keys, self._runs)
         self.drained.update(keys)
         return keys
 
     def widen(self, strategy: str) -> bool:
-        """As much restarts together as that strategy says; False if it did before, or something is to end."""
+        """Use another restart strategy from now on. False, and no change, if it is in use already, or
+        attempts are ending."""
         if strategy == self.regions.strategy or not self.regions.at_rest or self.drained:
             return False
         self.regions = Regions(self._graph, strategy)
         return True
 
     def ended(self, key: TaskKey) -> None:
-        """The current attempt of a subtask has ended, however."""
+        """The current attempt of a subtask has ended, in any way."""
         self.drained.discard(key)
         self.regions.ended(key)
         self._replays.ended(key)
 
     def give_up(self) -> None:
-        """Nothing restarts any more."""
+        """Drop all: no subtask restarts any more."""
         self.drained.clear()
         self._move.give_up()
         self.regions.give_up()
@@ -98,7 +98,7 @@ class Cancellations:
     # --- what follows ---------------------------------------------------------------------------
 
     def why(self, key: TaskKey) -> Reason:
-        """The reason for which the attempt of a subtask is to end that runs; empty: it is not."""
+        """The reason why the running attempt of a subtask must end; empty: none."""
         if key in self.drained:
             return "drained"
         if self._replays.must_end(key):
@@ -110,12 +110,12 @@ class Cancellations:
         return task.on_worker and bool(self.why(task.key))
 
     def holds_back(self, key: TaskKey) -> bool:
-        """Whether the next attempt of a subtask waits for others to end."""
+        """Whether the next attempt of a subtask waits until attempts of others have ended."""
         return self.regions.is_ending(key) or self._replays.holds_back(key)
 
     def deployed_with(self, keys: Sequence[TaskKey]) -> set[TaskKey]:
-        """All that is deployed at one time with any of these, which are pending. When a region is to be
-        deployed that has yet to end is known at its end."""
+        """All subtasks deployed together with any of these pending ones. The members of a region that is
+        still ending are added when its end is complete."""
         members = keys if any(map(self.regions.is_ending, keys)) else self.regions.of(keys)
         return self._replays.deployed_with(keys).union(members)
 
@@ -124,6 +124,6 @@ class Cancellations:
     def recall(
         self, strategy: str, regions: RegionsRecord, replays: ReplaysRecord, drained: Iterable[TaskKey]
     ) -> None:
-        """Become what the journal has of each. Workers hear of all of it again."""
+        """Restore from the journal's records. All workers get the messages again."""
         self.regions, self.drained = Regions(self._graph, strategy), set(drained)
         self._unsent = [*self.regions.recall(regions), *self._replays.recall(replays), *drained]

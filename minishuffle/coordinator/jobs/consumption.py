@@ -1,25 +1,24 @@
-"""Which subtasks of one job have read which partitions to the end, and what follows when a worker is lost.
-Pure.
+"""The channels of a job that were read to the end, and the tasks to rerun when a worker is lost. Pure.
 
-A partition of a finished producer is needed until each of its consumers has read it to the end, in whichever
-attempt: the rows of a channel go to one consumer attempt after the other, and behind the end there are none.
-A consumer says so over each channel, and for all of them when it finishes. When nobody needs it any more the
-partition is released. If its worker is lost before, the producer runs again, and what it writes goes to the
-channels alone whose end was not read.
+A partition of a finished producer is needed until each of its consumers has read it to the end, in any
+attempt: successive attempts of a consumer read a channel one after the other, and after its end there are no
+rows. A consumer reports each channel's end; when it finishes, all its channels have ended. Once no consumer
+needs a partition, it is released. If its worker is lost earlier, the producer runs again, and writes only to
+channels whose end was not read.
 
-Partitions that are kept are another matter: each attempt of a consumer reads all of them, so they are needed
-until all consumers have finished, and here their ends are those that the current attempts have read. So are
-the ends of all that a *replayed* consumer reads (:mod:`~minishuffle.coordinator.jobs.lostpartitions`):
-whatever feeds it runs again with it.
+*Kept* partitions are different: each attempt of a consumer reads all of them. They are needed until all
+consumers have finished, and their channels count as read only for the current attempt of a consumer. The same
+holds for all inputs of a *replayed* consumer (:mod:`~minishuffle.coordinator.jobs.lostpartitions`), whose
+producers run again with it.
 
-A source that had finished, in a job that waits, *writes its rows once more*: from where the lost attempt had
-begun, its *base*. So does one that is lost before any of its consumers was deployed. Of these rows each
-consumer leaves out as many as it has taken since the base, so that what was in the lost worker's queues is
-all that is new. That is exact because the same rows come in the same order over each channel: a bounded
-source is read split by split, and its chain has to make the same of it, as that of a side which is kept
-(:meth:`JobGraph.kept_edges`). A consumer that has itself restarted since the base cannot know what its former
-attempts took: it gets the end alone. Tasks that have inputs write nothing once more: nobody sends them their
-rows again.
+A finished source whose partition is lost *repeats its rows* if the job waits for unavailable consumers: it
+reads again from its *base*, the position at which the lost attempt began. So does a source that is lost
+before any of its consumers was deployed. Each consumer skips as many of the repeated rows as it has read
+since the base, so that only rows from the lost worker's queues are new to it. This is exact since the same
+rows come in the same order over each channel: a bounded source is read split by split, and its chain must be
+deterministic, like a chain before a kept edge (:meth:`JobGraph.kept_edges`). A consumer that restarted after
+the base does not know the rows that its earlier attempts have read, so it gets only the end of the channel.
+Tasks with inputs do not repeat rows, since their producers do not send the inputs again.
 """
 
 from __future__ import annotations
@@ -37,49 +36,54 @@ __all__ = ["EndedChannels", "Ends", "LateEnds", "is_stale", "repeating"]
 
 
 class EndedChannels(NamedTuple):
-    """What the next attempt of a subtask is to know: see ``InputSpec.ended`` and ``OutputSpec.closed``."""
+    """The ended channels of a subtask, for its next attempt: see ``InputSpec.ended`` and
+    ``OutputSpec.closed``."""
 
     ended: Mapping[int, list[int]]
-    """By edge, producers."""
+    """Producers by edge."""
     closed: Mapping[int, list[int]]
-    """By edge, consumers."""
+    """Consumers by edge."""
 
 
 LateEnds: TypeAlias = "tuple[Subtask, int, list[int]]"
-"""A producer, an edge, and consumers."""
+"""A producer, one of its edges, and consumers that have read it to the end over this edge."""
 
 
 EndsRecord: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
-"""By edge, producers."""
+"""Producers by edge."""
 
 
 class Ends:
-    """The channels of one job whose end was read.
+    """The channels of one job that were read to the end.
 
-    Invariant: the count of each producer is that of its channels whose end was not.
+    Invariant: the count of each producer is the number of its channels not read to the end.
     """
 
     def __init__(self, graph: JobGraph, kept: frozenset[int], tasks: Mapping[TaskKey, Subtask]) -> None:
         self.repeating = repeating(graph, kept)
-        """Sources whose subtasks write their rows once more."""
+        """Source operators that repeat their rows after a loss."""
         self.round = 0
-        """How often attempts that take the place of others were deployed."""
+        """Number of rounds in which replacement attempts were deployed."""
         self._spent: list[TaskKey] = []
-        """Producers whose partitions nobody needs any more, until ReleaseJob is sent."""
+        """Producers whose partitions are no longer needed, until ReleaseJob is sent."""
         self.news: list[tuple[TaskKey, int, int]] = []
-        """Channels whose end was read, by producer, edge and consumer, until somebody looks."""
+        """Channels whose end was read, as producer, edge and consumer, since the last
+        :meth:`take_late_ends`."""
         self._graph = graph
         self._kept = kept
         self._tasks = tasks
         self._replayed = graph.replayed()
         self._read: dict[TaskKey, dict[int, int]] = {}
-        """By consumer and edge: the bit of each producer that was read."""
+        """By consumer and edge, a bit mask of the producers read to the end."""
         self._unread: dict[TaskKey, int] = {}
-        """By producer, of those that any channel was read of."""
+        """By producer, the number of channels not read to the end; absent while none was read."""
 
     def read(self, consumer: TaskKey, edge: int, producers: Iterable[int]) -> list[TaskKey]:
-        """A consumer has read these to the end, maybe not for the first time; gives those that nobody has
-        yet to read. What no channel is there for changes nothing."""
+        """Note that a consumer has read these producers to the end, perhaps repeatedly.
+
+        Returns the producers that all consumers have now read. Producers without a channel to the consumer
+        are ignored.
+        """
         if not (0 <= edge < len(self._graph.edges)) or self._graph.edges[edge].target != consumer[0]:
             return []
         there, source = self._graph.producers_of(edge, consumer[1]), self._graph.edges[edge].source
@@ -97,27 +101,29 @@ class Ends:
         return complete
 
     def finished(self, consumer: TaskKey) -> list[TaskKey]:
-        """A consumer has finished, and so read all; gives those that nobody has yet to read."""
+        """Note that a consumer has finished, and so has read all its channels. Returns the producers that all
+        consumers have now read."""
         complete = []
         for edge in self._graph.inputs_of(consumer[0]):
             complete += self.read(consumer, edge, self._graph.producers_of(edge, consumer[1]))
         return complete
 
     def spend(self, producers: Iterable[TaskKey]) -> None:
-        """The partitions of these are released if they have finished and nobody needs them."""
+        """Release the partitions of these producers, if they have finished and no consumer needs them."""
         self._spent += [key for key in producers if self.is_spent(self._tasks[key])]
 
     def take_spent(self) -> list[Subtask]:
-        """Tasks that are to be released, and were not given before."""
+        """Remove and return the tasks whose partitions are to be released."""
         spent, self._spent = [self._tasks[key] for key in self._spent], []
         return [task for task in spent if task.on_worker and self.is_spent(task)]
 
     def next_round(self) -> None:
-        """Attempts are about to be deployed that take the place of others."""
+        """Begin a round in which replacement attempts are deployed."""
         self.round += 1
 
     def reset_consumer(self, consumer: TaskKey) -> None:
-        """The next attempt of a consumer reads all of what is kept, or of everything."""
+        """Count the channels that the next attempt of a consumer reads from the beginning as unread: kept
+        ones, or all if the consumer is replayed."""
         masks = self._read.get(consumer, {})
         for edge in list(masks) if consumer[0] in self._replayed else self._kept & masks.keys():
             for producer in _members(masks.pop(edge)):
@@ -131,16 +137,16 @@ class Ends:
         return left
 
     def all_read(self, producer: TaskKey) -> bool:
-        """Whether nobody has yet to read the producer to its end."""
+        """Whether all consumers have read the producer to its end."""
         return self._unread.get(producer) == 0
 
     def is_read(self, edge: int, producer: int, consumer: int) -> bool:
-        """Whether that channel was read to the end."""
+        """Whether a channel was read to the end."""
         masks = self._read.get((self._graph.edges[edge].target, consumer))
         return masks is not None and bool(masks.get(edge, 0) >> producer & 1)
 
     def read_between(self, producer: TaskKey, consumer: TaskKey) -> bool:
-        """Whether the consumer reads from the producer, and has read all of it."""
+        """Whether the consumer reads from the producer, and has read all its channels to the end."""
         if consumer not in self._read:
             return False
         edges = [
@@ -152,7 +158,7 @@ class Ends:
         return bool(edges) and all(self.is_read(edge, producer[1], consumer[1]) for edge in edges)
 
     def take_late_ends(self) -> list[LateEnds]:
-        """What :meth:`is_late_end` is true of, of all that was heard since the last call."""
+        """The late ends (:meth:`is_late_end`) reported since the last call."""
         found: dict[tuple[TaskKey, int], list[int]] = {}
         for producer, edge, consumer in self.news:
             if self.is_late_end(producer, edge, consumer):
@@ -161,7 +167,7 @@ class Ends:
         return [(self._tasks[producer], edge, consumers) for (producer, edge), consumers in found.items()]
 
     def ends_of(self, producer: TaskKey) -> list[LateEnds]:
-        """The same of all that was ever heard of a producer."""
+        """All late ends (:meth:`is_late_end`) of a producer."""
         task = self._tasks[producer]
         if task.attempt == FIRST_ATTEMPT:
             return []
@@ -172,16 +178,21 @@ class Ends:
         return [each for each in found if each[2]]
 
     def is_late_end(self, producer: TaskKey, edge: int, consumer: int) -> bool:
-        """Whether the current attempt of a producer may wait for a consumer, which is known to have read the
-        end, to attach: it was deployed later than that, so the end may be that of an attempt before it. (A
-        consumer that was deployed with it, or later, has read its own end, behind all of its rows.)"""
+        """Whether the producer's current attempt must learn of an end, because it may wait for the consumer
+        to attach.
+
+        The consumer has read the end, perhaps of an earlier attempt of the producer: it was deployed in an
+        earlier round. Example: ``map[0]`` has read ``source[0]`` #1 to its end; ``source[0]`` #2 is deployed,
+        and waits for ``map[0]`` until it gets this end. A consumer deployed in the same round or later has
+        read the end of the current attempt, after all its rows.
+        """
         task, reader = self._tasks[producer], self._tasks[self._graph.edges[edge].target, consumer]
         there = task.on_worker and task.state in ("created", "running", "finished")
         return there and task.attempt > FIRST_ATTEMPT and reader.round < task.round
 
     def needed(self, producer: TaskKey, but: Collection[str] = frozenset({"finished"})) -> bool:
-        """Whether some consumer, ``but`` those in these states, has to read what a producer that has finished
-        wrote."""
+        """Whether a consumer must still read the partition of a finished producer. Consumers in the states
+        ``but`` do not count."""
         operator, index = producer
         if self.all_read(producer) and not self._kept:
             return False
@@ -193,8 +204,14 @@ class Ends:
         )
 
     def tasks_to_rerun(self, lost: Iterable[Subtask], here: Iterable[Subtask]) -> list[Subtask]:
-        """Finished tasks, ``here`` and on workers lost before, whose partitions are lost while some consumer
-        has to read them: it has yet to come to their end, or starts again with what is kept."""
+        """Finished tasks that must run again, because their partitions are lost and a consumer still has to
+        read them.
+
+        Args:
+            lost: tasks whose attempt is lost and restarts; they read kept partitions again from the
+                beginning.
+            here: tasks of the worker that is lost now.
+        """
         found = {task.key: task for task in here if task.state == "finished" and self.needed(task.key)}
         fresh = [*(task.key for task in lost), *found]
         while fresh:
@@ -208,26 +225,26 @@ class Ends:
         return list(found.values())
 
     def is_released(self, producer: TaskKey) -> bool:
-        """Whether the partitions of a producer, once it has finished, are of no use to anybody."""
+        """Whether no consumer will need the partitions of a producer once it has finished."""
         operator = producer[0]
         return (
             self.all_read(producer) and not self.keeps(operator) and not self._graph.vertices[operator].stream
         )
 
     def is_spent(self, task: Subtask) -> bool:
-        """Whether it has finished, and nobody needs its partitions any more. Sinks have none to be freed."""
+        """Whether a task has finished and its partitions are no longer needed. A sink has none."""
         return task.state == "finished" and self.is_released(task.key)
 
     def keeps(self, operator: int) -> bool:
-        """Whether what that operator writes is kept."""
+        """Whether partitions of this operator are kept."""
         return not self._kept.isdisjoint(self._graph.outputs_of(operator))
 
     def is_kept(self, edge: int) -> bool:
-        """Whether what is written over that edge is."""
+        """Whether the partitions of this edge are kept."""
         return edge in self._kept
 
     def done(self, key: TaskKey) -> EndedChannels:
-        """Those channels of a subtask that were read to the end, without those that are kept."""
+        """The channels of a subtask that were read to the end, except over kept edges."""
         operator, index = key
         masks = self._read.get(key, {})
         ended = {edge: _members(mask) for edge, mask in masks.items() if edge not in self._kept}
@@ -239,7 +256,8 @@ class Ends:
         return EndedChannels(ended, closed)
 
     def ended_channels(self, key: TaskKey) -> EndedChannels:
-        """What the attempt of a subtask that is being deployed is to know."""
+        """The ended channels for the attempt that is deployed now. If it repeats rows, the channels to stale
+        consumers (:func:`is_stale`) count as ended."""
         task, done = self._tasks[key], self.done(key)
         if task.base == task.attempt:
             return done
@@ -252,17 +270,17 @@ class Ends:
         return EndedChannels(done.ended, closed)
 
     def channels_left(self, key: TaskKey) -> tuple[int, int]:
-        """How many channels to producers and to consumers a subtask has which were not read to the end."""
+        """The numbers of channels to producers and to consumers not read to the end."""
         operator, index = key
         inputs = sum(len(self._graph.producers_of(edge, index)) for edge in self._graph.inputs_of(operator))
         return inputs - sum(mask.bit_count() for mask in self._read.get(key, {}).values()), self._left(key)
 
     def record(self, consumer: TaskKey) -> EndsRecord:
-        """For the journal: what a consumer has read, by edge."""
+        """For the journal: the producers that a consumer has read to the end, by edge."""
         return tuple((edge, tuple(_members(mask))) for edge, mask in self._read.get(consumer, {}).items())
 
     def recall(self, consumer: TaskKey, record: EndsRecord, round: int) -> None:
-        """Become what the record says; the attempt of the consumer was deployed in that round."""
+        """Restore from the record; the consumer's attempt was deployed in ``round``."""
         self.round = max(self.round, round)
         for edge, producers in record:
             self.read(consumer, edge, producers)
@@ -286,7 +304,7 @@ def _members(mask: int) -> list[int]:
 
 
 def repeating(graph: JobGraph, kept: frozenset[int]) -> frozenset[int]:
-    """The operators whose subtasks write their rows once more: see the text above. ``kept`` are edges."""
+    """The source operators that repeat their rows after a loss, see the module's text. ``kept`` are edges."""
     if graph.settings.restart_strategy != "individual" or graph.on_unavailable != "wait":
         return frozenset()
     replayed = graph.replayed()
@@ -301,7 +319,7 @@ def repeating(graph: JobGraph, kept: frozenset[int]) -> frozenset[int]:
 
 
 def is_stale(consumer: Subtask, producer: Subtask) -> bool:
-    """Whether former attempts of a consumer may have taken rows since the base of a producer."""
+    """Whether earlier attempts of a consumer may have read rows of a producer after its base."""
     if consumer.state == WAITING:
         return False
     if consumer.state in PENDING or consumer.state not in ("created", "running", "finished"):

@@ -101,39 +101,39 @@ def end_in_words(end: WorkerEnded) -> str:
 
 
 class UnexplainedEnd(NamedTuple):
-    """A worker whose process has ended, and of which its launcher may say how."""
+    """A worker whose process has ended, and whose launcher may report how."""
 
     worker: int
     due: float
-    """When nobody is waited for any more."""
+    """Deadline for the launcher's report."""
     how: str
-    """What is known without."""
+    """Description of the end without the report."""
     attempts: dict[str, list[tuple[TaskKey, int]]]
-    """Those that died with it, by job."""
+    """Attempts that died with it, by job."""
 
 
 class UnexplainedEnds:
-    """Those of all workers, by epoch. The next coordinator does without: launchers repeat how a process
-    ended, with what was inside user code."""
+    """Unexplained ends of workers, by epoch. Not journaled: launchers repeat how a process ended, with its
+    calls inside user code."""
 
     def __init__(self) -> None:
         self._ends: dict[int, UnexplainedEnd] = {}
 
     def add(self, epoch: int, end: UnexplainedEnd) -> None:
-        """A process has ended, and how is to be heard by its time."""
+        """A process has ended; its launcher's report is due at ``end.due``."""
         self._ends[epoch] = end
 
     def take(self, epoch: int) -> UnexplainedEnd | None:
-        """How that process ended is known by now; None: nobody waits for it."""
+        """Take the end of a process that is explained now; None: it is not awaited."""
         return self._ends.pop(epoch, None)
 
     def take_due(self, now: float) -> list[UnexplainedEnd]:
-        """Those that nobody is waited for any more."""
+        """Take the ends whose deadline has passed."""
         due = [epoch for epoch, end in self._ends.items() if now >= end.due]
         return [self._ends.pop(epoch) for epoch in due]
 
     def next_deadline(self) -> float | None:
-        """When :meth:`take_due` has something."""
+        """The earliest deadline."""
         return min((end.due for end in self._ends.values()), default=None)
 
 

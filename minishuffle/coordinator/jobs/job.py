@@ -1,22 +1,6 @@
-"""One job in the coordinator: what happens to it and to its tasks, as their life cycle allows.
+"""A job in the coordinator: its events and those of its tasks, by the rules of their life cycle.
 
-The transitions and what belongs to each stand as tables in :mod:`~minishuffle.coordinator.jobs.lifecycle`.
-:class:`Job` keeps its own state and coordinates its subjects, each of which keeps and writes what is of it::
-
-    subtasks        the current attempts, counted by state
-    progress        positions, files and books: where the next attempts go on, and what was lost
-    ends            which partitions were read to the end, and so are not needed any more
-    slots           which workers have its slots
-    stages          which stages wait, run and have finished
-    first_outputs   which vertices may be deployed although nothing is there to read
-    cancellations   attempts that have to end so that the next ones follow, alone or with their region
-    replays         what runs again from its beginning
-    timers          when the next attempts are due, or a wait for a slot ends
-    recoveries      how far the recoveries have come
-    deaths          deaths of workers that count against a subtask
-    links           broken links, and the workers that are excluded for them
-    pause, move     barriers that subtasks stop at
-    history         events, log lines, collected rows, causes
+The tables of transitions and effects are in :mod:`~minishuffle.coordinator.jobs.lifecycle`.
 """
 
 from __future__ import annotations
@@ -117,24 +101,24 @@ _STOPPING: Final = {"failing": "failed", "canceling": "canceled"}
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A transition of a task that is under way."""
+    """A transition of a task under way."""
 
     before: str
     to: str
     at: float
     kind: str
-    """Its event is of that kind."""
+    """Kind of its event."""
     text: str
     traceback: str
     due: float
-    """When its timer ends."""
+    """Time at which its timer ends."""
     reason: str
-    """Why it restarts; empty: since the last attempt ended."""
+    """Why it restarts; empty: because the last attempt ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord(Record):
-    """A job but for its subtasks, events and files."""
+    """The state of a job, without its subtasks, events and files."""
 
     state: str
     ended_at: float
@@ -165,9 +149,9 @@ class TaskRecord(Record):
 
     task: Subtask
     due: float | None
-    """When the next attempt is deployed."""
+    """Time of its next deployment."""
     recovery: float | None
-    """When the failure was detected that it recovers from."""
+    """Time of detection of the failure from which it recovers."""
     failures: FailuresRecord | None
     deaths: TaskDeaths | None = None
     source: PositionsRecord | None
@@ -176,15 +160,15 @@ class TaskRecord(Record):
 
 
 class Job:
-    """One submitted job; times are of the wall clock.
+    """A submitted job; times are wall clock.
 
-    Invariants: a terminal job has only tasks that have ended; a finished one only finished tasks; a
-    failed or failing one has a cause, and no other job has; a task is pending if and only if there is a time
-    for it; no task of a job that stops is pending, or waits to be deployed; a finished task whose worker is
-    lost is needed by no consumer.
+    Invariants: a terminal job has only ended tasks; a finished one has only finished tasks; a failing or
+    failed job has a cause, and no other job has; a task is pending exactly if it has a time in the table of
+    times; in a stopping job no task is pending or waits to be deployed; no consumer needs a finished task
+    whose worker is lost.
 
     Args:
-        segments: how many segments the job requires on each worker.
+        segments: number of segments that the job requires on each worker.
         random: a number from 0 to 1, for the jitter of delays.
     """
 
@@ -202,7 +186,7 @@ class Job:
     ) -> None:
         self.id, self.name, self.graph = job, name, graph
         self.submission = submission
-        """The id that the client gave its submission; may be empty."""
+        """The id that the client gave the submission; may be empty."""
         self.slots, self._first_slots = Slots(placement, segments), graph.first_slots()
         self.state = "created"
         self.submitted_at, self.ended_at = at, 0.0
@@ -231,7 +215,7 @@ class Job:
     # --- journal ---------------------------------------------------------------------------------
 
     def record(self) -> JobRecord:
-        """What is not of a single subtask, event or file."""
+        """For the journal: all except subtasks, events and files."""
         return JobRecord(
             state=self.state,
             ended_at=self.ended_at,
@@ -256,7 +240,8 @@ class Job:
         )
 
     def task_record(self, key: TaskKey) -> TaskRecord:
-        """What is of a subtask, but for its counts while it runs, and attempts that were replaced."""
+        """For the journal: a subtask without the counts of a running attempt, and without replaced
+        attempts."""
         return TaskRecord(
             task=self.subtasks[key].record(),
             due=self.timers.record(key),
@@ -275,8 +260,7 @@ class Job:
         counts: Mapping[TaskKey, CountsRecord],
         past: Mapping[TaskKey, PastRecord],
     ) -> None:
-        """A new job becomes what the records say; its history and manifest are recalled with what they
-        have listed."""
+        """Restore a new job from its records; its history and manifest are restored separately."""
         self.state, self.ended_at, self.released = record.state, record.ended_at, record.released
         self.slots.recall(
             record.lost_slots, record.segments, record.moving, record.left, blocked=record.abandoned
@@ -309,7 +293,7 @@ class Job:
 
     @property
     def stopping(self) -> bool:
-        """Failing or canceling: its tasks are to be cancelled."""
+        """Whether the job is failing or canceling: its tasks are cancelled."""
         return self.state in _STOPPING
 
     def slot_of(self, key: TaskKey) -> int:
@@ -317,12 +301,12 @@ class Job:
         return self._first_slots[key[0]] + key[1]
 
     def worker_of(self, operator: int, index: int) -> int:
-        """The worker of a subtask: of its slot, unless it has finished before that moved."""
+        """The worker of a subtask: its slot's, unless it finished before the slot moved."""
         task = self.subtasks[operator, index]
         return task.worker if task.stays else self.slots.placement[self.slot_of((operator, index))]
 
     def stayed(self) -> dict[TaskKey, int]:
-        """The workers of subtasks that have finished before their slot moved, or became vacant."""
+        """The workers of subtasks that finished before their slot moved or became vacant."""
         slots = self.slots
         return {
             task.key: task.worker
@@ -339,8 +323,8 @@ class Job:
         tasks: bool = True,
         recent: Mapping[Attempt, TaskCounters] | None = None,
     ) -> JobInfo:
-        """As clients see it at that time; ``results`` of sinks, or all ``tasks``, may be left out. Attempts
-        in ``recent`` have counted what is there."""
+        """The job for clients at the time ``at``; ``results`` of sinks, or all ``tasks``, may be left out.
+        ``recent`` replaces the counters of its attempts."""
         return JobInfo(
             at=at,
             job=self.id,
@@ -375,7 +359,7 @@ class Job:
         )
 
     def _slot_waits(self) -> list[SlotWait]:
-        """One for each lost worker whose tasks have no slot."""
+        """A wait for each lost worker whose tasks have no slot."""
         waiting: dict[int, list[Subtask]] = {}
         for task in self.timers.waiting():
             waiting.setdefault(task.worker, []).append(task)
@@ -389,7 +373,7 @@ class Job:
         ]
 
     def _deploy_waits(self) -> list[DeployWait]:
-        """One for each stage that waits to be deployed."""
+        """A wait for each stage that is not deployed yet."""
         if not self.subtasks.states[WAITING]:
             return []
         if self.first_outputs.is_used:
@@ -404,7 +388,7 @@ class Job:
         return self.stages.why_waiting(stage, is_paused=self.pause.phase != "none")
 
     def _vertex_waits(self) -> list[DeployWait]:
-        """One for each vertex of which subtasks wait for the first rows of its inputs."""
+        """A wait for each vertex with subtasks that wait for the first rows of its inputs."""
 
         def wanted(edge: int) -> str:
             source = self.graph.vertices[self.graph.edges[edge].source].name
@@ -437,7 +421,7 @@ class Job:
     # --- what happens to it ----------------------------------------------------------------------
 
     def task_changed(self, task: Subtask, message: TaskStateChanged, at: float) -> bool:
-        """The state of a task's current attempt changed; False if that is not (any more) so."""
+        """Apply a reported state of a task's current attempt; False if the transition is not possible now."""
         if (task.state, message.state) == ("finished", "failed"):
             return self._partitions_lost(task, message.error, at)
         if not may(TASK_TRANSITIONS, task.state, message.state, "worker"):
@@ -461,7 +445,7 @@ class Job:
         return True
 
     def _complete_exchange(self, task: Subtask, at: float) -> None:
-        """The last producer of a blocking exchange has finished: whoever waits for it can read."""
+        """Note the completion of a blocking exchange, when its last producer has finished."""
         for number in self.graph.outputs_of(task.operator):
             edge = self.graph.edges[number]
             producers = self.subtasks.of(task.operator)
@@ -470,7 +454,8 @@ class Job:
                 self.history.note(at, "exchange complete", text, operator=task.operator)
 
     def _partitions_lost(self, task: Subtask, error: ErrorInfo | None, at: float) -> bool:
-        """What a task that has finished has stored cannot be read any more; False if nobody needs it."""
+        """The stored partition of a finished task cannot be read any more: run it again. False if no consumer
+        needs it."""
         lost = error is not None and error.code == PartitionLost.code
         if error is None or not lost or self.stopping or not self.ends.needed(task.key):
             return False
@@ -483,11 +468,11 @@ class Job:
         return True
 
     def ends_read(self, task: Subtask, edge: int, producers: Iterable[int]) -> None:
-        """A task has read the partitions of these producers to the end."""
+        """Note that a task has read these producers to the end."""
         self.ends.spend(self.ends.read(task.key, edge, producers))
 
     def partition_readable(self, task: Subtask, edge: int, at: float) -> bool:
-        """A partition has its first buffer; False if nobody can read it any more."""
+        """Note that a partition has its first buffer; False if it can no longer be read."""
         if not (task.runs or task.stays) or edge not in self.graph.outputs_of(task.operator):
             return False
         if self.subtasks.some_wait(self.graph.edges[edge].target) and not self._has_something(edge):
@@ -498,7 +483,7 @@ class Job:
         return True
 
     def _ended_early(self, task: Subtask, error: ErrorInfo | None, asked: str, at: float) -> None:
-        """A task ended, and not because its work was done; ``asked``: see :meth:`Cancellations.why`."""
+        """Handle an attempt that ended before its work was done; ``asked``: see :meth:`Cancellations.why`."""
         gave_way = task.state in ("canceled", "abandoned") or asked == "replayed"
         if self.state == "canceling" or (self.stopping and gave_way):
             return
@@ -515,7 +500,7 @@ class Job:
             self._retry(task, error, at)
 
     def report(self, task: Subtask, report: TaskReport, at: float) -> None:
-        """Counters from a heartbeat."""
+        """Apply a task's report from a heartbeat."""
         if task.state in ("created", "running"):
             task.counted(report.counters)
             if self.deaths.note_report(task.key, report, at):
@@ -526,7 +511,7 @@ class Job:
         self.progress.exchanged(task, report.traffic, report.counters.rows_dropped)
 
     def task_stands(self, task: Subtask, standing: Standing, at: float) -> None:
-        """A task that runs has stopped for a pause, or is kept from it, or neither."""
+        """Note the standing of a running task at the barriers of a pause or a move."""
         if standing.taken and standing.barrier == self.move.barrier and self.move.is_aligning:
             self.move.taken(task)
             self._advance(at)
@@ -534,7 +519,7 @@ class Job:
             self._advance(at)
 
     def collected(self, task: Subtask, message: Collected, at: float) -> bool:
-        """A batch of rows for the client; False if the job stops."""
+        """Keep a batch of rows for the client; False if the job is stopping."""
         if self.stopping:
             return False
         task.collected(message.rows)
@@ -547,7 +532,7 @@ class Job:
         return True
 
     def lose_results(self, subtask: str, rows: range, worker: int, at: float) -> None:
-        """Rows that a sink's subtask kept, and that no reader had dealt with, are lost with a worker."""
+        """Count uncommitted rows kept by a sink's subtask as lost with their worker."""
         self.progress.results_lost(len(rows))
         text = f"rows {rows.start} to {rows.stop} of {subtask}, which no reader had committed"
         self.history.note(at, "results lost", text, worker=worker)
@@ -555,11 +540,12 @@ class Job:
     def worker_lost(
         self, worker: int, cause: ErrorInfo, at: float, end_told_until: float | None = None
     ) -> None:
-        """Its tasks there that have not ended are lost, and what was held there is free.
+        """A worker is lost: its running tasks are lost, finished ones whose partitions are needed too, and
+        its slots become vacant.
 
         Args:
-            end_told_until: how its process ended is heard by then at the latest. A slot with a subtask that
-                a death counts against waits for that.
+            end_told_until: time by which the launcher reports how the process ended. Slots of subtasks with
+                counted deaths wait for it.
         """
         self.slots.worker_lost(worker, cause.text)
         here = self.subtasks.on(worker)
@@ -578,8 +564,8 @@ class Job:
         self._go_on_without(lost, cause, "on another worker", at)
 
     def exclude(self, worker: int, exclusion: Exclusion, at: float) -> list[TaskAttempt]:
-        """A worker that others of the job cannot reach loses its slots, though it is alive: gives the
-        attempts that it is to release. They are failures of their subtasks."""
+        """Exclude an alive worker that other workers of the job cannot reach: it loses its slots, and its
+        running attempts count as failures. Returns the attempts that it must release."""
         here = self.subtasks.on(worker)
         named = [TaskAttempt(operator=task.operator, index=task.index, attempt=task.attempt) for task in here]
         failed = [task.key for task in here if task.runs]
@@ -597,17 +583,18 @@ class Job:
         return named
 
     def end_told(self, worker: int, at: float) -> None:
-        """How the process of that worker, which is lost, has ended is known by now, or nobody will tell."""
+        """The end of a lost worker's process is explained, or will not be: its held tasks wait no longer."""
         self.timers.hasten(self.cancellations.deployed_with(self.timers.release(worker)), at)
 
     def linked_workers(self) -> dict[int, int]:
-        """The workers between which tasks may need links, each with the number of slots that it has. One that
-        has had some may keep what others have yet to read; one that is excluded has nothing for them."""
+        """The workers between which tasks may need links, with their numbers of slots. A worker that has
+        given up its slots may still keep partitions; an excluded worker keeps none."""
         held = self.slots.held()
         return {each: held[each] for each in self.slots.workers() if each not in self.links.excluded}
 
     def died_inside(self, calls: Iterable[UserCall], how: str, worker: int, at: float) -> None:
-        """Attempts were inside user code when their process died of what may have been their doing."""
+        """Count the deaths of attempts that were inside user code, and may have caused the end of their
+        process."""
         for call in calls:
             task = self.subtasks.get((call.operator, call.index))
             if task is None or call.attempt > task.attempt or self.stopping or self.terminal:
@@ -634,8 +621,8 @@ class Job:
     def last_seen_inside(
         self, attempts: Iterable[tuple[TaskKey, int]], stalled_at: float | None = None
     ) -> list[UserCall]:
-        """Those of these attempts that were inside user code as far as their workers have said; with a time,
-        those that had passed nothing on for a while then."""
+        """The attempts that were inside user code at their last report. With ``stalled_at``, only those that
+        were stalled at this time."""
         return [
             UserCall(
                 job=self.id, operator=key[0], index=key[1], attempt=attempt, position=seen[0], rows=seen[1]
@@ -651,7 +638,7 @@ class Job:
         self.progress.coordinator_lost()
 
     def never_there(self, keys: Iterable[TaskKey], at: float) -> None:
-        """These have not reached their worker, whose coordinator was lost: they start again."""
+        """Restart tasks whose deployment has not reached their worker, because the coordinator was lost."""
         lost = [self.subtasks[key] for key in keys]
         for task in lost:
             text = f"{task} had not reached worker {task.worker}"
@@ -672,7 +659,8 @@ class Job:
         self._advance(at)
 
     def _fail_of_loss(self, lost: list[Subtask], cause: ErrorInfo, at: float) -> None:
-        # Tasks elsewhere may have failed for want of the worker before, whatever its own had come to.
+        # Tasks on other workers may have failed earlier because of this worker, whatever the state of its own
+        # tasks.
         explains = self.state == "failing" and not self.history.explained
         if (not lost and not explains) or self.state == "canceling":
             return
@@ -680,7 +668,8 @@ class Job:
         self.fail(cause.model_copy(update={"text": text}), at, verdict=True)
 
     def _unreadable(self, gone: Sequence[Subtask]) -> list[Subtask]:
-        """These subtasks, and all that restart with them, whose stored rows no run can make again."""
+        """Tasks with stored rows that cannot be made again: among ``gone``, and among all tasks that restart
+        with these."""
         keys = {task.key for task in gone}
         beside = [self.subtasks[key] for key in self.replays.cannot(self.cancellations.regions.of(keys))]
         return [task for task in beside if task.key in keys or task.runs or self._is_stored_for_others(task)]
@@ -693,7 +682,8 @@ class Job:
         self.fail(cause.model_copy(update={"text": text}), at, verdict=True)
 
     def undeployed(self, worker: int, message: DeployTasks, error: ShuffleError | None, at: float) -> None:
-        """These tasks could not be sent to the worker, or without an error, are not since the job ends."""
+        """End tasks whose DeployTasks was not sent: because of an ``error``, or without one because the job
+        ends."""
         state, text = ("canceled", "the job ends") if error is None else ("failed", str(error))
         for spec in message.tasks:
             task = self.subtasks[spec.operator, spec.index]
@@ -704,7 +694,7 @@ class Job:
         self._advance(at)
 
     def fail(self, cause: ErrorInfo, at: float, *, verdict: bool = False) -> None:
-        """Begin to fail, or add to the causes of a failure that has begun."""
+        """Begin to fail, or add a cause if the job is failing."""
         begins = may(JOB_TRANSITIONS, self.state, "failing", "coordinator")
         if begins or self.state == "failing":
             self.history.blame(cause, verdict=verdict)
@@ -713,7 +703,7 @@ class Job:
             self._advance(at)
 
     def cancel(self, at: float, why: str) -> None:
-        """Begin to cancel, unless it has ended or is ending already."""
+        """Begin to cancel, unless the job has ended or is stopping."""
         if may(JOB_TRANSITIONS, self.state, "canceling", "user"):
             self._transition_job("canceling", "user", at, why)
             self._advance(at)
@@ -721,10 +711,10 @@ class Job:
     # --- pauses ----------------------------------------------------------------------------------
 
     def pause_within(self, seconds: float, at: float) -> None:
-        """Begin to pause, for so many seconds at most; no effect if that has begun.
+        """Begin a pause with a limit of ``seconds``; no effect if one has begun.
 
         Raises:
-            UsageError: it has ended, or is about to.
+            UsageError: the job has ended, or is stopping.
         """
         if self.terminal or self.stopping:
             raise UsageError(f"job {self.id} is {self.state}: only one that runs can be paused")
@@ -732,7 +722,11 @@ class Job:
         self._advance(at)
 
     def resume(self, at: float) -> None:
-        """Go on. Raises UsageError: it is not paused, nor about to be."""
+        """Resume the job.
+
+        Raises:
+            UsageError: it is neither paused nor pausing.
+        """
         if self.pause.phase == "none":
             raise UsageError(f"job {self.id} is {self.state}, not paused")
         if self.pause.under_way:
@@ -741,14 +735,14 @@ class Job:
             self._transition_job("running", "user", at, f"resumed after {at - self.pause.since:.3f} s")
 
     def _give_pause_up(self, problem: str, at: float, *, by: Actor = "coordinator") -> None:
-        """It does not come to the pause that it was asked for: whatever stands goes on."""
+        """Let the pause fail: stopped tasks continue."""
         self.pause.end(problem)
         self.history.note(at, "pause failed", problem)
         if self.state == "pausing":
             self._transition_job("running", by, at, "it goes on")
 
     def end_overdue_pause(self, at: float) -> None:
-        """Give the pause up if its time has ended."""
+        """Let the pause fail if its deadline has passed."""
         if self.pause.under_way and at >= self.pause.until:
             drained = self.cancellations.drained
             self._give_pause_up(self.pause.overdue(self.graph, self.subtasks.values(), drained), at)
@@ -764,18 +758,18 @@ class Job:
             self._transition_job("paused", "coordinator", at, text)
 
     def _left(self) -> list[str]:
-        """What stays where it is while it is paused."""
+        """The data that stays where it is while the job is paused, in words."""
         counts = (self.progress.totals(task).counters.user_errors for task in self.subtasks.values())
         letters = sum(errors.get("dead_letter", 0) for errors in counts)
         return self.pause.left(self.graph, self.subtasks.values(), letters)
 
     def take_stop(self) -> bool:
-        """Whether CancelTasks is to be sent: True once."""
+        """Whether CancelTasks must be sent: True once."""
         stop_sent, self.stop_sent = self.stop_sent, True
         return not stop_sent
 
     def release(self) -> None:
-        """ReleaseJob was sent: no task will start again."""
+        """ReleaseJob was sent: no task starts again."""
         self.released = True
         vertices = [vertex.model_copy(update={"program": b""}) for vertex in self.graph.vertices]
         self.graph = self.graph.model_copy(update={"vertices": vertices})
@@ -787,7 +781,7 @@ class Job:
         return self.graph.settings.restart_strategy != "none"
 
     def _retry(self, task: Subtask, error: ErrorInfo, at: float) -> None:
-        """Restart a task that failed in its slot, unless it has failed too often."""
+        """Restart a failed task in its slot, unless it has failed too often."""
         settings = self.graph.settings
         if unreadable := self._unreadable([task]):
             self._fail_of_unreadable(unreadable, error, at)
@@ -801,7 +795,7 @@ class Job:
             self.fail(failures.limit_reached(str(task)), at)
             return
         if task.state == "canceled":
-            delay = max(delay, RESTART_BACKOFF.first)  # Its worker may be about to say that it shuts down.
+            delay = max(delay, RESTART_BACKOFF.first)  # its worker may be about to report its shutdown
         when = f"in {delay:.1f} s" if delay else "at once"
         count = f"failure {failures.count} of {settings.restart_failures_max}"
         text = f"attempt {task.attempt + 1} follows {when} ({count}): {error.text}"
@@ -809,8 +803,8 @@ class Job:
         self.cancellations.restart_with([task.key])
 
     def _widen(self, at: float) -> bool:
-        """Have as much restart with a task as the deaths of any make advisable; True: that is more than it
-        was. It is the job's own strategy again when none counts any more."""
+        """Use the restart strategy that the counted deaths require; True if it is wider than before. Without
+        counted deaths it is the job's own strategy again."""
         own, before = self.graph.settings.restart_strategy, self.cancellations.regions.strategy
         strategy = self.deaths.strategy(own)
         if not self.cancellations.widen(strategy):
@@ -823,18 +817,17 @@ class Job:
 
     @property
     def can_move(self) -> bool:
-        """Whether its tasks can restart elsewhere."""
+        """Whether its tasks can restart on other workers."""
         return self._restarts and not self.stopping and not self.terminal
 
     @property
     def moves_as_a_whole(self) -> bool:
-        """Whether others restart with a task whose slot moves: the fewer moves the better."""
+        """Whether other tasks restart together with a moving one, so that all slots should move at once."""
         return self.cancellations.regions.joint
 
     def movable(self, slots: Iterable[int]) -> list[int]:
-        """Those of these slots that can leave their worker: all but those with what cannot be made again, and
-        will be read there. If others restart with a task whose slot moves, none can as long as there is any
-        such."""
+        """The slots among these that can leave their worker: all without stored rows that cannot be made
+        again and are still needed. If tasks restart jointly, none can while there are rows of this kind."""
         tasks = [self.subtasks[key] for key in self.replays.cannot(self.subtasks)]
         tasks = [task for task in tasks if task.runs or self._is_stored_for_others(task)]
         fixed = {(self.slot_of(task.key), task.worker) for task in tasks}
@@ -843,15 +836,15 @@ class Job:
         return [slot for slot in slots if (slot, self.slots.placement[slot]) not in fixed]
 
     def _is_stored_for_others(self, task: Subtask) -> bool:
-        """Whether it has finished, and its worker has what others have yet to read, or may read again."""
+        """Whether a task has finished, and its worker has partitions that others still have to read."""
         return task.stays and not self.stopping and self.ends.needed(task.key)
 
     def slots_move(self, slots: Iterable[int], at: float, seconds: float = 0.0) -> None:
-        """These slots are to move: what runs in them ends in order, where its sources then are is known, and
-        the next attempts follow in the place that each slot has got. None of that is a failure.
+        """Move slots: their tasks end in order, at known source positions, and their next attempts follow in
+        the slots' new places. None of this counts as a failure.
 
         Args:
-            seconds: for so long at most it first takes what was emitted for it.
+            seconds: limit of the time for processing the rows already sent to them.
         """
         moving = set(slots)
         here = [key for key, task in self.subtasks.items() if task.runs and self.slot_of(key) in moving]
@@ -864,21 +857,21 @@ class Job:
         self._advance(at)
 
     def end_overdue_move(self, at: float) -> None:
-        """What moves ends, and what waits for it waits no more, if the time for that has ended."""
+        """End an overdue move: its tasks end now, and held rows wait no longer."""
         if self.move.is_overdue(at):
             self.cancellations.cancel(self.move.end())
             self.pause.repeat()
 
     def evict(self, worker: int, at: float) -> None:
-        """The slots that a worker has are to leave it, wherever they go."""
+        """Take all movable slots from a worker, with or without a target."""
         self.cancellations.cancel(self.move.give_up())
         slots = self.movable(self.slots.on([worker]))
         self.slots.evict(worker, slots)
         self.slots_move(slots, at)
 
     def needs(self, worker: int) -> bool:
-        """Whether a worker runs a task, or is to run the next attempt of one, or keeps what one that has
-        finished wrote and others have yet to read."""
+        """Whether a worker is needed: it runs a task, is about to run one, or keeps partitions that others
+        still have to read."""
         if self.slots.coming(worker):
             return True
         here = set(self.slots.on([worker]))
@@ -899,8 +892,8 @@ class Job:
         return f"on worker {worker}" if worker != NOWHERE else "where a slot comes free"
 
     def _arrive(self, at: float) -> None:
-        """Slots that move, and in which nothing runs any more, are where they move to. What has finished
-        stays for those who have yet to read it. What is kept until the job ends does not: it is made anew."""
+        """Complete the moves of slots without running tasks. Partitions of finished tasks stay on the old
+        worker while they are needed, except kept ones, which are made again."""
         if self.stopping or self.terminal or not self.slots.moving:
             return
         busy = {self.slot_of(task.key) for task in self.subtasks.values() if task.runs}
@@ -920,8 +913,8 @@ class Job:
         return task.on_worker and task.worker == worker
 
     def stored_on(self, workers: Collection[int]) -> list[Subtask]:
-        """Subtasks whose slots are not on these workers, any more, which have what they stored for others, as
-        far as it can be made again."""
+        """Finished subtasks with needed, repeatable partitions on these workers, whose slots are elsewhere by
+        now."""
         slots = self.slots
         return [
             task
@@ -935,17 +928,17 @@ class Job:
         ]
 
     def make_again(self, tasks: list[Subtask], at: float) -> None:
-        """What these have stored is made anew elsewhere, since their workers are to leave."""
+        """Run these tasks again elsewhere, since their workers are draining."""
         for task in tasks:
             self._restart(task, at, self._after_the_move(task), reason="drained")
         self.cancellations.restart_with([task.key for task in tasks])
         self._advance(at)
 
     def _restart_together(self, keys: list[TaskKey], at: float) -> None:
-        """A region has ended: it is deployed at the latest of its times. What has finished restarts too if a
-        consumer does which has yet to read its end, or reads it again."""
+        """A region has ended: deploy it at the latest of its times. A finished task restarts as well if a
+        restarting consumer has not read its end, or reads it again."""
         finished = [key for key in keys if self.subtasks[key].state == "finished"]
-        but = {"finished", WAITING}  # Who was not deployed so far will read what is there.
+        but = {"finished", WAITING}  # a waiting task will read the new partitions
         while found := [self.subtasks[key] for key in finished if self.ends.needed(key, but)]:
             finished = [key for key in finished if self.subtasks[key] not in found]
             for task in found:
@@ -953,7 +946,7 @@ class Job:
         self.timers.join(keys)
 
     def _replay(self, at: float) -> None:
-        """What runs again with pending tasks ends first; then all of it is deployed at the latest of its
+        """End the tasks that run again with pending ones; then deploy all of them at the latest of their
         times."""
         if self.stopping or self.terminal:
             return
@@ -974,13 +967,15 @@ class Job:
     def _restart(
         self, task: Subtask, at: float, where: str, *, due: float | None = None, reason: str = ""
     ) -> None:
-        """Have the next attempt of a task follow there, at once if no time is given."""
+        """Let the next attempt of a task follow at ``due``, by default at once; ``where`` is for the
+        event."""
         text = f"{task}: attempt {task.attempt + 1} follows {where}"
         due = at if due is None else due
         self._transition(task, "restarting", "coordinator", at, text, due=due, reason=reason)
 
     def next_time(self) -> float | None:
-        """When a pending task is due, or has waited long enough for a slot."""
+        """The next time at which a task is due, or a deadline passes: of a wait for a slot, a pause or a
+        move."""
         times = [self.timers.next_time(self._holds_back)]
         if self.pause.under_way:
             times.append(self.pause.until)
@@ -989,7 +984,7 @@ class Job:
         return min((time for time in times if time is not None), default=None)
 
     def _holds_back(self, key: TaskKey) -> bool:
-        """Whether a pending task waits for others to end."""
+        """Whether a pending task waits until others have ended."""
         return self.slot_of(key) in self.slots.moving or self.cancellations.holds_back(key)
 
     @property
@@ -997,12 +992,13 @@ class Job:
         return self.subtasks.states["waiting for a slot"] > 0
 
     def due(self, at: float) -> list[Subtask]:
-        """Pending tasks that may be deployed now, if there is a slot for them."""
+        """Pending tasks that may be deployed now, if they have a slot."""
         return [task for task in self.timers.due(at) if not self._holds_back(task.key)]
 
     def wait_for_slot(self, task: Subtask, until: float, at: float, *, may_come: bool = False) -> None:
-        """There is none free for the task now; one ``may_come`` without that somebody starts a worker."""
-        if not may(TASK_TRANSITIONS, task.state, "waiting for a slot", "coordinator"):  # It waits already.
+        """No slot is free for a task: let it wait until ``until``. ``may_come``: one may become free without
+        a new worker. Otherwise a task of an excluded worker fails the job."""
+        if not may(TASK_TRANSITIONS, task.state, "waiting for a slot", "coordinator"):  # it waits already
             return
         exclusion = self.links.excluded.get(task.worker)
         if exclusion is not None and not may_come:
@@ -1016,16 +1012,16 @@ class Job:
             self._transition(task, "waiting for a slot", "coordinator", at, text, due=until)
 
     def slots_overdue(self, at: float) -> set[int]:
-        """Lost slots whose tasks have waited for as long as they are to."""
+        """Lost slots whose tasks have waited until their deadline."""
         return {self.slot_of(task.key) for task in self.timers.overdue(at)}
 
     def wait_on(self, slot: int, until: float) -> None:
-        """Tasks that wait for that slot do so for longer."""
+        """Extend the wait of the tasks of a slot."""
         waiting = [task.key for task in self.timers.waiting()]
         self.timers.prolong([key for key in waiting if self.slot_of(key) == slot], until)
 
     def give_up_waiting(self, at: float) -> None:
-        """Fail if a task has waited for a slot for too long."""
+        """Fail the job if a task has waited for a slot until its deadline."""
         if waiting := self.timers.overdue(at):
             text = (
                 f"{names_of(waiting)} found no free slot in time: "
@@ -1035,13 +1031,13 @@ class Job:
             self.fail(ErrorInfo(code=ResourceExhausted.code, text=text, task=str(waiting[0])), at)
 
     def deployed(self, task: Subtask, at: float) -> int | None:
-        """The next attempt takes the place of the last; gives the worker that still has the last, if any."""
+        """Deploy the next attempt of a task. Returns the worker that still has the previous one, or None."""
         last = task.worker if task.on_worker else None
         self._transition(task, "created", "coordinator", at, str(task))
         return last
 
     def _begin_next(self, task: Subtask, at: float) -> None:
-        """It goes on where the last attempt ended, whose books are closed."""
+        """Begin the next attempt from the state of the last one, whose account is closed."""
         key, worker = task.key, self.slots.placement[self.slot_of(task.key)]
         running_at = self.pause.since if self.pause.phase == "paused" else at
         resumption = self.progress.next_attempt(task, running_at)
@@ -1054,7 +1050,7 @@ class Job:
         self._note(task, "task rescheduled", at, f"{task} to worker {worker}, {where}")
 
     def recovered(self, message: RecoverySteps, at: float) -> None:
-        """Workers see attempts come back; what is of attempts that were replaced since changes nothing."""
+        """Apply the recovery steps seen by workers; steps of replaced attempts are ignored."""
         for step in message.steps:
             task = self.subtasks.get((step.operator, step.index))
             if task is None or task.attempt != step.attempt or task.state in PENDING:
@@ -1077,14 +1073,14 @@ class Job:
         reason: str = "",
         traceback: str = "",
     ) -> None:
-        """Bring a task to that state, with all that belongs to it.
+        """Change the state of a task, with all effects of the transition.
 
         Args:
-            due: when its timer ends, if one begins.
-            reason: why it restarts; empty: since the last attempt ended.
+            due: time at which its timer ends, if one begins.
+            reason: why it restarts; empty: because the last attempt ended.
 
         Raises:
-            AssertionError: it cannot come to that state, or not by that actor.
+            AssertionError: the transition is not in the table, or not for this actor.
         """
         effects = effects_of(TASK_TRANSITIONS, str(task), task.state, to, by)
         kind = "drained" if to == "canceled" and task.key in self.cancellations.drained else to
@@ -1096,7 +1092,7 @@ class Job:
             self._apply(effect, task, change)
 
     def _apply(self, effect: TaskEffect, task: Subtask, change: _Change) -> None:
-        """Do what belongs to a transition of a task."""
+        """Apply an effect of a task's transition."""
         key, at = task.key, change.at
         match effect:
             case "leave channels":
@@ -1144,13 +1140,13 @@ class Job:
             self.history.note(change.at, "stage restarting", text)
 
     def _end_attempt(self, task: Subtask, change: _Change) -> None:
-        """Nobody waits for its end any more."""
+        """The end of its attempt is no longer awaited."""
         self.cancellations.ended(task.key)
         task.ended(change.to)
         self.recoveries.moved(task.key, change.to, change.at)
 
     def _interrupt(self, task: Subtask, change: _Change) -> None:
-        """A move of slots, or a pause, has waited for an attempt whose work is not done."""
+        """Interrupt a move or a pause that waits for an attempt, which ended before its work was done."""
         if self.move.is_aligning or change.to == "lost":
             self.cancellations.cancel(self.move.interrupt(change.at))
         if problem := self.pause.interrupted(task):
@@ -1163,7 +1159,7 @@ class Job:
         self.recoveries.moved(task.key, change.to, change.at)
 
     def _leave_channels(self, task: Subtask, change: _Change) -> None:
-        """An attempt ends early, or one that had finished is lost."""
+        """Update the ends of channels when an attempt ends early, or a finished one is lost."""
         self.ends.reset_consumer(task.key)
         consumers = [self.subtasks[key] for key in self.graph.consumers(*task.key)]
         lost = change.to == "lost" and bool(consumers)
@@ -1190,14 +1186,18 @@ class Job:
         )
 
     def _transition_job(self, to: str, by: Actor, at: float, text: str) -> None:
-        """Bring the job to that state, with all that belongs to it. Raises AssertionError: as above."""
+        """Change the state of the job, with all effects of the transition.
+
+        Raises:
+            AssertionError: the transition is not in the table, or not for this actor.
+        """
         effects = effects_of(JOB_TRANSITIONS, f"job {self.id}", self.state, to, by)
         self.state = to
         for effect in effects:
             self._apply_to_job(effect, at, text)
 
     def _apply_to_job(self, effect: JobEffect, at: float, text: str) -> None:
-        """Do what belongs to a transition of the job."""
+        """Apply an effect of the job's transition."""
         match effect:
             case "record event":
                 self.history.note(at, self.state, text)
@@ -1217,7 +1217,7 @@ class Job:
                 assert_never(effect)
 
     def _stop_tasks(self, at: float) -> None:
-        """What is pending is not deployed any more, and nothing stands any more."""
+        """Cancel pending and waiting tasks, and give up restarts, moves and stages."""
         for task in self.subtasks.values():
             if task.state in PENDING or task.state == WAITING:
                 self._transition(task, "canceled", "coordinator", at, "the job ends")
@@ -1225,8 +1225,8 @@ class Job:
         self.cancellations.give_up()
 
     def _advance(self, at: float) -> None:
-        """Follow from the states of the tasks to the places of slots, and to the states of regions and of the
-        job."""
+        """Derive the places of slots, and the states of regions and of the job, from the states of the
+        tasks."""
         self.cancellations.cancel(self.move.take_ready())
         self._arrive(at)
         for keys in self.cancellations.regions.take_ended():
@@ -1252,19 +1252,17 @@ class Job:
 
     @property
     def wants_slots(self) -> bool:
-        """Whether a stage, or a subtask that was not deployed so far, waits for nothing but slots; or slots
-        were lost that are kept for a stage."""
+        """Whether a stage or a waiting subtask lacks only slots, or a kept slot was lost."""
         if self.stages.some_lack_slots or self.kept_slots_lost():
             return True
         return any(self.slot_of(task.key) in self.slots.vacant for task in self.first_due())
 
     def kept_slots_lost(self) -> list[int]:
-        """Slots that stages which run keep for those that they wait for, and that were lost."""
+        """Lost slots that running stages keep for the stages they wait for."""
         return sorted(self.stages.slots_kept() & self.slots.vacant)
 
     def first_due(self) -> list[Subtask]:
-        """Subtasks of vertices which something stands before that they wait for, and which may be deployed
-        now if their slots are there."""
+        """Waiting subtasks whose inputs are ready, to be deployed if their slots have workers."""
         if not self.first_outputs.is_used or not self.subtasks.states[WAITING] or self.pause.phase != "none":
             return []
         waiting = [task for task in self.subtasks.values() if task.state == WAITING]
@@ -1273,7 +1271,7 @@ class Job:
         return [task for task in waiting if task.operator in due]
 
     def _has_something(self, edge: int) -> bool:
-        """Whether something can be read of an edge: its first buffer, or all of it if it is stored, or has no
+        """Whether an edge is ready: it has its first buffer, or is complete if it is stored or has no
         rows."""
         source = self.graph.edges[edge].source
         tasks = self.subtasks.of(source)
@@ -1283,8 +1281,8 @@ class Job:
         return there and any(edge in task.readable and (task.runs or task.stays) for task in tasks)
 
     def deploys_ahead(self, leaving: Collection[int]) -> bool:
-        """Have those deployed that wait, and for whom there may be rows on workers which are to leave: so
-        nothing is lost when what has written them moves. False: there are none."""
+        """Let waiting vertices be deployed that have rows on draining workers, so that no rows are lost in
+        the move. False: there are none."""
         found = {
             self.graph.edges[edge].target
             for task in (self.subtasks.values() if self.first_outputs.is_used else ())
@@ -1296,7 +1294,7 @@ class Job:
         return bool(found)
 
     def stages_due(self) -> list[DueStage]:
-        """Those that may be deployed now, if there are slots for them, in their order."""
+        """The stages that may be deployed now, if they have slots, in their order."""
         is_pausing = self.pause.phase != "none" and self.state != "created"
         return [] if self.stopping or self.terminal or is_pausing else self.stages.due()
 
@@ -1306,12 +1304,12 @@ class Job:
         return [task for task in self.subtasks.values() if task.operator in vertices]
 
     def stage_short(self, stage: int, why: str, at: float) -> None:
-        """It could be deployed, but for ``why``."""
+        """A due stage is not deployed, for the reason ``why``."""
         if self.stages.lacks_slots(stage, why):
             self.history.note(at, "stage waiting", self._why_waiting(stage))
 
     def stage_starts(self, stage: int, at: float) -> None:
-        """It has got its slots, and is about to be deployed."""
+        """A stage has its slots, and is about to be deployed."""
         self.stages.starts(stage)
         slots = {self.slot_of(task.key) for task in self.tasks_of(stage)}
         workers = ", ".join(map(str, sorted({self.slots.placement[slot] for slot in slots})))
@@ -1320,7 +1318,7 @@ class Job:
         self.history.note(at, "stage deployed", text)
 
     def _give_slots_back(self, at: float) -> None:
-        """The job holds the slots of stages that run, and of those that these wait for."""
+        """Give back slots that neither running stages, nor stages they wait for, need."""
         if self.stopping or self.terminal:
             return
         there = set(range(len(self.slots.placement))) - self.slots.vacant - self.slots.moving.keys()

@@ -1,70 +1,69 @@
-"""The life cycle of a job and of its tasks: which transitions there are, for whom, and what belongs to each.
+"""The life cycle of a job and of its tasks: two tables of transitions, with the actors and effects of each.
 
-Both are tables of transitions. A job::
+A job::
 
     created --all run--> running --all finished--> finished, or finished_with_loss
        |                    |
        +--a task failed for good, too many rows-----------> failing  --all ended-> failed
        +--the user asks-----------------------------------> canceling --all ended-> canceled
 
-One that runs may be paused (:mod:`~minishuffle.coordinator.jobs.pausing`), and ends from there as it does
-when it runs::
+A running job may be paused (:mod:`~minishuffle.coordinator.jobs.pausing`), and ends from there as from
+running::
 
     running --the user asks--> pausing --all stand--> paused --the user asks--> running
        ^                          |
        +--too late, or too often--+
 
-A task. On a schedule that does not deploy all tasks at once it begins as *waiting*: without an attempt, and
-part of nothing before it is deployed. An attempt may end in five ways. If it did not finish, and the job goes
-on, the next attempt takes its place: in the same slot after the delay of
-:mod:`~minishuffle.coordinator.jobs.failover`, or in another slot if its worker is lost, which it may have to
-wait for::
+A task. On a schedule that does not deploy all tasks at once it begins as *waiting*, without an attempt. An
+attempt can end in five ways. If the task is not finished and the job continues, the next attempt takes its
+place: in the same slot after the delay of :mod:`~minishuffle.coordinator.jobs.failover`, or in another slot
+if its worker is lost, for which it may have to wait::
 
     waiting --deployed--> created
     created --> running --> finished | failed | canceled | abandoned | lost
        ^                       |          |         |           |        |
-       |                       +--lost---(its worker, while consumers need what it wrote)
+       |                       +--lost---(its worker, while consumers need its partitions)
        |                       +----------+---------+-----------+--------+
        |                                            v
        +--deployed------------- restarting <--------+
        +--deployed-- waiting for a slot <---+
 
-With the strategies ``region`` and ``full`` others are cancelled then and restart with it, once all of them
-have ended. Of those that have finished, the ones restart that a consumer which restarts has yet to read to
-the end. What reads or writes blocking exchanges restarts with what
-:mod:`~minishuffle.coordinator.jobs.lostpartitions` says, with any strategy.
+With the strategies ``region`` and ``full``, other tasks are cancelled then, and all restart together once
+they have ended. A finished task restarts with them if a restarting consumer has not read it to the end. Tasks
+that read or write blocking exchanges restart by the rules of
+:mod:`~minishuffle.coordinator.jobs.lostpartitions`, with any strategy.
 
-A job with the restart strategy ``none`` fails with its first task. A job on its way to ``failed`` or
-``canceled`` ends there whatever its tasks report meanwhile.
+A job with the restart strategy ``none`` fails with its first task. A job that is failing or canceling reaches
+``failed`` or ``canceled``, whatever its tasks report meanwhile.
 
-Each transition of the tables names its actors and its effects, in their order. :meth:`Job._transition` and
-:meth:`Job._transition_job` are the only places that change a state: they refuse what is not in the table, or
-not for that actor, and apply the effects, so no caller repeats them. (The model: the states of Arroyo's job
-controller.) Effects for a task::
+Each transition of the tables has its actors and its effects, in order. :meth:`Job._transition` and
+:meth:`Job._transition_job` are the only places that change a state. They refuse a transition that is not in
+the table, or not allowed for the actor, and apply the effects, so no caller repeats them. (The model: the
+states of Arroyo's job controller.) Effects for a task::
 
-    leave channels      its next attempt reads what is kept anew; a source may write its rows once more
-    count lost rows     what it may have emitted, and which of its files may still be hidden
-    move stage          its stage has come further, or back
-    settle files        its files have the names that were listed
-    end attempt         nobody waits for its end any more; its recovery begins, or is complete
-    end move            it has taken all that a slot which moves waits for
-    interrupt           a pause, or a move of slots, that waits for it begins again or is given up
+    leave channels      its next attempt reads kept partitions again; a source may repeat its rows
+    count lost rows     rows it may have emitted, and listed files that may still be hidden
+    move stage          its stage changes its state
+    settle files        its listed files have their final names
+    end attempt         its end is no longer awaited; its recovery begins, or is complete
+    end move            it has processed the rows for which a moving slot waits
+    interrupt           a pause or move that waits for it begins again, or is given up
     block slot          its thread still runs: the slot takes no other task
-    count restart       by the end that the last attempt came to
-    begin timer         for the restart, or for how long it waits for a slot
-    end timer           it waits no more
+    count restart       by the end of the last attempt
+    begin timer         for the restart, or for the time it may wait for a slot
+    end timer           it waits no longer
     begin first         the first attempt gets the worker of its slot
-    begin next          the next attempt goes on where the last one ended, whose books are closed
+    begin next          the next attempt continues from the last one, whose account is closed
     record event        for the users of the job
-    clear deaths        none counts against it any more
-    read inputs         its producers may be released, and so may it be
+    clear deaths        no death counts against it any more
+    read inputs         its producers may be released, and so may it
     complete exchange   the last producer of a blocking exchange has finished
 
-The journal is written with each, too. Effects for a job::
+The journal is written after each transition as well. Effects for a job::
 
     record event        for its users
-    end pause           whatever stands goes on
-    stop tasks          what is pending or waits is canceled, and nothing restarts or moves any more
+    end pause           stopped tasks continue
+    stop tasks          pending and waiting tasks are canceled; no task restarts or moves any more
     resume clocks       sources and recoveries do not count the time of the pause
     end                 the time of its end; it needs no links
 """
@@ -97,13 +96,13 @@ ENDED: Final = frozenset({"finished", "failed", "canceled", "abandoned", "lost"}
 PENDING: Final = frozenset({"restarting", "waiting for a slot"})
 """States of a task whose next attempt is not deployed yet."""
 WAITING: Final = "waiting"
-"""The state of a task of which no attempt was deployed so far, since its time has not come."""
+"""The state of a task whose first attempt is not deployed yet, because its schedule delays it."""
 NOT_DEPLOYED: Final = FIRST_ATTEMPT - 1
-"""The attempt of such a task."""
+"""The attempt number of a waiting task."""
 
 
 Actor: TypeAlias = Literal["coordinator", "worker", "user"]
-"""Who asks for a transition: the coordinator by itself, a report of a worker, or a request of a user."""
+"""The actor of a transition: the coordinator by itself, a report of a worker, or a request of a user."""
 TaskEffect: TypeAlias = Literal[
     "leave channels",
     "count lost rows",
@@ -129,15 +128,15 @@ Effect = TypeVar("Effect", bound=str)
 
 @dataclass(frozen=True, slots=True)
 class Transition(Generic[Effect]):
-    """What belongs to a transition."""
+    """The actors and effects of a transition."""
 
     by: frozenset[Actor]
     effects: tuple[Effect, ...]
-    """In the order in which they are applied."""
+    """Effects in the order in which they are applied."""
 
 
 Transitions: TypeAlias = Mapping[tuple[str, str], Transition[Effect]]
-"""By the states before and after."""
+"""Transitions by the states before and after."""
 COORDINATOR: Final = frozenset[Actor]({"coordinator"})
 WORKER: Final = frozenset[Actor]({"worker"})
 USER: Final = frozenset[Actor]({"user"})
@@ -179,7 +178,7 @@ TASK_TRANSITIONS: Final[Transitions[TaskEffect]] = {
     ("waiting for a slot", "created"): Transition(COORDINATOR, _NEXT),
     ("waiting for a slot", "canceled"): Transition(COORDINATOR, ("end timer", *_GIVEN_UP)),
 }
-"""What is not here cannot happen to a task."""
+"""All transitions of a task; others cannot happen."""
 
 _STOP: Final[tuple[JobEffect, ...]] = ("record event", "end pause", "stop tasks")
 _DONE: Final[tuple[JobEffect, ...]] = ("end pause", "end", "record event")
@@ -205,21 +204,21 @@ JOB_TRANSITIONS: Final[Transitions[JobEffect]] = {
     ("failing", "failed"): Transition(COORDINATOR, ("end", "record event")),
     ("canceling", "canceled"): Transition(COORDINATOR, ("end", "record event")),
 }
-"""The same of a job."""
+"""All transitions of a job; others cannot happen."""
 JOB_ENDED: Final = frozenset({"finished", "finished_with_loss", "failed", "canceled"})
 
 
 def may(table: Transitions[Effect], before: str, to: str, by: Actor) -> bool:
-    """Whether there is such a transition, and that actor may ask for it."""
+    """Whether the table has this transition, for this actor."""
     found = table.get((before, to))
     return found is not None and by in found.by
 
 
 def effects_of(table: Transitions[Effect], name: str, before: str, to: str, by: Actor) -> tuple[Effect, ...]:
-    """What belongs to that transition of the task or job of that name.
+    """The effects of a transition of the task or job called ``name``.
 
     Raises:
-        AssertionError: there is none, or that actor may not ask for it.
+        AssertionError: the table does not have it, or not for this actor.
     """
     if not may(table, before, to, by):
         raise AssertionError(f"{name}: the {by} may not bring it from {before} to {to}")

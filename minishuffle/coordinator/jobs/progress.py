@@ -1,13 +1,13 @@
-"""How far one job has come with its rows: where its sources are, what its sinks have, what was lost. Pure.
+"""The progress of one job's rows: positions of its sources, output of its sinks, and losses. Pure.
 
-Four records of one thing, which change together:
+It holds the records that change together:
 
-- the positions of its sources, and of what external clients write (:mod:`~.positions`);
+- the positions of its sources, and of external writes (:mod:`~.positions`);
 - the files that its sinks have completed (:mod:`~.manifest`);
 - the rows that attempts have exchanged and dropped (:mod:`~.lossaccounting`).
 
-When the next attempt of a subtask follows, the books of the last one are closed and all of them say where the
-next one goes on: its *resumption*.
+When a subtask gets its next attempt, the account of the last one is closed, and all of them give the state
+with which the next one starts: its *resumption*.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ __all__ = ["JobProgress"]
 
 
 class JobProgress:
-    """The progress of one job.
+    """The progress of one job's rows.
 
     Args:
-        ends: which partitions are kept: all that their producers write comes once more.
-        replays: what runs again from its beginning.
+        ends: the kept partitions, whose producers' rows come again.
+        replays: the tasks that run again from the beginning.
     """
 
     def __init__(self, graph: JobGraph, subtasks: Subtasks, ends: Ends, replays: Replays) -> None:
@@ -52,12 +52,12 @@ class JobProgress:
         self._graph, self._subtasks, self._ends, self._replays = graph, subtasks, ends, replays
         self.books = Books(graph.edges, graph.kept_edges(), replays.vertices)
         self._losses: Losses | None = None
-        """What they are, until something changes."""
+        """Cached losses; None after a change."""
 
     # --- what is reported -----------------------------------------------------------------------
 
     def moved(self, task: Subtask, message: TaskStateChanged | SourcePositions, at: float) -> None:
-        """Where the current attempt of a source is."""
+        """Note the positions of a source's current attempt."""
         self.sources.report(*task.key, message.positions, at)
         self.writes.report(*task.key, message.writes)
 
@@ -78,12 +78,12 @@ class JobProgress:
         return True
 
     def exchanged(self, task: Subtask, traffic: bytes, rows_dropped: dict[str, int]) -> None:
-        """What the current attempt of a subtask has exchanged and dropped in all."""
+        """Set the total rows exchanged and dropped by a subtask's current attempt."""
         self._losses = None
         task.exchanged(traffic, rows_dropped)
 
     def exchanged_before(self, worker: int, report: TaskReport | TaskReleased) -> bool:
-        """The same of an attempt before the current one; False if nothing is known of it."""
+        """Set the total rows exchanged and dropped by an earlier attempt. False if it is not known."""
         self._losses = None
         attempt, key = report.attempt.attempt, report.attempt.subtask.key
         dropped = report.counters.rows_dropped if isinstance(report, TaskReport) else report.rows_dropped
@@ -92,7 +92,7 @@ class JobProgress:
         return self.books.report(worker, key, attempt, report.traffic, dropped)
 
     def file_completed(self, task: Subtask, message: FileCompleted) -> bool:
-        """List a file of a sink; False if it is in."""
+        """List a file of a sink; False if it was listed before."""
         if not self.manifest.add(message):
             return False
         task.listed(message.rows)
@@ -102,11 +102,12 @@ class JobProgress:
     # --- what happens ---------------------------------------------------------------------------
 
     def state_changed(self) -> None:
-        """The state of a subtask has changed, and so may what is lost."""
+        """The state of a subtask has changed, so the losses may have too."""
         self._losses = None
 
     def attempt_lost(self, task: Subtask) -> None:
-        """An attempt is lost: what it may have emitted, and which of its files may still be hidden."""
+        """An attempt is lost: note the rows it may have emitted, and its listed files that may still be
+        hidden."""
         self.manifest.lost(*task.key, task.attempt)
         self._count_made(task)
 
@@ -117,19 +118,19 @@ class JobProgress:
         )
 
     def results_lost(self, rows: int) -> None:
-        """Rows that a sink kept, and that no reader had committed, are lost with a worker."""
+        """Count uncommitted rows kept by a sink as lost with their worker."""
         self.books.lose("result_lost", rows)
         self._losses = None
 
     def repeats_in_part(self, key: TaskKey) -> None:
-        """Somebody gets nothing of what a source writes once more."""
+        """A consumer gets none of a source's repeated rows."""
         self._subtasks.touch(key)
         self._subtasks[key].repeats_in_part()
         self.books.repeat_in_part(key)
 
     def coordinator_lost(self) -> None:
-        """Sources go on behind their leases while there is no coordinator: until a worker is back, what
-        others had of its tasks counts as it was before."""
+        """A new coordinator begins. Without a coordinator, sources continue beyond their leases. Until a
+        worker is back, the counts of rows passed on by its tasks are those from before."""
         tasks = [task for task in self._subtasks.values() if task.runs]
         workers = {task.worker for task in tasks if self._graph.vertices[task.operator].is_source}
         passed_on = self.books.passed_on(list(self._subtasks.values()))
@@ -139,14 +140,14 @@ class JobProgress:
                 self._subtasks.touch(task.key)
 
     def worker_back(self, worker: int) -> None:
-        """It has come back after its coordinator was lost, and says what its tasks have done."""
+        """A worker has come back to this coordinator, with the counts of its tasks."""
         for task in self._subtasks.values():
             if task.worker == worker and task.passed_on_max is not None:
                 task.passed_on(None)
                 self._subtasks.touch(task.key)
 
     def next_attempt(self, task: Subtask, at: float) -> Resumption:
-        """Close the books of the last attempt of a subtask; gives where the next one goes on."""
+        """Close the account of a subtask's last attempt. Returns the state with which the next one starts."""
         key = task.key
         if task.repeated:
             self.sources.begin_anew(*key, task.resumption.positions)
@@ -159,12 +160,12 @@ class JobProgress:
         return resumption._replace(files=files, writes=writes, first_row=task.rows_kept)
 
     def repeats_rows(self, operator: int) -> bool:
-        """Whether all that a subtask writes comes once more when it restarts."""
+        """Whether all rows of a subtask come again when it restarts."""
         return operator in self._replays.vertices or self._ends.keeps(operator)
 
     def _rows_again(self, task: Subtask) -> int:
-        """At most how many rows its consumers get twice: from the attempt that ended, and from the next one,
-        which reads its blocking inputs again."""
+        """Upper bound of the rows that come twice: rows already published by a task that is replayed, or rows
+        of blocking inputs that its next attempt reads again."""
         outputs = self._graph.outputs_of(task.operator)
         if task.operator in self._replays.vertices:
             kept = task.rows_kept - task.resumption.first_row
@@ -185,7 +186,7 @@ class JobProgress:
         return self._losses
 
     def totals(self, task: Subtask, recent: Mapping[Attempt, TaskCounters] | None = None) -> Totals:
-        """Counts of a subtask over all its attempts; those in ``recent`` have counted what is there."""
+        """The totals of a subtask over all its attempts; ``recent`` replaces counters of its attempts."""
         if recent is None or task.id not in recent:
             return self.books.totals(task)
         return self.books.totals(replace(task, counters=recent[task.id]))

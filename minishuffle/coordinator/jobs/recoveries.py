@@ -1,8 +1,8 @@
-"""How far the recoveries of one job have come, subtask by subtask. Pure: times are passed in.
+"""The progress of recoveries of one job, by subtask. Pure: times are passed in.
 
-A recovery is detected when an attempt fails or is lost. The one that takes its place is to be attached to all
-its producers and consumers, and to pass a first batch on. A subtask that fails again begins anew.
-The times that recoveries took are kept as one histogram for each phase.
+A recovery begins when a failed or lost attempt is detected. The next attempt must be attached to all its
+producers and consumers, and pass on a first batch. If it fails, a new recovery begins. The durations are kept
+in one histogram for each phase.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from minishuffle.wire.messages import RecoveryStep, Step
 __all__ = ["Milestone", "Recoveries"]
 
 STEPS: Final[tuple[Step, ...]] = ("inputs", "outputs", "first record")
-"""In their order."""
+"""Steps of a recovery, in their order."""
 DIED: Final = frozenset({"failed", "lost", "abandoned"})
-"""Ends of an attempt that is not told to end."""
+"""Ends of an attempt that were not requested."""
 PHASES: Final = ("reschedule", "reattach", "first_record")
-"""Each from the detection until the next attempt was sent to its worker, had all its channels, and had passed
-its first batch on. How long a failure went undetected nobody knows."""
+"""Phases, each from the detection until the next attempt was sent to its worker, had all its channels, or had
+passed on its first batch. The time before the detection is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Milestone:
-    """A step of a recovery that is complete, as an event: ``text`` follows the name of the subtask."""
+    """A completed step of a recovery, as an event: ``text`` follows the name of the subtask."""
 
     kind: str
     at: float
@@ -41,10 +41,10 @@ class Milestone:
 class _Recovery:
     detected_at: float
     missing: dict[str, int]
-    """Channels that are not attached yet, or first records, by step."""
+    """By step, the channels not attached yet, or the first records outstanding."""
     expected: dict[str, int]
     paused: bool = False
-    """It was to wait for the end of a pause: its first record says nothing of how long it took."""
+    """The recovery waited for the end of a pause, so the time of its first record is not counted."""
 
 
 class Recoveries:
@@ -52,25 +52,25 @@ class Recoveries:
 
     def __init__(self) -> None:
         self.restarts: Counter[str] = Counter()
-        """Attempts that took the place of another, by how that one ended; drained: since its slot moved."""
+        """Replacement attempts, by how the previous attempt ended; drained: because its slot moved."""
         self._last: dict[TaskKey, _Recovery] = {}
         self.seconds = {phase: Histogram(RECOVERY_SECONDS_BOUNDS) for phase in PHASES}
-        """What each recovery took that has come so far, by phase."""
+        """Durations of the completed phases, in seconds."""
         self.unfinished = 0
-        """Those whose attempt died before it had passed a first batch on."""
+        """Recoveries whose attempt died before it had passed on a first batch."""
         self._died_in: dict[TaskKey, Step] = {}
-        """The step in which the last attempt died that was to recover a subtask, if it died in one."""
+        """The step in which the last recovering attempt of a subtask died."""
 
     def restarts_after(self, end: str) -> None:
-        """An attempt is to take the place of one that came to that end."""
+        """Count a restart after an attempt that ended in this state."""
         self.restarts[end] += 1
 
     def recall_restarts(self, restarts: Mapping[str, int]) -> None:
-        """So many did, as far as the journal has it."""
+        """Restore the counts of restarts."""
         self.restarts = Counter(restarts)
 
     def moved(self, key: TaskKey, state: str, at: float) -> None:
-        """The subtask has come to that state. One that has finished may restart with others."""
+        """Note the new state of a subtask. A finished subtask may restart together with others."""
         if state in DIED:
             self._died(key)
         if state == "finished":
@@ -86,7 +86,8 @@ class Recoveries:
             self._died_in[key] = next(step for step in STEPS if step in recovery.missing)
 
     def died_in(self, key: TaskKey) -> Step | None:
-        """The step of its recovery in which the last attempt of a subtask died; None: it died in none."""
+        """The step of its recovery in which the last attempt of a subtask died; None: it died in no
+        recovery."""
         return self._died_in.get(key)
 
     def record(self, key: TaskKey) -> float | None:
@@ -95,12 +96,13 @@ class Recoveries:
         return None if recovery is None else recovery.detected_at
 
     def recall(self, key: TaskKey, detected_at: float | None) -> None:
-        """What :meth:`record` gave. Of an attempt that was deployed before that, no milestones are known."""
+        """Restore from the result of :meth:`record`. Milestones of an attempt deployed earlier are not
+        known."""
         if detected_at is not None:
             self._last[key] = _Recovery(detected_at, {}, {})
 
     def deployed(self, key: TaskKey, at: float, *, inputs: int, outputs: int) -> None:
-        """The next attempt was sent to its worker; it has so many channels."""
+        """The next attempt was sent to its worker; ``inputs`` and ``outputs`` count its channels."""
         expected = {"inputs": inputs, "outputs": outputs, "first record": 1}
         recovery = self._last[key]
         recovery.expected = {step: count for step, count in expected.items() if count}
@@ -113,12 +115,13 @@ class Recoveries:
         return 0.0 if recovery is None else max(0.0, at - recovery.detected_at)
 
     def resumed(self) -> None:
-        """The job was paused, and goes on."""
+        """The job was paused and has resumed."""
         for recovery in self._last.values():
             recovery.paused = recovery.paused or "first record" in recovery.missing
 
     def reached(self, key: TaskKey, step: RecoveryStep, at: float) -> Milestone | None:
-        """A worker reports a step of the current attempt: the milestone, if that completes one."""
+        """Note a step that a worker reports of the current attempt. Returns the milestone if the step is
+        complete."""
         recovery = self._last.get(key)
         if recovery is None or step.step not in recovery.missing:
             return None

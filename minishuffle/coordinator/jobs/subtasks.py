@@ -1,8 +1,7 @@
-"""The subtasks of one job: the current attempt of each, and what is counted over all of them. Pure.
+"""The subtasks of one job: the current attempt of each, and the counts over all of them. Pure.
 
-Which states there are, and what belongs to each transition, stands in
-:mod:`~minishuffle.coordinator.jobs.lifecycle`; what the attempts before the current one have counted in
-:mod:`~minishuffle.coordinator.jobs.lossaccounting`.
+Their states and transitions are in :mod:`~minishuffle.coordinator.jobs.lifecycle`, the counts of earlier
+attempts in :mod:`~minishuffle.coordinator.jobs.lossaccounting`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = ["CountsRecord", "Subtask", "Subtasks", "first_attempts", "names_of", 
 
 @dataclass(frozen=True, slots=True)
 class CountsRecord(Record):
-    """What an attempt that runs has counted and exchanged."""
+    """The counters and traffic of a running attempt, as they are journaled."""
 
     attempt: int
     counters: TaskCounters
@@ -39,40 +38,41 @@ class CountsRecord(Record):
 
 @dataclass(slots=True)
 class Subtask(AttemptRecord):
-    """One subtask and its current attempt; while it is pending, the attempt that ended."""
+    """A subtask and its current attempt; while it is pending, its last attempt."""
 
     name: str = ""
     state: str = "created"
     on_worker: bool = True
     """Its worker has not been lost since the attempt was deployed."""
     resumption: Resumption = Resumption()
-    """Where the attempt goes on, if it is a source's, and which files of earlier ones are listed."""
+    """The position at which the attempt begins, if it is a source's, and the listed files of earlier
+    attempts."""
     result: bytes = b""
     announced: int = 0
-    """Where the rows end that readers of a kept result have heard of."""
+    """End of the rows announced to readers of a kept result."""
     base: int = FIRST_ATTEMPT
-    """The first of the attempts that write the same rows, this one the last: see
+    """The first attempt whose rows this one repeats; its own number if it repeats none: see
     :mod:`~minishuffle.coordinator.jobs.consumption`."""
     round: int = 0
-    """Counts the decisions of a job by which attempts were deployed: that of this attempt."""
+    """The round of deployments, counted for the job, in which this attempt was deployed."""
     base_round: int = 0
-    """That of its base."""
+    """The round of its base."""
     rows_collected: int = 0
-    """Rows that the client has of the attempt."""
+    """Rows of the attempt that the client has."""
     readable: list[int] = field(default_factory=list)
-    """Edges for which the attempt has begun a buffer, as far as their consumers waited for that."""
+    """Edges for which the attempt has begun a buffer, if their consumers waited for it."""
 
     def __str__(self) -> str:
         return f"{self.name}[{self.index}]"
 
     def begin_first(self, worker: int, round: int) -> None:
-        """Its first attempt is deployed there."""
+        """Deploy its first attempt on a worker."""
         self.attempt = self.base = FIRST_ATTEMPT
         self.round = self.base_round = round
         self.worker, self.on_worker = worker, True
 
     def begin_next(self, worker: int, round: int, resumption: Resumption) -> None:
-        """The next attempt is deployed there, of which nothing is known so far."""
+        """Deploy its next attempt on a worker, with all its counts reset."""
         self.attempt, self.round, self.resumption = self.attempt + 1, round, resumption
         if not self.repeated:
             self.base, self.base_round = self.attempt, round
@@ -82,69 +82,70 @@ class Subtask(AttemptRecord):
         self.rows_collected, self.readable = 0, []
 
     def record(self) -> Subtask:
-        """For the journal. What an attempt that runs has counted is in a record of its own."""
-        task = Subtask(*_FIELDS_OF(self))  # Takes a fifth of the time of ``replace``.
+        """For the journal. The counts of a running attempt have a record of their own."""
+        task = Subtask(*_FIELDS_OF(self))  # takes a fifth of the time of ``replace``
         task.resumption = self.resumption._replace(files=dict(self.resumption.files))
         if self.runs:
             task.counters, task.traffic = TaskCounters(), b""
         return task
 
     def counts_record(self) -> CountsRecord | None:
-        """What an attempt that runs has counted and exchanged; None if none runs."""
+        """For the journal: the counters and traffic of a running attempt; None if it does not run."""
         return CountsRecord(self.attempt, self.counters, self.traffic) if self.runs else None
 
     def recall_counts(self, counts: CountsRecord | None) -> None:
-        """What :meth:`counts_record` gave last, maybe of another attempt."""
+        """Restore the counts from the last :meth:`counts_record`, unless it belongs to another attempt."""
         if counts is not None and self.runs and counts.attempt == self.attempt:
             self.counters, self.traffic = counts.counters, counts.traffic
 
     @property
     def runs(self) -> bool:
-        """Its attempt is deployed and has not ended."""
+        """Whether its attempt is deployed and has not ended."""
         return self.state in ("created", "running")
 
     @property
     def stays(self) -> bool:
-        """It has finished, and its worker has what it wrote, wherever its slot moves."""
+        """Whether it has finished and its worker keeps its partitions, even if its slot moves."""
         return self.state == "finished" and self.on_worker
 
     @property
     def hears(self) -> bool:
-        """A message to its attempt can be answered: it has a worker."""
+        """Whether its current attempt is on a worker that can answer a message."""
         return self.on_worker and self.state in ("created", "running", "finished")
 
     @property
     def rows_kept(self) -> int:
-        """How many rows it has kept, if it is a sink: the next attempt numbers on from there."""
+        """The number of rows it has kept, if it is a sink; its next attempt continues the row numbers from
+        there."""
         return max(self.resumption.first_row, self.counters.rows_kept, self.announced)
 
     def enter(self, state: str) -> None:
-        """It comes to that state."""
+        """Set its state."""
         self.state = state
 
     def leave_worker(self) -> None:
-        """Its worker is lost, or is to have nothing of it any more."""
+        """Its worker is lost, or must release it."""
         self.on_worker = False
 
     def can_be_read(self, edge: int) -> None:
-        """Its partition on that edge has its first buffer."""
+        """Its partition on this edge has its first buffer."""
         self.readable = sorted({edge, *self.readable})
 
     def collected(self, rows: int) -> None:
-        """So many more of its rows are with the client."""
+        """Count ``rows`` more rows that the client has."""
         self.rows_collected += rows
 
     def gave(self, result: bytes) -> None:
-        """Its sink has closed with that result."""
+        """Its sink has closed with this result."""
         self.result = result
 
     def announce(self) -> bool:
-        """Readers hear where its rows end; False if they have heard that before."""
+        """Announce the end of its rows to readers; False if it was announced already."""
         before, self.announced = self.announced, max(self.announced, self.rows_kept)
         return self.announced > before
 
     def info(self, totals: Totals, results: bool) -> TaskInfo:
-        """As clients see it, with the totals of all its attempts."""
+        """The subtask for clients, with the totals of all its attempts."""
         return TaskInfo(
             operator=self.operator,
             name=self.name,
@@ -166,22 +167,21 @@ _FIELDS_OF: Final = attrgetter(*(each.name for each in fields(Subtask)))
 class Subtasks(Mapping[TaskKey, Subtask]):
     """The subtasks of one job, by operator and index.
 
-    Invariants: they are counted by their states; the results that are kept have at most ``RESULT_BYTES_MAX``
-    bytes in all.
+    Invariants: ``states`` counts them; the kept results have at most ``RESULT_BYTES_MAX`` bytes in all.
 
     Args:
-        waiting: none is deployed before its time has come.
+        waiting: all subtasks wait for their first deployment.
     """
 
     def __init__(self, graph: JobGraph, placement: Placement, *, waiting: bool = False) -> None:
         self._widths = [vertex.parallelism for vertex in graph.vertices]
         self._tasks = first_attempts(graph, placement, waiting=waiting)
         self.states = Counter(task.state for task in self._tasks.values())
-        """How many there are in each state; a state may be there with 0."""
+        """Number of subtasks in each state; may have zeros."""
         self.changed: set[TaskKey] = set()
-        """Those that the journal is behind with."""
+        """Subtasks whose changes are not journaled yet."""
         self._result_bytes = 0
-        """The size of all results that are kept."""
+        """Size of all kept results."""
 
     def __getitem__(self, key: TaskKey) -> Subtask:
         return self._tasks[key]
@@ -193,25 +193,25 @@ class Subtasks(Mapping[TaskKey, Subtask]):
         return len(self._tasks)
 
     def values(self) -> ValuesView[Subtask]:
-        """All of them, by operator, then by index."""
+        """All subtasks, by operator, then by index."""
         return self._tasks.values()
 
     # --- what is there --------------------------------------------------------------------------
 
     def of(self, operator: int) -> list[Subtask]:
-        """Those of an operator, by index."""
+        """The subtasks of an operator, by index."""
         return [self._tasks[operator, index] for index in range(self._widths[operator])]
 
     def on(self, worker: int) -> list[Subtask]:
-        """Those whose attempt is on a worker, and not lost with it."""
+        """The subtasks whose attempt is on a worker, and not lost with it."""
         return [task for task in self._tasks.values() if task.worker == worker and task.on_worker]
 
     def attempts_on(self, worker: int) -> list[tuple[TaskKey, int]]:
-        """The attempts that run there."""
+        """The running attempts on a worker."""
         return [(task.key, task.attempt) for task in self.on(worker) if task.runs]
 
     def current(self, worker: int, attempt: AttemptId) -> Subtask | None:
-        """The subtask of an attempt, if that is its current one, and is on that worker."""
+        """The subtask of an attempt, if the attempt is the current one and on this worker; else None."""
         task = self._tasks.get(attempt.subtask.key)
         if task is None or (task.worker, task.attempt, True) != (worker, attempt.attempt, task.on_worker):
             return None
@@ -222,40 +222,41 @@ class Subtasks(Mapping[TaskKey, Subtask]):
         return sorted({task.worker for task in self._tasks.values() if task.runs})
 
     def rows_kept(self, operator: int) -> list[int]:
-        """By subtask of a sink, how many rows it has kept."""
+        """The number of kept rows of each subtask of a sink; its next attempt continues the row numbers from
+        there."""
         return [task.rows_kept for task in self.of(operator)]
 
     def some_wait(self, operator: int) -> bool:
-        """Whether subtasks of an operator were not deployed so far."""
+        """Whether subtasks of an operator wait for their first deployment."""
         return any(task.state == WAITING for task in self.of(operator))
 
     @property
     def all_wait(self) -> bool:
-        """Whether none was deployed so far."""
+        """Whether no subtask was deployed yet."""
         return self.states[WAITING] == len(self._tasks)
 
     @property
     def all_ended(self) -> bool:
-        """Whether no attempt runs or follows."""
+        """Whether all subtasks have ended."""
         return sum(self.states[state] for state in ENDED) == len(self._tasks)
 
     # --- what happens ---------------------------------------------------------------------------
 
     def enter(self, task: Subtask, state: str) -> None:
-        """A subtask comes to a state."""
+        """Set the state of a subtask."""
         self.states[task.state] -= 1
         self.states[state] += 1
         task.enter(state)
         self.changed.add(task.key)
 
     def begin_next(self, task: Subtask, worker: int, round: int, resumption: Resumption) -> None:
-        """The next attempt of a subtask takes the place of the last: see :meth:`Subtask.begin_next`."""
+        """Begin the next attempt of a subtask: see :meth:`Subtask.begin_next`."""
         self._result_bytes -= len(task.result)
         task.begin_next(worker, round, resumption)
 
     def keep_result(self, task: Subtask, result: bytes) -> bool:
-        """Its sink has closed with that result; False, and nothing kept, if that is too much with those of
-        the others."""
+        """Keep the result of a closed sink. False, and nothing is kept, if all results together would be too
+        large."""
         if self._result_bytes + len(result) > limits.RESULT_BYTES_MAX:
             return False
         self._result_bytes += len(result)
@@ -263,22 +264,22 @@ class Subtasks(Mapping[TaskKey, Subtask]):
         return True
 
     def announce(self, operator: int) -> None:
-        """Readers are about to hear where the rows of a sink end."""
+        """Record that readers are about to learn the ends of a sink's rows."""
         self.touch(*(task.key for task in self.of(operator) if task.announce()))
 
     # --- the journal ----------------------------------------------------------------------------
 
     def touch(self, *keys: TaskKey) -> None:
-        """Something has happened to these that the journal is to have."""
+        """Note that these subtasks have changes to journal."""
         self.changed.update(keys)
 
     def take_changed(self) -> set[TaskKey]:
-        """Those that the journal is behind with, and that were not given before."""
+        """Take the subtasks whose changes are not journaled yet."""
         changed, self.changed = self.changed, set()
         return changed
 
     def recall(self, tasks: Mapping[TaskKey, Subtask], counts: Mapping[TaskKey, CountsRecord]) -> None:
-        """Become what the journal has of each subtask, and of what it has counted."""
+        """Restore the subtasks and their counts from the journal."""
         self._tasks.update(tasks)
         for key, task in tasks.items():
             task.recall_counts(counts.get(key))
@@ -294,7 +295,7 @@ class Subtasks(Mapping[TaskKey, Subtask]):
 
 
 def first_attempts(graph: JobGraph, placement: Placement, *, waiting: bool = False) -> dict[TaskKey, Subtask]:
-    """All subtasks of a job that is about to be deployed, or whose subtasks wait for their time."""
+    """All subtasks of a new job, at their first attempt or ``waiting``."""
     firsts = graph.first_slots()
     attempt = NOT_DEPLOYED if waiting else FIRST_ATTEMPT
     state = WAITING if waiting else "created"
@@ -314,7 +315,7 @@ def first_attempts(graph: JobGraph, placement: Placement, *, waiting: bool = Fal
 
 
 def results_too_large(task: Subtask) -> ErrorInfo:
-    """What fails a job when a sink has ended, and with its result those of all are more than a job keeps."""
+    """The error of a job whose sinks have returned more result bytes in all than a job keeps."""
     text = (
         f"the sinks of this job returned more than {limits.RESULT_BYTES_MAX} bytes at their close: "
         "write large results with to_files"
@@ -323,10 +324,10 @@ def results_too_large(task: Subtask) -> ErrorInfo:
 
 
 NAMES_SHOWN: Final = 5
-"""Tasks that a text names at most."""
+"""Most tasks named in a text."""
 
 
 def names_of(tasks: Sequence[Subtask]) -> str:
-    """The first of them, for a text."""
+    """The names of the first tasks, for a text."""
     more = " and others" if len(tasks) > NAMES_SHOWN else ""
     return ", ".join(str(task) for task in tasks[:NAMES_SHOWN]) + more

@@ -1,30 +1,29 @@
-"""What a coordinator has to remember over its restarts, as records of its journal. Pure.
+"""The records of the coordinator's journal: the state that outlives it. Pure.
 
-A record has a kind and a name, and takes the place of the one before of that kind and name:
+A record has a kind and a name, and replaces the previous record of this kind and name:
 
 ====================  =====================================================================================
-``coordinator``       how many jobs were submitted, registrations accepted, and the highest worker id
-``clock``             how far the wall clock was ahead of the monotonic one of the coordinator's host
+``coordinator``       numbers of submitted jobs and accepted registrations, and the highest worker id
+``clock``             the wall clock minus the monotonic clock of the coordinator's host
 ``worker`` ID         a registration that has not ended
-``applied`` ID        the highest number of a report of that worker that was applied
-``graph`` JOB         a job as it was submitted, its pickled functions included, until it has ended
-``job`` JOB           the job's state, placement, restarts, causes, and totals of what it lost
-``task`` JOB/OP/I     a subtask and its current attempt, when the next is due and since when it recovers,
-                      its failures, the deaths that count against it, its positions, and what it has read
-                      to the end
-``counts`` JOB/OP/I   what its attempt has counted and exchanged while it runs, at most a few seconds ago
-``past`` JOB/OP/I     the attempts of it that were replaced
+``applied`` ID        the highest number of an applied report of that worker
+``graph`` JOB         a job as it was submitted, with its pickled functions until it has ended
+``job`` JOB           the job's state, placement, restarts, causes, and totals of its losses
+``task`` JOB/OP/I     a subtask and its current attempt, the time of its next attempt and the start of its
+                      recovery, its failures, its counted deaths, its positions, and the ends it has read
+``counts`` JOB/OP/I   the counters and traffic of a running attempt, at most a few seconds old
+``past`` JOB/OP/I     the replaced attempts of the subtask
 ``event`` JOB/NUMBER  an event of the job
 ``file`` JOB/NUMBER   a file that a sink of the job has completed
-``stream`` JOB/OP     a stream that external clients write: whose it is, writes that have begun and ended
-``result`` JOB/OP     rows that a sink keeps for external clients: where each part is, what was committed
-``lines`` JOB         log lines of the job, and how many there have been
+``stream`` JOB/OP     a stream that external clients write: its writer, and writes that have begun or ended
+``result`` JOB/OP     kept rows of a sink: the places of its parts, and the commits
+``lines`` JOB         log lines of the job, and their number
 ``rows`` JOB/NUMBER   a batch of collected rows
 ====================  =====================================================================================
 
-Only a coordinator that hands over writes rows and lines for clients, and the next one takes them out. What an
-attempt that runs has counted is not written with each heartbeat: its worker reports it again, unless that is
-lost with the coordinator.
+Lines and rows are written only when a coordinator hands over, and deleted by the next one. The counts of a
+running attempt are not written with each heartbeat: its worker reports them again, unless it is lost together
+with the coordinator.
 """
 
 from __future__ import annotations
@@ -63,16 +62,16 @@ __all__ = [
 
 OF_JOBS: Final = frozenset({"graph", "job", "task", "counts", "past", "event", "file"})
 OF_CLIENTS: Final = frozenset({"stream", "result"})
-"""Kinds of a job's operators that external clients write to or read from."""
+"""Kinds of operators that external clients write to or read from."""
 NUMBERED: Final = ("event", "file")
-"""Kinds whose names end with a number that counts on."""
+"""Kinds whose names end with a rising number."""
 HANDED_OVER: Final = frozenset({"lines", "rows"})
-"""Kinds that only a coordinator which hands over writes."""
+"""Kinds written only at a handover."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord(Record):
-    """What there was of the cluster as a whole: jobs submitted, and :class:`RegistryNumbers`."""
+    """The number of submitted jobs, and :class:`RegistryNumbers`."""
 
     submitted: int
     epoch: int
@@ -82,7 +81,7 @@ class ClusterRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class ClockRecord(Record):
-    """How far the wall clock was ahead of the monotonic one of that host."""
+    """The wall clock minus the monotonic clock of a host, in seconds."""
 
     host: str
     offset: float
@@ -116,7 +115,7 @@ KINDS: Final[Mapping[str, type[Any]]] = {
     "lines": LinesRecord,
     "rows": RowsRecord,
 }
-"""The type of the facts of each kind."""
+"""The type of the records of each kind."""
 
 
 def _digest(record: bytes) -> bytes:
@@ -136,7 +135,8 @@ def _graph(job: Job) -> bytes:
 
 
 def _of_job(job: Job, keys: Iterable[TaskKey], after: Mapping[str, int]) -> Changes:
-    """All but the graph, of these tasks, and of events and files above a number."""
+    """The job's records except its graph: those of ``keys``, and of events and files with numbers above
+    ``after``."""
     changes: Changes = {("job", job.id): pack_record(job.record())}
     for key in keys:
         name = _task_name(job.id, key)
@@ -153,34 +153,34 @@ def _of_job(job: Job, keys: Iterable[TaskKey], after: Mapping[str, int]) -> Chan
 
 
 def job_records(job: Job) -> Changes:
-    """Everything that is to be remembered of a job."""
+    """All records of a job."""
     return {("graph", job.id): _graph(job), **_of_job(job, job.subtasks, {})}
 
 
 class Recorder:
-    """What the journal holds, and what is to be written there.
+    """The contents of the journal, and the changes to write.
 
     Args:
-        records: of the journal, which the state was recalled from.
+        records: of the journal, from which the state was restored.
     """
 
     def __init__(self, records: Mapping[RecordKey, bytes]) -> None:
         self._held: dict[RecordKey, bytes] = {}
-        """Digests of what is there, or will be."""
+        """Digests of the records that are in the journal, or are about to be."""
         self._of_jobs: dict[str, set[RecordKey]] = {}
         self._released: set[str] = set()
-        """Jobs whose graph has no functions any more."""
+        """Jobs whose graph record no longer has functions."""
         self._last: dict[str, dict[str, int]] = {}
-        """By job, and by kind, the number of the last event and file that is there."""
+        """By job and kind, the number of the last event or file in the journal."""
         self._changes: Changes = {}
         self._reported: dict[tuple[str, TaskKey], Job] = {}
-        """Subtasks that have reported counts; the one with the oldest record is first."""
+        """Subtasks with newer counts than the journal's; the one with the oldest record is first."""
         self._counts_due = 0.0
         self.note(dict(records))
-        self._put({key: None for key in records if key[0] in HANDED_OVER})  # Recalled, and not kept up.
+        self._put({key: None for key in records if key[0] in HANDED_OVER})  # restored, and not updated
 
     def note(self, changes: Changes) -> None:
-        """These are in the journal."""
+        """Note records that are in the journal."""
         for key, record in changes.items():
             if record is None:
                 self._held.pop(key, None)
@@ -203,7 +203,7 @@ class Recorder:
         self._changes |= changed
 
     def job(self, job: Job) -> None:
-        """Something may have happened to it."""
+        """Record the changes of a job."""
         keys = job.subtasks.take_changed()
         if job.id not in self._of_jobs or (job.released and job.id not in self._released):
             self._put({("graph", job.id): _graph(job)})
@@ -219,20 +219,20 @@ class Recorder:
     def clients(
         self, job: str, streams: Mapping[int, StreamRecord], results: Mapping[int, ResultRecord]
     ) -> None:
-        """What there is of a job that external clients use, by operator."""
+        """Record the streams and results of a job, by operator."""
         for operator, stream in streams.items():
             self._put({("stream", f"{job}/{operator}"): pack_record(stream)})
         for operator, result in results.items():
             self._put({("result", f"{job}/{operator}"): pack_record(result)})
 
     def forget_job(self, job: str) -> None:
-        """It is not known any more."""
+        """Delete all records of a job."""
         self._put(dict.fromkeys(self._of_jobs.pop(job, ())))
         self._last.pop(job, None)
         self._released.discard(job)
 
     def worker(self, worker: Worker) -> None:
-        """It registered, reported something, or has ended."""
+        """Record a worker that has registered, reported or ended."""
         name = str(worker.worker)
         if worker.state in ("lost", "gone"):
             self._put({("worker", name): None, ("applied", name): None})
@@ -241,15 +241,15 @@ class Recorder:
         self._put({("applied", name): pack_record(AppliedRecord(worker.applied))})
 
     def counts(self, submitted: int, numbers: RegistryNumbers) -> None:
-        """What there was of the cluster as a whole."""
+        """Record the numbers of the cluster."""
         self._put({("coordinator", ""): pack_record(ClusterRecord(submitted, *numbers))})
 
     def clock(self, host: str, offset: float) -> None:
-        """How far the wall clock is ahead of the monotonic one of that host."""
+        """Record the wall clock minus the monotonic clock of a host, in seconds."""
         self._put({("clock", ""): pack_record(ClockRecord(host, offset))})
 
     def reported(self, job: Job, key: TaskKey) -> None:
-        """A heartbeat said what the subtask has counted."""
+        """Note that a heartbeat had new counts of a subtask."""
         self._reported.setdefault((job.id, key), job)
 
     def _write_counts(self) -> None:
@@ -263,7 +263,7 @@ class Recorder:
                 room -= len(record)
 
     def hand_over(self, jobs: Iterable[Job]) -> None:
-        """This coordinator ends in order, and another goes on: nothing is to be missing."""
+        """Record everything for the next coordinator, lines and rows too: this one ends in order."""
         while self._reported:
             self._write_counts()
         for job in jobs:
@@ -272,7 +272,7 @@ class Recorder:
             self._put({("rows", f"{job.id}/{number}"): pack_record(each) for number, each in rows.items()})
 
     def take(self, now: float) -> Changes:
-        """What has changed since the last call."""
+        """Take the changes since the last call."""
         if self._reported and now >= self._counts_due:
             self._counts_due = now + limits.JOURNAL_COUNTS_SECONDS
             self._write_counts()
@@ -284,7 +284,7 @@ class Recorder:
 
 
 def _recalled(job: str, kinds: Mapping[str, Mapping[Any, Any]], random: Callable[[], float]) -> Job:
-    """A job by its records of each kind. Lines are there if the coordinator that wrote them handed over."""
+    """Restore a job from its records by kind. There are lines only after a handover."""
     about, head = kinds["graph"][()], kinds["job"][()]
     recalled = Job(
         job,
@@ -307,8 +307,7 @@ def _recalled(job: str, kinds: Mapping[str, Mapping[Any, Any]], random: Callable
 
 
 def recalled_jobs(records: Mapping[RecordKey, bytes], random: Callable[[], float]) -> list[Job]:
-    """The jobs in the order of their submission; what is left of one whose job record is missing is not
-    used.
+    """The restored jobs in the order of their submission. Records of a job without a job record are ignored.
 
     Raises:
         ShuffleError: a record cannot be read.
@@ -330,7 +329,7 @@ def recalled_jobs(records: Mapping[RecordKey, bytes], random: Callable[[], float
 
 
 def recalled_workers(records: Mapping[RecordKey, bytes], now: float) -> list[Worker]:
-    """The workers that are awaited from ``now`` on.
+    """The restored workers, awaited from ``now`` on.
 
     Raises:
         ShuffleError: a record cannot be read.
@@ -345,7 +344,7 @@ def recalled_workers(records: Mapping[RecordKey, bytes], now: float) -> list[Wor
 
 
 def recalled_clients(records: Mapping[RecordKey, bytes], kind: type[Fact]) -> Mapping[str, dict[int, Fact]]:
-    """What :meth:`Recorder.clients` was called with last for facts of that type: by job and operator.
+    """The restored facts of a kind of :meth:`Recorder.clients`, by job and operator.
 
     Raises:
         ShuffleError: a record cannot be read.
@@ -359,8 +358,8 @@ def recalled_clients(records: Mapping[RecordKey, bytes], kind: type[Fact]) -> Ma
 
 
 def recalled_clock(records: Mapping[RecordKey, bytes], host: str) -> float | None:
-    """What :meth:`Recorder.clock` was called with last, if that was on this host since it was started; its
-    monotonic clock is the same then.
+    """The last offset of :meth:`Recorder.clock`, if it was recorded on this host since its boot, so that the
+    monotonic clock is the same.
 
     Raises:
         ShuffleError: the record cannot be read.
@@ -370,7 +369,7 @@ def recalled_clock(records: Mapping[RecordKey, bytes], host: str) -> float | Non
 
 
 def recalled_counts(records: Mapping[RecordKey, bytes]) -> tuple[int, RegistryNumbers]:
-    """What :meth:`Recorder.counts` was called with last; zeros at first.
+    """The last numbers of :meth:`Recorder.counts`; zeros if there are none.
 
     Raises:
         ShuffleError: the record cannot be read.
@@ -382,6 +381,6 @@ def recalled_counts(records: Mapping[RecordKey, bytes]) -> tuple[int, RegistryNu
 
 
 def _unpacked(kind: type[Fact], key: RecordKey, records: Mapping[RecordKey, bytes]) -> Fact | None:
-    """None if there is no such record."""
+    """The record of this key; None if there is none."""
     record = records.get(key)
     return None if record is None else unpack_record(kind, key, record)

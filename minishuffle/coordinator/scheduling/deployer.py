@@ -1,7 +1,7 @@
-"""Who sends the tasks of jobs to workers: all when a job starts, then the next attempts of what restarts, and
-whoever has to end with the job.
+"""Sends tasks to workers: all when a job starts, then the next attempts of restarting tasks, and
+cancellations. Pure.
 
-Pure. Where tasks go is decided by :mod:`~minishuffle.coordinator.scheduling.placement`.
+:mod:`~minishuffle.coordinator.scheduling.placement` decides the places of tasks.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ __all__ = ["Deployer"]
 
 @dataclass(frozen=True, slots=True)
 class Deployer:
-    """
+    """The deployment of jobs.
+
     Args:
         slot_timeout: seconds for which a lost slot waits for a worker.
-        send: a message to a worker, if it is alive.
-        write_ahead: what was sent may be held back there.
-        drain_timeout: seconds for which what moves may take what was emitted for it.
+        send: sends a message to a worker, if it is alive.
+        write_ahead: holds messages back while the journal cannot be written.
+        drain_timeout: seconds for which moving tasks may process the rows already sent to them.
     """
 
     term: int
@@ -60,8 +61,8 @@ class Deployer:
     drain_timeout: float = 0.0
 
     def deploy(self, job: Job) -> None:
-        """Every task of a job that starts, unless they wait for their time, and to standby workers what they
-        need to take over from it."""
+        """Deploy all tasks of a starting job, except waiting ones, and prepare standby workers to take over
+        from it."""
         held = job.slots.held()
         workers = self.workers.alive()
         addresses = [worker.address for worker in workers if worker.worker in held]
@@ -74,12 +75,12 @@ class Deployer:
             self.send(number, ahead)
 
     def restart(self, job: Job, held: Holdings, at: float, called: set[int]) -> list[Subtask]:
-        """The next attempts of tasks whose time has come, and the first ones of those that waited, as far as
-        there are slots for them; gives these.
+        """Deploy the next attempts of due tasks, and the first attempts of due waiting ones, as far as they
+        have slots. Returns the deployed tasks.
 
         Args:
-            held: by all jobs that have not ended.
-            called: standby workers that have been called upon for the same loss; more may be added.
+            held: slots and segments of all jobs that have not ended.
+            called: standby workers already called up for the same loss; newly called ones are added.
         """
         self._send_late_ends(job, at)
         self._send_barriers(job)
@@ -94,7 +95,7 @@ class Deployer:
         return ready
 
     def _restarted(self, job: Job, held: Holdings, at: float, called: set[int]) -> list[Subtask]:
-        """Tasks whose next attempt is to be deployed now, in slots that they have got."""
+        """Due restarting tasks that have slots now; the others wait for a slot."""
         due = job.due(at)
         if not due:
             return []
@@ -109,9 +110,9 @@ class Deployer:
         return [task for task in due if job.slot_of(task.key) not in job.slots.vacant]
 
     def _first(self, job: Job, held: Holdings, at: float) -> list[Subtask]:
-        """Tasks of stages whose time has come, in slots that they have got: all of a stage, or none. Standby
-        workers are not for them, and slots that move are there later. Slots that are kept for others and were
-        lost are taken again."""
+        """Tasks of due stages that have all their slots now. Standby workers are not used for stages, and a
+        stage waits while one of its slots moves. Lost slots that are kept for a waiting stage are taken
+        again."""
         found: list[Subtask] = []
         if lost := job.kept_slots_lost():
             self._give_slots(job, lost, held)
@@ -131,8 +132,8 @@ class Deployer:
         return found
 
     def _first_readers(self, job: Job, held: Holdings, at: float, called: set[int]) -> list[Subtask]:
-        """Tasks that have something to read now, as far as their slots are there: of those that were lost,
-        others take the place if there are some."""
+        """Waiting tasks with a ready input whose slots have workers; lost slots are moved to other workers
+        first."""
         due = job.first_due()
         slots = {task.key: job.slot_of(task.key) for task in due}
         if lost := sorted(job.slots.vacant.intersection(slots.values())):
@@ -141,7 +142,7 @@ class Deployer:
         return [task for task in due if slots[task.key] not in gone]
 
     def _give_slots(self, job: Job, slots: list[int], held: Holdings) -> str:
-        """Have workers take all of these vacant slots, or none; gives why they do not."""
+        """Give all of these vacant slots to workers, or none. Returns why not, else an empty text."""
         closed = self.isolation.closed(job, slots[0], list(self.workers), held)
         why = take_slots(job, slots, self.workers.alive(), held, {**closed, **job.links.closed()})
         held.note(job)
@@ -150,15 +151,15 @@ class Deployer:
     def _move(
         self, job: Job, lost: list[int], held: Holdings, at: float, called: set[int]
     ) -> dict[int, float]:
-        """Give lost slots to workers, as far as there are some for them; gives how long each that is left
-        waits."""
+        """Give lost slots to workers, as far as possible. Returns the seconds that each slot may wait."""
         waits: dict[int, float] = {}
         workers = self.workers.alive()
         for slots in [[slot] for slot in lost] if self.isolation.suspects(job) else [lost]:
             free = {each.worker: each.slots - held.slots[each.worker] for each in workers}
             closed = self.isolation.closed(job, slots[0], list(self.workers), held) if slots else {}
             shut = {**closed, **job.links.closed()}
-            # A stage of which nothing runs waits whole here too: two jobs would wait for each other's halves.
+            # A stage without running tasks waits as a whole: else two jobs could wait for each other's
+            # halves.
             whole = bool(job.stages.order) and not job.subtasks.open_workers()
             move_slots(job, slots, workers, held, called, closed=shut, all_or_none=whole)
             held.note(job)
@@ -171,8 +172,8 @@ class Deployer:
         return waits
 
     def move(self, job: Job, leaving: Collection[int], held: Holdings, at: float, called: set[int]) -> bool:
-        """Have the slots of workers that are to leave move, as far as others have free ones; False if none
-        moves now. The arguments are those of :meth:`restart`."""
+        """Move the slots of draining workers, as far as others have free ones; False if none moves now. The
+        arguments are those of :meth:`restart`."""
         made_again = self._make_again(job, leaving, held, at)
         if job.can_move and job.deploys_ahead(leaving):
             return True
@@ -191,8 +192,8 @@ class Deployer:
         return bool(moving) or made_again
 
     def _make_again(self, job: Job, leaving: Collection[int], held: Holdings, at: float) -> bool:
-        """Have what stages have stored on workers that are to leave made anew elsewhere, as soon as there are
-        slots for that; False if there is nothing of it, or are none."""
+        """Run stages again elsewhere whose stored partitions are on draining workers, once there are slots.
+        False if there is nothing to run again, or there are no slots."""
         can_run = job.stages.order and job.can_move and job.pause.phase != "aligning"
         stored = job.stored_on(leaving) if can_run else []
         if not stored:
@@ -205,8 +206,9 @@ class Deployer:
         return True
 
     def _send_late_ends(self, job: Job, at: float) -> None:
-        """Consumers have read all, as attempts are to know that were deployed before that was heard of, but
-        for what they keep. They will not attach to these: to have ended is as good."""
+        """Tell producers about late ends (``Ends.take_late_ends``), except over kept edges: these consumers
+        will not attach to the producers' current attempts. In a recovery, the ended channels count as
+        attached."""
         found = job.ends.take_late_ends()
         waiting = [each for each in found if not job.ends.is_kept(each[1])]
         for number, message in consumer_ends(job.id, waiting, term=self.term):
@@ -216,7 +218,7 @@ class Deployer:
             job.recovered(RecoverySteps(term=self.term, job=job.id, steps=steps), at)
 
     def _send_barriers(self, job: Job) -> None:
-        """All that runs is to stop behind a barrier, or to go on."""
+        """Send the workers a new barrier of a pause or a move, or its end."""
         message = job.pause.message(self.term, job.id) if job.pause.take_unsent() else None
         if message is not None:
             for number in sorted({task.worker for task in job.subtasks.values() if task.on_worker}):
@@ -228,14 +230,15 @@ class Deployer:
                 self.send(number, divide)
 
     def release(self, job: Job, workers: Iterable[int], at: float) -> None:
-        """A job that has ended, on these workers. What nobody wanted of it is known not to be lost first."""
+        """Release an ended job on these workers. Late ends are sent first, so that rows that no consumer
+        needs do not count as lost."""
         self._send_late_ends(job, at)
         for number in sorted(workers):
             self.send(number, ReleaseJob(term=self.term, job=job.id))
 
     def stop(self, job: Job, at: float) -> None:
-        """Have a job end that fails or was cancelled. Attempts whose deployment is held back do so at once:
-        nobody else would say that they have ended."""
+        """End a failing or cancelled job. Attempts whose deployment is still held back end at once, since no
+        worker would report their end."""
         for number, message in self.write_ahead.give_up(job.id):
             job.undeployed(number, message, None, at)
         if job.take_stop():

@@ -1,8 +1,8 @@
-"""The slots of one job: which workers have them, which move, and which are vacant. Pure.
+"""The slots of one job: their workers, moves and vacancies. Pure.
 
-A slot *moves* while its tasks end on the worker that has it; then it is another one's, or nobody's if none
-has a free one. A slot is *vacant* while no worker has it: it was lost with its worker or had to leave it; or,
-on a schedule that takes slots when they are needed, it was not taken so far or was given back.
+A slot *moves* while its tasks end on its current worker; then another worker has it, or none if no worker has
+a free slot. A slot is *vacant* while no worker has it: its worker was lost or is draining; or, on a schedule
+that takes slots when they are needed, it is not taken yet or was given back.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from minishuffle.plan.graph import Placement
 __all__ = ["NOWHERE", "Slots"]
 
 NOWHERE = 0
-"""Where a slot moves to that has to leave its worker, and for which there is no other."""
+"""The target of a slot that must leave its worker while no other has a free slot."""
 
 
 class Slots:
-    """Subtask i of each operator runs in slot i.
+    """The slots of one job; subtask i of each operator runs in slot i of its group.
 
-    Invariant: segments are required of exactly those workers that have a slot, or to which one moves.
+    Invariant: segments are required exactly on workers that have a slot, or to which a slot moves.
 
     Args:
-        placement: the worker of each slot, or NOWHERE if none has been taken for it.
-        segments: how many segments the job requires on each worker.
+        placement: the worker of each slot; NOWHERE if none is taken yet.
+        segments: the number of segments that the job requires on each worker.
     """
 
     def __init__(self, placement: Placement, segments: Mapping[int, int]) -> None:
         self.placement = placement
         """The worker of each slot; of a vacant slot, its last worker."""
         self.segments = dict(segments)
-        """Number of segments required by worker, without workers that were lost."""
+        """Number of segments required on each worker, without lost workers."""
         self.vacant = {slot for slot, worker in enumerate(placement) if worker == NOWHERE}
         self.shortage = ""
-        """Why no worker could take one of the vacant slots, when that was tried last."""
+        """Why no worker took one of the vacant slots at the last attempt."""
         self._loss_texts: dict[int, str] = {}
-        """By worker that was lost."""
+        """Texts by lost worker."""
         self.moving: dict[int, int] = {}
-        """By slot that moves, the worker that it moves to, or NOWHERE."""
+        """Target worker, or NOWHERE, by moving slot."""
         self.left: set[int] = set()
-        """Workers that had slots, and may keep what tasks that have finished there wrote."""
+        """Workers that had slots, and may still keep the partitions of tasks that finished there."""
         self.blocked: set[tuple[int, int]] = set()
-        """Worker and slot of attempts that were abandoned: their threads still run, and take no other task
-        beside them."""
+        """Workers and slots of abandoned attempts: their threads still run, and the slots take no other
+        task."""
         self.gave_back = False
-        """Others may have what was given back; until somebody looks."""
+        """Slots were given back since the last :meth:`take_gave_back`."""
 
     def recall(
         self,
@@ -57,26 +57,26 @@ class Slots:
         *,
         blocked: Iterable[tuple[int, int]] = (),
     ) -> None:
-        """Become what these are, of which the journal has each."""
+        """Restore from the journaled values."""
         self.vacant, self.segments = set(vacant), dict(segments)
         self.moving, self.left, self.blocked = dict(moving), set(left), set(blocked)
 
     def lacks(self, why: str) -> None:
-        """No worker can take a vacant slot, for that reason."""
+        """No worker can take a vacant slot: note why."""
         self.shortage = why
 
     def held(self) -> Counter[int]:
-        """Number of slots by worker, without those that are vacant. One that moves is held on both."""
+        """Number of slots by worker, without vacant ones. A moving slot counts on both workers."""
         held = Counter(worker for slot, worker in enumerate(self.placement) if slot not in self.vacant)
         held.update(worker for worker in self.moving.values() if worker != NOWHERE)
         return held
 
     def workers(self) -> set[int]:
-        """Those that have slots, and those that have had some."""
+        """The workers that have slots, or had some and may keep partitions."""
         return {*self.held(), *self.left}
 
     def on(self, workers: Iterable[int]) -> list[int]:
-        """The slots that these have and that do not move away."""
+        """The slots of these workers that are not moving."""
         there = set(workers)
         return [
             slot
@@ -85,12 +85,12 @@ class Slots:
         ]
 
     def coming(self, worker: int) -> list[int]:
-        """The slots that move there."""
+        """The slots that move to a worker."""
         return [slot for slot, target in self.moving.items() if target == worker]
 
     def worker_lost(self, worker: int, text: str) -> None:
-        """Its slots are vacant, as the text says, but for those that move elsewhere: these are there
-        already."""
+        """A worker is lost: its slots become vacant, for the reason ``text``. Slots that move away from it
+        arrive at once."""
         self._loss_texts[worker] = text
         for slot in self.coming(worker):
             del self.moving[slot]
@@ -110,13 +110,13 @@ class Slots:
         self.blocked.add((worker, slot))
 
     def why_wanting(self, worker: int) -> str:
-        """Why tasks that ran on that worker, which was lost or is to leave, have no slot."""
+        """Why tasks of a lost or draining worker have no slot."""
         lost = self._loss_texts.get(worker, f"worker {worker} was lost")
         return f"{lost}; {self.shortage}" if self.shortage else lost
 
     def move(self, slot: int, worker: int, segments: int) -> None:
-        """That worker, which has to have ``segments`` for the job, gets a slot: at once if it is vacant,
-        else when it :meth:`arrives <arrive>`."""
+        """Give a slot to a worker, which then requires ``segments`` for the job: at once if the slot is
+        vacant, else when :meth:`arrive` is called."""
         if slot in self.vacant:
             self.vacant.remove(slot)
             self._place(slot, worker)
@@ -125,22 +125,23 @@ class Slots:
         self.segments[worker] = segments
 
     def evict(self, worker: int, slots: Collection[int]) -> None:
-        """These slots of it are to leave it, wherever they go, and none comes any more."""
+        """Take ``slots`` from a worker, with no target yet. Slots that move to the worker lose it as their
+        target."""
         coming = self.coming(worker)
         self.moving.update(dict.fromkeys([*slots, *coming], NOWHERE))
         if coming and worker not in self.held():
             del self.segments[worker]
 
     def arrive(self, slot: int) -> None:
-        """Nothing runs any more where a slot was that moves."""
+        """The tasks of a moving slot have ended on its old worker: complete the move."""
         before = self.placement[slot]
         self._loss_texts[before] = f"worker {before} is to leave"
         self._leave(slot)
         self._let_go(before)
 
     def give_back(self, slots: Iterable[int]) -> None:
-        """Nothing runs in these, which do not move, nor is to for now: others may have what they took. What
-        tasks that have finished there wrote stays."""
+        """Give back slots in which no task runs or is about to run. Partitions of tasks that finished there
+        stay."""
         for slot in slots:
             self.vacant.add(slot)
             self._let_go(self.placement[slot])
@@ -152,7 +153,7 @@ class Slots:
         return gave_back
 
     def _let_go(self, worker: int) -> None:
-        """A slot has left that worker: nothing is required of it any more if that was its last one."""
+        """A slot has left a worker: if it was its last one, the worker requires no segments any more."""
         if worker not in self.held() and worker in self.segments:
             del self.segments[worker]
             self.left.add(worker)

@@ -149,7 +149,7 @@ class LeaseLedger:
         self._splits: dict[int, _Split] = {}
         """Splits with a lease, or with an end that is not reported yet."""
         self._notes: dict[int, SplitPosition] = {}
-        """What else is to be reported, of splits that have no lease."""
+        """Other positions to report, of splits without a lease."""
         self._unbegun = 0
         """Splits among them without any row yet."""
         self._window = _Window(now)

@@ -23,7 +23,7 @@ class _Entry:
 
 
 class TaskTable:
-    """All attempts of one worker that were not released.
+    """All attempts of one worker that were not released, and the programs prepared for later attempts.
 
     Invariants: an attempt that is terminal has no deadline for its cancel; none is older than the newest of
     its subtask.
@@ -35,6 +35,10 @@ class TaskTable:
         """The highest attempt of each subtask that was ever deployed here."""
         self._canceling: dict[AttemptId, float] = {}
         """When attempts that were cancelled are abandoned; the earliest first."""
+        self._programs: dict[str, dict[int, bytes]] = {}
+        """By job and operator: programs that came ahead of need."""
+        self.abandoned = self.stuck = 0
+        """Attempts abandoned so far, and how many of their threads still run."""
 
     def add(self, key: AttemptId, spec: TaskSpec, *, waits: bool) -> bool:
         """An attempt is deployed; False: it, or a later one of its subtask, was before."""
@@ -57,9 +61,17 @@ class TaskTable:
     def __getitem__(self, key: AttemptId) -> TaskSpec:
         return self._entries[key].spec
 
-    def jobs(self) -> set[str]:
-        """The jobs of all attempts that were ever deployed here, up to :meth:`forget`."""
-        return {subtask.job for subtask in self._newest}
+    def prepare(self, job: str, programs: dict[int, bytes]) -> None:
+        """Attempts of a job may be deployed here without these, which are of its operators."""
+        self._programs[job] = programs
+
+    def prepared(self, job: str) -> dict[int, bytes]:
+        """The programs of a job that came ahead of need, by operator."""
+        return self._programs.get(job, {})
+
+    def jobs(self) -> list[str]:
+        """The jobs of all programs and attempts that ever came here, up to :meth:`forget`, in order."""
+        return sorted({*self._programs, *(subtask.job for subtask in self._newest)})
 
     def runs(self, key: AttemptId) -> bool:
         """Whether it is here and not terminal."""
@@ -93,6 +105,16 @@ class TaskTable:
         entry.terminal, entry.finished = True, entry.finished or finished
         self._canceling.pop(key, None)
 
+    def abandon(self, key: AttemptId) -> None:
+        """It is given up, and terminal, although its thread runs on."""
+        self.end(key)
+        self.abandoned += 1
+        self.stuck += 1
+
+    def still_run(self, threads: int) -> None:
+        """That many threads of abandoned attempts have not ended."""
+        self.stuck = threads
+
     def lose(self, key: AttemptId, error: PartitionLost) -> None:
         """The stored partition of an attempt cannot be read."""
         entry = self._entries[key]
@@ -112,6 +134,7 @@ class TaskTable:
 
     def forget(self, job: str) -> None:
         """The job has ended everywhere."""
+        self._programs.pop(job, None)
         self._newest = {subtask: n for subtask, n in self._newest.items() if subtask.job != job}
 
     def validate(self) -> None:

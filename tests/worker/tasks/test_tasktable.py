@@ -29,10 +29,13 @@ def test_no_attempt_is_deployed_behind_a_later_one_until_its_job_has_ended() -> 
     assert not tasks.add(FIRST, spec_of(FIRST), waits=True)
     tasks.end(SECOND)
     tasks.remove(SECOND)
-    assert (tasks.held(), tasks.jobs()) == ([], {"j1"})
+    assert (tasks.held(), tasks.jobs()) == ([], ["j1"])
     assert not tasks.add(SECOND, spec_of(SECOND), waits=True)
+    tasks.prepare("j0", {1: b"count"})
+    assert tasks.jobs() == ["j0", "j1"]
     tasks.forget("j1")
-    assert tasks.jobs() == set()
+    tasks.forget("j0")
+    assert (tasks.jobs(), tasks.prepared("j0")) == ([], {})
     assert tasks.add(SECOND, spec_of(SECOND), waits=True)
 
 
