@@ -118,7 +118,7 @@ class Attaching:
         return instructions
 
     def dial(self, address: WorkerAddress, now: float) -> list[Instruction]:
-        """A link to that worker is wanted."""
+        """A link to a worker is needed."""
         worker = address.worker
         if worker == self._worker:
             return []
@@ -126,7 +126,7 @@ class Attaching:
         return instructions if self.peers.is_up(worker) else instructions + self._want_link(worker, now)
 
     def probe(self, peers: Sequence[WorkerAddress]) -> list[Instruction]:
-        """Peers that a link leads to are reached; the others are dialed."""
+        """Probe peers: linked ones count as reached, the others are dialed."""
         linked = [each for each in peers if self.peers.announced(each.worker) == each.epoch]
         linked = [each for each in linked if self.peers.is_up(each.worker)]
         answers = [Probed(term=self._term(), worker=each.worker, epoch=each.epoch) for each in linked]
@@ -135,17 +135,17 @@ class Attaching:
     def hear(
         self, workers: Sequence[WorkerAddress], attempts: Iterable[AttemptId], now: float
     ) -> list[Instruction]:
-        """The coordinator names workers, and attempts that run there."""
+        """The coordinator has named workers and attempts on them."""
         instructions = [each for address in workers for each in self.announce(address, now)]
         return instructions + [each for attempt in attempts for each in self.learn(attempt)]
 
     def learn(self, attempt: AttemptId) -> list[Instruction]:
-        """The coordinator speaks of an attempt: what reads here for earlier ones is let go."""
+        """The coordinator has named an attempt: close the channels that earlier ones have read here."""
         return [Fence(producer, edge, attempt) for producer, edge in self.partitions.learn(attempt)]
 
     def restarted(self, message: TasksRestarted, now: float) -> list[Instruction]:
-        """Channels that read from earlier attempts are attached to the new ones, and what reads for earlier
-        attempts here is let go."""
+        """Attach channels from earlier attempts to the new ones, and close the channels that earlier attempts
+        have read here."""
         attempts = [attempt_id(message.job, placed) for placed in message.tasks]
         instructions = self.hear(message.workers, attempts, now)  # First, so as not to attach earlier ones.
         for placed, attempt in zip(message.tasks, attempts, strict=True):
@@ -306,7 +306,8 @@ class Attaching:
             self._restore(worker, now)
             return self._link_gone(worker, error, now)
         suspicion = self._suspect(worker, True) + self._link_gone(worker, error, now)
-        # At once, whoever needs the link: a process that was stopped finds it in its socket when it goes on.
+        # At once for every channel that needs the link: a process that was stopped finds it in its socket
+        # when it goes on.
         return suspicion + self._want_link(worker, now)
 
     def _restore(self, worker: int, now: float) -> None:
@@ -383,7 +384,7 @@ class Attaching:
         return [self._answer(waiting, producer, now)] if producer is not None else []
 
     def _answer(self, waiting: Waiting, answer: AttemptId | ShuffleError, now: float) -> Instruction:
-        """Attach who asked to that attempt, or say why not."""
+        """Attach a waiting request to the producer's attempt, or refuse it."""
         request, channel = waiting.request, waiting.channel
         if isinstance(answer, ShuffleError):
             if channel is None:
