@@ -1,6 +1,6 @@
-"""How long to wait before something that has failed is tried again. Pure.
+"""Exponential back-off: the waits between tries of something that fails. Pure.
 
-Whoever waits keeps a :class:`Backoff` and counts failures; each wait is twice as long as the one before it.
+The caller keeps a :class:`Backoff` and counts failures; each wait is twice as long as the previous one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Backoff:
     """Exponential back-off: ``first`` seconds, then twice as long each time, up to ``longest``.
 
     Args:
-        at_once: so many failures in a row are followed by no wait.
-        jitter: a wait is off by this part of it at most, either way.
+        at_once: number of failures in a row after which there is no wait.
+        jitter: a wait differs by at most this part of it, either way.
     """
 
     first: float

@@ -1,8 +1,10 @@
-"""Wall time as anchored: what the system clock showed when a process started, and monotonic time since.
+"""Anchored wall time: the system clock at the start of a process, plus monotonic time since.
 
-Whoever sets the system clock does not move this one: it follows by at most ``SLEW`` seconds a second, in both
-directions, and never runs back. What crosses hosts, or is the user's, goes by it; durations on one host go
-by a monotonic clock. Pure: the readings are arguments.
+A change of the system clock does not move it at once: it follows by at most ``SLEW`` seconds a second, in
+both directions, and never runs back. Times that cross hosts, or are the user's, use it; durations on one host
+use a monotonic clock.
+
+Pure: the readings are arguments.
 """
 
 from __future__ import annotations

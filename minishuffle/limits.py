@@ -13,64 +13,65 @@ SEGMENT_BYTES_DEFAULT: Final = 32 * KIB
 SEGMENT_BYTES_MIN: Final = 256
 SEGMENT_BYTES_MAX: Final = 16 * MIB
 SEGMENT_HEADROOM_BYTES: Final = 64
-"""Room in front of a segment's payload, so that header and payload leave as one view."""
+"""Room before a segment's payload, so that header and payload are sent as one view."""
 DATA_FRAME_BYTES_MAX: Final = SEGMENT_BYTES_MAX + SEGMENT_HEADROOM_BYTES
 CONTROL_PAYLOAD_BYTES_MAX: Final = 64 * MIB
-"""The programs of a job, rows, or a sink's result in one control message."""
+"""Programs of a job, rows, or a sink's result in one control message."""
 CONTROL_FRAME_BYTES_MAX: Final = CONTROL_PAYLOAD_BYTES_MAX + MIB
 """Control messages carry pickled functions and collected rows."""
 MESSAGE_VALUES_MAX: Final = 524_288
 """Entries of all arrays and maps together in one control message to the coordinator."""
 MESSAGE_KEYS_MAX: Final = 64
-"""Keys of one map by name in a control message, such as the message itself."""
+"""Keys of a map with text keys in a control message, for example the message itself."""
 MESSAGE_TEXT_BYTES_MAX: Final = MIB
-"""One text in a control message."""
+"""Longest text in a control message."""
 MESSAGE_NAME_CHARS_MAX: Final = 1_024
-"""A name that the coordinator keeps from a control message: a host, a version, a state."""
+"""Longest name that the coordinator keeps from a control message: a host, a version, a state."""
 HANDSHAKE_FRAME_BYTES_MAX: Final = 512
-"""Before a peer has proved the secret, nothing longer is accepted."""
+"""Longest frame accepted before a peer has proved the secret."""
 NAME_BYTES_MAX: Final = 128
 """A job id or any other name inside a frame."""
 ERROR_TEXT_BYTES_MAX: Final = 64 * KIB
 PREPARED_PROGRAM_BYTES_MAX: Final = 32 * MIB
-"""Programs of running jobs that one standby worker keeps; further jobs send theirs with a takeover."""
+"""Programs of running jobs kept by one standby worker; further jobs send theirs with a takeover."""
 
 # --- connections ------------------------------------------------------------------------------
 RECEIVE_BUFFER_BYTES: Final = 512 * KIB
-"""One read takes what lies in the socket. It is copied from there at once: what does not stay in the
-processor's second-level cache comes from further away, and a shorter one takes more turns of the loop."""
+"""Size of one read from a socket. The data is copied at once: a larger buffer does not stay in the
+processor's second-level cache, and a smaller one takes more turns of the loop."""
 HANDSHAKE_SECONDS_MAX: Final = 5.0
 PROBE_SECONDS_MAX: Final = 3.0
-"""How long a worker tries to reach another to see whether a link could be made."""
+"""Seconds for which a worker tries to reach another in a probe of their link."""
 CLUSTER_EVENTS_SHOWN: Final = 50
-"""Events that are of no job, and pairs of workers that cannot link, in a status."""
+"""Cluster events, and pairs of workers that cannot link, in a status."""
 LINK_ERROR_CHARS_MAX: Final = 300
-"""Why there is no link, as a worker reports it."""
+"""Longest reason for a missing link in a worker's report."""
 PROBES_MAX: Final = 32
-"""Such tries of one worker at a time."""
+"""Probes of one worker at a time."""
 PROBES_PER_WORKER_MAX: Final = 32
-"""Others that a newcomer is tried with."""
+"""Workers with which a newcomer is probed."""
 PROBES_UNDER_WAY_MAX: Final = 256
-"""Such tries in a cluster at a time, if no job needs what they are for."""
+"""Probes under way in a cluster, of links that no job needs."""
 URGENT_PROBES_UNDER_WAY_MAX: Final = 1024
-"""With those of links that jobs need."""
+"""Probes under way in a cluster, of all links."""
 PROBES_PER_SECOND_MAX: Final = 500
-"""Such tries that begin in a cluster, if no job needs what they are for."""
+"""Probes that begin per second in a cluster, of links that no job needs."""
 PROBES_BURST_MAX: Final = 256
-"""Those that may begin at once after a time without any."""
+"""Probes that may begin at once after a time without probes."""
 LINK_GRACE_SECONDS: Final = 0.3
-"""How long a worker is awaited whose control link closed, while nobody knows whether its process is there."""
+"""Seconds for which a worker with a closed control link is awaited, while it is not known whether its process
+lives."""
 HOST_LOOKS_MAX: Final = 10
-"""How often one message has a worker dial another host."""
+"""Dials of another host requested by one message."""
 HOST_TIMEOUT_SECONDS_MIN: Final = 0.4
-"""To look at a host takes 0.3 s."""
+"""A probe of a host takes 0.3 s."""
 HOST_LOOK_LATE_SECONDS_MAX: Final = 0.1
-"""Whoever looks whether a host answers and is held up for longer meanwhile says nothing of it."""
+"""If a process that probes a host is held up for longer than this, it gives no answer."""
 LISTEN_BACKLOG: Final = 128
 """Connections that the kernel completes ahead of a process, which may then accept all of them at once."""
 UNAUTHENTICATED_CONNECTIONS_MAX: Final = 2 * LISTEN_BACKLOG
-"""In their handshake, on one port. When the kernel's are all accepted at once, what those before sent was
-read: a burst of connections closes none that has sent a Hello."""
+"""Connections in their handshake, on one port. When the kernel's whole backlog is accepted at once, the data
+of earlier ones was read before: a burst of connections closes none that has sent a Hello."""
 SPLITS_MAX: Final = 1 << 20
 """Splits of one source's subtask whose positions a message may hold."""
 NAMED_SPLITS_MAX: Final = 8_192
@@ -135,12 +136,12 @@ RESTART_MISTAKES_MAX_DEFAULT: Final = 3
 RESTART_FAILURE_WINDOW_SECONDS: Final = 300.0
 """Older failures of a subtask do not count against its job."""
 END_TOLD_SECONDS: Final = 2.0
-"""How long the coordinator waits to hear from a launcher how a worker ended, before it takes it that nobody
-knows."""
+"""Seconds for which the coordinator waits for a launcher's report of how a worker ended; after that it stays
+unknown."""
 COORDINATOR_RESTARTS_MAX: Final = 5
-"""How often in a row a launcher starts a coordinator again that is lost soon after its start."""
+"""Restarts in a row of a coordinator that is lost soon after its start."""
 YOUNG_SECONDS: Final = 5.0
-"""A process that is lost sooner after its start may be lost each time."""
+"""A process lost sooner than this after its start may be lost each time."""
 SOURCE_LEASE_ROWS_MAX: Final = 1 << 40
 RATE_MAX: Final = 1e12
 """Records per second of a generator: whoever means none leaves the rate out."""
