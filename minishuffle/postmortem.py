@@ -1,7 +1,7 @@
-"""What a launcher knows of the end of a worker process that it has started.
+"""A launcher's observation of the end of a worker process.
 
-That is its exit status, whether the kernel has killed for want of memory meanwhile, and what its tasks had in
-hand. The coordinator decides what follows (``coordinator/jobs/deaths.py``).
+It has the exit status, whether the kernel has killed a process for lack of memory meanwhile, and the rows
+that tasks had in hand. The coordinator decides what follows (``coordinator/jobs/deaths.py``).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ FLAG: Final = "--crash-record"
 RUNS: Final = ("R", "S")
 """States of a process that is neither stopped nor waits for a disk, in ``/proc``."""
 LOOK_SECONDS: Final = 10.0
-"""Between two looks at the kernel's counter. A process that it kills for want of memory is gone within that
-time."""
+"""Seconds between two looks at the kernel's counter. A process that the kernel kills for lack of memory ends
+within this time."""
 _log = logging.getLogger("minishuffle.local")
 
 
@@ -36,21 +36,21 @@ class Observation:
     """A launcher's view of one worker process, from its start to its end.
 
     Args:
-        memory: what the worker maps too; None where the system has no such files.
+        memory: memory shared with the worker; None where the system does not have it.
     """
 
     def __init__(self, memory: mmap | None) -> None:
         self._memory = memory
         self._counter: Path | None = None
-        """Where the kernel counts what it has killed of the process's cgroup for want of memory."""
+        """The kernel's counter of processes of this cgroup killed for lack of memory."""
         self._killed_before = self._killed_lately = 0
-        """What it said a while ago, and at the last look."""
+        """Values of the counter: a while ago, and at the last look."""
         self._look_at = -math.inf
         self._pid = 0
         self._hung = False
         """The process did not react, although it could run."""
         self._held: list[UserCall] = []
-        """What its tasks had in hand then."""
+        """Calls of its tasks at that time."""
 
     def began(self, pid: int) -> None:
         """The process was started just now."""
@@ -58,29 +58,29 @@ class Observation:
         self._killed_before = self._killed_lately = _oom_kills(self._counter)
 
     def look(self, now: float) -> None:
-        """(Now and then.) The process runs: what was killed a while ago was another one of its cgroup."""
+        """(Periodically.) The process runs, so a process killed a while ago was another one of its cgroup."""
         if now >= self._look_at:
             self._killed_before, self._killed_lately = self._killed_lately, _oom_kills(self._counter)
             self._look_at = now + LOOK_SECONDS
 
     def hangs(self) -> None:
-        """The process does not react, and is about to be ended. It may be its own doing, unless somebody has
-        stopped it or a disk does not answer; and only of tasks that are where they are now when it ends."""
+        """The process does not react, and is about to be killed. It may be the cause itself, unless it is
+        stopped or a disk does not answer. Then only calls that are still the same at its end count."""
         self._hung = _state(self._pid) in RUNS
         self._held = self._calls()
 
     def ended_by_itself(self, code: int) -> bool:
-        """Whether the process, which has ended with that code (negative: a signal), had said so before. Of
-        one that says nothing, the code of an orderly end stands for that."""
+        """Whether an ended process had announced its end; ``code`` is negative for a signal. Without a
+        record, the code of an orderly end counts as an announcement."""
         if self._memory is None or not is_used(self._memory):
             return code == 0
         return is_leaving(self._memory)
 
     def report(self, ready: dict[str, Any] | None, code: int) -> WorkerEnded | None:
-        """What the coordinator is to hear; None if the worker was not registered, or ended by itself.
+        """The report for the coordinator; None if the worker was not registered, or ended by itself.
 
         Args:
-            ready: what its ready line said.
+            ready: the contents of its ready line.
             code: as in :meth:`ended_by_itself`.
         """
         if ready is None or "epoch" not in ready or self.ended_by_itself(code):
@@ -111,7 +111,7 @@ def observed() -> Iterator[tuple[Observation, list[str], tuple[int, ...]]]:
     descriptors that it is to inherit. If the block raises, nothing is left of it."""
     try:
         descriptor = os.memfd_create("minishuffle-crash-record")
-    except (AttributeError, OSError) as error:  # It is Linux's, and there may be no more descriptors.
+    except (AttributeError, OSError) as error:  # only on Linux; there may be no more descriptors
         _log.warning("what tasks of a worker have in hand cannot be recorded: %s", error)
         yield Observation(None), [], ()
         return
@@ -128,13 +128,13 @@ def observed() -> Iterator[tuple[Observation, list[str], tuple[int, ...]]]:
 
 
 def signal_name(number: int) -> str:
-    """Those between SIGRTMIN and SIGRTMAX have none."""
+    """The name of a signal; signals between SIGRTMIN and SIGRTMAX have only a number."""
     known = {each.value: each.name for each in signal.Signals}
     return known.get(number, f"signal {number}")
 
 
 def _state(pid: int) -> str:
-    """What the process does, in one letter of ``/proc``; empty where nobody knows."""
+    """The state of a process, as one letter of ``/proc``; empty if it is not known."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:

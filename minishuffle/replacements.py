@@ -1,14 +1,13 @@
-"""Which processes a launcher starts in place of lost ones, and when, and how it ends those that hang. Pure.
+"""The replacement of lost processes by a launcher, and the end of processes that hang. Pure.
 
-A coordinator starts again at once: nothing recovers without it. The start of a worker costs about a second
-of processor time, most of it for imports, which tasks on the same machine would miss while they recover. A
-lower priority is no way out: without privilege no process can raise its own again, and the worker would keep
-it. So the start waits until all tasks run again and emit, unless one waits for a slot, which the new process
-brings.
+A coordinator is restarted at once: nothing recovers without it. The start of a worker costs about a second of
+processor time, most of it for imports, which tasks on the same machine need while they recover. A lower
+priority does not help: an unprivileged process cannot raise it again, so the worker would keep it. So the
+start waits until all tasks run and emit again, unless a task waits for a slot, which the new process has.
 
-A process that hangs (it is stopped, a function holds the interpreter's lock, a disk does not answer) is no
-less lost than one that has ended, once the coordinator has said so. It is ended then, and another one starts
-meanwhile: what it has locked or listens to is its own.
+A process that hangs (it is stopped, a function holds the interpreter's lock, a disk does not answer) counts
+as lost once the coordinator has declared it lost. It is ended then, while another one starts: they share no
+locks or ports.
 """
 
 from __future__ import annotations
@@ -26,21 +25,23 @@ from minishuffle.wire.requests import JOB_LIVE, ClusterStatus, WorkerInfo
 __all__ = ["CoordinatorRestarts", "Orders", "Replacements", "SignalSequence"]
 
 RECOVERY_SECONDS_MAX: Final = 10.0
-"""A task that restarts for longer, since it fails again and again, holds no start up."""
+"""Longest recovery of a task for which a start waits; a task that keeps failing takes longer."""
 SETTLE_SECONDS: Final = 0.5
-"""From when all tasks run again to when they have made their links and emit."""
+"""Seconds that running tasks need to make their links and emit."""
 BACKOFF: Final = Backoff(0.5, 8.0, at_once=1)
-"""Between a loss and the next start, by losses in a row of young processes."""
+"""Wait between a loss and the next start, by losses in a row of young processes."""
 ORDER_BACKOFF: Final = Backoff(1.0, 8.0)
-"""The same of workers that others start, by those in a row that never registered."""
+"""Wait between orders of workers, by workers in a row that never registered."""
 ORDER_FAILURES_MAX: Final = 5
-"""So many of these: they cannot be run there."""
+"""Workers in a row that never registered after which no more are ordered."""
 REGISTRATION_SECONDS_MAX: Final = 60.0
-"""From the start of a process. One that finds no coordinator gives up sooner, by itself."""
+"""Seconds within which a started process must register. Without a coordinator it gives up earlier by
+itself."""
 TERM_SECONDS: Final = 1.0
-"""Between SIGTERM and SIGKILL to a process that hangs."""
+"""Seconds between SIGTERM and SIGKILL to a process that hangs."""
 KILL_SECONDS: Final = 2.0
-"""For it to end by SIGKILL. One that does not is in a system call that cannot be interrupted."""
+"""Seconds for a process to end after SIGKILL. If it does not, it is in a system call that cannot be
+interrupted."""
 _RECOVERING: Final = frozenset({"lost", "restarting", "created"})
 
 
@@ -53,46 +54,47 @@ class _Process:
     """In a row."""
     lost_at: float | None = None
     registered: bool = True
-    """The coordinator knows it, as it does those that a cluster begins with."""
+    """The coordinator knows it; True for the first workers of a cluster."""
 
     def lose(self, now: float) -> None:
-        """It has ended, and not in order."""
+        """The process has ended, and not in order."""
         young = now < self.started_at + limits.YOUNG_SECONDS
         self.young_losses = self.young_losses + 1 if young else 0
         self.lost_at = now
 
     @property
     def due_at(self) -> float:
-        """When the next one may start at the earliest; of one that is lost."""
+        """The earliest time at which a lost process may be replaced."""
         assert self.lost_at is not None
         return self.lost_at + BACKOFF.seconds(self.young_losses)
 
 
 class Replacements:
-    """The worker processes of one launcher, by worker id; a lost one's id goes to the next. Which of the new
-    ones are on standby the coordinator says."""
+    """The worker processes of one launcher, by worker id. A replacement gets the id of the lost worker; the
+    coordinator decides whether it is a standby worker."""
 
     def __init__(self, workers: list[int]) -> None:
         self._processes = {worker: _Process() for worker in workers}
         self._recovering_at = -math.inf
-        """When tasks were last seen that did not run again yet."""
+        """The last time at which tasks were recovering."""
 
     @property
     def pending(self) -> bool:
-        """Some process was lost and no other has been started so far."""
+        """Whether a lost process is not replaced yet."""
         return any(process.lost_at is not None for process in self._processes.values())
 
     def lost(self, worker: int, now: float) -> None:
-        """The process with that id has ended, and not in order."""
+        """The process of a worker has ended, and not in order."""
         self._processes[worker].lose(now)
 
     def hung(self, workers: Iterable[WorkerInfo], pids: Mapping[int, int], now: float) -> list[int]:
-        """The ids of processes that hang: they run, but the coordinator has declared them lost, or has not
-        heard of them for ``REGISTRATION_SECONDS_MAX``. Each is given once, and counts as lost from then on.
+        """The worker ids of processes that hang: they run, but the coordinator has declared them lost, or has
+        not seen them for ``REGISTRATION_SECONDS_MAX``. Each is returned once, and counts as lost from then
+        on.
 
         Args:
-            workers: what the coordinator says.
-            pids: of processes that run, by worker id; without those that were given before.
+            workers: the coordinator's list.
+            pids: of running processes by worker id, without those already returned.
         """
         known = {info.worker: info for info in workers}
         found = []
@@ -109,7 +111,7 @@ class Replacements:
         return found
 
     def due(self, status: ClusterStatus, now: float) -> list[int]:
-        """The ids to start processes for now."""
+        """The worker ids whose processes must be started now."""
         alive = {info.worker for info in status.workers if info.state == "alive"}
         states = {task.state for job in status.jobs if job.state in JOB_LIVE for task in job.tasks}
         urgent = "waiting for a slot" in states
@@ -128,8 +130,8 @@ class Replacements:
 
 
 class Orders:
-    """Workers that others start, as Spark does on its executors: ``wanted`` of them are on order or at work.
-    Each order has a number that is never used again, and that is its worker's id.
+    """Orders of workers that another system starts, such as Spark on its executors: ``wanted`` of them are
+    ordered or running. Each order has a unique number, which is its worker's id.
 
     Invariant: ``len(open) ≤ wanted``.
     """
@@ -137,7 +139,7 @@ class Orders:
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
         self.open: set[int] = set()
-        """Those that have not ended, and whose workers are not lost."""
+        """Orders that have not ended, and whose workers are not lost."""
         self.first_failure = ""
         self._numbers = 0
         self._failures = 0
@@ -156,7 +158,7 @@ class Orders:
         return placed
 
     def lost(self, order: int) -> None:
-        """Its worker is lost: another order takes the place of this one, which may not have ended."""
+        """The worker of an order is lost: another order replaces this one, which may not have ended."""
         self.open.discard(order)
 
     def ended(self, order: int, reason: str, was_registered: bool, now: float) -> None:
@@ -171,16 +173,16 @@ class Orders:
 
     @property
     def failed(self) -> bool:
-        """Nothing is ordered any more."""
+        """Whether no more workers are ordered."""
         return self._failures >= ORDER_FAILURES_MAX
 
 
 class SignalSequence:
-    """How a process that hangs is ended: it is continued and asked to end in order, which it may do if it was
+    """The signals that end a process that hangs: it is continued and asked to end in order, in case it was
     only stopped, and killed ``TERM_SECONDS`` later.
 
     Args:
-        began: when it is to begin.
+        began: the time of the first signal.
     """
 
     def __init__(self, began: float) -> None:
@@ -196,23 +198,24 @@ class SignalSequence:
         return found
 
     def outlived(self, now: float) -> bool:
-        """Whether the process, which runs, should have ended by now; true once."""
+        """Whether the running process should have ended by now; True once."""
         said, self._said = self._said, self._said or now >= self._said_at
         return self._said and not said
 
 
 class CoordinatorRestarts:
-    """When the one coordinator of a launcher starts again."""
+    """The restarts of a launcher's coordinator."""
 
     def __init__(self, started: float) -> None:
         self._process = _Process(started)
 
     def started(self, now: float) -> None:
-        """A process of it."""
+        """A coordinator process was started."""
         self._process.started_at = now
 
     def due(self, ended: float) -> float | None:
-        """Its process ended then: when to start the next one; None if that happens too often."""
+        """Note the end of its process. Returns the time at which the next one starts; None: restarts are too
+        frequent."""
         self._process.lose(ended)
         often = self._process.young_losses > limits.COORDINATOR_RESTARTS_MAX
         return None if often else self._process.due_at

@@ -1,4 +1,4 @@
-"""Starting a process in place of each one of a local cluster that is lost, and ending those that hang."""
+"""Supervision of a local cluster: lost processes are replaced, and processes that hang are ended."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ LOOK_SECONDS = 0.1
 LOOK_SECONDS_LOST = 0.02
 """The same while a lost one has no replacement."""
 VERDICT_SECONDS = 0.2
-"""Between two questions to the coordinator which workers it has declared lost."""
+"""Seconds between two questions to the coordinator for lost workers."""
 VERDICT_SECONDS_QUIET = 1.0
-"""The same while it has heard of all of them within that time, so that none is silent."""
+"""Seconds between two questions while no worker is silent."""
 STOP_SECONDS = 5.0
-"""For workers to stop when their coordinator is not started again."""
+"""Seconds for workers to stop when their coordinator is not restarted."""
 _log = logging.getLogger("minishuffle.local")
 
 
 def how_it_ended(code: int) -> str:
-    """An exit code in words, also that of a signal."""
+    """An exit code in words; negative for a signal."""
     if code >= 0:
         return f"ended with code {code}"
     return f"was killed by {signal_name(-code)}"
 
 
 class Supervisor:
-    """Looks after the coordinator and the workers that a launcher has started;
-    :mod:`~minishuffle.replacements` says when it starts which.
+    """The supervision of a launcher's coordinator and workers; :mod:`~minishuffle.replacements` decides when
+    a process is started.
 
-    The coordinator starts again with its state directory and at its ports, so that workers and clients find
-    it, also if SIGTERM ended it: that is no order to end the cluster. A worker that ends in order is not
-    replaced, nor is a coordinator that has ended with its cluster, or whose place another one has taken. The
-    coordinator hears how a worker ended that did not end by itself. A worker that the coordinator has
-    declared lost and that runs on, since it hangs, is ended, and replaced at once. Either somebody calls
-    :meth:`check` again and again, or :meth:`start` has a thread do so.
+    The coordinator is restarted with its state directory and ports, so that workers and clients find it, even
+    if SIGTERM ended it: this is not an order to end the cluster. A worker that ends in order is not replaced,
+    nor is a coordinator that has ended with its cluster, or that another one has replaced. How a worker
+    ended, unless by itself, is reported to the coordinator. A worker that hangs, so that the coordinator has
+    declared it lost, is ended and replaced at once. The caller calls :meth:`check` periodically, or
+    :meth:`start` starts a thread for it.
 
     Args:
-        client: a connection that nobody else uses meanwhile; closed by :meth:`stop`.
-        coordinator: whether to replace that.
-        workers: whether to replace those.
+        client: a connection for the supervisor alone; closed by :meth:`stop`.
+        coordinator: replace the coordinator.
+        workers: replace workers.
     """
 
     def __init__(
@@ -64,39 +64,39 @@ class Supervisor:
         workers: bool = True,
     ) -> None:
         self.failure: ShuffleError | None = None
-        """Why the coordinator is not started again; for good."""
+        """Why the coordinator is not restarted any more."""
         self._processes = processes
         self._client = client
         self._replaces_coordinator = coordinator
         self._replaces_workers = workers
         self._restarts = CoordinatorRestarts(time.monotonic())
         self._restart_at: float | None = None
-        """When the next coordinator is to be started; None while one runs."""
+        """Time of the next start of a coordinator; None while one runs."""
         self._replacements = Replacements(list(processes.workers))
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._term = 0
-        """The highest that a coordinator which was started here has had."""
+        """The highest term of a coordinator started here."""
         self._is_replaced = False
-        """Somebody else has started one since then."""
+        """Another launcher has started a coordinator since."""
         self._ended: dict[int, Child] = {}
-        """By worker id, the last process that was seen to have ended, or to hang."""
+        """By worker id, the last process that has ended, or hangs."""
         self._ask_at = 0.0
-        """When the coordinator is asked for its verdicts next."""
+        """Time of the next question for lost workers."""
         self._sequences: dict[int, SignalSequence] = {}
-        """By process id, of those that hang."""
+        """Signal sequences of hanging processes, by process id."""
         self._is_hindered = False
-        """The last :meth:`check` could not look."""
+        """The last :meth:`check` failed."""
         self._untold: list[WorkerEnded] = []
-        """What the coordinator has yet to hear of their ends."""
+        """Ends of workers not reported to the coordinator yet."""
 
     def start(self) -> None:
-        """Have a thread look until :meth:`stop`, or until the coordinator is not started again: then it stops
-        the workers."""
+        """Start a thread that checks until :meth:`stop`, or until the coordinator is not restarted any more:
+        then it stops the workers."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Start no more processes; those that were started run on."""
+        """Start no more processes; running ones continue."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
