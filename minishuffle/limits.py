@@ -68,20 +68,20 @@ HOST_TIMEOUT_SECONDS_MIN: Final = 0.4
 HOST_LOOK_LATE_SECONDS_MAX: Final = 0.1
 """If a process that probes a host is held up for longer than this, it gives no answer."""
 LISTEN_BACKLOG: Final = 128
-"""Connections that the kernel completes ahead of a process, which may then accept all of them at once."""
+"""Connections completed by the kernel before a process accepts them, perhaps all at once."""
 UNAUTHENTICATED_CONNECTIONS_MAX: Final = 2 * LISTEN_BACKLOG
 """Connections in their handshake, on one port. When the kernel's whole backlog is accepted at once, the data
 of earlier ones was read before: a burst of connections closes none that has sent a Hello."""
 SPLITS_MAX: Final = 1 << 20
 """Splits of one source's subtask whose positions a message may hold."""
 NAMED_SPLITS_MAX: Final = 8_192
-"""Those of a source that names them, with a name and a position of bytes each."""
+"""Splits of a source that names them; each has a name and a position in bytes."""
 SPLIT_NAME_BYTES_MAX: Final = KIB
 SPLIT_POSITION_BYTES_MAX: Final = KIB
 EARLY_LINKS_MAX: Final = 64
 """Links of workers that the coordinator has not announced yet; the oldest makes room."""
 EARLY_REQUESTS_MAX: Final = 16_384
-"""PartitionRequests of one such link."""
+"""PartitionRequests of one early link."""
 CONTROL_UNSENT_BYTES_MAX: Final = 256 * MIB
 """A control link whose peer leaves this much unread is closed."""
 TASK_UNSENT_BYTES_MAX: Final = MIB
@@ -91,17 +91,18 @@ UNACKNOWLEDGED_BYTES_MAX: Final = 8 * MIB
 """Rows that a worker keeps until the coordinator acknowledges them; a single message may be longer. Above
 the limit no rows are sent."""
 LOG_MESSAGE_BYTES: Final = 64 * KIB
-"""Log lines that go out together."""
+"""Log lines sent together, in bytes."""
 GATHERED_BYTES: Final = 512 * KIB
-"""Collected record batches that go out together, each of at most a quarter of that."""
+"""Collected record batches sent together, in bytes; each has at most a quarter of it."""
 TAKEN_ROWS: Final = 1_024
 TAKEN_SECONDS: Final = 0.01
 TAKEN_BYTES: Final = MIB
-"""A task takes record batches that wait in one gate together, up to so many rows that it takes in so many
-seconds, and about so many bytes, if each has less than a quarter of these rows and a 32nd of these bytes."""
+"""A task reads queued record batches of one gate together: at most as many rows as it processes in
+TAKEN_SECONDS, and about TAKEN_BYTES. Each of them has less than a quarter of these rows, and less than a 32nd
+of these bytes."""
 FRAMES_PER_TURN_MAX: Final = 2_000
-"""A data connection that has sent more than so many frames in one read is read no further in that turn of the
-loop: a read of full buffers has 16, one of nothing but small frames 50,000."""
+"""Frames in one read of a data connection, after which it is not read again in this turn of the loop. A read
+of full buffers has 16 frames, one with only small frames 50,000."""
 MESSAGES_PER_TURN_MAX: Final = 16
 """Control messages of one link that are dealt with before other links have their turn."""
 LINK_REQUESTS_MAX: Final = 64
@@ -157,10 +158,10 @@ FLOATING_BUFFERS_PER_GATE_DEFAULT: Final = 32
 costs two switches of the interpreter's lock: 32 doubled the rate of ``bench keyby``. The pool's
 minimum counts one."""
 OUTPUT_BUFFERS_PER_SUBPARTITION_MAX: Final = 32
-"""For the same reason; what is not free elsewhere is not lent."""
+"""Output buffers lent to one subpartition, for the same reason; only free ones are lent."""
 DEBLOATED_BYTES_MIN: Final = 256
 DEBLOATED_BYTES_START: Final = 1024
-"""What producers put into a buffer if the job debloats: at least, and before anything was consumed. (Flink:
+"""Size of a producer's buffer if the job debloats: the least, and the initial one. (Flink:
 ``taskmanager.memory.min-segment-size``, ``starting-segment-size``.)"""
 LOCAL_BATCH_BYTES_MAX: Final = 64 * MIB
 """Bytes of the batches that wait, in one worker, for consumers on the same worker; the rest goes through
@@ -195,39 +196,39 @@ SHOWN_ROWS: Final = 20
 """Rows that ``show()`` prints, unless it is called for another number."""
 SHOWN_SOURCE_ROWS_MAX: Final = 10_000
 SHOWN_SECONDS_MAX: Final = 10.0
-"""What ``show()`` reads of each source at most, and for how long."""
+"""Most rows that ``show()`` reads of each source, and the longest time."""
 INFERRED_FILE_BYTES_MAX: Final = 256 * MIB
 """The largest CSV or JSON file that is read before the job starts, for types that are not declared."""
 JSON_DEPTH_MAX: Final = 8_192
 """Lists and objects in each other in one record of JSON, which pyarrow reads on the stack: 15,000 are too
 many. Shorter records are not looked at for this, so that a smaller number would take longer to check."""
 CSV_BLOCK_BYTES: Final = 8 * MIB
-"""Read at once of a CSV file; a line that is longer may be refused, one of twice that always is."""
+"""Bytes read at once from a CSV file. A longer line may be refused; a line of twice this length always is."""
 RESULT_BYTES_MAX: Final = 16 * MIB
-"""What all sinks of a job together may return at their close."""
+"""Result bytes of all sinks of a job at their close."""
 COLLECT_BYTES_MAX: Final = 256 * MIB
-"""Rows that one job collects."""
+"""Bytes of collected rows of one job."""
 COLLECTED_RUNNING_BYTES_MAX: Final = 512 * MIB
-"""Collected rows of all jobs that run, without what their clients have fetched if that is too much."""
+"""Bytes of collected rows of all running jobs; above it, fetched rows are dropped."""
 COLLECTED_ENDED_BYTES_MAX: Final = 512 * MIB
-"""Collected rows of all jobs that have ended, which the coordinator keeps for their clients."""
+"""Bytes of collected rows of all ended jobs, kept for their clients."""
 BROADCAST_BYTES_MAX: Final = 256 * MIB
 """The small side of a broadcast join, in each subtask."""
 KEPT_MEMORY_BYTES: Final = 16 * MIB
-"""What a task holds in memory of a blocking partition, or of those that one of its gates reads; the rest goes
-into a file."""
+"""Bytes in memory of a blocking partition in a task, or of the blocking partitions that one gate reads; the
+rest goes into a file."""
 BLOCKING_BYTES_MAX: Final = 16 * 1024 * MIB
 """All blocking partitions of a worker, and what its gates have read of some; a setting's default."""
 BLOCKS_READ_AHEAD_BYTES: Final = 4 * MIB
-"""What the views of one blocking partition together read ahead from the disk."""
+"""Bytes that all views of one blocking partition read ahead from the disk."""
 DISK_THREADS: Final = 4
 """Threads of a worker that read from disks and close files for its loop."""
 SECRET_CHARS_MIN: Final = 32
 """The cluster's secret: 128 bits, written in hexadecimal."""
 JOURNAL_COUNTS_SECONDS: Final = 1.0
-"""Between two records of what running attempts have counted."""
+"""Seconds between two journal records of the counts of running attempts."""
 JOURNAL_COUNTS_BYTES_MAX: Final = 2 * MIB
-"""The size of such records in one write, without the last of them; further ones are in the next."""
+"""Bytes of these records in one write, without the last one; further ones are in the next."""
 JOB_EVENTS_KEPT: Final = 10_000
 EVENT_TRACEBACK_CHARS_MAX: Final = 4_000
 """The user's traceback in the event of a task that failed; what is cut is in its middle."""
@@ -248,7 +249,7 @@ USER_BUCKETS_MAX: Final = 32
 """Upper edges of a histogram among them."""
 ROW_PREVIEW_CHARS: Final = 200
 DEAD_LETTER_CHARS: Final = 8_000
-"""What the line of a dead letter shows of the record."""
+"""Characters of the record in the line of a dead letter."""
 WATERMARK_SECONDS_MIN: Final = 0.2
 """Between two watermarks of an operator that does not emit each."""
 SPOOL_FILE_BYTES: Final = 1 << 30
@@ -268,13 +269,13 @@ JOB_FILES_KEPT: Final = 10_000
 JOB_RESULTS_KEPT: Final = 16
 """Ended jobs whose results can still be read."""
 WRITES_KEPT: Final = 8
-"""Writes into one stream that have ended and whose partitions are remembered: a streaming query may repeat
-its last ones."""
+"""Ended writes into one stream whose partitions are remembered: a streaming query may repeat its last
+ones."""
 WRITE_IDLE_SECONDS: Final = 120.0
-"""How long a write into an endless stream holds event time back that nobody is connected for."""
+"""Seconds for which event time waits for a write into an endless stream without a connected client."""
 WRITER_KEPT_BYTES_MAX: Final = 32 * MIB
-"""Rows that an external writer keeps, to send them again when the task that takes them restarts. It must be
-more than can be on the way: see ``remote.writer``."""
+"""Bytes of rows kept by an external writer, to send them again after a restart of the task. It must exceed
+the data on the way: see ``remote.writer``."""
 EXTERNAL_TICKETS_MAX: Final = 1_024
 """External clients that a worker expects, for each direction; the oldest has given up long before, or asks
 again."""

@@ -63,7 +63,7 @@ class Submissions:
         self._pending: deque[Submission] = deque()
         """Accepted submissions, in the order in which they are journaled."""
         self.unwritten: list[Changes] = []
-        """What is to be journaled of those whose turn has come."""
+        """Changes to journal, one entry for each submission, since the last :meth:`take_unwritten`."""
         self._withdrawn: dict[str, None] = {}
         """Ids of the last submissions that were cancelled before they had a job."""
 
@@ -78,12 +78,12 @@ class Submissions:
         return submission
 
     def journal(self, submission: Submission, changes: Changes) -> None:
-        """Have these journaled for it."""
+        """Journal the changes of a submission."""
         submission.changes.update(changes)
         self.unwritten.append(submission.changes)
 
     def take_unwritten(self) -> list[Changes]:
-        """What is to be journaled, in its order, and was not given before."""
+        """Take the changes to journal, in order."""
         unwritten, self.unwritten = self.unwritten, []
         return unwritten
 

@@ -1,10 +1,11 @@
-"""Where sources are, for when a worker and its coordinator are lost together. Pure.
+"""Witnesses: peers that keep the positions of a worker's sources, in case it and its coordinator are lost
+together. Pure.
 
-Sources go on behind their leases while the coordinator does not answer. Before a row behind a lease leaves,
-a peer has the next one: it is the *witness*, which hands that on to the coordinator, or to the next one when
-it registers there. If the worker dies before it has a coordinator again, its sources go on behind those
-leases. A worker without a link to another has no witness: what its sources emit without a coordinator is
-emitted again if it dies.
+Sources continue beyond their leases while the coordinator does not answer. Before a source emits a row beyond
+a lease, a peer gets the next lease. This peer is the *witness*: it passes the positions on to the
+coordinator, or to the next one when it registers there. If the worker dies before it has a coordinator again,
+its sources continue after these leases. A worker without links to others has no witness: if it dies, rows
+emitted without a coordinator are emitted again.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from minishuffle.wire.reports import SourcePositions
 __all__ = ["Witnesses"]
 
 WITNESSES_MAX: Final = 3
-"""Peers that are asked; the first answer is enough."""
+"""Number of peers asked; the first answer is enough."""
 
 
 @dataclass(slots=True)
 class _Asked:
     number: int
     waiting: Sequence[SourcePositions]
-    """What goes on with the first answer."""
+    """Reports whose sources continue at the first answer."""
     peers: set[int]
 
 
 class Witnesses:
-    """The witnesses of one worker, and what it is a witness of.
+    """The witnesses of one worker, and the positions it keeps for others.
 
     Args:
-        linked: gives the peers with which there is a link.
-        send: a message to one of them.
-        hand_on: to the coordinator, if there is one.
-        go_on: called with positions behind which a source may emit what it has reported.
+        linked: returns the linked peers.
+        send: sends a message to a linked peer.
+        hand_on: passes positions on to the coordinator, if there is one.
+        go_on: called with positions after which a source may continue.
     """
 
     def __init__(
@@ -59,17 +60,17 @@ class Witnesses:
         self._asked: list[_Asked] = []
         self._numbers = 0
         self._kept: dict[int, WitnessedPositions] = {}
-        """What each other worker has said last."""
+        """The last positions of each other worker."""
 
     def ask(
         self, waiting: Sequence[SourcePositions], unacknowledged: Iterable[SourcePositions], *, last: int
     ) -> None:
-        """The coordinator does not answer: have peers keep what it may not have.
+        """The coordinator does not answer: let peers keep the positions it may not have.
 
         Args:
-            waiting: what sources wait for.
-            unacknowledged: all that the coordinator may not have, in order.
-            last: the number of the last report among those.
+            waiting: reports for which sources wait.
+            unacknowledged: all reports that the coordinator may not have, in order.
+            last: the number of the last report among them.
         """
         sources = [
             AttemptPositions(attempt=each.attempt, positions=each.positions) for each in unacknowledged
@@ -88,10 +89,10 @@ class Witnesses:
             self._send(peer, frame)
 
     def received(self, peer: int, message: Message) -> None:
-        """A message of a peer, or its answer.
+        """Handle a message of a peer, or its answer.
 
         Raises:
-            RemoteProtocolError: it makes no sense.
+            RemoteProtocolError: the message is not valid.
         """
         if not message.body:
             for each in [each for each in self._asked if each.number <= message.request]:
@@ -106,7 +107,7 @@ class Witnesses:
         self._send(peer, Message(message.request, b""))
 
     def peer_lost(self, peer: int) -> None:
-        """Its link is gone: nobody waits for its answer."""
+        """The link to a peer is gone: its answer is no longer awaited."""
         for each in list(self._asked):
             each.peers.discard(peer)
             if not each.peers:
@@ -120,11 +121,12 @@ class Witnesses:
     # --- what others have said -------------------------------------------------------------------
 
     def kept(self) -> list[WitnessedPositions]:
-        """What a coordinator is to hear when this worker registers again."""
+        """The positions to send when this worker registers again."""
         return list(self._kept.values())
 
     def handed_on(self, said: Iterable[WitnessedPositions]) -> None:
-        """A coordinator has registered this worker, and journaled that; it hears what has come since."""
+        """A coordinator has registered this worker and journaled these positions: drop them, and pass on
+        newer ones."""
         for each in said:
             if self._kept.get(each.worker) is each:
                 del self._kept[each.worker]

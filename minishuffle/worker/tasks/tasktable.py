@@ -106,13 +106,13 @@ class TaskTable:
         self._canceling.pop(key, None)
 
     def abandon(self, key: AttemptId) -> None:
-        """It is given up, and terminal, although its thread runs on."""
+        """Abandon an attempt: it is terminal, although its thread still runs."""
         self.end(key)
         self.abandoned += 1
         self.stuck += 1
 
     def still_run(self, threads: int) -> None:
-        """That many threads of abandoned attempts have not ended."""
+        """Set the number of threads of abandoned attempts that still run."""
         self.stuck = threads
 
     def lose(self, key: AttemptId, error: PartitionLost) -> None:
