@@ -52,12 +52,11 @@ from minishuffle.wire.messages import (
     DeployTasks,
     InputSpec,
     Probed,
-    Register,
-    Registered,
     ReleaseJob,
     TasksRestarted,
     WorkerLost,
 )
+from minishuffle.wire.registration import Register, Registered
 from minishuffle.wire.reports import AttemptReport, TaskStateChanged
 from minishuffle.wire.requests import SubmitJob
 from minishuffle.worker.instructions import Attach, ConnectLocal, FailChannel, RequestPartition

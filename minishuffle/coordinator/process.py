@@ -59,7 +59,8 @@ from minishuffle.transport.hostlook import host_answers
 from minishuffle.transport.interfaces import host_identity
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import ControlMessage, DeployTasks, HostLook, Register
+from minishuffle.wire.messages import ControlMessage, DeployTasks, HostLook
+from minishuffle.wire.registration import Register
 from minishuffle.wire.requests import Failure
 
 __all__ = ["Coordinator", "run_coordinator"]

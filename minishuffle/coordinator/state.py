@@ -53,9 +53,9 @@ from minishuffle.coordinator.jobs.jobindex import JobTable
 from minishuffle.coordinator.jobs.joblinks import Exclusion
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
 from minishuffle.coordinator.journal import journalrecords
-from minishuffle.coordinator.journal.takeover import missing, reconciled
 from minishuffle.coordinator.journal.writeahead import WriteAhead
 from minishuffle.coordinator.links import ANSWER_SECONDS, Links, PairKey, pair_of
+from minishuffle.coordinator.reconciler import Reconciler
 from minishuffle.coordinator.scheduling.deployer import Deployer
 from minishuffle.coordinator.scheduling.isolation import Isolation
 from minishuffle.coordinator.scheduling.placement import admit, checked_graph
@@ -93,13 +93,13 @@ from minishuffle.wire.messages import (
     PeerSuspicion,
     Probed,
     RecoverySteps,
-    Register,
     ReleaseJob,
     Shutdown,
     WitnessedPositions,
     WorkerAddress,
     WorkerLost,
 )
+from minishuffle.wire.registration import Register
 from minishuffle.wire.reports import AttemptReport, Collected, Fact
 from minishuffle.wire.requests import (
     Accepted,
@@ -172,8 +172,7 @@ class CoordinatorState:
         seconds = settings.host_timeout
         self._hosts = SilentHosts(facts.term, facts.identity, None if seconds == "off" else seconds)
         self._jobs = JobTable()
-        self._preparations = Preparations(facts.term)
-        self._isolation = Isolation(settings.slot_timeout)
+        self._preparations, self._isolation = Preparations(facts.term), Isolation(settings.slot_timeout)
         self._deployer = Deployer(
             facts.term,
             settings.slot_timeout,
@@ -189,6 +188,7 @@ class CoordinatorState:
         self._streams = Streams(facts.term, self._send_to, self._address, self._pending)
         self._results = Results(facts.term, self._jobs, self._send_to, self._address, self._pending)
         self._questions = Questions(facts.term, self._send_to, self._pending)
+        self._reconciler = Reconciler(facts.term, self._workers, self._jobs, self._streams, self._results)
         self._out: list[Instruction] = []
         self._touched: dict[str, Job] = {}
         """Jobs to look after before the verb at hand returns, for which ``_jobs.held`` may be out of date."""
@@ -429,7 +429,7 @@ class CoordinatorState:
             self._out.append(refusal(link, 0, error))
             self._out.append(CloseLink(link, f"registration refused: {error}", "peer"))
             return
-        self._welcome(worker, now)
+        self._reconcile(worker, message, now, now)
 
     def _take_back(self, link: int, message: Register, now: float) -> None:
         """A worker comes back, with what it runs. Raises UsageError: it was declared lost."""
@@ -437,26 +437,31 @@ class CoordinatorState:
         worker, old = self._workers.take_back(link, message, now)
         if old:
             self._out.append(CloseLink(old, f"worker {worker.worker} has a new control link"))
-        self._welcome(worker, now)
-        for said in message.witnessed:
-            self._witnessed(said, self._wall(now))
-        for lost in self._workers.ended_since(since):
-            self._send(worker, WorkerLost(term=self._facts.term, worker=lost.worker, epoch=lost.epoch))
-        self._results.worker_back(worker.worker)
-        number, at, jobs = worker.worker, self._wall(now), self._jobs.active()
+        number, jobs = worker.worker, self._jobs.active()
         self._preparations.worker_back(number, {job.id for job in jobs} & set(message.jobs))
-        addresses = {each.worker: each.address for each in self._workers.there()}
-        for each in reconciled(number, message, self._jobs.values(), addresses, self._facts.term):
-            self._send(worker, each)
         for job in jobs:
             job.progress.worker_back(number)
-            job.never_there(missing(number, message.attempts, job), at)
-            self._touch(job)
-        self._streams.worker_back(number)
+        self._touch(*jobs)
+        self._reconcile(worker, message, since, now)
+
+    def _reconcile(self, worker: Worker, message: Register, since: float, now: float) -> None:
+        """Hear the facts that a worker has come with, and say what is desired of it: see ``reconciler``. The
+        answer stands before whatever follows from the facts."""
+        answer = worker.registered(self._facts.term, self._settings.heartbeat_interval)
+        first, at = len(self._out), self._wall(now)
+        for report in message.reports:
+            self._reported(worker, report, at)
+        for said in message.witnessed:
+            self._witnessed(said, at)
+        for job in self._jobs.active():
+            job.never_there(self._reconciler.missing(job, worker.worker, message), at)
+        desired = self._reconciler.desired(worker, message, since)
+        answer = answer.model_copy(update={"desired": desired})
+        self._out.insert(first, SendToWorker(worker.worker, worker.link, answer))
+        self._welcome(worker, now)
 
     def _welcome(self, worker: Worker, now: float) -> None:
-        """It is registered, and standby workers are to know it."""
-        self._send(worker, worker.registered(self._facts.term, self._settings.heartbeat_interval))
+        """Others are to know a worker that has registered, and it what it may be needed for."""
         joined = self._preparations.worker_joined(worker, self._workers.alive(), self._jobs.active())
         for number, ahead in joined:
             self._send_to(number, ahead)

@@ -21,11 +21,10 @@ from minishuffle.wire.advertised import advertised_host, host_problem, is_loopba
 from minishuffle.wire.messages import (
     Heartbeat,
     PeerReport,
-    Register,
-    Registered,
     WorkerAddress,
     WorkerReport,
 )
+from minishuffle.wire.registration import Register, Registered, WorkerDescription
 from minishuffle.wire.requests import WorkerInfo
 
 __all__ = ["RegistryNumbers", "Worker", "WorkerRegistry"]
@@ -53,7 +52,7 @@ class WorkerRecord(Record):
     """A registration that has not ended."""
 
     epoch: int
-    about: Register
+    about: WorkerDescription
     standby: bool
     written_off: tuple[tuple[str, int], ...]
     drain: Drain | None = None
@@ -74,7 +73,7 @@ class Worker:
     worker: int
     epoch: int
     link: int
-    about: Register
+    about: WorkerDescription
     heard_at: float
     state: Literal["alive", "awaited", "lost", "gone"] = "alive"
     """Awaited: it was registered with an earlier coordinator, or its control link closed, and it has yet to
@@ -151,7 +150,8 @@ class Worker:
         self.suspicions += 1
 
     def registered(self, term: int, heartbeat_interval: float) -> Registered:
-        """The answer to its registration."""
+        """The answer to its registration, but for what is desired of it. To be called before the reports are
+        applied that it has come with."""
         return Registered(
             term=term,
             worker=self.worker,
@@ -210,7 +210,7 @@ class Worker:
         return WorkerEntry(self.worker, self.state, about.host, about.metrics_port, age, self.suspicions)
 
 
-def _process(about: Register) -> tuple[str, int, int]:
+def _process(about: WorkerDescription) -> tuple[str, int, int]:
     """What stays the same, whatever address it advertises."""
     return about.identity, about.pid, about.data_port
 
@@ -351,7 +351,7 @@ class WorkerRegistry:
         self.epoch += 1
         standby = about.standby or (self.standby_short > 0 and not is_awaited)
         self.standby_short -= standby and self.standby_short > 0
-        worker = Worker(number, self.epoch, link, about, now, standby=standby, joined_at=now)
+        worker = Worker(number, self.epoch, link, about.description(), now, standby=standby, joined_at=now)
         self._workers[number] = self._by_link[link] = worker
         self.touch(worker)
         return worker

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
-from minishuffle.wire.messages import Register
+from minishuffle.wire.registration import WorkerDescription
 
 __all__ = [
     "advertised_host",
@@ -93,7 +93,7 @@ def host_problem(host: str) -> str:
     return ""
 
 
-def advertised_host(about: Register) -> str:
+def advertised_host(about: WorkerDescription) -> str:
     """The address for others: the worker's setting, else the address it listens on, else the one the
     coordinator sees."""
     if about.advertise:
@@ -104,12 +104,12 @@ def advertised_host(about: Register) -> str:
     return about.seen if seen is None else str(seen)
 
 
-def unlinkable(one: Register, other: Register) -> bool:
+def unlinkable(one: WorkerDescription, other: WorkerDescription) -> bool:
     """Whether two workers are on different hosts, and one of them has a loopback address."""
     return one.identity != other.identity and (is_loopback(one.host) or is_loopback(other.host))
 
 
-def linkable_groups(workers: Sequence[Register]) -> list[set[int]]:
+def linkable_groups(workers: Sequence[WorkerDescription]) -> list[set[int]]:
     """The largest sets of workers, by position, in which any two can link."""
     hosts = {each.identity for each in workers}
     confined = {each.identity for each in workers if is_loopback(each.host)}

@@ -367,44 +367,6 @@ class WitnessedPositions(ControlMessage):
     sources: list[AttemptPositions]
 
 
-class Register(ControlMessage):
-    type: Literal["register"] = "register"
-    host: Name
-    """Where it listens; in the coordinator, what it advertises."""
-    advertise: Name = ""
-    """The address that others are to use, if it was given one."""
-    identity: Name = ""
-    """The same for all processes that share a loopback address: see ``host_identity``."""
-    seen: Name = ""
-    """The address that its control link comes from, as the coordinator's shell sees it."""
-    data_port: Port
-    metrics_port: Port
-    pid: int
-    slots: Annotated[int, Field(ge=1, le=limits.SLOTS_MAX)]
-    python: Name
-    """Major.minor; functions are pickled, so it must equal the coordinator's."""
-    releases: dict[Name, Name] = Field(default_factory=dict)
-    """Versions by package, see ``releases_here``."""
-    segments: Annotated[int, Field(ge=0, le=1 << 40)]
-    segment_bytes: Annotated[int, Field(ge=1, le=limits.SEGMENT_BYTES_MAX)]
-    requested_worker: WorkerNumber = 0
-    """An id to be given back (0: any free one); refused while another process holds it."""
-    standby: bool = False
-    """It is to take over slots of lost workers, and no others before that."""
-    end_is_told: bool = False
-    """Its launcher will send WorkerEnded."""
-    epoch: int = 0
-    """That of the registration that it has, if it lost its control link and goes on; 0: it is new."""
-    term: int = 0
-    """The highest that it has heard of."""
-    attempts: list[AttemptRef] = Field(default_factory=list)
-    """What it runs, or keeps for others: attempts that were not released."""
-    jobs: list[str] = Field(default_factory=list)
-    """Jobs of which it knows anything: programs that came ahead of need, or attempts that were here."""
-    witnessed: list[WitnessedPositions] = Field(default_factory=list)
-    """Positions of other workers, which no coordinator may have heard of."""
-
-
 class Heartbeat(ControlMessage):
     type: Literal["heartbeat"] = "heartbeat"
     term: int
@@ -497,16 +459,6 @@ class ClockSet(ControlMessage):
 
 
 # --- coordinator -> worker ------------------------------------------------------------------------
-
-
-class Registered(ControlMessage):
-    type: Literal["registered"] = "registered"
-    term: int
-    worker: int
-    epoch: int
-    heartbeat_interval: float
-    applied: int = 0
-    """To a worker that comes back: the highest number of a report of it that was applied."""
 
 
 class Acknowledge(ControlMessage):

@@ -1,7 +1,9 @@
 """A registered worker and its coordinator: what goes over their link, and what is done while there is none.
 
-Then tasks and data links go on. Reports are kept and repeated to the next coordinator; rows for clients wait
-in front of them; sources do not wait for acknowledgements, but for a peer (``sources.witnesses``).
+Then tasks and data links go on. Reports are kept for the next coordinator; rows for clients wait in front of
+them; sources do not wait for acknowledgements, but for a peer (``sources.witnesses``). A worker that comes
+back says all that is on it and all that it has kept in one message, and hears what is desired of it in one:
+see ``wire.registration``.
 """
 
 from __future__ import annotations
@@ -19,15 +21,8 @@ from minishuffle.ids import Address
 from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import (
-    Advertised,
-    ControlMessage,
-    LogLines,
-    Register,
-    Registered,
-    Shutdown,
-    WitnessedPositions,
-)
+from minishuffle.wire.messages import Advertised, ControlMessage, LogLines, Shutdown, WitnessedPositions
+from minishuffle.wire.registration import Register, Registered
 from minishuffle.wire.reports import Collected, Fact, FileCompleted, SourcePositions, TaskStateChanged
 from minishuffle.worker.registration import UnregisteredWorker, ask_registration
 from minishuffle.worker.reports.attemptreports import AttemptReports
@@ -49,7 +44,7 @@ class CoordinatorLink:
         request: what it has said of itself.
         home: where the coordinator is.
         handle: called with each message of the coordinator.
-        joined: called once a coordinator knows what was reported before.
+        joined: called once a coordinator knows what was reported before, and this worker what is desired.
         lost: called when there is none any more.
         pump: called when the link takes rows and lines again.
         applied: called with facts that somebody waits for, once the coordinator has them.
@@ -91,6 +86,8 @@ class CoordinatorLink:
         """None while there is no coordinator."""
         self._return: asyncio.Task[None] | None = None
         """Looks for the coordinator while there is none."""
+        self._said = 0
+        """The number of the last report that it has come back with."""
 
     @property
     def connected(self) -> bool:
@@ -106,12 +103,14 @@ class CoordinatorLink:
 
     def connect(self, link: ControlLink, registered: Registered) -> None:
         """The coordinator at the other end has registered this worker, for the first time or again. It gets
-        the reports that it has not applied, before messages that wait in outboxes get their numbers."""
+        the reports that it has not got with the registration before others get their numbers."""
         self._link = link
         link.on_writable = self._pump
         self.acknowledged(registered.applied, files=False)
-        for report in self.reports.kept(self._state.term):
+        for report in self.reports.kept(self._state.term, behind=self._said):
             link.send(report)
+        for command in registered.desired:
+            self._handle(command)
         self._joined()
 
     def on_message(self, link: ControlLink, message: ControlMessage) -> None:
@@ -158,7 +157,7 @@ class CoordinatorLink:
             return
 
     async def _try_to_return(self, seconds: float) -> None:
-        """Register again, with everything that is here.
+        """Register again, with all facts.
 
         Raises:
             UsageError: the coordinator refuses.
@@ -170,19 +169,26 @@ class CoordinatorLink:
         identity = Identity(Role.WORKER, start.endpoint.identity.cluster, state.worker, state.epoch)
         timeout = min(seconds, limits.HANDSHAKE_SECONDS_MAX)
         link = await connect_control(home, identity, start.secret, timeout=timeout, tls=start.endpoint.tls)
-        witnessed = self._witnessed()
-        held = {
+        facts = self._facts()
+        await ask_registration(link, facts, partial(self._go_on, link, facts.witnessed))
+        self._home = home
+        _log.warning("the coordinator at %s has taken this worker back, in term %d", home, state.term)
+
+    def _facts(self) -> Register:
+        """All that a coordinator may not know."""
+        self.flush()
+        state, reports = self._state, self.reports.first_kept(self._state.term)
+        self._said = reports[-1].number if reports else 0
+        facts = {
             "requested_worker": state.worker,
             "epoch": state.epoch,
             "term": state.term,
             "attempts": state.tasks.held(),
             "jobs": state.tasks.jobs(),
-            "witnessed": witnessed,
+            "reports": reports,
+            "witnessed": self._witnessed(),
         }
-        request = self.request.model_copy(update=held)
-        await ask_registration(link, request, partial(self._go_on, link, witnessed))
-        self._home = home
-        _log.warning("the coordinator at %s has taken this worker back, in term %d", home, state.term)
+        return self.request.model_copy(update=facts)
 
     def _go_on(
         self, link: ControlLink, witnessed: list[WitnessedPositions], registered: Registered

@@ -41,10 +41,9 @@ from minishuffle.wire.messages import (
     HostLook,
     HostLooked,
     Probed,
-    Register,
-    Registered,
     WorkerAddress,
 )
+from minishuffle.wire.registration import Register, Registered
 from minishuffle.wire.reports import (
     Fact,
     FileCompleted,

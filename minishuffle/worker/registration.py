@@ -30,7 +30,8 @@ from minishuffle.transport.credentials import Credentials
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import ControlMessage, Register, Registered
+from minishuffle.wire.messages import ControlMessage
+from minishuffle.wire.registration import Register, Registered
 from minishuffle.wire.requests import Failure
 from minishuffle.worker.interpreter import GarbageClock
 from minishuffle.worker.reports.workerreports import worker_snapshot

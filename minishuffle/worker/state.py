@@ -44,7 +44,6 @@ from minishuffle.wire.messages import (
     PauseTasks,
     PrepareJob,
     Probe,
-    Registered,
     ReleaseJob,
     Shutdown,
     TaskSpec,
@@ -53,6 +52,7 @@ from minishuffle.wire.messages import (
     WorkerLost,
     WritePosition,
 )
+from minishuffle.wire.registration import Registered
 from minishuffle.worker.channels.attaching import Attaching
 from minishuffle.worker.channels.registry import (
     ChannelKey,

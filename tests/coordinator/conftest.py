@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -38,8 +38,6 @@ from minishuffle.wire.messages import (
     LogLines,
     PauseTasks,
     PrepareJob,
-    Register,
-    Registered,
     ReleaseJob,
     Standing,
     TaskReport,
@@ -47,6 +45,7 @@ from minishuffle.wire.messages import (
     WorkerAddress,
     WorkerReport,
 )
+from minishuffle.wire.registration import Register, Registered
 from minishuffle.wire.reports import (
     AttemptReport,
     Collected,
@@ -86,6 +85,8 @@ class FakeWorker:
         match message:
             case Registered():
                 self.worker, self.epoch = message.worker, message.epoch
+                for each in message.desired:
+                    self.receive(each)
             case PrepareJob(job=job, programs=programs):
                 self.prepared |= {job: programs} if programs else {}
             case PauseTasks(job=job, barrier=barrier, paused=paused):
@@ -179,18 +180,22 @@ class FakeCluster:
         self.do(self.state.hand_over(self.now))
         self.lose_coordinator()
 
-    def come_back(self, worker: FakeWorker) -> None:
-        """A worker registers again, with what it runs."""
+    def come_back(
+        self, worker: FakeWorker, reports: Sequence[AttemptReport] = (), *, hears: bool = True
+    ) -> None:
+        """A worker registers again, with what it runs, and with ``reports`` that were not acknowledged. It
+        ``hears`` the answer, or its link breaks before that."""
         term = next((each.term for each in reversed(worker.got(Registered))), self.term)
         worker.link = self.number()
-        self.workers[worker.link] = worker
+        if hears:
+            self.workers[worker.link] = worker
         held = [
             AttemptId.of(job, operator, index, task.attempt)
             for (job, operator, index), task in worker.tasks.items()
         ]
         fields = {"requested_worker": worker.worker, "epoch": worker.epoch, "attempts": held}
         fields["jobs"] = sorted({*worker.prepared, *(job for job, _, _ in worker.tasks)})
-        about = worker.about.model_copy(update=fields | {"term": term})
+        about = worker.about.model_copy(update=fields | {"term": term, "reports": [*reports]})
         self.do(self.state.worker_message(worker.link, about, self.now))
 
     def jobs_journaled(self) -> list[str]:
@@ -215,9 +220,10 @@ class FakeCluster:
                     self.sent_by.append(decision)
                     if link in self.workers:
                         self.workers[link].receive(message)
-                        if isinstance(message, BeginWrite) and self.writes_begin:
-                            answer = WriteBegun(term=self.term, ticket=message.ticket)
-                            self.send(self.workers[link], answer)
+                        for each in message.desired if isinstance(message, Registered) else [message]:
+                            if isinstance(each, BeginWrite) and self.writes_begin:
+                                answer = WriteBegun(term=self.term, ticket=each.ticket)
+                                self.send(self.workers[link], answer)
                         if isinstance(message, DivideTasks) and self.takes:
                             self._take_all(self.workers[link], message)
                 case Reply(link, request, message):

@@ -33,12 +33,11 @@ from minishuffle.wire.messages import (
     CancelTasks,
     ControlMessage,
     DeployTasks,
-    Register,
-    Registered,
     ReleaseJob,
     Shutdown,
     WorkerLost,
 )
+from minishuffle.wire.registration import Register, Registered
 from minishuffle.wire.reports import AttemptReport, Collected, TaskStateChanged
 from minishuffle.wire.requests import (
     Accepted,

@@ -19,7 +19,7 @@ from minishuffle.coordinator.silenthosts import (
 )
 from minishuffle.coordinator.workers import Worker
 from minishuffle.ids import Address
-from minishuffle.wire.messages import Register
+from minishuffle.wire.registration import Register
 
 HERE = "coordinator"
 SECONDS = 0.6

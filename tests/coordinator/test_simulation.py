@@ -11,6 +11,7 @@ import pytest
 
 from minishuffle.coordinator.jobs.lifecycle import JOB_ENDED
 from minishuffle.errors import PeerLost, TaskFailed
+from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings
 from minishuffle.wire.messages import (
     CancelTasks,
@@ -20,11 +21,12 @@ from minishuffle.wire.messages import (
     Leaving,
     Probe,
     Probed,
-    Registered,
     ReleaseJob,
     Shutdown,
     UnlinkedPeer,
 )
+from minishuffle.wire.registration import Registered
+from minishuffle.wire.reports import AttemptReport, Collected, Fact, TaskStateChanged
 from minishuffle.wire.requests import (
     Accepted,
     CancelJob,
@@ -88,6 +90,7 @@ class Simulation:
             self.stale: 4,
             self.lose_coordinator: 1,
             self.break_link: 2,
+            self.break_return: 2,
             self.cut_pair: 4,
             self.probe: 6,
             self.drain: 2,
@@ -184,6 +187,44 @@ class Simulation:
             if self.random.random() < 0.8:
                 self.cluster.come_back(worker)
             self.cluster.advance(3.5)
+
+    def break_return(self) -> None:
+        """A worker comes back with what it has to report, and its link breaks before it hears what is desired
+        of it, perhaps more than once, or its coordinator is lost. It says the same until it hears the
+        answer. Each fact counts once."""
+        if not (living := [each for each in self.living() if each.tasks]):
+            return
+        worker = self.random.choice(living)
+        key = self.random.choice(sorted(worker.tasks))
+        attempt = AttemptId.of(*key, worker.tasks[key].attempt)
+        facts: list[Fact] = [Collected(attempt=attempt, payload=b"rows", rows=1)]
+        if self.random.random() < 0.5:
+            state = self.random.choice(["running", "failed"])
+            error = {"code": PeerLost.code, "text": "peer"} if state == "failed" else None
+            facts.append(
+                TaskStateChanged.model_validate({"attempt": attempt, "state": state, "error": error})
+            )
+        number = self.cluster.state._workers.named(worker.worker).applied + 1
+        term = self.cluster.term
+        reports = [
+            AttemptReport(term=term, number=number + each, facts=[fact]) for each, fact in enumerate(facts)
+        ]
+        batches = self.batches(key[0])
+        self.cluster.break_link(worker)
+        while self.random.random() < 0.6:
+            self.cluster.come_back(worker, reports, hears=False)
+            if self.random.random() < 0.3:
+                self.cluster.advance(0.2)
+        if self.random.random() < 0.2:
+            self.lose_coordinator()
+        for _ in range(self.random.choice([1, 1, 2])):
+            self.cluster.workers.pop(worker.link, None)
+            self.cluster.come_back(worker, reports)
+        assert self.batches(key[0]) <= batches + 1, "a fact counts once"
+
+    def batches(self, job: str) -> int:
+        """That have come of its rows."""
+        return self.cluster.state._jobs[job].history.batches if job in self.cluster.state._jobs else 0
 
     def cut_pair(self) -> None:
         """Tasks of a worker have waited for a link to another one, for long enough or nearly so."""

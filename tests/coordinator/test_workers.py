@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.wire.messages import PeerReport, Registered, Shutdown, WorkerLost
+from minishuffle.wire.messages import PeerReport, Shutdown, WorkerLost
+from minishuffle.wire.registration import Registered
 from minishuffle.wire.requests import Failure, GetStatus, WorkerInfo
 
 if TYPE_CHECKING:

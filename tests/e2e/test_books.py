@@ -39,11 +39,10 @@ from minishuffle.wire.messages import (
     Acknowledge,
     ControlMessage,
     Heartbeat,
-    Register,
-    Registered,
     ReleaseJob,
     WorkerAddress,
 )
+from minishuffle.wire.registration import Register, Registered
 from minishuffle.wire.reports import AttemptReport, Collected, Fact, TaskStateChanged
 
 CLUSTER = "books"

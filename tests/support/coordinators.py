@@ -23,12 +23,11 @@ from minishuffle.wire.messages import (
     DeployTasks,
     Heartbeat,
     LogLines,
-    Register,
-    Registered,
     TaskReport,
     TaskSpec,
     WorkerReport,
 )
+from minishuffle.wire.registration import Register, Registered
 from minishuffle.wire.reports import AttemptReport, TaskStateChanged
 from minishuffle.wire.requests import Accepted, Failure, SubmitJob
 

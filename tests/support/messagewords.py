@@ -55,6 +55,8 @@ ADDRESS: Final = re.compile(r"w(\d+)/epoch(\d+)(?:/(.+):(\d+))?")
 WORD_BYTES_MAX: Final = 12
 """Binary values that are longer are not shown."""
 SETTINGS: Final = JobSettings().model_dump()
+MESSAGES: Final = ("message", "desired")
+"""Fields whose parts are messages, and shown with their types."""
 
 
 def split_words(text: str, separator: str = " ") -> list[str]:
@@ -136,7 +138,7 @@ class Words:
                 if nested or not any(token.startswith("(") for token in tokens):
                     words += [f"{name}={','.join(tokens)}"] if tokens else []
                 else:
-                    kinds = [getattr(part, "type", "") if name == "message" else "" for part in parts]
+                    kinds = [getattr(part, "type", "") if name in MESSAGES else "" for part in parts]
                     texts = [token.removeprefix("(").removesuffix(")") for token in tokens]
                     below += [" ".join(filter(None, each)) for each in zip(repeat(name), kinds, texts)]
             elif isinstance(each, bool):

@@ -8,6 +8,8 @@ from itertools import combinations
 from random import Random
 from typing import Literal, TypeAlias
 
+from minishuffle.wire.messages import Heartbeat
+from minishuffle.wire.registration import Register, Registered
 from minishuffle.wire.requests import DrainWorker
 from support.simulated_jobs import Plan
 from support.simulation import Cluster, SimulatedWorker
@@ -37,6 +39,8 @@ FaultKind: TypeAlias = Literal[
     "cut",
     "cut for good",
     "cut control",
+    "cut return",
+    "kill return",
     "swallow",
     "delay",
     "stop",
@@ -58,7 +62,9 @@ FaultKind: TypeAlias = Literal[
 ]
 """A task raises, or does not react; a worker is killed, its machine is gone, or it is cut off from the
 coordinator alone; a link between two workers breaks, loses all that is sent from now on, or is slow for a
-while; two workers cannot reach each other any more, as long as they live; a control link breaks; a worker
+while; two workers cannot reach each other any more, as long as they live; a control link breaks; as its
+worker comes back, the next one breaks, or the worker or the coordinator is killed, at any point between the
+facts that it says and the first thing that it does as desired; a worker
 is stopped for less or more than its heartbeats may be late; a further worker comes; the user cancels the
 job. What fails while something recovers: a task raises and its next attempt raises when it opens; a
 producer and a consumer raise at one time; a worker is killed, and then the one that gets the next attempt
@@ -124,6 +130,10 @@ HEADLESS: tuple[FaultKind, ...] = (
     "stop",
     "stop for long",
     "worker",
+    "cut return",
+    "cut return",
+    "kill return",
+    "kill return",
 )
 """What happens to a coordinator, and while it is away."""
 FORGETFUL: tuple[FaultKind, ...] = ("full disk", "full disk", "full disk", "cancel", *HEADLESS[4:])
@@ -201,6 +211,10 @@ DELAY_SECONDS = (0.05, 2.0)
 COORDINATOR_STOP_SECONDS = (0.05, 4.0)
 DISK_FULL_SECONDS = (0.05, 2.0)
 LOST_WITH_DISK_SHARE = 0.6
+RETURN_POINTS = (Register, Registered, Registered, Heartbeat)
+"""The last that was said before a return fails: the facts, what is desired, or that the worker goes on."""
+RETURN_SECONDS = (1e-6, 0.0005, 0.005)
+"""How much later it fails: before that arrives, at the same time, or after."""
 COORDINATOR_AWAY_SECONDS = (0.001, 3.0)
 """Between the loss of a coordinator and the start of the next one."""
 
@@ -327,14 +341,39 @@ def _harm_worker(cluster: Cluster, worker: SimulatedWorker, kind: FaultKind) -> 
             for end in ends:
                 end.hole = True
         return
-    if kind == "cut control":
-        for ends in cluster.network.between(worker.host, cluster.coordinator_host):
-            for end in ends:
-                world.within(world.random.choice([0.001, 0.1]), partial(end.ended, "reset"))
+    if kind in ("cut control", "cut return", "kill return"):
+        if kind != "cut control":
+            _break_return(cluster, worker, kind)
+        _cut_control(cluster, worker, world.random.choice([0.001, 0.1]))
         return
     least, most = STOP_SECONDS if kind == "stop" else LONG_STOP_SECONDS
     worker.host.stop()
     world.at(world.now + world.random.uniform(least, most), worker.host.go_on)
+
+
+def _cut_control(cluster: Cluster, worker: SimulatedWorker, within: float) -> None:
+    for ends in cluster.network.between(worker.host, cluster.coordinator_host):
+        for end in ends:
+            cluster.world.within(within, partial(end.ended, "reset"))
+
+
+def _break_return(cluster: Cluster, worker: SimulatedWorker, kind: FaultKind) -> None:
+    """When it comes back next, once it has said the facts, once it has its answer, or a moment later."""
+    world, random = cluster.world, cluster.world.random
+    if kind == "cut return":
+        fails = partial(_cut_control, cluster, worker, 0.0005)
+    elif random.random() < 0.5:
+        fails = partial(worker.host.kill)
+    else:
+        fails = partial(_lose_coordinator, cluster, "kill coordinator")
+    point = random.choice(RETURN_POINTS)
+    seconds = random.choice(RETURN_SECONDS)
+
+    def reached() -> None:
+        world.note(f"fault: {kind} of worker {worker.number}: {point.__name__} was sent")
+        world.within(seconds, fails)
+
+    cluster.returns[worker.number] = point, reached
 
 
 def _harm_link(cluster: Cluster, kind: FaultKind) -> None:

@@ -47,6 +47,7 @@ WITHOUT_COORDINATOR = (
     "isolate",
     "stop",
     "stop for long",
+    "kill return",
     "stop coordinator",
     "kill coordinator",
     "replace coordinator",
@@ -213,7 +214,7 @@ class Play:
         run.rows_skipped = sum(map(len, cluster.writes.skipped.values()))
         run.handed_over = cluster.writes.handed_over
         kinds = {fault.kind for fault in run.faults}
-        severed = "cut control" in kinds and kinds.intersection(("kill", *LEAVING))
+        severed = kinds.intersection(("cut control", "cut return")) and kinds.intersection(("kill", *LEAVING))
         lost = sum(worker.host.lost for worker in cluster.workers)
         witnessed = kinds.issubset(WITNESSED) and lost <= 1 and not cluster.unwitnessed
         if witnessed or (not kinds.intersection(WITHOUT_COORDINATOR) and not severed):

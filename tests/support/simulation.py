@@ -38,6 +38,7 @@ from minishuffle.wire.messages import (
     TasksRestarted,
     WorkerLost,
 )
+from minishuffle.wire.registration import Register, Registered
 from minishuffle.wire.reports import AttemptReport, Fact, TaskStateChanged
 from minishuffle.worker import process, wallclock
 from minishuffle.worker.process import Worker, register
@@ -241,6 +242,8 @@ class Cluster:
         self.workers: list[SimulatedWorker] = []
         self.attempts: list[tuple[SimulatedWorker, Attempt]] = []
         """Every attempt that was ever built."""
+        self.returns: dict[int, tuple[type[ControlMessage], Callable[[], None]]] = {}
+        """By worker that is to come back: what is said first of which kind then, and what happens next."""
         self.kills_next = 0
         """So many workers are killed as soon as they have built the next attempt of something."""
         self.checked = True
@@ -249,6 +252,8 @@ class Cluster:
         """How often sources went on without a coordinator, with no peer to ask."""
         self.forgotten: list[str] = []
         """Threads that nobody woke."""
+        self._back: set[int] = set()
+        """Those of ``returns`` that have said so."""
         self._turns = self._started = 0
         self._by_host: dict[Host, SimulatedWorker] = {}
         world.after_turn = self._after_turn
@@ -358,6 +363,18 @@ class Cluster:
         attempt = next((each for _, each in self.attempts if each.paths is paths), None)
         return attempt is not None and any(gate.ready.line for gate in attempt.gates)
 
+    def said(self, message: ControlMessage) -> None:
+        """A process has sent that to another one."""
+        match message:
+            case Register(requested_worker=worker) | Registered(worker=worker) | Heartbeat(worker=worker):
+                kind, reached = self.returns.get(worker, (ControlMessage, lambda: None))
+                if isinstance(message, Register) and worker in self.returns:
+                    self._back.add(worker)
+                if isinstance(message, kind) and worker in self._back:
+                    self._back.discard(worker)
+                    del self.returns[worker]
+                    reached()
+
     def built(self, attempt: Attempt) -> None:
         """A process has built an attempt."""
         host = running_host()
@@ -405,6 +422,10 @@ def brief(message: ControlMessage) -> str:
             names = [f"{each.operator}[{each.index}]#{each.attempt}" for each in found]
         case ReleaseJob(attempts=found):
             names = [f"{each.operator}[{each.index}]#{each.attempt}" for each in found] or ["everything"]
+        case Register(reports=reports):
+            names = [_brief_fact(fact) for report in reports for fact in report.facts]
+        case Registered(desired=desired):
+            names = [f"({brief(each)})" for each in desired]
         case WorkerLost(worker=worker):
             names = [f"worker {worker}"]
         case _:
@@ -514,6 +535,7 @@ def _watch(patch: pytest.MonkeyPatch, cluster: Cluster) -> None:
         if not isinstance(message, SMALL_TALK):
             cluster.world.note(f"{running_host().name} sends {brief(message)}")
         send(self, message, request)
+        cluster.said(message)
 
     ask = Witnesses.ask
 

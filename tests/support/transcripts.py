@@ -42,8 +42,8 @@ from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
     ErrorInfo,
-    Registered,
 )
+from minishuffle.wire.registration import Registered
 from minishuffle.wire.reports import AttemptReport, Fact
 from minishuffle.wire.requests import JobEvent
 from minishuffle.worker.channels.registry import ChannelKey, Progress
@@ -254,15 +254,32 @@ class CoordinatorTranscript(Transcript):
         }
         if kind != "register":
             given = {"epoch": peer.epoch, "worker": peer.worker} if kind == "heartbeat" else {}
-        lines, tokens = list[str](), split_words(words)
+        if kind in FACTS:
+            messages: list[ControlMessage] = [*self._reports(peer, kind, split_words(words))]
+        else:
+            parts, self._parts = self._parts, []
+            kept = [split_words(each) for each in parts if each.split()[0] in FACTS]
+            reports = [each for words_of in kept for each in self._reports(peer, words_of[0], words_of[1:])]
+            self._parts = [each for each in parts if each.split()[0] not in FACTS]
+            given |= {"reports": reports} if reports else {}
+            messages = self.message(kind, split_words(words), given)
+        link = self._link_of(peer)
+        return [
+            line
+            for message in messages
+            for line in self._carry_out(self.state.worker_message(link, message, self.now))
+        ]
+
+    def _reports(self, peer: Peer, kind: str, tokens: list[str]) -> list[AttemptReport]:
+        """A fact of each subtask that is named, in a report with the next number, or with that which is
+        named. A worker registers with facts that stand in the lines below."""
+        found = list[AttemptReport]()
         numbers = [int(each.removeprefix("number=")) for each in tokens if each.startswith("number=")]
-        for message in self.message(kind, [each for each in tokens if not each.startswith("number=")], given):
-            if kind in FACTS:
-                peer.reports += kind != "task_stands" and not numbers
-                number = 0 if kind == "task_stands" else (*numbers, peer.reports)[0]
-                message = AttemptReport(term=self.words.term, number=number, facts=[message])
-            lines += self._carry_out(self.state.worker_message(self._link_of(peer), message, self.now))
-        return lines
+        for fact in self.message(kind, [each for each in tokens if not each.startswith("number=")], {}):
+            peer.reports += kind != "task_stands" and not numbers
+            number = 0 if kind == "task_stands" else (*numbers, peer.reports)[0]
+            found.append(AttemptReport(term=self.words.term, number=number, facts=[fact]))  # type: ignore[list-item]
+        return found
 
     @event(r"(?P<name>client\d?) sends (?P<kind>\w+)(?P<words>.*)")
     def _request(self, name: str, kind: str, words: str) -> list[str]:

@@ -14,7 +14,7 @@ from minishuffle.wire.advertised import (
     linkable_groups,
     unlinkable,
 )
-from minishuffle.wire.messages import Register
+from minishuffle.wire.registration import Register
 
 
 def about(host: str, **fields: Any) -> Register:

@@ -27,7 +27,6 @@ from minishuffle.wire.messages import (
     DeployTasks,
     ErrorInfo,
     InputSpec,
-    Register,
     TaskAttempt,
     TaskSpec,
     WorkerAddress,
@@ -40,6 +39,7 @@ from minishuffle.wire.packed import (
     pack_positions,
     pack_traffic,
 )
+from minishuffle.wire.registration import Register
 from minishuffle.wire.reports import AttemptReport, TaskStateChanged
 from minishuffle.wire.requests import GetRows, JobInfo, JobList, ListJobs
 from support.attempts import attempt
@@ -104,7 +104,7 @@ def messages(cls: type[ControlMessage]) -> st.SearchStrategy[ControlMessage]:
 
 def test_every_module_of_messages_registers_its_own() -> None:
     modules = {cls.__module__.rpartition(".")[2] for cls in MESSAGE_TYPES}
-    assert modules == {"messages", "reports", "requests", "clients", "outputs", "inquiries"}
+    assert modules == {"messages", "registration", "reports", "requests", "clients", "outputs", "inquiries"}
     assert ErrorInfo not in MESSAGE_TYPES
 
 

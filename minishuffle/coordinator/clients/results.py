@@ -421,14 +421,15 @@ class Results:
         )
         return [self.pending.answer(pending, opened)]
 
-    def worker_back(self, worker: int) -> None:
-        """It has a new control link: what was sent over the last one, or answered, may not have arrived."""
-        for name, found in self._results.items():
-            if any(result.kept.dropped and worker in result.job.slots.workers() for result in found.values()):
-                self.send(worker, DropResult(term=self.term, job=name))
-        for pending in self.pending.of(_PendingRead):
-            if pending.worker.worker == worker:
-                self.send(worker, pending.serve)
+    def desired(self, worker: int) -> list[DropResult | ServeResult]:
+        """What a worker that comes back should have heard."""
+        dropped: list[DropResult | ServeResult] = [
+            DropResult(term=self.term, job=name)
+            for name, found in self._results.items()
+            if any(result.kept.dropped and worker in result.job.slots.workers() for result in found.values())
+        ]
+        reads = self.pending.of(_PendingRead)
+        return dropped + [each.serve for each in reads if each.worker.worker == worker]
 
     def worker_ended(self, worker: int, epoch: int, at: float) -> list[Instruction]:
         """It will not answer any more, and what it kept is lost. What the one before with its id had kept

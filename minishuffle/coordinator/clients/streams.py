@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from minishuffle import limits
 from minishuffle.coordinator.clients.pending import Pending, PendingRequests
@@ -56,6 +56,8 @@ OVER_KEPT: Final = 100
 """Streams of ended jobs whose end is remembered."""
 
 StreamRequest = DescribeStream | OpenUpstream | CommitWrite | AbortWrite | EndStream
+_OfWrite: TypeAlias = BeginWrite | ExpectUpstream | EndWrite
+"""What a subtask hears of a write."""
 
 
 class RecordedWrite(NamedTuple):
@@ -150,7 +152,7 @@ class _Question(NamedTuple):
     """What a subtask has yet to answer; ``by`` waits for it."""
 
     stream: _Stream
-    message: BeginWrite | ExpectUpstream | EndWrite
+    message: _OfWrite
     by: _PendingWrite | _Write
 
 
@@ -189,14 +191,16 @@ class Streams:
         """What the journal keeps of the job's streams, by operator."""
         return {stream.operator: stream.record() for stream in self._streams.values() if stream.job.id == job}
 
-    def worker_back(self, worker: int) -> None:
-        """It has a new control link: each subtask there hears again what it should have heard, and what it
-        answered may not have arrived."""
+    def desired(self, worker: int) -> list[_OfWrite]:
+        """What each subtask on a worker that comes back should have heard. What it has answered to that may
+        not have arrived: it is asked again."""
+        found: list[_OfWrite] = []
         for stream in self._streams.values():
             for index in range(stream.parallelism):
                 job = stream.job
                 if stream.task(index).hears and job.worker_of(stream.operator, index) == worker:
-                    self._repeat(stream, index)
+                    found += self._all_for(stream, index)
+        return found
 
     # --- jobs ------------------------------------------------------------------------------------
 
@@ -438,19 +442,22 @@ class Streams:
             self._ask(stream, end.model_copy(update={"index": index, "partitions": mine}), pending)
         return self.worker_ended()
 
-    def _ask(
-        self, stream: _Stream, message: BeginWrite | ExpectUpstream | EndWrite, by: _PendingWrite | _Write
-    ) -> None:
-        """Ask the current attempt of a subtask, or the next one once it is deployed. A question that is asked
-        again has another ticket: what the last attempt answers is ignored."""
-        job, index = stream.job, message.index
-        attempt = stream.task(index).attempt
+    def _ask(self, stream: _Stream, message: _OfWrite, by: _PendingWrite | _Write) -> None:
+        """Ask the current attempt of a subtask, or the next one once it is deployed."""
+        job, question = stream.job, self._expect_answer(_Question(stream, message, by))
+        if stream.task(message.index).hears:
+            self._send(job.worker_of(stream.operator, message.index), question)
+
+    def _expect_answer(self, question: _Question) -> _OfWrite:
+        """Gives what is to be sent. A question that is asked again has another ticket: what the last attempt
+        answers is ignored."""
+        stream, message, by = question
+        attempt = stream.task(message.index).attempt
         ticket = next(self._pending.tickets)
         message = message.model_copy(update={"task_attempt": attempt, "ticket": ticket})
         request = by if isinstance(by, Pending) else None
-        self._pending.expect(ticket, _Question(stream, message, by), request)
-        if stream.task(index).hears:
-            self._send(job.worker_of(stream.operator, index), message)
+        self._pending.expect(ticket, question._replace(message=message), request)
+        return message
 
     # --- restarts --------------------------------------------------------------------------------
 
@@ -458,15 +465,18 @@ class Streams:
         """The next attempt of a subtask was deployed: it hears of every write, and of what was asked."""
         for stream in self._streams.values():
             if stream.job is job and stream.operator == operator:
-                self._repeat(stream, index)
+                worker = job.worker_of(operator, index)
+                for message in self._all_for(stream, index):
+                    self._send(worker, message)
 
-    def _repeat(self, stream: _Stream, index: int) -> None:
-        worker = stream.job.worker_of(stream.operator, index)
+    def _all_for(self, stream: _Stream, index: int) -> list[_OfWrite]:
+        """All that an attempt of a subtask is to hear."""
+        found: list[_OfWrite] = []
         for name, write in stream.writes.items():
             about = self._about(stream, index, name)
-            self._send(worker, BeginWrite(partitions=write.partitions, idle=write.idle, **about))
+            found.append(BeginWrite(partitions=write.partitions, idle=write.idle, **about))
             if write.ended:
-                self._send(worker, EndWrite(partitions=[], last=False, **about))
+                found.append(EndWrite(partitions=[], last=False, **about))
         open_questions = [
             (ticket, question)
             for ticket, question in self._pending.questions(_Question)
@@ -474,12 +484,13 @@ class Streams:
         ]
         for ticket, question in open_questions:
             self._pending.close(ticket)
-            self._ask(*question)
+            found.append(self._expect_answer(question))
         if stream.ended and not any(
             isinstance(each.message, EndWrite) and each.message.last for _, each in open_questions
         ):
             about = self._about(stream, index, stream.ended_by)
-            self._send(worker, EndWrite(partitions=[], last=True, **about))
+            found.append(EndWrite(partitions=[], last=True, **about))
+        return found
 
     def worker_ended(self) -> list[Instruction]:
         """A worker is lost: subtasks that had finished there answer nothing any more. Such a one has taken

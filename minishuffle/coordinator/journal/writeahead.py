@@ -28,10 +28,10 @@ from minishuffle.wire.messages import (
     HostLook,
     PrepareJob,
     Probe,
-    Registered,
     Shutdown,
     TasksRestarted,
 )
+from minishuffle.wire.registration import Registered
 from minishuffle.wire.requests import Accepted
 
 __all__ = ["WriteAhead"]
@@ -108,7 +108,9 @@ class WriteAhead:
                 case SendToWorker(worker, _, Registered() as message):
                     self._unacknowledged.pop(worker, None)  # it repeats these reports
                     applied = min(message.applied, self._journaled.get(worker, message.applied))
-                    yield replace(each, message=_with(message, applied=applied))
+                    desired = [replace(each, message=one) for one in message.desired]
+                    now = [one.message for one in self.passed(desired) if isinstance(one, SendToWorker)]
+                    yield replace(each, message=_with(message, applied=applied, desired=now))
                 case SendToWorker(message=CancelTasks(attempts=[])):
                     # Held as well, for a deployment that may be sent before it is given up.
                     self._held.append(each)

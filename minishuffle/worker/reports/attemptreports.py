@@ -47,7 +47,8 @@ FACTS_MAX: Final = 256
 """In one report."""
 END_BYTES: Final = 8
 WRITE_BYTES: Final = 128
-"""What a producer, or a position in a write, counts as."""
+FACT_BYTES: Final = 1_024
+"""What a producer, a position in a write, or a fact counts as."""
 
 
 class AttemptReports:
@@ -221,9 +222,20 @@ class AttemptReports:
         facts = [fact for report in self._kept for fact in report.facts]
         return [fact for fact in facts if isinstance(fact, SourcePositions) and not fact.writes]
 
-    def kept(self, term: int) -> list[AttemptReport]:
-        """Everything that is not acknowledged, to be sent to a coordinator of that term."""
-        return [report.model_copy(update={"term": term}) for report in self._kept]
+    def kept(self, term: int, *, behind: int = 0) -> list[AttemptReport]:
+        """Everything that is not acknowledged, to be sent to a coordinator of that term; only reports with
+        numbers ``behind`` that one."""
+        return [report.model_copy(update={"term": term}) for report in self._kept if report.number > behind]
+
+    def first_kept(self, term: int) -> list[AttemptReport]:
+        """The same from the first on, as much as goes into one message."""
+        found, size = list[AttemptReport](), 0
+        for report in self.kept(term):
+            size += sum(FACT_BYTES + _size(fact) for fact in report.facts)
+            if size > limits.RETURN_BYTES_MAX:
+                break
+            found.append(report)
+        return found
 
 
 def _go_together(facts: list[Fact], fact: Fact) -> bool:

@@ -18,7 +18,8 @@ from minishuffle.ids import AttemptId
 from minishuffle.releases import releases_here
 from minishuffle.transport.interfaces import host_identity
 from minishuffle.transport.tcp import DataEndpoint
-from minishuffle.wire.messages import ErrorInfo, Register, WorkerReport
+from minishuffle.wire.messages import ErrorInfo, WorkerReport
+from minishuffle.wire.registration import Register
 from minishuffle.wire.reports import TaskStateChanged
 from minishuffle.worker.instructions import state_change
 from minishuffle.worker.tasks.deployment import Deployment

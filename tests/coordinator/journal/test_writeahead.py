@@ -17,12 +17,12 @@ from minishuffle.wire.messages import (
     ErrorInfo,
     HostLook,
     Probe,
-    Registered,
     ReleaseJob,
     TaskAttempt,
     TasksRestarted,
 )
 from minishuffle.wire.outputs import GetFiles
+from minishuffle.wire.registration import Registered
 from minishuffle.wire.reports import AttemptReport, FileCompleted, TaskStateChanged
 from minishuffle.wire.requests import Accepted, CancelJob, GetStatus, JobInfo
 from support.attempts import attempt

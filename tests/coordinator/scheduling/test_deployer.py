@@ -22,9 +22,9 @@ from minishuffle.wire.messages import (
     DeployTasks,
     ErrorInfo,
     PrepareJob,
-    Register,
     TasksRestarted,
 )
+from minishuffle.wire.registration import Register
 
 MakeGraph = Callable[..., JobGraph]
 

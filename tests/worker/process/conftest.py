@@ -27,10 +27,9 @@ from minishuffle.wire.messages import (
     AskDial,
     ControlMessage,
     Dial,
-    Register,
-    Registered,
     WorkerAddress,
 )
+from minishuffle.wire.registration import Register, Registered
 from minishuffle.wire.reports import AttemptReport, TaskStateChanged
 from minishuffle.worker.service import run_worker
 from minishuffle.worker.tasks.crashrecord import CrashRecord
@@ -153,6 +152,8 @@ class Coordinator:
                 applied=self.applied,
             )
             link.send(welcome)
+            for report in message.reports:
+                self._on_message(link, report)
             return
         self.epoch += 1
         self.links[worker] = link

@@ -259,3 +259,15 @@ def test_positions_that_a_source_waits_for_stay_a_fact_of_their_own() -> None:
     second, third = sent(reports, positions_of(0, 20)), sent(reports, positions_of(0, 30))
     assert kept(reports) == [second, third], "the first is in the second, which the source waits for"
     assert reports.excuse(third.number) == [*second.facts, *third.facts]
+
+
+def test_a_worker_comes_back_with_the_first_reports_that_go_into_one_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others follow; to leave one out between them would have the coordinator take it for applied."""
+    reports = AttemptReports()
+    found = [sent(reports, fact) for fact in (RUNNING, rows_of(5_000), FINISHED)]
+    assert reports.first_kept(1) == found
+    monkeypatch.setattr(limits, "RETURN_BYTES_MAX", 6_000)
+    assert reports.first_kept(1) == found[:1]
+    assert reports.kept(1, behind=found[0].number) == found[1:]

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.coordinator.journal.takeover import missing, reconciled
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ResourceExhausted, TaskFailed
+from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import JobGraph
-from minishuffle.wire.messages import CancelTasks, Registered, ReleaseJob, TaskReport, WorkerLost
+from minishuffle.wire.messages import CancelTasks, ReleaseJob, TaskReport, WorkerLost
 from minishuffle.wire.packed import PeerRows, SplitPosition, pack_positions, pack_traffic
+from minishuffle.wire.registration import Register, Registered
 from minishuffle.wire.reports import SourcePositions
 from minishuffle.wire.requests import (
     Accepted,
@@ -292,16 +293,22 @@ def test_what_a_worker_has_beyond_the_books_is_released_and_what_it_lacks_is_mis
 ) -> None:
     cluster.submit(make_graph(4, 4))
     job = cluster.state._jobs["j1"]
-    first, second = pair
+    first, _ = pair
     mine = [attempt(operator, index) for _, operator, index in first.tasks]
-    assert missing(first.worker, mine, job) == []
-    assert missing(first.worker, mine[1:], job) == [mine[0].subtask.key]
+    reconciler = cluster.state._reconciler
+
+    def about(*held: AttemptId, epoch: int = 1) -> Register:
+        return first.about.model_copy(update={"attempts": held, "epoch": epoch})
+
+    assert reconciler.missing(job, first.worker, about(*mine)) == []
+    assert reconciler.missing(job, first.worker, about(*mine[1:])) == [mine[0].subtask.key]
     surplus = [attempt(0, 0, 7), attempt(0, 0, job="j9")]
-    about = first.about.model_copy(update={"attempts": [*mine, *surplus]})
-    messages = reconciled(first.worker, about, [job], {}, 9)
-    assert [(type(each), each.job) for each in messages] == [(ReleaseJob, "j9"), (ReleaseJob, "j1")]  # type: ignore[attr-defined]
-    assert [each.attempt for each in messages[1].attempts] == [7]  # type: ignore[attr-defined]
-    assert reconciled(second.worker, second.about, [], {}, 9) == []
+    worker = cluster.state._workers.named(first.worker)
+    found = reconciler.desired(worker, about(*mine, *surplus), cluster.now)
+    whole, some = (each for each in found if isinstance(each, ReleaseJob))
+    assert len(found) == 2 and (whole.job, some.job) == ("j9", "j1")
+    assert [each.attempt for each in some.attempts] == [7]
+    assert reconciler.desired(worker, about(*surplus, epoch=0), 0.0) == [], "a new process has nothing"
 
 
 def test_a_task_that_never_reached_its_worker_starts_again(

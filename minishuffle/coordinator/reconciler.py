@@ -1,0 +1,142 @@
+"""What a coordinator does with a worker that comes back: it hears the facts, and says what is desired. Pure.
+
+Either side may know of something that the other has not heard of: what a coordinator sent last before it was
+lost, or its link, has never arrived, and a worker has gone on meanwhile. There is one way back, after a link
+that broke and after a coordinator that was started again from its journal. Each half is one message::
+
+    worker                                    coordinator
+      Register: what is on it, and every
+      report that was not acknowledged   -->  applies each report once, by its number (attemptreports.py);
+                                              what should be on the worker and is not starts again
+                                         <--  Registered: the desired state
+      lets go of what is beyond that
+
+The desired state is a list of commands, computed from the jobs as they are when all facts are in. It is
+reduced: it says what holds now, and not how it came to that. Each command names its attempts and its term, so
+that it may have been heard before. Nothing else is sent to a worker that has not had this list, and no task
+restarts that waits for workers before the facts of the last one are in (``CoordinatorState._all_are_back``).
+
+A new process has nothing, and has missed nothing: for it the list is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from minishuffle.coordinator.clients.results import Results
+from minishuffle.coordinator.clients.streams import Streams
+from minishuffle.coordinator.jobs.job import Job
+from minishuffle.coordinator.jobs.jobindex import JobTable
+from minishuffle.coordinator.jobs.lossaccounting import TaskKey
+from minishuffle.coordinator.jobs.subtasks import Subtask
+from minishuffle.coordinator.scheduling.placement import consumer_ends, current_attempts, placed_attempt
+from minishuffle.coordinator.workers import Worker, WorkerRegistry
+from minishuffle.ids import FIRST_ATTEMPT, AttemptId
+from minishuffle.plan.stages import deploys_later
+from minishuffle.wire.messages import CancelTasks, ReleaseJob, TaskAttempt, TasksRestarted, WorkerLost
+from minishuffle.wire.registration import Desired, Register
+
+__all__ = ["Reconciler"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciler:
+    """Computes what workers are to have and to know; it changes nothing."""
+
+    term: int
+    workers: WorkerRegistry
+    jobs: JobTable
+    streams: Streams
+    results: Results
+
+    def missing(self, job: Job, worker: int, about: Register) -> list[TaskKey]:
+        """Subtasks that should run on a worker and do not: it never heard of them."""
+        there = {(*each.subtask.key, each.attempt) for each in about.attempts if each.subtask.job == job.id}
+        return [
+            task.key
+            for task in _tasks_on(worker, job)
+            if task.state in ("created", "running") and (*task.key, task.attempt) not in there
+        ]
+
+    def desired(self, worker: Worker, about: Register, since: float) -> list[Desired]:
+        """The desired state of a worker that has registered.
+
+        Args:
+            about: what it says; all of it was applied.
+            since: it may not have heard of workers that have ended since then.
+        """
+        if not about.epoch:
+            return []
+        number = worker.worker
+        found: list[Desired] = [
+            WorkerLost(term=self.term, worker=lost.worker, epoch=lost.epoch)
+            for lost in self.workers.ended_since(since)
+        ]
+        found += self.results.desired(number)
+        there: dict[str, list[AttemptId]] = {name: [] for name in about.jobs}
+        for each in about.attempts:
+            there.setdefault(each.subtask.job, []).append(each)
+        for name in sorted(there.keys() - self.jobs.keys()):
+            found.append(ReleaseJob(term=self.term, job=name))
+        for job in self.jobs.values():
+            if not job.terminal:
+                found += self._of_job(job, number, there.get(job.id, ()))
+            elif job.released and job.id in there:  # It hears as others do of one that has ended just now.
+                found += [*self._ends(job, number), ReleaseJob(term=self.term, job=job.id)]
+        return [*found, *self.streams.desired(number)]
+
+    def _of_job(self, job: Job, worker: int, there: Iterable[AttemptId]) -> list[Desired]:
+        """The part of a job that has not ended; ``there`` are its attempts on the worker."""
+        term, here = self.term, _tasks_on(worker, job)
+        found = self._ends(job, worker)
+        wanted = {(*task.key, task.attempt) for task in here if not job.ends.is_spent(task)}
+        surplus = [
+            TaskAttempt(operator=each.subtask.operator, index=each.subtask.index, attempt=each.attempt)
+            for each in there
+            if (*each.subtask.key, each.attempt) not in wanted
+        ]
+        if surplus:
+            found.append(ReleaseJob(term=term, job=job.id, attempts=surplus))
+        if job.stop_sent and wanted:
+            found.append(CancelTasks(term=term, job=job.id))
+        if ending := [each for each in here if job.cancellations.is_to_end(each)]:
+            found.append(CancelTasks(term=term, job=job.id, attempts=current_attempts(ending)))
+        found += self._restarted(job, here)
+        if (barrier := job.pause.message(term, job.id)) is not None and wanted and not job.move.barrier:
+            found.append(barrier)
+        return found
+
+    def _ends(self, job: Job, worker: int) -> list[Desired]:
+        """What attempts there may have to hear of their consumers, before they are released."""
+        ends = [each for task in _tasks_on(worker, job) for each in job.ends.ends_of(task.key)]
+        return [message for _, message in consumer_ends(job.id, ends, term=self.term)]
+
+    def _restarted(self, job: Job, here: Iterable[Subtask]) -> list[Desired]:
+        """The attempts at the other end of the channels of those that are there, as far as they are not the
+        first, or were deployed later than these may have been."""
+        addresses = {each.worker: each.address for each in self.workers.there()}
+        later = deploys_later(job.graph)
+        beside = [
+            placed_attempt(task)
+            for task in _tasks_beside(job, here)
+            if (later or task.attempt > FIRST_ATTEMPT) and task.worker in addresses
+        ]
+        if not beside:
+            return []
+        workers = [addresses[number] for number in sorted({each.worker for each in beside})]
+        return [TasksRestarted(term=self.term, job=job.id, tasks=beside, workers=workers)]
+
+
+def _tasks_on(worker: int, job: Job) -> list[Subtask]:
+    """Subtasks whose current attempt, or the last while the next is pending, is there."""
+    return [task for task in job.subtasks.values() if task.worker == worker and task.on_worker]
+
+
+def _tasks_beside(job: Job, here: Iterable[Subtask]) -> list[Subtask]:
+    """Subtasks that exchange rows with these, and whose current attempt was deployed."""
+    keys = {
+        key for task in here for key in (*job.graph.producers(*task.key), *job.graph.consumers(*task.key))
+    }
+    live = (task for task in job.subtasks.values() if task.state in ("created", "running", "finished"))
+    return [task for task in live if task.on_worker and task.key in keys]
