@@ -3,6 +3,24 @@
 It registers workers and notices when they are lost, admits jobs that fit and places them, follows their
 life cycles (:mod:`~minishuffle.coordinator.jobs.job`), and answers clients. Each event gives a
 :class:`~minishuffle.coordinator.instructions.CoordinatorStep`, which the shell (``process``) carries out.
+
+:class:`CoordinatorState` keeps the step under way and coordinates its subjects, each of which keeps and
+writes what is of it::
+
+    workers         who is registered, awaited, on standby, or leaving
+    hosts           hosts that are silent, and who looks at them
+    links           which workers can connect to each other
+    jobs            all jobs, and the slots and memory that they hold
+    submissions     jobs that are journaled before they start
+    deployer        what is sent to deploy, restart, move and release tasks
+    preparations    what standby workers have ahead of need
+    isolation       subtasks that run alone, since deaths of workers count against them
+    unexplained     workers whose launchers may say how their processes ended
+    pending         requests that wait for an answer: polls, streams, results, questions
+    write_ahead     what is held back until the journal can be written
+    recorder        what the journal has, and what is new
+    wall            the time by which everything is dated
+    orderly_stop    how far the shutdown of the cluster is
 """
 
 from __future__ import annotations
@@ -159,7 +177,7 @@ class CoordinatorState:
         self.web_port = 0
         self.ignored = 0
         """Messages of an earlier term or an older epoch, or from nobody that is registered; and facts that
-        are stale, see ``jobreports``."""
+        are stale, see ``jobs/attemptreports``."""
         self.write_ahead = WriteAhead()
         """The shell says whether the journal can be written."""
         self._settings = settings
