@@ -123,10 +123,11 @@ def child_processes() -> dict[tuple[int, float], str]:
     templates have forked is ours."""
     found = {}
     templates = forked.template_processes()
-    threads = [Path("/proc/self/task") / thread for thread in os.listdir("/proc/self/task")]
-    for thread in [*threads, *(Path(f"/proc/{pid}/task/{pid}") for pid in templates)]:
+    threads = [f"/proc/self/task/{thread}" for thread in os.listdir("/proc/self/task")]
+    for thread in [*threads, *(f"/proc/{pid}/task/{pid}" for pid in templates)]:
         try:
-            numbers = (thread / "children").read_text().split()
+            with open(f"{thread}/children", "rb") as file:
+                numbers = file.read().split()
         except (FileNotFoundError, ProcessLookupError):  # The thread has ended.
             continue
         for number in map(int, numbers):

@@ -18,9 +18,11 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 from minishuffle import limits
 from minishuffle.api.stream import Stream, Table
+from minishuffle.cli.main import cli
 from minishuffle.client import Client
 from minishuffle.errors import (
     AuthenticationError,
@@ -35,21 +37,6 @@ from support.settings import NO_RESTARTS
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 SECONDS_MAX = 60.0
-
-
-def command(endless: Any, *arguments: str, code: int, directory: Path | None = None) -> str:
-    """What a command wrote to its standard error."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "minishuffle.cli", *endless.flags, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=directory,
-    )
-    assert ran.returncode == code, ran.stdout + ran.stderr
-    assert ran.stdout == ""
-    return ran.stderr
 
 
 # --- names that do not exist --------------------------------------------------------------------
@@ -70,12 +57,14 @@ def command(endless: Any, *arguments: str, code: int, directory: Path | None = N
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_unknown_names_are_one_line_with_exit_code_2(
-    endless: Any, arguments: list[str], expected: str, tmp_path: Path
+    endless: Any, arguments: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     before = len(endless.cluster.client.jobs())
-    error = command(endless, *arguments, code=2, directory=tmp_path)
-    assert expected in error
-    assert "Traceback" not in error
+    ran = CliRunner().invoke(cli, [*endless.flags, *arguments], prog_name="minishuffle")
+    assert (ran.exit_code, ran.stdout) == (2, ""), ran.output
+    assert expected in ran.stderr
+    assert "Traceback" not in ran.stderr
     assert len(endless.cluster.client.jobs()) == before
 
 
@@ -274,8 +263,9 @@ def test_two_clusters_run_side_by_side_and_do_not_mix(
 def test_ctrl_c_during_submit_wait_cancels_the_job_and_gives_130(
     endless: Any, wait_until: Callable[..., Any], is_running: Any
 ) -> None:
+    program = [sys.executable, "-m", "minishuffle.cli"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "minishuffle.cli", *endless.flags, "submit", "keyby", "--wait"],
+        [*program, *endless.flags, "submit", "keyby", "--set", "rate=1000", "--wait"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
