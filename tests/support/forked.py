@@ -24,6 +24,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,11 @@ START_SECONDS_MAX = 60.0
 DESCRIPTORS_MAX = 8
 """Three streams, those that a process inherits besides, and where its exit code goes."""
 POLL_SECONDS = 0.02
-FREE = ("MINISHUFFLE_", "PYTEST_", "PYSPARK_", "SPARK_")
+FREE = (
+    *("MINISHUFFLE_", "PYTEST_", "PYSPARK_", "SPARK_"),
+    # Sessions of Spark set the first, polars the second, and tests the others.
+    *("JAVA_HOME", "_RJEM_MALLOC_CONF", "TMPDIR", "XDG_STATE_HOME"),
+)
 """How variables begin that no import looks at: a process may have other values than its template."""
 
 JEMALLOC = "jemalloc_bg_thd"
@@ -105,6 +110,7 @@ def become(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None
     sys.path[0] = request["directory"]
     sys.argv[1:] = request["arguments"]
 
