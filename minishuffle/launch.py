@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 DETACH = b"detach\n"
-"""What a parent tells its children by when they may outlive it."""
+"""Written by a parent whose children may outlive it."""
 POLL_SECONDS = 0.02
 KILL_SECONDS = 5.0
 """For a process to end by SIGKILL."""
@@ -86,16 +86,16 @@ class ProcessDescriptor:
 
 @dataclass(slots=True)
 class Child:
-    """One process that this one started. ``out`` and ``log`` are its standard output and error."""
+    """A child process. ``out`` and ``log`` are its standard output and error."""
 
     name: str
     process: Popen[bytes]
     out: Path
     log: Path
     ready: dict[str, Any] | None = None
-    """What its ready line said; None before it was read."""
+    """Contents of its ready line; None before it was read."""
     observation: Observation = field(default_factory=lambda: Observation(None))
-    """What will be known of its end, if it is a worker."""
+    """The observation of its end, if it is a worker."""
     _descriptor: ProcessDescriptor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -107,8 +107,8 @@ class Child:
 
     @property
     def own_pid(self) -> int:
-        """Its number as it sees it, which registers with that: what stands in front of its command may have
-        started it as another process."""
+        """The process id under which it registers: its command may have a prefix that started it as another
+        process."""
         ready = self.read_ready()
         return self.pid if ready is None else int(ready["pid"])
 
@@ -124,8 +124,8 @@ class Child:
         self._descriptor.close()
 
     def read_ready(self) -> dict[str, Any] | None:
-        """What :attr:`ready` is now: the first line that is an object. What runs at Python's start, of a
-        ``sitecustomize`` say, may have printed others."""
+        """The value of :attr:`ready` now: the first line that is an object. Code that runs at Python's start,
+        such as ``sitecustomize``, may have printed other lines."""
         if self.ready is None and self.out.exists():
             *lines, _ = self.out.read_bytes().split(b"\n")
             found = map(line_object, lines)
@@ -178,7 +178,7 @@ class Machines(Protocol):
         ...
 
     def command(self, number: int) -> list[str]:
-        """What stands in front of a command that is to run there."""
+        """The prefix of a command that runs there."""
         ...
 
 
@@ -188,9 +188,9 @@ class CoordinatorLaunch:
 
     state_dir: Path
     before: Sequence[str]
-    """Arguments in front of the command."""
+    """Arguments before the command."""
     after: Sequence[str]
-    """Arguments behind it."""
+    """Arguments after it."""
     front: Sequence[str]
     """In front of all of that."""
     started: int = 0
@@ -218,14 +218,14 @@ class WorkerLaunch:
 
     state_dir: Path
     before: Sequence[str]
-    """Arguments in front of the command."""
+    """Arguments before the command."""
     after: Sequence[str]
-    """Arguments behind it."""
+    """Arguments after it."""
     host: str
     machines: Machines | None
     """Each worker is on ``host``, or on a machine of its own."""
     processors: Mapping[int, int]
-    """By worker, of those that stay on one."""
+    """Processor by worker, for workers that stay on one."""
     started: Counter[int] = field(default_factory=Counter)
     """Processes so far, by worker; each has files of its own."""
 
@@ -430,11 +430,11 @@ def _wait_all(children: Sequence[Child], seconds: float) -> None:
 
 
 def _pins(workers: int, processors: Sequence[int]) -> list[int | None]:
-    """The processor of each worker; None for one that the kernel may move.
+    """The processor of each worker; None: the kernel may move it.
 
-    The threads of a worker share the interpreter's lock. When it passes to a thread on another processor,
-    that one has to be woken up, which takes longer than a small batch does. So each worker stays on one, if
-    all processors have equally many workers.
+    The threads of a worker share the interpreter's lock. Passing the lock to a thread on another processor
+    wakes that processor up, which takes longer than a small batch does. So each worker stays on one
+    processor, if all processors have equally many workers.
     """
     if workers % len(processors):
         return [None] * workers

@@ -1,8 +1,8 @@
-"""The releases of what the functions of a job depend on, in each process that has to do with them.
+"""The releases of packages that a job's functions depend on, in each process involved.
 
-A job's functions and operators are pickled where the job is submitted and opened in workers, so both sides
-need what the pickles refer to. Python's own major.minor is compared where processes register and jobs are
-submitted; here are the packages.
+Functions and operators are pickled where the job is submitted, and unpickled in workers, so both sides need
+the packages that the pickles refer to. Python's own major.minor is compared when processes register and jobs
+are submitted; this module compares the packages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["compared_releases", "releases_here", "require_same_release"]
 
 HERE: Final = "this program"
 NAMED_MAX: Final = 3
-"""So many of those that have the same versions."""
+"""Most workers named that have the same versions."""
 PARTS_THAT_MATTER: Final = {"minishuffle": 2, "cloudpickle": 1, "numpy": 1, "pyarrow": 0}
 """By package, how many parts of its version have to be equal for one side to open what the other has
 pickled: a minor of minishuffle may change its operators, a major of numpy has moved its modules. Columns

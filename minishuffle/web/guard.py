@@ -1,14 +1,16 @@
-"""Who may ask the HTTP servers for what.
+"""Access to the HTTP servers.
 
-A server that listens on loopback alone lets everybody read; another one wants a token for that, and every
-change takes the token of the coordinator. With TLS, a certificate of the cluster's CA may be asked for in
-place of the token for reading. There are two tokens, so that what only reads (Prometheus, another process
-of the cluster) has nothing that changes anything. Both follow from the cluster's secret, so that whoever has
-the secret has them, and do not give it away. Open to all are ``/healthz`` and what is the same in every
-cluster of a release: the files of the page and the description of the REST interface.
+A server that listens only on loopback is readable by everyone; any other requires a token for reading. Every
+change requires the coordinator's token. With TLS, a certificate of the cluster's CA may replace the token for
+reading.
 
-Three checks keep web pages of others out: ``Host`` must be a name of this server (DNS rebinding), ``Origin``
-and ``Sec-Fetch-Site`` must not say that another site asks (CSRF), and the token stands in a header, which no
+There are two tokens, so that a client that only reads (Prometheus, another process of the cluster) cannot
+change anything. Both are derived from the cluster's secret, and do not reveal it. ``/healthz`` is open to
+all, and so are files that are the same in every cluster of a release: the page's files and the description of
+the REST interface.
+
+Three checks keep web pages of other sites out: ``Host`` must be a name of this server (DNS rebinding),
+``Origin`` and ``Sec-Fetch-Site`` must not name another site (CSRF), and the token is in a header, which no
 browser adds by itself.
 """
 
@@ -139,8 +141,8 @@ def check_host(access: WebAccess) -> Middleware:
 
 
 def check_reader(access: WebAccess) -> Middleware:
-    """Refuses requests that need a token and have none that will do, and those below ``/api/`` that come from
-    other sites."""
+    """Refuse requests without a valid token where one is required, and requests below ``/api/`` from other
+    sites."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:

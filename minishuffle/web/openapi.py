@@ -1,7 +1,7 @@
-"""Operations of a REST interface, and the OpenAPI document that describes them.
+"""Operations of a REST interface, and their OpenAPI document.
 
-An operation says what it takes and gives by pydantic models. The document follows from these, so it cannot
-say anything else than what is served.
+An operation declares its parameters and result as pydantic models. The document is derived from these, so it
+always matches the served interface.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REFERENCE: Final = "#/components/schemas/{model}"
 
 
 class NoQuery(BaseModel):
-    """What an operation without parameters takes after the question mark."""
+    """The empty query of an operation without parameters."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -34,7 +34,7 @@ Handle: TypeAlias = Callable[[str, Any], Awaitable[BaseModel]]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method of one path; ``{job}`` or ``{worker}`` in the path is its parameter."""
+    """A method of a path; ``{job}`` or ``{worker}`` in the path is its parameter."""
 
     method: Literal["GET", "POST"]
     path: str

@@ -25,13 +25,13 @@ _TYPES: Final = {
 
 
 def page_files() -> dict[str, bytes]:
-    """What was built, by name."""
+    """The built files by name."""
     folder = files("minishuffle.web") / "page" / "built"
     return {each.name: each.read_bytes() for each in folder.iterdir()}
 
 
 class PageFile:
-    """One file; a browser that has it already gets a short answer."""
+    """A file; a browser that has it already gets a short answer."""
 
     def __init__(self, name: str, content: bytes) -> None:
         self._content = content

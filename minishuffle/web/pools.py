@@ -47,7 +47,7 @@ class JobBuffers(BaseModel):
 
 
 def worker_buffers(snapshot: WorkerSnapshot) -> WorkerBuffers:
-    """What a worker serves."""
+    """The buffers of a worker, as it serves them."""
     tasks = [
         TaskBuffers(
             job=task.job,
@@ -70,7 +70,8 @@ async def asked_workers(
     job: str,
     tls: ssl.SSLContext | None = None,
 ) -> JobBuffers:
-    """What the workers at these addresses have of a job, all asked at once, with ``tls`` over HTTPS."""
+    """The buffers of a job on the workers at these addresses, which are asked in parallel, with ``tls`` over
+    HTTPS."""
     scheme, how = ("http", True) if tls is None else ("https", tls)
 
     async def ask(address: Address) -> WorkerBuffers | None:

@@ -1,7 +1,7 @@
-"""Errors of the HTTP servers as the JSON object that every error of the REST interface is.
+"""Errors of the HTTP servers as the JSON object of every error of the REST interface.
 
-Whoever reads ``/api/`` parses JSON: a path that is not there, a method that a path does not have, a token
-that is missing and an error in here are answered with a ``Failure``, too.
+Clients of ``/api/`` parse JSON, so unknown paths and methods, missing tokens and internal errors are answered
+with a ``Failure`` too.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def answer_failures(request: web.Request, handler: Handler) -> web.StreamR
 
 
 def _escaped(path: str) -> str:
-    """A path that can stand in a line of text: what it had escaped is so again."""
+    """A path for a line of text, escaped again."""
     return quote(path, safe="/:@!$&'()*+,;=~%")
 
 

@@ -94,7 +94,7 @@ Reply = TypeVar("Reply", bound=ControlMessage)
 
 
 class CoordinatorSource(Protocol):
-    """What the coordinator gives to its web server."""
+    """The coordinator as its web server sees it."""
 
     @property
     def clock(self) -> float: ...
@@ -110,7 +110,7 @@ class CoordinatorSource(Protocol):
 
 
 class After(BaseModel):
-    """What is numbered from ``after`` on, or above it."""
+    """The query for numbered items from ``after`` on, or above it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -124,7 +124,8 @@ class AfterOrWait(After):
 
 
 class Cancelling(BaseModel):
-    """``give_up_results``: what the job's sinks keep for readers goes too, also if it has ended."""
+    """The query of a cancellation. ``give_up_results``: drop the results that the job's sinks keep for
+    readers, even if the job has ended."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -132,7 +133,7 @@ class Cancelling(BaseModel):
 
 
 class Draining(BaseModel):
-    """``timeout``: the worker ends after so many seconds in any case."""
+    """The query of a drain. ``timeout``: seconds after which the worker ends in any case."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -148,7 +149,8 @@ class Between(BaseModel):
 
 
 class Sampling(BaseModel):
-    """``edge``: its number in the graph. Rows are waited for so many ``seconds``."""
+    """The query of a sample. ``edge``: number of the edge in the graph; ``seconds``: time to wait for
+    rows."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -169,7 +171,7 @@ class Profiling(BaseModel):
 
 
 class JobLoads(BaseModel):
-    """What the vertices of a job did in the last seconds; none if it does not run."""
+    """The loads of a job's vertices in the last seconds; empty if the job does not run."""
 
     job: str
     name: str
@@ -178,17 +180,18 @@ class JobLoads(BaseModel):
 
 
 class JobDump(BaseModel):
-    """What each worker holds of a job, and those that did not answer: as ``minishuffle dump --json``."""
+    """The dumps of a job by worker, and the workers that did not answer: as ``minishuffle dump --json``."""
 
     workers: list[dict[str, Any]]
     silent: list[int]
 
 
 class RestInterface:
-    """Adds its paths to an application, and looks at all jobs every SAMPLE_SECONDS while that runs.
+    """The REST interface: adds its paths to an application, and samples all jobs every SAMPLE_SECONDS while
+    that runs.
 
     Args:
-        read_token: what workers on other machines want to see; it changes nothing.
+        read_token: the token for workers on other machines; it permits only reading.
     """
 
     def __init__(
@@ -249,7 +252,7 @@ class RestInterface:
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """What is served at ``/openapi.json``; made when it is first read, not when a coordinator starts."""
+        """The document at ``/openapi.json``; created when it is first read, not when a coordinator starts."""
         return openapi_document(self._operations, self._version)
 
     def add_to(self, app: web.Application) -> None:

@@ -1,8 +1,9 @@
-"""The last ten minutes of jobs and workers, kept by the coordinator's web server. Pure: times are passed in.
+"""Samples of the last ten minutes of jobs and workers, kept by the coordinator's web server. Pure: times are
+passed in.
 
-Every few seconds the counters that heartbeats have brought are looked at. What subtasks did between two looks
-becomes the present load of their vertices, and one sample of each. Numbers of samples go on counting when the
-oldest are dropped, so that a reader can ask for those that it does not have.
+Every few seconds the counters of the last heartbeats are read. The growth between two looks gives the current
+load of each vertex, and one sample. The numbers of samples keep counting when the oldest are dropped, so that
+a reader can ask for the ones it lacks.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ Numbers = list[float | None]
 
 
 class VertexSamples(BaseModel):
-    """One vertex: the greatest shares of any subtask, 0 to 1, and sums of rates, in records per second. None
-    where nothing was heard of it."""
+    """Samples of a vertex: the greatest shares of any subtask, 0 to 1, and sums of rates, in records per
+    second. None if there was no report."""
 
     name: str
     backpressured: Numbers
@@ -55,7 +56,7 @@ class JobSamples(BaseModel):
 
 
 class WorkerSamples(BaseModel):
-    """One worker: how late its event loop was at most, in seconds, and its network segments in use."""
+    """Samples of a worker: largest delay of its event loop, in seconds, and network segments in use."""
 
     worker: int
     loop_lag: Numbers
@@ -88,8 +89,8 @@ class _Series:
         return self._at[-1] if self._at else 0.0
 
     def above(self, number: int) -> int:
-        """How many of the oldest a reader has who knows ``number`` of all; one who knows more than there were
-        has read them from an earlier coordinator."""
+        """The number of kept samples that a reader has already read, who knows ``number`` of all. If it knows
+        more than there are, it has read them from an earlier coordinator."""
         known = number if number <= self.next else 0
         return max(0, known - (self.next - len(self._at)))
 
@@ -97,7 +98,7 @@ class _Series:
         return [round(at, 3) for at in islice(self._at, first, None)]
 
     def column(self, number: int, first: int) -> Numbers:
-        """One value of each sample; a row that is too short came before the column did."""
+        """One value of each sample; a row is too short if it was added before the column."""
         return [
             None if number >= len(row) or isnan(row[number]) else float(f"{row[number]:.5g}")
             for row in islice(self._rows, first, None)
@@ -177,7 +178,7 @@ class Samples:
         self._workers.add(at, row)
 
     def loads(self, job: str) -> list[VertexLoad]:
-        """What the vertices of a job did between the last two looks; empty if there were not so many."""
+        """The loads of a job's vertices between the last two looks; empty if there were fewer."""
         found = self._jobs.get(job)
         return [] if found is None or found.series.next < 2 else found.loads
 

@@ -164,14 +164,14 @@ async def serve_coordinator_web(
 
 
 def _health(state: str) -> web.Response:
-    """Status 200 as long as the event loop answers: what is asked again and again whether a process lives is
-    not to end one that waits for a disk."""
+    """Status 200 as long as the event loop answers: a liveness probe must not end a process that waits for a
+    disk."""
     return web.json_response({"state": state}, headers={"Cache-Control": "no-store"})
 
 
 @web.middleware
 async def _not_for_forks(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """With a request, as a connection of aiohttp says nothing when it is made."""
+    """Checked with each request, since aiohttp reports no new connection."""
     if request.transport is not None:
         close_in_forks(request.transport.get_extra_info("socket"))
     return await handler(request)
@@ -225,7 +225,7 @@ def _accepting(server: web.Server, most: int, tls: Credentials | None) -> Callab
             transport = handler.transport
             handler.force_close()
             if transport is not None:
-                transport.abort()  # Whoever does not read an answer would else keep it open.
+                transport.abort()  # Otherwise a client that does not read its answer would keep it open.
             closed += 1
             if closed & (closed - 1) == 0:  # The 1st, 2nd, 4th, …: a flood does not fill the log.
                 _log.warning("more than %d HTTP connections at once: %d closed so far", most, closed)
