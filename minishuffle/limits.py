@@ -91,7 +91,7 @@ UNACKNOWLEDGED_BYTES_MAX: Final = 8 * MIB
 """Rows that a worker keeps until the coordinator acknowledges them; a single message may be longer. Above
 the limit no rows are sent."""
 RETURN_BYTES_MAX: Final = 2 * MIB
-"""Reports with which a worker registers again; more of them follow one by one. Their values have to be fewer
+"""Bytes of reports in a repeated registration; further reports follow one by one. Their values must be fewer
 than MESSAGE_VALUES_MAX: the smallest counts as 8 bytes."""
 LOG_MESSAGE_BYTES: Final = 64 * KIB
 """Log lines sent together, in bytes."""

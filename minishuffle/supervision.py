@@ -44,10 +44,10 @@ class Supervisor:
 
     The coordinator is restarted with its state directory and ports, so that workers and clients find it, even
     if SIGTERM ended it: this is not an order to end the cluster. Workers that end in order are not replaced,
-    nor is a coordinator that ended with its cluster, or was replaced by another one. How a worker ended,
-    unless by itself, is reported to the coordinator. A worker that hangs, so that the coordinator has
-    declared it lost, is ended and replaced at once. The caller calls :meth:`check` periodically, or
-    :meth:`start` starts a thread for it.
+    nor is a coordinator that ended with its cluster or has a successor. How a worker ended, unless by itself,
+    is reported to the coordinator. A worker that hangs, so that the coordinator has declared it lost, is
+    ended and replaced at once. The caller calls :meth:`check` periodically, or :meth:`start` starts a thread
+    for it.
 
     Args:
         client: a connection for the supervisor alone; closed by :meth:`stop`.

@@ -1,22 +1,22 @@
-"""What a coordinator does with a worker that comes back: it hears the facts, and says what is desired. Pure.
+"""The reconciliation of a worker that comes back: it reports facts, and gets its desired state. Pure.
 
-Either side may know of something that the other has not heard of: what a coordinator sent last before it was
-lost, or its link, has never arrived, and a worker has gone on meanwhile. There is one way back, after a link
-that broke and after a coordinator that was started again from its journal. Each half is one message::
+Each side may have missed messages of the other: the last messages before a coordinator or its link was lost
+never arrived, and a worker has continued meanwhile. There is a single procedure, after a broken link and
+after a restart of the coordinator from its journal, with one message each way::
 
     worker                                    coordinator
-      Register: what is on it, and every
+      Register: all it has, and every
       report that was not acknowledged   -->  applies each report once, by its number (attemptreports.py);
-                                              what should be on the worker and is not starts again
+                                              restarts tasks that should be on the worker and are not
                                          <--  Registered: the desired state
-      lets go of what is beyond that
+      releases everything beyond it
 
-The desired state is a list of commands, computed from the jobs as they are when all facts are in. It is
-reduced: it says what holds now, and not how it came to that. Each command names its attempts and its term, so
-that it may have been heard before. Nothing else is sent to a worker that has not had this list, and no task
-restarts that waits for workers before the facts of the last one are in (``CoordinatorState._all_are_back``).
+The desired state is a list of commands, computed from the jobs after all facts are applied. It is reduced: it
+describes the current state, not the history. Each command names its attempts and its term, and may have been
+received before. No other message is sent to a worker before this list. No task that waits for workers
+restarts before the facts of the last one are applied (``CoordinatorState._all_are_back``).
 
-A new process has nothing, and has missed nothing: for it the list is empty.
+A new process has nothing and has missed nothing: its list is empty.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["Reconciler"]
 
 @dataclass(frozen=True, slots=True)
 class Reconciler:
-    """Computes what workers are to have and to know; it changes nothing."""
+    """The computation of the desired state of workers; it changes nothing."""
 
     term: int
     workers: WorkerRegistry
@@ -51,7 +51,7 @@ class Reconciler:
     results: Results
 
     def missing(self, job: Job, worker: int, about: Register) -> list[TaskKey]:
-        """Subtasks that should run on a worker and do not: it never heard of them."""
+        """Subtasks that should run on a worker and do not: their deployment never arrived."""
         there = {(*each.subtask.key, each.attempt) for each in about.attempts if each.subtask.job == job.id}
         return [
             task.key
@@ -63,8 +63,8 @@ class Reconciler:
         """The desired state of a worker that has registered.
 
         Args:
-            about: what it says; all of it was applied.
-            since: it may not have heard of workers that have ended since then.
+            about: its registration; its facts were applied.
+            since: it may not know of workers that have ended since then.
         """
         if not about.epoch:
             return []
@@ -82,12 +82,12 @@ class Reconciler:
         for job in self.jobs.values():
             if not job.terminal:
                 found += self._of_job(job, number, there.get(job.id, ()))
-            elif job.released and job.id in there:  # It hears as others do of one that has ended just now.
+            elif job.released and job.id in there:  # as for a job that has just ended
                 found += [*self._ends(job, number), ReleaseJob(term=self.term, job=job.id)]
         return [*found, *self.streams.desired(number)]
 
     def _of_job(self, job: Job, worker: int, there: Iterable[AttemptId]) -> list[Desired]:
-        """The part of a job that has not ended; ``there`` are its attempts on the worker."""
+        """The commands for a job that has not ended; ``there`` are its attempts on the worker."""
         term, here = self.term, _tasks_on(worker, job)
         found = self._ends(job, worker)
         wanted = {(*task.key, task.attempt) for task in here if not job.ends.is_spent(task)}
@@ -108,13 +108,13 @@ class Reconciler:
         return found
 
     def _ends(self, job: Job, worker: int) -> list[Desired]:
-        """What attempts there may have to hear of their consumers, before they are released."""
+        """Ends of consumers to send to producers on the worker, before these are released."""
         ends = [each for task in _tasks_on(worker, job) for each in job.ends.ends_of(task.key)]
         return [message for _, message in consumer_ends(job.id, ends, term=self.term)]
 
     def _restarted(self, job: Job, here: Iterable[Subtask]) -> list[Desired]:
-        """The attempts at the other end of the channels of those that are there, as far as they are not the
-        first, or were deployed later than these may have been."""
+        """The producers and consumers of tasks on the worker, if not at their first attempt, or if perhaps
+        deployed later than these tasks."""
         addresses = {each.worker: each.address for each in self.workers.there()}
         later = deploys_later(job.graph)
         beside = [
@@ -129,12 +129,13 @@ class Reconciler:
 
 
 def _tasks_on(worker: int, job: Job) -> list[Subtask]:
-    """Subtasks whose current attempt, or the last while the next is pending, is there."""
+    """Subtasks whose current attempt is on the worker; while the next attempt is pending, the last one
+    counts."""
     return [task for task in job.subtasks.values() if task.worker == worker and task.on_worker]
 
 
 def _tasks_beside(job: Job, here: Iterable[Subtask]) -> list[Subtask]:
-    """Subtasks that exchange rows with these, and whose current attempt was deployed."""
+    """Deployed subtasks that exchange rows with these."""
     keys = {
         key for task in here for key in (*job.graph.producers(*task.key), *job.graph.consumers(*task.key))
     }

@@ -1,26 +1,8 @@
-"""The coordinator's decisions, as a pure machine: messages, closed links and time in, steps out.
+"""The coordinator's decisions, as a pure state machine: messages, closed links and time in, steps out.
 
-It registers workers and notices when they are lost, admits jobs that fit and places them, follows their
-life cycles (:mod:`~minishuffle.coordinator.jobs.job`), and answers clients. Each event gives a
+It registers workers and detects lost ones, admits jobs that fit and places them, follows their life cycles
+(:mod:`~minishuffle.coordinator.jobs.job`), and answers clients. Each event gives a
 :class:`~minishuffle.coordinator.instructions.CoordinatorStep`, which the shell (``process``) carries out.
-
-:class:`CoordinatorState` keeps the step under way and coordinates its subjects, each of which keeps and
-writes what is of it::
-
-    workers         who is registered, awaited, on standby, or leaving
-    hosts           hosts that are silent, and who looks at them
-    links           which workers can connect to each other
-    jobs            all jobs, and the slots and memory that they hold
-    submissions     jobs that are journaled before they start
-    deployer        what is sent to deploy, restart, move and release tasks
-    preparations    what standby workers have ahead of need
-    isolation       subtasks that run alone, since deaths of workers count against them
-    unexplained     workers whose launchers may say how their processes ended
-    pending         requests that wait for an answer: polls, streams, results, questions
-    write_ahead     what is held back until the journal can be written
-    recorder        what the journal has, and what is new
-    wall            the time by which everything is dated
-    orderly_stop    how far the shutdown of the cluster is
 """
 
 from __future__ import annotations
@@ -141,25 +123,25 @@ __all__ = ["CoordinatorState"]
 
 @dataclass(slots=True, eq=False)
 class _Postponed(Pending):
-    """It needs workers, and waits until none is awaited."""
+    """A request that needs workers, and waits until none is awaited."""
 
     message: ControlMessage
 
 
 TOGETHER_SECONDS_MAX: Final = 0.1
-"""How long reports of positions wait at most for others that are journaled with them."""
+"""Longest time that reports of positions wait for others, to be journaled together."""
 
 
 class CoordinatorState:
     """One term of a coordinator.
 
-    Invariants: ``0 ≤ slots used ≤ slots`` and ``0 ≤ segments required ≤ segments`` of each worker that is
-    alive; every task that is not terminal is on such a worker; nobody waits for a terminal job.
+    Invariants: ``0 ≤ slots used ≤ slots`` and ``0 ≤ segments required ≤ segments`` on each alive worker;
+    every task that is not terminal is on such a worker; no request waits for a terminal job.
 
-    What is to outlive it is journaled before anything that follows from it leaves. Recalled from such
-    records, it awaits the workers that were registered, for ``heartbeat_timeout`` at most; until they are
-    back no task restarts, and requests that need workers wait. Later, while a single one is awaited, only the
-    jobs that it has tasks of wait for it, and submissions that fit nowhere else.
+    State that must outlive it is journaled before its consequences are sent. Restored from such records, it
+    awaits the registered workers, for at most ``heartbeat_timeout``; until they are back no task restarts,
+    and requests that need workers wait. Later, while a single worker is awaited, only jobs with tasks on it
+    wait, and submissions that fit nowhere else.
 
     Args:
         records: of the journal.
@@ -176,10 +158,10 @@ class CoordinatorState:
     ) -> None:
         self.web_port = 0
         self.ignored = 0
-        """Messages of an earlier term or an older epoch, or from nobody that is registered; and facts that
-        are stale, see ``jobs/attemptreports``."""
+        """Number of ignored messages, of an earlier term, an older epoch or an unregistered process; and of
+        stale facts, see ``attemptreports``."""
         self.write_ahead = WriteAhead()
-        """The shell says whether the journal can be written."""
+        """Told by the shell whether the journal can be written."""
         self._settings = settings
         self._facts = facts
         self._wall = ClusterClock(facts.wall_offset)
@@ -209,12 +191,12 @@ class CoordinatorState:
         self._reconciler = Reconciler(facts.term, self._workers, self._jobs, self._streams, self._results)
         self._out: list[Instruction] = []
         self._touched: dict[str, Job] = {}
-        """Jobs to look after before the verb at hand returns, for which ``_jobs.held`` may be out of date."""
+        """Jobs to settle at the end of this call; ``_jobs.held`` may be out of date for them."""
         self._settle_by: float | None = None
-        """When at the latest what follows from reports of positions is done; None if there are none."""
+        """Deadline for the consequences of reports of positions; None if there are none."""
         self._links = Links(facts.term, max(settings.link_timeout, settings.heartbeat_timeout))
         self._history = History()
-        """What happens that is of no job."""
+        """Events that belong to no job."""
         self._unexplained = UnexplainedEnds()
         self._orderly_stop = OrderlyStop(settings.task_cancel_timeout)
         self._submissions = Submissions(submitted)
@@ -240,14 +222,14 @@ class CoordinatorState:
                 self._touch(job)
 
     def web_started(self, port: int) -> None:
-        """Where ``cluster status`` says that the metrics are."""
+        """Set the port of the metrics, for ``cluster status``."""
         self.web_port = port
 
     # --- the verbs -------------------------------------------------------------------------------
 
     def worker_message(self, link: int, message: ControlMessage, now: float) -> CoordinatorStep:
-        """A message over the link of a worker process. What follows from positions that need not be
-        acknowledged at once follows with the next event, by the deadline of this step at the latest."""
+        """A message over a worker's link. If it has only positions whose acknowledgement may wait, its
+        consequences follow with the next event, or at the deadline of this step."""
         worker = self._workers.by_link(link)
         if isinstance(message, Register):
             self._register(link, message, worker, now)
@@ -278,10 +260,10 @@ class CoordinatorState:
     def link_closed(
         self, link: int, now: float, why: str = "its control link closed", *, for_cause: bool = False
     ) -> CoordinatorStep:
-        """A link of a worker or client is gone.
+        """A link of a worker or client has closed.
 
-        The process of a worker may be there: then it comes back at once, and nothing restarts. Until that is
-        known it is awaited, unless the link was closed here ``for_cause``.
+        A worker's process may still live: then it comes back at once, and nothing restarts. Until this is
+        known the worker is awaited, unless the link was closed here ``for_cause``.
         """
         self._pending.forget(link)
         worker = self._workers.by_link(link)
@@ -297,24 +279,24 @@ class CoordinatorState:
         return self._settle(now)
 
     def process_found(self, link: int, now: float) -> CoordinatorStep:
-        """The process of the worker whose control link that was is there."""
+        """The process of a worker with a closed control link is alive."""
         self._workers.process_found(link)
         return self._settle(now)
 
     def process_gone(self, link: int, now: float) -> CoordinatorStep:
-        """The process of the worker whose control link that was is not there any more."""
+        """The process of a worker with a closed control link has ended."""
         worker = self._workers.absent(link)
         if worker is not None and worker.absence is not None:
             self._process_ended(worker, worker.absence.why, now)
         return self._settle(now)
 
     def host_looked(self, ticket: int, answer: bool | None, now: float) -> CoordinatorStep:
-        """What came of a :class:`LookForHost`."""
+        """The result of a :class:`LookForHost`."""
         self._host_looked(OWN, ticket, answer, now)
         return self._settle(now)
 
     def journaled(self, error: ShuffleError | None, now: float) -> CoordinatorStep:
-        """The oldest submission was written, or could not be."""
+        """The oldest submission was journaled, or could not be."""
         submission = self._submissions.journaled()
         try:
             if error is not None:
@@ -342,15 +324,15 @@ class CoordinatorState:
     def undeployable(
         self, worker: int, message: DeployTasks, error: ShuffleError, now: float
     ) -> CoordinatorStep:
-        """The shell could not send that DeployTasks (it is too long)."""
+        """The shell could not send a DeployTasks (it is too long)."""
         job = self._jobs[message.job]
         job.undeployed(worker, message, error, self._wall(now))
         self._touch(job)
         return self._settle(now)
 
     def hand_over(self, now: float) -> CoordinatorStep:
-        """This coordinator ends, and jobs and workers go on to the next one, which is to miss nothing. What
-        happens from now on it hears of from them; only :meth:`journaled` may follow."""
+        """Record everything for the next coordinator; jobs and workers go on. Later events reach the next
+        coordinator from jobs and workers; here only :meth:`journaled` may follow."""
         self._recorder.hand_over(self._jobs.values())
         return self._settle(now)
 
@@ -360,8 +342,7 @@ class CoordinatorState:
         return self._orderly_stop.phase != "up"
 
     def anchor(self, wall_offset: float) -> CoordinatorStep:
-        """How far the wall clock is ahead of the clock of ``now``: it follows the system clock, if somebody
-        sets that."""
+        """Set the wall clock minus the clock of ``now``. It follows the system clock when that is set."""
         self._wall.anchor(wall_offset)
         return self._nothing_yet()
 
@@ -387,7 +368,7 @@ class CoordinatorState:
         self._touch(*(poll.job for poll in self._pending.due(Poll, now)))
         for job in self._timed():
             if job.id in self._touched:
-                continue  # It may get a slot just now: that is tried first.
+                continue  # it may get a slot now: this is tried first
             if (time := job.next_time()) is not None and time <= self._wall(now):
                 self._isolation.wait_on(job, self._wall(now))
                 job.give_up_waiting(self._wall(now))
@@ -397,11 +378,11 @@ class CoordinatorState:
         return self._settle(now)
 
     def _nothing_yet(self) -> CoordinatorStep:
-        """Nothing has followed so far."""
+        """A step without consequences so far."""
         return CoordinatorStep(timers=self._next_deadline())
 
     def _next_deadline(self) -> float | None:
-        """When :meth:`handle_timer` wants to be called; None for not at all."""
+        """The time of the next call of :meth:`handle_timer`; None: not needed."""
         times = [
             self._workers.next_deadline(),
             self._hosts.next_deadline(),
@@ -416,8 +397,8 @@ class CoordinatorState:
         return min((time for time in times if time is not None), default=None)
 
     def _timed(self) -> list[Job]:
-        """Jobs whose times count. While workers are awaited nothing is tried for the jobs that wait for them;
-        once they are back, or lost, that comes first."""
+        """The jobs whose deadlines count. Jobs that wait for awaited workers are left out, until these are
+        back or lost."""
         jobs = self._jobs.active()
         if not self._awaiting:
             return jobs
@@ -437,7 +418,7 @@ class CoordinatorState:
             if message.epoch:
                 self._take_back(link, message, now)
                 return
-            self._workers.checked(message)  # One that is refused takes nobody's place.
+            self._workers.checked(message)  # a refused one replaces no other worker
             for awaited in self._workers.awaited():
                 if awaited.worker == message.requested_worker:
                     self._end_worker(awaited, "lost", "another process has its id", now)
@@ -450,7 +431,11 @@ class CoordinatorState:
         self._reconcile(worker, message, now, now)
 
     def _take_back(self, link: int, message: Register, now: float) -> None:
-        """A worker comes back, with what it runs. Raises UsageError: it was declared lost."""
+        """A worker comes back with its tasks.
+
+        Raises:
+            UsageError: it was declared lost.
+        """
         since = self._workers.heard_at(message.requested_worker) - self._settings.heartbeat_timeout
         worker, old = self._workers.take_back(link, message, now)
         if old:
@@ -532,7 +517,7 @@ class CoordinatorState:
                 self._cut_off(worker, why, now, "malformed")
 
     def _clock_set(self, worker: Worker, seconds: float, at: float) -> None:
-        """Nothing follows but events: the worker goes on."""
+        """Record that a worker's system clock was set; nothing else follows."""
         text = (
             f"the system clock of worker {worker.worker} was set {set_by(seconds)}: rates and time-outs go "
             "on, wall times follow by 1 % a second"
@@ -541,7 +526,7 @@ class CoordinatorState:
         self._touch(*self._jobs.clock_set(worker.worker, text, at))
 
     def _advertised(self, worker: Worker, host: str, now: float) -> None:
-        """It has an address for other hosts: it can have slots of jobs that run there too."""
+        """A worker has an address for other hosts now: it can get slots of jobs that run there too."""
         if self._workers.advertised(worker, host):
             self._links.joined(worker, self._workers.alive(), now)
             self._probe(now)
@@ -556,7 +541,7 @@ class CoordinatorState:
             self._send_to(number, probe)
 
     def _probed(self, by: Worker, message: Probed, now: float) -> None:
-        """A worker has found out whether it can link with another."""
+        """A worker reports a probe's result."""
         other = self._workers.get_alive(message.worker)
         if other is None or other.epoch != message.epoch:
             self.ignored += 1
@@ -571,7 +556,7 @@ class CoordinatorState:
         self._probe(now)
 
     def _note_reach(self, number: int, at: float) -> None:
-        """The probes of a newcomer have been answered."""
+        """Record that the probes of a new worker have been answered."""
         worker, others = self._workers.get_there(number), self._links.known(number)
         if worker is None or not others:
             return
@@ -580,7 +565,7 @@ class CoordinatorState:
         self._history.note(at, "worker probed", "; ".join([text, *apart]), worker=number)
 
     def _hear_links(self, worker: Worker, message: Heartbeat, now: float) -> None:
-        """Tasks wait for links that the worker does not have, or do so no more."""
+        """Apply a heartbeat's missing links to the jobs whose tasks wait for them."""
         for name in self._links.heard(worker, message, self._workers, now):
             job = self._jobs.get(name)
             if job is None or job.terminal:
@@ -593,15 +578,15 @@ class CoordinatorState:
             }
             if job.links.hear(broken, self._wall(now), now):
                 self._touch(job)
-                judged = next(iter(job.links.broken), None)  # The first one is judged first.
+                judged = next(iter(job.links.broken), None)  # the first one is judged first
                 around = _around(judged, there) if judged is not None else set()
                 self._links.ask({*broken, *around}, now)
                 self._probe(now)
             self._judge(job, now)
 
     def _judge(self, job: Job, now: float) -> None:
-        """Exclude a worker from a job whose tasks have waited for too long for links between it and others,
-        once probes say of all of its workers whom it cannot reach, or have had the time for that."""
+        """Exclude a worker from a job whose tasks have waited too long for a link, once probes have shown
+        which workers of the job cannot reach each other, or have had the time for it."""
         at, links = self._wall(now), self._links
         slots = job.linked_workers()
 
@@ -620,7 +605,7 @@ class CoordinatorState:
             return
 
     def _exclude(self, job: Job, number: int, key: PairKey, now: float) -> None:
-        """Take a worker's slots of a job away; the worker goes on with others."""
+        """Exclude a worker from a job; it keeps running other jobs."""
         worker = self._workers.get_alive(number)
         if worker is None:
             return
@@ -637,7 +622,7 @@ class CoordinatorState:
         self._touch(job)
 
     def _readmit(self, now: float) -> None:
-        """Let workers in again that could be linked with all others of a job for long enough."""
+        """Readmit excluded workers that could have linked with all others of the job for long enough."""
         links, since = self._links, now - self._links.seconds
         for job in self._jobs.active():
             for number in list(job.links.excluded):
@@ -647,14 +632,14 @@ class CoordinatorState:
                     self._touch(job)
 
     def _watch(self, now: float) -> None:
-        """Have those probed that are excluded, as long as they are."""
+        """Probe excluded workers repeatedly."""
         jobs = [job for job in self._jobs.active() if job.links.excluded]
         watched = {key for job in jobs for key in job.links.watched(job.slots.held())}
         if self._links.watch(watched, now):
             self._probe(now)
 
     def _suspected(self, by: Worker, message: PeerSuspicion, at: float) -> None:
-        """A line for those who wonder where their rows are, and others are prepared: it is no verdict."""
+        """Record a suspicion as an event, and prepare other workers; the worker is not judged."""
         worker = self._workers.get_alive(message.worker)
         if worker is None or worker.epoch != message.epoch:
             self.ignored += 1
@@ -665,7 +650,7 @@ class CoordinatorState:
         self._touch(*self._jobs.suspected(by.worker, message, at))
 
     def _prepare_for(self, suspect: Worker) -> None:
-        """It may be lost."""
+        """Prepare other workers for the tasks of a suspected one."""
         self._jobs.held.note(*self._touched.values())
         ahead = self._preparations.suspected(
             suspect, self._workers.alive(), self._jobs.active(), self._jobs.held
@@ -674,7 +659,7 @@ class CoordinatorState:
             self._send_to(number, message)
 
     def _reported(self, worker: Worker, message: AttemptReport, at: float) -> None:
-        """Apply a report once, and acknowledge it. Number 0 is of a report that is sent once."""
+        """Apply a report once, and acknowledge it. A report with number 0 is sent only once."""
         if not message.number or message.number > worker.applied:
             for fact in message.facts:
                 self._fact(worker, fact, at)
@@ -703,7 +688,7 @@ class CoordinatorState:
                 self._touch(job)
 
     def _acknowledge(self, worker: Worker, message: Acknowledge) -> None:
-        """One that is not refused stands for all before it that are not."""
+        """Send an acknowledgement; without ``refused`` it includes the one before."""
         match self._out[-1:]:
             case [SendToWorker(number, _, Acknowledge(refused=False))] if number == worker.worker:
                 if not message.refused:
@@ -747,7 +732,7 @@ class CoordinatorState:
             if job is None or not heard(job, worker.worker, report, self._wall(now)):
                 self.ignored += 1
             else:
-                if len(job.deaths.counted()) < counted:  # Its worker may take others again.
+                if len(job.deaths.counted()) < counted:  # its worker may take other jobs again
                     self._touch_waiting()
                 if paused != job.state:
                     self._touch(job)
@@ -755,7 +740,7 @@ class CoordinatorState:
                 self._streams.heard(report, self._wall(now))
 
     def _process_ended(self, worker: Worker, why: str, now: float) -> None:
-        """Its process is not there any more. How it ended its launcher says soon, or nobody knows."""
+        """A worker's process has ended. Its launcher reports soon how, or it stays unknown."""
         attempts = self._attempts_on(worker)
         due = now + limits.END_TOLD_SECONDS if worker.about.end_is_told else now
         self._end_worker(worker, "lost", why, now, end_told_until=due)
@@ -768,7 +753,7 @@ class CoordinatorState:
             self._judge_unexplained(unexplained, now)
 
     def _judge_unexplained(self, ended: UnexplainedEnd, now: float) -> None:
-        """Nobody knows how the process ended."""
+        """Judge a death whose kind of end stays unknown."""
         at = self._wall(now)
         for name, attempts in ended.attempts.items():
             if (job := self._jobs.get(name)) is not None:
@@ -778,7 +763,7 @@ class CoordinatorState:
                 self._touch(job)
 
     def _end_explained(self, message: WorkerEnded, now: float) -> None:
-        """A launcher says how a process ended: of a worker that is lost, or is not known to be so far."""
+        """Apply a launcher's report about the end of a process, whether its worker is lost already or not."""
         words, at = end_in_words(message), self._wall(now)
         worker = self._workers.get_there(message.worker)
         ended = self._unexplained.take(message.epoch)
@@ -800,7 +785,7 @@ class CoordinatorState:
             self._touch(job)
 
     def _attempts_on(self, worker: Worker) -> dict[str, list[tuple[TaskKey, int]]]:
-        """Those that run there, by job."""
+        """The running attempts on a worker, by job."""
         jobs = [job for job in self._jobs.active() if worker.worker in job.slots.held()]
         return {job.id: job.subtasks.attempts_on(worker.worker) for job in jobs}
 
@@ -833,7 +818,7 @@ class CoordinatorState:
         self._out += self._streams.worker_ended()
 
     def _cut_off(self, worker: Worker, why: str, now: float, refusal: str = "") -> None:
-        """Declare a worker lost whose link is open, and say so to it: it may be alive."""
+        """Declare a worker with an open link lost, and tell it: it may be alive."""
         link = worker.link
         self._end_worker(worker, "lost", why, now)
         verdict = WorkerLost(term=self._facts.term, worker=worker.worker, epoch=worker.epoch, reason=why)
@@ -873,7 +858,7 @@ class CoordinatorState:
     # --- workers that leave ----------------------------------------------------------------------
 
     def _drain(self, worker: Worker, until: float | None, why: str, at: float) -> None:
-        """A worker is to leave, for ``why``, or as a client asks."""
+        """Drain a worker, for the reason ``why``; empty: a client asks for it."""
         is_new = worker.drain is None or (bool(why) and not worker.drain.signalled)
         self._workers.drain(worker, until, signalled=bool(why))
         text = (
@@ -891,7 +876,7 @@ class CoordinatorState:
         return min(times, default=None)
 
     def _move_slots(self, at: float, called: set[int]) -> None:
-        """What workers that are to leave have moves to free slots, and when their time is up, off them."""
+        """Move the slots of draining workers to free ones, and evict their tasks when their time is up."""
         leaving = self._workers.leaving()
         for number, drain in leaving.items():
             if drain.is_to_evict(at, others_stay=self._workers.some_stay()):
@@ -905,7 +890,7 @@ class CoordinatorState:
                 self._touch(job)
 
     def _end_drained(self, at: float) -> None:
-        """Workers that are to leave shut down when nobody needs them any more, or in the end all the same."""
+        """Shut down draining workers that are no longer needed, or whose eviction has timed out."""
         for number, drain in self._workers.leaving().items():
             needed = any(job.needs(number) for job in self._jobs.active()) or self._results.unread_at(number)
             if drain.is_to_end(at, needed=bool(needed)):
@@ -973,10 +958,10 @@ class CoordinatorState:
         self._out.append(Reply(link, request, reply))
 
     def _postpone(self, link: int, request: int, message: ControlMessage) -> bool:
-        """Keep a request until no worker is awaited; False if it asks nothing of workers.
+        """Keep a request until no worker is awaited; False if it does not need workers.
 
         Raises:
-            ResourceExhausted: too many of that link wait.
+            ResourceExhausted: too many requests of this link wait.
         """
         if not isinstance(message, SubmitJob | StreamRequest | ResultRequest):
             return False
@@ -993,7 +978,7 @@ class CoordinatorState:
         return Accepted(job=job.id, warning=GIVEN_UP if given_up and not unwanted else "")
 
     def _pause(self, job: Job, at: float, *, pauses: bool) -> Accepted:
-        """Raises UsageError: the job is not one that could be paused, or resumed."""
+        """Pause or resume a job. Raises UsageError: it is not in a state for it."""
         if pauses:
             job.pause_within(self._settings.pause_timeout, at)
         else:
@@ -1011,7 +996,7 @@ class CoordinatorState:
     # --- submission ------------------------------------------------------------------------------
 
     def _submit(self, link: int, request: int, message: SubmitJob, at: float) -> None:
-        """Have a job that fits journaled, or raise; what was accepted before is answered alike."""
+        """Journal a job that fits, or raise. A submission that was accepted before gets the same answer."""
         if (job := self._jobs.submitted(message.submission)) is not None:
             self._out.append(Reply(link, request, Accepted(job=job.id)))
             return
@@ -1024,7 +1009,7 @@ class CoordinatorState:
         self._submissions.journal(submission, journalrecords.job_records(job))
 
     def _admit(self, graph: JobGraph, at: float) -> tuple[Placement, dict[int, int]]:
-        """Raises ShuffleError: the job does not fit."""
+        """The placement of a new job. Raises ShuffleError: it does not fit."""
         self._orderly_stop.require_up()
         self._streams.check(graph)
         self._results.check(graph)
@@ -1034,7 +1019,7 @@ class CoordinatorState:
         return admit(graph, alive, self._jobs.held, self._isolation.closed_to_new(alive))
 
     def _start(self, submission: Submission, at: float) -> Accepted:
-        """Send a job to its workers, or raise and leave nothing behind: it may fit no more."""
+        """Start a journaled job, or raise without a trace: it may no longer fit."""
         if (known := self._jobs.submitted(submission.id)) is not None:
             return Accepted(job=known.id)
         self._submissions.require_wanted(submission.id)
@@ -1053,16 +1038,16 @@ class CoordinatorState:
         self._touched.update((job.id, job) for job in jobs)
 
     def _touch_waiting(self) -> None:
-        """Slots have come free: some job may wait for them."""
+        """Slots are free again: settle the jobs that wait for one."""
         self._touch(*self._jobs.waiting())
 
     def _settle(self, now: float) -> CoordinatorStep:
-        """Do what follows from what just happened, and give all of it out."""
+        """Carry out all consequences of an event, and return them as a step."""
         self._settle_by = None
         self._jobs.held.note(*self._touched.values())
         if self._awaiting and not self._workers.awaited():
             self._all_are_back(now)
-        if self.write_ahead.problem:  # What they had on the way may have been held back since.
+        if self.write_ahead.problem:  # their deployments may have been held back since
             self._touch(*(job for job in self._jobs.active() if job.stopping))
         called = set[int]()
         touched = self._follow(now, called)
@@ -1083,12 +1068,12 @@ class CoordinatorState:
         return CoordinatorStep(self._recorder.take(now), submissions, messages, self._next_deadline())
 
     def _follow(self, now: float, called: set[int]) -> set[str]:
-        """Look after the jobs to which something has happened; gives their ids. To ``called``, the standby
-        workers that have been called upon, others are added."""
+        """Settle the touched jobs. Returns their ids. Newly called standby workers are added to
+        ``called``."""
         touched = set[str]()
         suspect = self._isolation.look(self._jobs.active(), self._wall(now)) if self._touched else None
         while self._touched:
-            # First jobs that have ended: slots in which they have abandoned tasks are not free.
+            # First jobs that have ended: slots with abandoned tasks are not free.
             first = [name for name, job in self._touched.items() if job.terminal]
             first += [suspect.id] if suspect is not None and suspect.id in self._touched else []
             job = self._touched.pop(first[0] if first else next(iter(self._touched)))
@@ -1106,7 +1091,7 @@ class CoordinatorState:
         return touched
 
     def _record(self, jobs: Iterable[str], clients: Iterable[str] = ()) -> None:
-        """Note what has changed for the journal."""
+        """Record all changes for the journal."""
         for job in self._jobs.keys() & jobs:
             self._recorder.job(self._jobs[job])
         for name in self._jobs.keys() & (self._streams.changed() | self._results.changed() | {*clients}):
@@ -1118,7 +1103,7 @@ class CoordinatorState:
             self._recorder.clock(self._facts.identity, offset)
 
     def _all_are_back(self, now: float) -> None:
-        """Every worker has come back, or is lost: what was due meanwhile follows."""
+        """Every awaited worker has come back, or is lost: settle all jobs, and handle postponed requests."""
         self._awaiting = False
         self._touch(*self._jobs.active())
         postponed = self._pending.of(_Postponed)
@@ -1130,7 +1115,8 @@ class CoordinatorState:
                 self._out.append(refusal(each.link, each.request, error))
 
     def _restart(self, job: Job, at: float, called: set[int]) -> None:
-        """Deploy what is due. ``called`` are standby workers that have been called upon for the same loss."""
+        """Deploy the due tasks of a job. ``called`` are standby workers already called up for the same
+        loss."""
         if self._awaiting and self._workers.awaits(job.slots.workers()):
             return
         was_stopping = job.stopping
@@ -1166,7 +1152,7 @@ class CoordinatorState:
     def _advance_stop(self, now: float) -> None:
         if self._orderly_stop.phase == "up":
             return
-        self._workers.forget_standby()  # All are started anew next time, those on standby as such.
+        self._workers.forget_standby()  # all workers are restarted next time, standby workers too
         if self._orderly_stop.drained(now, bool(self._jobs.active())):
             for worker in self._workers.alive():
                 self._send(worker, Shutdown(term=self._facts.term, reason="the cluster is shut down"))
@@ -1221,5 +1207,5 @@ class CoordinatorState:
 
 
 def _around(key: PairKey, workers: Iterable[int]) -> set[PairKey]:
-    """The pairs of these workers of which one is one of the two."""
+    """The pairs of ``workers`` that contain a worker of ``key``."""
     return {pair_of(one, other) for one in key for other in workers if one != other}

@@ -1,4 +1,4 @@
-"""The registry of workers: who is alive, who was lost, and what each has to give."""
+"""The registry of workers: alive, awaited, lost and gone ones, with their slots and addresses."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from minishuffle.wire.requests import WorkerInfo
 __all__ = ["RegistryNumbers", "Worker", "WorkerRegistry"]
 
 LISTED_SECONDS: Final = 600.0
-"""How long a worker that was lost or has left stays listed."""
+"""Seconds for which a lost or gone worker stays listed."""
 HELD_UP_SECONDS: Final = 0.05
-"""A timer that is later by more was held up."""
+"""A timer that is late by more than this was held up."""
 LISTED_MAX: Final = 256
-"""Such workers listed at most: the last ones."""
+"""Most lost and gone workers listed: the last ones."""
 
 
 @dataclass(slots=True)
 class Absence:
-    """A worker's control link closed, which its process may have outlived."""
+    """The absence of a worker whose control link closed; its process may still live."""
 
     link: int
     why: str
     seconds_max: float
-    """How long the worker is awaited."""
+    """Seconds for which the worker is awaited."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord(Record):
-    """A registration that has not ended."""
+    """A registration that has not ended, as it is journaled."""
 
     epoch: int
     about: WorkerDescription
@@ -60,15 +60,16 @@ class WorkerRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class AppliedRecord(Record):
-    """Changes more often than the registration."""
+    """The part of a registration that changes often."""
 
     number: int
-    """The highest of a report of the worker that was applied."""
+    """Highest number of an applied report of the worker."""
 
 
 @dataclass(slots=True)
 class Worker:
-    """One registration. ``link`` is the shell's number of its control link, 0 while it is not alive."""
+    """A registered worker. ``link`` is the shell's number of its control link, 0 while the worker is not
+    alive."""
 
     worker: int
     epoch: int
@@ -76,29 +77,32 @@ class Worker:
     about: WorkerDescription
     heard_at: float
     state: Literal["alive", "awaited", "lost", "gone"] = "alive"
-    """Awaited: it was registered with an earlier coordinator, or its control link closed, and it has yet to
-    come back."""
+    """Awaited: it was registered with an earlier coordinator, or its control link closed, and it has not come
+    back yet."""
     ended_at: float = 0.0
     report: WorkerReport = field(default_factory=WorkerReport)
     peers: list[PeerReport] = field(default_factory=list)
     recent: RecentReports = field(default_factory=RecentReports)
     applied: int = 0
-    """The highest number of a report of it that was applied."""
+    """Highest number of an applied report of the worker."""
     written_off: set[tuple[str, int]] = field(default_factory=set)
-    """Slots, by the job that had them, whose task was abandoned: its thread still runs there."""
+    """Slots, with their job, whose task was abandoned: its thread still runs there."""
     looked_again_at: float = -math.inf
-    """What ``heard_at`` was made when it was not judged although it was silent for too long."""
+    """The ``last_seen_at`` that was set when the worker was silent too long but was given another
+    interval."""
     suspicions: int = 0
-    """How often others have suspected it."""
+    """How often other workers have suspected it."""
     standby: bool = False
-    """It was started as one, or has taken the place of one, and has not taken over a slot so far."""
+    """It is a standby worker, started as one or as a replacement for one, and has not taken over a slot
+    yet."""
     joined_at: float = -math.inf
-    """When it registered, or came back."""
+    """Time of its registration, or return."""
     absence: Absence | None = None
-    """While it is awaited because its control link closed; none of one that an earlier coordinator knew."""
+    """Set while it is awaited because its control link closed; None for a worker known from an earlier
+    coordinator."""
 
     drain: Drain | None = None
-    """It is to leave."""
+    """Set while it is draining."""
 
     def __str__(self) -> str:
         return f"worker {self.worker} (pid {self.about.pid} on {self.about.host})"
@@ -123,7 +127,7 @@ class Worker:
 
     @classmethod
     def from_record(cls, worker: int, record: WorkerRecord, applied: int, now: float) -> Worker:
-        """One that an earlier coordinator knew, awaited from ``now`` on."""
+        """A worker known from an earlier coordinator, awaited from ``now`` on."""
         return cls(
             worker,
             record.epoch,
@@ -138,11 +142,11 @@ class Worker:
         )
 
     def call_up(self) -> None:
-        """It is on standby no more."""
+        """Make it a regular worker."""
         self.standby = False
 
     def heard(self, now: float) -> None:
-        """It has sent something."""
+        """Note that the worker has sent a message."""
         self.heard_at = now
 
     def suspect(self) -> None:
@@ -162,12 +166,12 @@ class Worker:
 
     @property
     def place(self) -> str:
-        """Its name with the address that it advertises, for texts."""
+        """Its name with its advertised address, for texts."""
         return f"worker {self.worker} ({Address(self.about.host, self.about.data_port)})"
 
     @property
     def on_loopback(self) -> bool:
-        """The address that it advertises leads to whoever uses it."""
+        """It advertises a loopback address, at which other hosts reach only themselves."""
         return is_loopback(self.about.host)
 
     def info(
@@ -180,8 +184,8 @@ class Worker:
         reports: bool = True,
         earlier: bool = False,
     ) -> WorkerInfo:
-        """As clients see it, with or without what it has reported last, or half a minute ago; ``reach``: its
-        fields ``reachable`` and ``tried``."""
+        """The worker for clients, with its last report, or one from half a minute ago (``earlier``).
+        ``reach`` are its fields ``reachable`` and ``tried``."""
         report, peers = self.recent.report if earlier else (self.report, self.peers)
         admits = self.state == "alive" and not self.standby and self.drain is None
         return WorkerInfo(
@@ -211,12 +215,12 @@ class Worker:
 
 
 def _process(about: WorkerDescription) -> tuple[str, int, int]:
-    """What stays the same, whatever address it advertises."""
+    """The identity of a worker's process, independent of its advertised address."""
     return about.identity, about.pid, about.data_port
 
 
 def _settled(about: Register) -> Register:
-    """With the address that the worker advertises as its host.
+    """The registration with its advertised address as its host.
 
     Raises:
         UsageError: nobody can connect there.
@@ -233,7 +237,7 @@ def _settled(about: Register) -> Register:
 
 
 class RegistryNumbers(NamedTuple):
-    """What outlives a coordinator; see :class:`WorkerRegistry`."""
+    """The journaled numbers of :class:`WorkerRegistry`."""
 
     epoch: int = 0
     highest: int = 0
@@ -241,13 +245,13 @@ class RegistryNumbers(NamedTuple):
 
 
 class WorkerRegistry:
-    """All workers that are alive or were so a while ago, by id.
+    """All workers by id: alive, awaited, and recently ended ones.
 
-    Invariants: each link belongs to one worker at most, and that one is alive; epochs are
-    all different and at most ``epoch``.
+    Invariants: each link belongs to at most one worker, which is alive; epochs are all different and at most
+    ``epoch``.
 
     Args:
-        numbers: those of the coordinator before.
+        numbers: of the previous coordinator.
     """
 
     def __init__(
@@ -258,17 +262,17 @@ class WorkerRegistry:
         numbers: RegistryNumbers = RegistryNumbers(),  # noqa: B008  (a tuple)
     ) -> None:
         self.epoch = numbers.epoch
-        """Registrations accepted so far."""
+        """Number of registrations accepted so far."""
         self._settings = settings
         self._python, self._release = python, release
         self._workers: dict[int, Worker] = {}
         self._by_link: dict[int, Worker] = {}
         self.highest = numbers.highest
-        """The highest id that was given."""
+        """The highest id given so far."""
         self.standby_short = numbers.standby_short
-        """Standby workers that were called upon or lost, and whose place no other has taken."""
+        """Number of standby workers that were called up or lost, and not replaced yet."""
         self.changed: dict[int, Worker] = {}
-        """Those that the journal is behind with; of one that has ended, although it is forgotten."""
+        """Workers whose changes are not journaled yet; also ended ones that are no longer listed."""
 
     @property
     def numbers(self) -> RegistryNumbers:
@@ -278,7 +282,7 @@ class WorkerRegistry:
         return iter(sorted(self._workers.values(), key=lambda worker: worker.worker))
 
     def recent_counters(self, job: str) -> dict[Attempt, TaskCounters]:
-        """What the attempts of a job that heartbeats name had counted half a minute ago."""
+        """The counters of a job's attempts from half a minute ago."""
         found: dict[Attempt, TaskCounters] = {}
         for worker in self.alive():
             found |= worker.recent.counters(job)
@@ -288,7 +292,7 @@ class WorkerRegistry:
         return [worker for worker in self if worker.state == "alive"]
 
     def releases(self) -> dict[int, dict[str, str]]:
-        """Versions by package, of each worker that is alive."""
+        """Package versions of each alive worker."""
         return {worker.worker: worker.about.releases for worker in self.alive()}
 
     def get_alive(self, number: int) -> Worker | None:
@@ -299,29 +303,34 @@ class WorkerRegistry:
         return [worker for worker in self if worker.state == "awaited"]
 
     def awaits(self, workers: Collection[int]) -> bool:
-        """One of these is awaited; or one of an earlier coordinator's, which may run anything."""
+        """Whether one of these workers is awaited, or any worker of an earlier coordinator, which may run any
+        task."""
         return any(each.absence is None or each.worker in workers for each in self.awaited())
 
     def there(self) -> list[Worker]:
-        """Those that are alive or awaited."""
+        """The workers that are alive or awaited."""
         return [worker for worker in self if worker.state in ("alive", "awaited")]
 
     def heard_at(self, number: int) -> float:
-        """When a worker was last heard of; in the far past if there is none of that id."""
+        """When a worker last sent a message; -inf if there is no worker with this id."""
         worker = self.get_there(number)
         return -math.inf if worker is None else worker.heard_at
 
     def ended_since(self, since: float) -> list[Worker]:
-        """Those that were lost, or have left, since then."""
+        """The workers that were lost or have left since ``since``."""
         return [each for each in self if each.state in ("lost", "gone") and each.ended_at >= since]
 
     def get_there(self, number: int) -> Worker | None:
-        """One that is alive or awaited."""
+        """The worker with this id, if it is alive or awaited."""
         worker = self._workers.get(number)
         return worker if worker is not None and worker.state in ("alive", "awaited") else None
 
     def named(self, number: int) -> Worker:
-        """Raises UnknownName: no worker that is alive or awaited has that id."""
+        """The worker with this id.
+
+        Raises:
+            UnknownName: no alive or awaited worker has this id.
+        """
         if (worker := self.get_there(number)) is not None:
             return worker
         there = ", ".join(str(each.worker) for each in self.there()) or "none"
@@ -333,17 +342,17 @@ class WorkerRegistry:
     # --- coming and going ------------------------------------------------------------------------
 
     def register(self, link: int, about: Register, now: float, *, is_awaited: bool = False) -> Worker:
-        """Accept a worker: as a standby worker if it was started as one, or if there are too few.
+        """Accept a worker: as a standby worker if it was started as one, or if standby workers are missing.
 
-        Which of several new workers comes first nobody knows who starts them: that tasks wait for the slots
-        of one, and that the next is to be on standby again, is seen here.
+        When several workers are started, their order of registration is not known in advance. So a worker
+        becomes regular if tasks wait for a slot, and the next one standby.
 
         Args:
             is_awaited: tasks wait for a slot.
 
         Raises:
             UsageError: its Python or segment size does not match, its id is taken, or nobody can connect to
-                the address that it advertises.
+                its advertised address.
         """
         about = self.checked(about)
         number = about.requested_worker or self.highest + 1
@@ -357,30 +366,30 @@ class WorkerRegistry:
         return worker
 
     def checked(self, about: Register) -> Register:
-        """The same with the address that the worker advertises as its host; raises as :meth:`register`."""
+        """The registration with its advertised address as its host; raises as :meth:`register`."""
         about = _settled(about)
         self._check(about)
         return about
 
     def called_up(self, count: int) -> None:
-        """So many have taken slots over: their places on standby are to be filled again."""
+        """``count`` standby workers were called up and need replacements."""
         self.standby_short += count
 
     def forget_standby(self) -> None:
-        """No place on standby is to be filled again, nor that of one that is there, once it is lost."""
+        """Standby workers need no replacements, neither lost nor present ones: all become regular."""
         self.standby_short = 0
         for worker in self.there():
             worker.call_up()
 
     def recall(self, worker: Worker) -> None:
-        """It was registered with an earlier coordinator, and is awaited."""
+        """Add a worker known from an earlier coordinator, which is awaited."""
         self._workers[worker.worker] = worker
 
     def take_back(self, link: int, about: Register, now: float) -> tuple[Worker, int]:
-        """A worker goes on that had lost its control link; gives that link too.
+        """Take back a worker that had lost its control link. Returns it with its previous link.
 
         Raises:
-            UsageError: it was declared lost, nothing is known of it, or it is another process that says so.
+            UsageError: it was declared lost, is not known, or another process claims its id.
         """
         worker = self.get_there(about.requested_worker)
         if worker is not None and _process(about) != _process(worker.about):
@@ -399,7 +408,7 @@ class WorkerRegistry:
                 "been given to others; start it again"
             )
         host = _settled(about).host
-        if is_loopback(host):  # Where the coordinator is now says nothing of the other workers.
+        if is_loopback(host):  # tells where the coordinator is now, not the other workers
             host = worker.about.host
         worker.about = worker.about.model_copy(update={"host": host, "seen": about.seen})
         before = worker.link
@@ -413,23 +422,25 @@ class WorkerRegistry:
         return worker, before
 
     def link_lost(self, worker: Worker, why: str, now: float) -> None:
-        """Its control link closed: it is awaited, for a moment unless its process is found."""
+        """The control link of a worker closed: await it, for LINK_GRACE_SECONDS unless its process is
+        found."""
         del self._by_link[worker.link]
         worker.absence = Absence(worker.link, why, limits.LINK_GRACE_SECONDS)
         worker.state, worker.link, worker.heard_at = "awaited", 0, now
 
     def absent(self, link: int) -> Worker | None:
-        """The worker that is awaited because that control link closed."""
+        """The worker that is awaited because this control link closed."""
         found = (each for each in self.awaited() if each.absence is not None and each.absence.link == link)
         return next(found, None)
 
     def process_found(self, link: int) -> None:
-        """The process whose link that was is there: it may be silent for as long as any other."""
+        """The process of a closed link is alive: await it for ``heartbeat_timeout``, like any silent
+        worker."""
         if (worker := self.absent(link)) is not None and worker.absence is not None:
             worker.absence.seconds_max = self._settings.heartbeat_timeout
 
     def silence_max(self, worker: Worker) -> float:
-        """After how many seconds without a word the worker is lost."""
+        """Seconds of silence after which the worker is lost."""
         return self._settings.heartbeat_timeout if worker.absence is None else worker.absence.seconds_max
 
     def _check(self, about: Register) -> None:
@@ -453,7 +464,7 @@ class WorkerRegistry:
                 )
 
     def end(self, worker: Worker, state: Literal["lost", "gone"], now: float) -> None:
-        """It is not alive any more."""
+        """A worker was lost, or has left."""
         self._by_link.pop(worker.link, None)
         self.standby_short += worker.standby and state == "lost"
         worker.state, worker.ended_at, worker.link, worker.peers = state, now, 0, []
@@ -464,7 +475,7 @@ class WorkerRegistry:
         self.forget(now)
 
     def heartbeat(self, worker: Worker, message: Heartbeat) -> bool:
-        """True: slots came back, whose threads have ended."""
+        """Note a heartbeat. True if written-off slots are usable again, because their threads have ended."""
         worker.report, worker.peers = message.report, message.peers
         worker.recent.note(message)
         stuck = {(job, slot) for job, slots in message.report.stuck.items() for slot in slots}
@@ -487,8 +498,8 @@ class WorkerRegistry:
     # --- addresses -------------------------------------------------------------------------------
 
     def to_advertise(self, newcomer: Worker) -> list[tuple[Worker, str]]:
-        """Workers on loopback addresses to which, or as which, one of another host has come: each with an
-        address of such a host."""
+        """Workers with loopback addresses that must advertise another one, since a worker of another host has
+        registered: each with an address that other hosts may reach."""
 
         def way(to: Worker) -> str:
             return to.about.seen if to.on_loopback and to.about.seen else to.about.host
@@ -500,7 +511,8 @@ class WorkerRegistry:
         return found
 
     def advertised(self, worker: Worker, host: str) -> bool:
-        """It advertises that from now on; False if nobody can connect there, or nothing is new."""
+        """Change the advertised address of a worker. False, and no change, if nobody can connect there, or it
+        is the same."""
         if not host or host_problem(host) or is_loopback(host) or host == worker.about.host:
             return False
         worker.about = worker.about.model_copy(update={"host": host})
@@ -508,12 +520,12 @@ class WorkerRegistry:
         return True
 
     def epoch_of(self, number: int) -> int:
-        """That of a worker that is alive or awaited, else 0."""
+        """The epoch of an alive or awaited worker, else 0."""
         worker = self.get_there(number)
         return 0 if worker is None else worker.epoch
 
     def no_link(self, workers: tuple[int, int], why: str, seconds: float = 0.0) -> str:
-        """Names two workers between which there is no link, for texts."""
+        """A text about a missing link between two workers."""
         there = [self.get_there(number) for number in workers]
         one, other = (
             each.place if each is not None else f"worker {number}"
@@ -523,7 +535,7 @@ class WorkerRegistry:
         return f"no connection between {one} and {other}{time}{f': {why}' if why else ''}"
 
     def confined(self, identity: str) -> set[int]:
-        """Workers that those of other hosts cannot reach, if there are any; ``identity`` is the
+        """The workers that other hosts cannot reach, if there are other hosts; ``identity`` is the
         coordinator's."""
         there = self.there()
         hosts = {identity, *(each.about.identity for each in there)}
@@ -532,11 +544,11 @@ class WorkerRegistry:
     # --- workers that leave ----------------------------------------------------------------------
 
     def leaving(self) -> dict[int, Drain]:
-        """Those that are alive and are to leave."""
+        """The drains of alive workers."""
         return {each.worker: each.drain for each in self.alive() if each.drain is not None}
 
     def some_stay(self) -> bool:
-        """Whether there is a worker that is not to leave."""
+        """Whether there is a worker that is not draining."""
         return any(each.drain is None for each in self.there())
 
     def drain(self, worker: Worker, until: float | None, *, signalled: bool) -> None:
@@ -564,18 +576,19 @@ class WorkerRegistry:
         self.changed.update((worker.worker, worker) for worker in workers)
 
     def take_changed(self) -> list[Worker]:
-        """Those that the journal is behind with, and that were not given before."""
+        """Take the workers whose changes are not journaled yet."""
         changed, self.changed = self.changed, {}
         return list(changed.values())
 
     # --- time ------------------------------------------------------------------------------------
 
     def silent(self, now: float) -> list[Worker]:
-        """Workers that were not heard from for :meth:`silence_max`, or did not come back in that time.
+        """The workers that have been silent for :meth:`silence_max`, or did not come back within it.
 
-        When this is asked late, this process itself was held up, perhaps as the whole machine was, and the
-        heartbeats may wait in its sockets: then nobody is judged until they were read. If it is late by less
-        than an interval, as a busy loop may always be, that is so once in each silence.
+        If this is called late, this process itself was held up, perhaps with its whole machine, and
+        heartbeats may wait in its sockets. Then no worker is judged before these were read: each gets another
+        interval. If the call is late by less than an interval, as can happen in a busy loop, a worker gets it
+        only once in each silence.
         """
         interval = self._settings.heartbeat_interval
         found: list[Worker] = []
@@ -590,7 +603,7 @@ class WorkerRegistry:
         return found
 
     def forget(self, now: float) -> None:
-        """Drop those that ended a while ago, or before many others, from the list."""
+        """Drop workers from the list that ended LISTED_SECONDS ago, or before the last LISTED_MAX."""
         ended = [worker for worker in self._workers.values() if worker.state in ("lost", "gone")]
         ended.sort(key=lambda worker: worker.ended_at)
         for position, worker in enumerate(reversed(ended)):

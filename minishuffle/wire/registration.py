@@ -1,7 +1,6 @@
-"""What a worker and its coordinator tell each other when it registers, for the first time or again.
+"""The messages of a worker's registration, for the first time or again.
 
-A worker that comes back says everything in one message, and hears everything in one: facts one way, what is
-desired of it the other.
+A worker that comes back sends all facts in one message, and gets its desired state in one reply.
 """
 
 from __future__ import annotations
@@ -43,20 +42,22 @@ Desired: TypeAlias = (
     | ExpectUpstream
     | EndWrite
 )
-"""Each names its attempts and its term, and may be applied any number of times."""
+"""Commands of a desired state. Each names its attempts and its term, and may be applied any number of
+times."""
 
 
 class WorkerDescription(ControlMessage):
-    """What a worker process is, from its start to its end."""
+    """The constant properties of a worker process."""
 
     host: Name
-    """Where it listens; in the coordinator, what it advertises."""
+    """The address at which it listens; in the coordinator, the address it advertises."""
     advertise: Name = ""
-    """The address that others are to use, if it was given one."""
+    """The address that others must use, if it was given one."""
     identity: Name = ""
-    """The same for all processes that share a loopback address: see ``host_identity``."""
+    """Identity of its host, the same for all processes that share a loopback address: see
+    ``host_identity``."""
     seen: Name = ""
-    """The address that its control link comes from, as the coordinator's shell sees it."""
+    """The remote address of its control link; set by the coordinator's shell."""
     data_port: Port
     metrics_port: Port
     pid: int
@@ -68,37 +69,38 @@ class WorkerDescription(ControlMessage):
     segments: Annotated[int, Field(ge=0, le=1 << 40)]
     segment_bytes: Annotated[int, Field(ge=1, le=limits.SEGMENT_BYTES_MAX)]
     standby: bool = False
-    """It is to take over slots of lost workers, and no others before that."""
+    """It is a standby worker: it takes over slots of lost workers, and no others before."""
     end_is_told: bool = False
     """Its launcher will send WorkerEnded."""
 
 
 class Register(WorkerDescription):
-    """A worker is there; and, when it comes back, the facts: all that its coordinator may have missed."""
+    """The registration of a worker; when it comes back, with the facts that its coordinator may have
+    missed."""
 
     type: Literal["register"] = "register"
     requested_worker: WorkerNumber = 0
-    """An id to be given back (0: any free one); refused while another process holds it."""
+    """The id it asks for, 0 for any free one; refused while another process holds it."""
     epoch: int = 0
-    """That of the registration that it has, if it lost its control link and goes on; 0: it is new."""
+    """The epoch of its registration, if it has lost its control link and continues; 0: it is new."""
     term: int = 0
-    """The highest that it has heard of."""
+    """The highest term it knows."""
     attempts: list[AttemptRef] = Field(default_factory=list)
-    """What it runs, or keeps for others: attempts that were not released."""
+    """The attempts that it runs or keeps for others: all that were not released."""
     jobs: list[str] = Field(default_factory=list)
-    """Jobs of which it knows anything: programs that came ahead of need, or attempts that were here."""
+    """Jobs of which it has programs sent in advance, or had attempts."""
     reports: list[AttemptReport] = Field(default_factory=list)
-    """Those that were not acknowledged, from the first on. If they are too many, the rest follows."""
+    """Reports that were not acknowledged, from the first on. If they are too many, the rest follows."""
     witnessed: list[WitnessedPositions] = Field(default_factory=list)
     """Positions of other workers, which no coordinator may have heard of."""
 
     def description(self) -> WorkerDescription:
-        """What stays true of it."""
+        """The constant properties of the worker."""
         return WorkerDescription.model_validate(self, from_attributes=True)
 
 
 class Registered(ControlMessage):
-    """The worker is registered, or taken back; and then what is desired of it."""
+    """The reply to a registration, with the desired state of a worker that comes back."""
 
     type: Literal["registered"] = "registered"
     term: int
@@ -106,8 +108,8 @@ class Registered(ControlMessage):
     epoch: int
     heartbeat_interval: float
     applied: int = 0
-    """To a worker that comes back: the highest number of a report that was applied before it did. Acknowledge
-    follows for those that have come with it."""
+    """For a worker that comes back: the highest number of a report applied before. An Acknowledge follows for
+    the reports in its registration."""
     desired: list[Annotated[Desired, Field(discriminator="type")]] = Field(default_factory=list)
-    """To a worker that comes back: what it is to let go of, and to know of the rest, in this order. It may
-    have heard each of them before."""
+    """For a worker that comes back: commands to release attempts, and to learn of changes, in this order. It
+    may have received each before."""

@@ -1,9 +1,7 @@
-"""A registered worker and its coordinator: what goes over their link, and what is done while there is none.
+"""The link between a registered worker and its coordinator, and the worker's behaviour while there is none.
 
-Then tasks and data links go on. Reports are kept for the next coordinator; rows for clients wait in front of
-them; sources do not wait for acknowledgements, but for a peer (``sources.witnesses``). A worker that comes
-back says all that is on it and all that it has kept in one message, and hears what is desired of it in one:
-see ``wire.registration``.
+Without a coordinator, tasks and data links go on. Reports are kept and repeated to the next coordinator; rows
+for clients wait before them; sources do not wait for acknowledgements.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from minishuffle.worker.state import WorkerState
 __all__ = ["CoordinatorLink"]
 
 RETURN_BACKOFF: Final = Backoff(0.1, 0.5)
-"""Between two tries to reach a coordinator that was lost."""
+"""Wait between two tries to reach a lost coordinator."""
 _log = logging.getLogger("minishuffle.worker")
 
 
@@ -41,17 +39,15 @@ class CoordinatorLink:
 
     Args:
         start: the process before its registration.
-        request: what it has said of itself.
+        request: the registration it has sent.
         home: where the coordinator is.
         handle: called with each message of the coordinator.
-        joined: called once a coordinator knows what was reported before, and this worker what is desired.
-        lost: called when there is none any more.
+        joined: called once a coordinator has the earlier reports.
+        lost: called when there is no coordinator any more.
         pump: called when the link takes rows and lines again.
-        applied: called with facts that somebody waits for, once the coordinator has them.
-        call_by: has :meth:`flush` called by then, on the loop's clock; None: not at all.
-        excused: called with positions whose sources wait for the coordinator no longer.
-        witnessed: gives what others have said that had none.
-        handed_on: called when a coordinator has that.
+        applied: called with facts for which tasks wait, and whether the coordinator has applied them or is
+            too slow.
+        call_by: calls :meth:`flush` at a time of the loop's clock or earlier; None: not at all.
     """
 
     def __init__(
@@ -73,7 +69,7 @@ class CoordinatorLink:
     ) -> None:
         self.reports = AttemptReports()
         self.request = request
-        """What it says when it registers again."""
+        """The registration it sends again."""
         self._start = start
         self._home = home
         """Where the coordinator was found last."""
@@ -209,7 +205,7 @@ class CoordinatorLink:
     # --- messages and reports ----------------------------------------------------------------------
 
     def send(self, message: ControlMessage) -> None:
-        """Behind all that was reported before; lost if there is no coordinator."""
+        """Send a message after all earlier reports; lost if there is no coordinator."""
         self.flush()
         if self._link is not None:
             self._link.send(message)
@@ -223,7 +219,7 @@ class CoordinatorLink:
             self.flush()
 
     def report(self, fact: Fact) -> None:
-        """What else there is to report by the end of the loop's turn goes with it."""
+        """Report a fact, together with all other facts of this turn of the loop."""
         if self.reports.add(fact, self._loop.time()):
             self._loop.call_soon(self.flush)
         self._call_by(self.reports.next_deadline())
@@ -266,7 +262,7 @@ class CoordinatorLink:
             self._excused(late)
 
     def _excuse(self, number: int) -> None:
-        """Sources do not wait for reports up to that number to be acknowledged any more."""
+        """Let sources continue that wait for the acknowledgement of reports up to ``number``."""
         if waiting := self.reports.excuse(number):
             self._excused(waiting)
 
@@ -284,8 +280,8 @@ class CoordinatorLink:
             self._start.ended.set_result(reason)
 
     async def finish(self) -> None:
-        """Look for no coordinator any more. One that is there gets the final message: without it a closed
-        link looks as if this process had been killed."""
+        """Stop looking for a coordinator. A connected one gets the final message: without it a closed link
+        looks as if this process had been killed."""
         if self._return is not None:
             self._return.cancel()
             await asyncio.gather(self._return, return_exceptions=True)

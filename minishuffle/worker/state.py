@@ -1,8 +1,7 @@
-"""The worker's decisions, as a pure machine: control messages and events in, steps out.
+"""The worker's decisions, as a pure state machine: control messages and events in, steps out.
 
-It knows which attempts are deployed here, and when to give one up; from whom these read, and over which
-links, is the subject of :mod:`~minishuffle.worker.channels.attaching`. The shell (``process``) carries each
-step out and reports what came of it.
+It knows the deployed attempts, the connected peers, the partition requests that wait and their reasons, and
+the deadlines of tasks. The shell (``process``) carries out each step and reports the result.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ class WorkerState:
         self.term = message.term
 
     def leave(self, now: float) -> WorkerStep:
-        """The process was sent SIGTERM: the coordinator has the tasks move, and says when to end."""
+        """The process got SIGTERM: the coordinator moves its tasks, and says when to end."""
         seconds = self._settings.drain_timeout
         self.leaving, self._leave_by = True, now + seconds + LEAVE_GRACE_SECONDS
         return self._step([Send(Leaving(term=self.term, seconds=seconds))])

@@ -1,15 +1,14 @@
-"""Kept results: who reads which rows, and what may be dropped. Pure.
+"""Kept results of sinks: where their rows are, and when they may be deleted. Pure.
 
-The rows stay on the workers whose sinks wrote them, also after the job has ended. A reader is sent there
-with a ticket once the worker expects it. Rows of its last :data:`BATCHES_REPLAYABLE` committed batches are
-kept, so that it can read them again.
+The rows stay on the workers whose sinks wrote them, even after the job has ended. A reader gets a worker's
+address and a ticket once that worker expects it. The rows of its last :data:`BATCHES_REPLAYABLE` committed
+batches are kept, so that it can read them again.
 
-Each attempt of a sink's subtask keeps a *part* of the rows. The next one numbers on from the greatest end
-that readers may have heard of. What a lost worker kept is lost, and counted unless a reader had dealt with
-it.
+Each attempt of a sink's subtask keeps a *part* of the rows. The next attempt continues the row numbers from
+the greatest end that may have been announced to readers. Rows on a lost worker are lost; they count as lost
+unless they were committed.
 
-Where the parts are, what was committed, the ends that readers have heard of, and what was given up are
-journaled.
+The journal has the places of the parts, the commits, the announced ends and the dropped results.
 """
 
 from __future__ import annotations
@@ -45,15 +44,16 @@ from minishuffle.wire.requests import Accepted
 __all__ = ["BATCHES_REPLAYABLE", "GIVEN_UP", "ResultRequest", "Results"]
 
 BATCHES_REPLAYABLE: Final = 2
-"""Batches that were committed and can be read again: a streaming query may repeat its last ones."""
+"""Number of committed batches that can be read again: a streaming query may repeat its last ones."""
 GIVEN_UP: Final = "what its sinks keep for readers is given up, to make room"
-"""What is said to whoever cancels a job for whose results there is no room."""
+"""Warning to a client that cancels a job while the journal cannot be written: the job's results are dropped,
+to make room on the disk."""
 
 ResultRequest = DescribeResult | OpenResult | CommitResult
 
 
 class RecordedPart(NamedTuple):
-    """What one attempt of a subtask keeps: rows from ``begin`` to where the next part begins."""
+    """The part of one attempt: rows from ``begin`` to the beginning of the next part."""
 
     begin: int
     attempt: int
@@ -62,14 +62,14 @@ class RecordedPart(NamedTuple):
 
 @dataclass(slots=True)
 class ResultRecord(Record):
-    """Where the rows of one sink are."""
+    """The places and commits of one sink's rows, as they are journaled."""
 
     parts: list[list[RecordedPart]]
-    """By subtask, in order; the last one grows."""
+    """Parts by subtask, in order; the last one grows."""
     commits: list[list[int]]
-    """By subtask, where the last batches ended."""
+    """Ends of the last committed batches, by subtask."""
     dropped: bool = False
-    """It was given up."""
+    """The rows were given up."""
 
 
 @dataclass(slots=True)
@@ -84,23 +84,23 @@ class _Result:
     kept: ResultRecord
 
     def announce(self) -> None:
-        """Readers are about to hear where the rows end."""
+        """Record that readers are about to learn the current end of the rows."""
         self.job.subtasks.announce(self.operator)
 
     def ranges(self, subtask: int) -> list[tuple[RecordedPart, int]]:
-        """The parts of a subtask that can be read, and where each ends."""
+        """The readable parts of a subtask, each with its end."""
         parts = self.kept.parts[subtask]
         end = max(parts[-1].begin, self.job.subtasks.rows_kept(self.operator)[subtask])
         ends = [*(part.begin for part in parts[1:]), end]
         return [(part, last) for part, last in zip(parts, ends, strict=True)]
 
     def begin(self, subtask: int) -> int:
-        """The first row that can be read."""
+        """The first row of a subtask that can be read."""
         ends = self.kept.commits[subtask]
         return ends[0] if len(ends) > BATCHES_REPLAYABLE else 0
 
     def commit(self, subtask: int, end: int) -> bool:
-        """Note where a batch ended; False if that is nothing new."""
+        """Note the end of a committed batch; False if it was committed before."""
         ends = self.kept.commits[subtask]
         if ends and end <= ends[-1]:
             return False
@@ -110,28 +110,30 @@ class _Result:
 
 
 def _ended_at(results: Mapping[str, _Result]) -> float:
-    """When the job that has them ended."""
+    """When the job of these results ended."""
     return next(iter(results.values())).job.ended_at
 
 
 @dataclass(slots=True, eq=False)
 class _PendingRead(Pending):
-    """It waits for a worker."""
+    """A reader that waits until its worker expects it."""
 
     job: str
     worker: WorkerAddress
     end: int
     serve: ServeResult
-    """What the worker was sent."""
+    """The message sent to the worker."""
 
 
 @dataclass(slots=True)
 class Results:
-    """Invariant: at most ``JOB_RESULTS_KEPT`` jobs that have ended have results.
+    """The kept results of all jobs.
+
+    Invariant: at most ``JOB_RESULTS_KEPT`` ended jobs have results.
 
     Args:
-        send: a message to a worker that is alive; False if it is not.
-        address: of a worker that is alive, or None.
+        send: sends a message to a worker; False if the worker is not alive.
+        address: of a worker; None if the worker is not alive.
     """
 
     term: int
@@ -140,13 +142,13 @@ class Results:
     address: Callable[[int], WorkerAddress | None]
     pending: PendingRequests
     _results: dict[str, dict[str, _Result]] = field(default_factory=dict)
-    """By job and sink."""
+    """Results by job and sink."""
     _over: list[str] = field(default_factory=list)
-    """Jobs that have ended and have results."""
+    """Ended jobs with results."""
     _unwanted: set[str] = field(default_factory=set)
-    """Jobs whose results are given up when they end."""
+    """Jobs whose results are dropped when they end."""
     _changed: set[str] = field(default_factory=set)
-    """Jobs of which there may be something new for the journal."""
+    """Jobs whose results may have changed since the last :meth:`changed`."""
 
     # --- journal ---------------------------------------------------------------------------------
 
@@ -156,7 +158,7 @@ class Results:
         return changed
 
     def record(self, job: str) -> dict[int, ResultRecord]:
-        """What the journal keeps of the job's results, by operator."""
+        """The journal's records of the job's results, by operator."""
         return {result.operator: result.kept for result in self._results.get(job, {}).values()}
 
     # --- jobs ------------------------------------------------------------------------------------
@@ -170,7 +172,8 @@ class Results:
                 raise InvalidGraph(f"two sinks are named {name!r}: give each another name, to_spark('...')")
 
     def add(self, job: Job, graph: JobGraph, records: Mapping[int, ResultRecord]) -> None:
-        """A job was submitted, with no ``records``, or is recalled with what :meth:`record` gave."""
+        """Add the results of a job: a new one with no ``records``, or a restored one with the result of
+        :meth:`record`."""
         found = {
             vertex.sink: _Result(
                 job,
@@ -194,7 +197,7 @@ class Results:
         return ResultRecord(parts, [[] for _ in keys])
 
     def job_ended(self, job: Job) -> None:
-        """A job has ended: the oldest results beyond the limit are given up."""
+        """A job has ended: drop the oldest results beyond the limit."""
         if job.id in self._unwanted:
             self._drop(job.id)
         elif not self._is_dropped(job.id):
@@ -205,8 +208,7 @@ class Results:
             del self._results[name]
 
     def give_up(self, job: Job) -> bool:
-        """What a job keeps is to make room: nobody reads it any more once the job has ended. False if there
-        is nothing of it to be given up."""
+        """Drop the results of a job, at once or when the job ends. False if it has none."""
         if self._is_dropped(job.id):
             return False
         self._unwanted.add(job.id)
@@ -215,18 +217,17 @@ class Results:
         return True
 
     def ended_already(self, job: Job) -> UsageError:
-        """For a job that has ended and is to be cancelled."""
+        """The error for a request to cancel a job that has ended."""
         hint = f"; 'jobs cancel {job.id} --give-up-results' frees what it keeps"
         kept = "" if self._is_dropped(job.id) else hint
         return UsageError(f"job {job.id} ({job.name}) cannot be cancelled: it is {job.state} already{kept}")
 
     def _is_dropped(self, name: str) -> bool:
-        """Whether a job keeps nothing, or nothing any more."""
+        """Whether a job has no results, or has dropped all of them."""
         return all(result.kept.dropped for result in self._results.get(name, {}).values())
 
     def _drop(self, name: str) -> None:
-        """Give up what a job keeps that has ended. Each attempt that has kept some was in one of its
-        slots."""
+        """Drop the results of an ended job, on all workers that had a slot of it or still keep rows."""
         workers = set[int]()
         for result in self._results[name].values():
             result.kept.dropped = True
@@ -238,7 +239,7 @@ class Results:
         self._changed.add(name)
 
     def redeployed(self, job: Job, operator: int, index: int) -> None:
-        """The next attempt of a subtask was deployed: it keeps the rows from now on."""
+        """The next attempt of a subtask was deployed: begin its part."""
         for result in self._results.get(job.id, {}).values():
             if result.operator == operator:
                 parts = result.kept.parts[index]
@@ -249,7 +250,7 @@ class Results:
                 self._changed.add(job.id)
 
     def _held(self, result: _Result) -> set[int]:
-        """Workers that still keep rows of it."""
+        """Workers that still keep rows of a result."""
         found = {part.at for parts in result.kept.parts for part in parts}
         return {at.worker for at in found if at is not None and self._is_there(at)}
 
@@ -293,7 +294,7 @@ class Results:
         return result
 
     def _job(self, name: str) -> Job:
-        """By id; else the newest of that name."""
+        """The job with this id, else the newest job with this name."""
         known = {job: next(iter(found.values())).job for job, found in self._results.items()} | self.jobs
         if name in known:
             return known[name]
@@ -324,7 +325,7 @@ class Results:
         return KeptRows(subtask=subtask, begin=begin, end=ranges[-1][1], lost=lost)
 
     def _open(self, link: int, request: int, result: _Result, message: OpenResult) -> list[Instruction]:
-        """Send the reader to the part in which its first row is."""
+        """Prepare the worker whose part has the first requested row; the reply follows its answer."""
         self.pending.require_room(_PendingRead, link)
         self._check_subtask(result, message.subtask)
         ranges = result.ranges(message.subtask)
@@ -404,7 +405,7 @@ class Results:
     # --- workers and links -----------------------------------------------------------------------
 
     def answered(self, message: ResultExpected) -> list[Instruction]:
-        """What a worker answers to a ticket that nobody waits for any more is ignored."""
+        """Handle a worker's answer; ignored if its ticket is no longer open."""
         pending = self.pending.question(message.ticket, _PendingRead)
         if pending is None:
             return []
@@ -422,7 +423,7 @@ class Results:
         return [self.pending.answer(pending, opened)]
 
     def desired(self, worker: int) -> list[DropResult | ServeResult]:
-        """What a worker that comes back should have heard."""
+        """The messages that a worker which comes back may have missed."""
         dropped: list[DropResult | ServeResult] = [
             DropResult(term=self.term, job=name)
             for name, found in self._results.items()
@@ -432,8 +433,8 @@ class Results:
         return dropped + [each.serve for each in reads if each.worker.worker == worker]
 
     def worker_ended(self, worker: int, epoch: int, at: float) -> list[Instruction]:
-        """It will not answer any more, and what it kept is lost. What the one before with its id had kept
-        was lost with that one."""
+        """A worker is lost: count its uncommitted rows as lost, and refuse the readers that wait for it. Rows
+        of its earlier epochs were counted when those were lost."""
         for found in self._results.values():
             for result in found.values():
                 if not result.job.terminal:
@@ -453,7 +454,7 @@ class Results:
                     result.job.lose_results(f"{result.sink}[{subtask}]", range(begin, end), worker, at)
 
     def unread_at(self, worker: int) -> list[str]:
-        """The jobs of which a worker keeps rows that no reader has dealt with."""
+        """Jobs with uncommitted rows on a worker."""
         return [name for name, found in self._results.items() if any(self._unread(found, worker))]
 
     def _unread(self, found: Mapping[str, _Result], worker: int) -> Iterator[bool]:
