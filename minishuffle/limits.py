@@ -259,6 +259,8 @@ SPOOL_FILE_BYTES: Final = 1 << 30
 """One file of kept results; those of an endless job are shorter."""
 SPOOL_BYTES_MAX: Final = 256 * MIB
 """Rows that a sink subtask of an endless job keeps and nobody has read."""
+COMMITTABLE_BYTES_MAX: Final = KIB
+"""What a sink of the user has prepared, and is called with to commit it."""
 SINK_FLUSH_SECONDS: Final = 1.0
 """A sink of the user that has a ``flush`` is called so long after the first row that was not flushed."""
 FILE_SECONDS_DEFAULT: Final = 60.0

@@ -11,6 +11,7 @@ them: copies, subtasks, restarts and ends.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from minishuffle.exchange.rows import pack_result
 from minishuffle.exchange.schemas import as_declared, batch_without_rows
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.limits import LIST_ROWS
-from minishuffle.operators.base import AnySource, Source, TaskContext
+from minishuffle.operators.base import AnySource, CompleteFile, Source, TaskContext
 from minishuffle.operators.batch_times import microseconds
 from minishuffle.operators.pandas_index import given_table
 from minishuffle.operators.row_copies import copies_of
@@ -131,8 +132,10 @@ def check_sink(sink: Sink, rows: Any, *, parallelism: int = 2) -> list[Any]:
 
     That attempt is closed and another one writes all of its rows; a subtask without rows is opened and closed
     too. Its ``flush``, if it has one, is called behind the first batch, and in the second attempt before it
-    is closed. Each attempt has a copy of the sink, and of the rows. What an attempt that failed wrote outside
-    is not taken back.
+    is closed. Of a sink that commits in two phases, the second attempt commits what the first one had
+    prepared and not committed, and a third one, without rows, what the second has committed last. Each
+    attempt has a copy of the sink, and of the rows. What an attempt that failed wrote outside is not taken
+    back.
 
     Args:
         rows: a list, or a ``pyarrow.Table`` or what makes one: 4,096 at a time go to the subtasks in
@@ -162,10 +165,34 @@ def check_sink(sink: Sink, rows: Any, *, parallelism: int = 2) -> list[Any]:
     for index in range(count):
         part = batches[index::count]
         half = part[: len(part) // 2] or [each[: len(each) // 2] for each in part[:1]]
-        context = TaskContext("test", type(sink).__name__, index, count, FIRST_ATTEMPT)
+        lost = _Manifest()
+        context = TaskContext("test", type(sink).__name__, index, count, FIRST_ATTEMPT, files=lost)
         _written(sink, context, half)
-        results.append(_written(sink, replace(context, attempt=FIRST_ATTEMPT + 1), part, finishes=True))
+        last = _Manifest(lost.committable)
+        second = replace(context, attempt=FIRST_ATTEMPT + 1, files=last)
+        results.append(_written(sink, second, part, finishes=True))
+        if last.committable:
+            third = replace(context, attempt=FIRST_ATTEMPT + 2, files=_Manifest(last.committable))
+            _written(sink, third, [], finishes=True)
     return results
+
+
+class _Manifest:
+    """A manifest in whose coordinator what was prepared is durable once the sink waits for it."""
+
+    def __init__(self, committable: bytes = b"") -> None:
+        self.listed: Mapping[int, int] = {}
+        self.acknowledged = 0
+        self.committable = committable
+
+    def complete(self, file: CompleteFile) -> None:
+        self.committable = file.committable
+
+    def wait(self) -> None:
+        self.acknowledged += 1
+
+    def linger(self) -> None:
+        """It is not there in time."""
 
 
 def _written(sink: Sink, context: TaskContext, batches: Sequence[Any], *, finishes: bool = False) -> Any:
@@ -175,17 +202,17 @@ def _written(sink: Sink, context: TaskContext, batches: Sequence[Any], *, finish
     ((_, copy),) = copied_program(spec, name).operators
     operator: UserSink = copy.parameters["sink"]
     where = f"in attempt {context.attempt} of subtask {context.index}"
-    with _noted(f"raised by {name}.open {where}"):
+    with _noted(f"raised by {name}.open {where}, or by commit of what was prepared before"):
         operator.open(context)
     for number, batch in enumerate(batches):
         own = copies_of(batch) if isinstance(batch, list | tuple) else batch
         with _noted(f"raised by {name}.write {where} for batch {number} of {len(batches)}"):
             operator.process(Batch(own), 0, lambda item: None)
         if not number:
-            with _noted(f"raised by {name}.flush {where}"):
-                operator.on_barrier(lambda item: None)
+            with _noted(f"raised by {name}.flush, prepare or commit {where}"):
+                operator.on_clock(math.inf, lambda item: None)
     if finishes:
-        with _noted(f"raised by {name}.flush {where}"):
+        with _noted(f"raised by {name}.flush, prepare or commit {where}"):
             operator.finish(lambda item: None)
     with _noted(f"raised by {name}.close {where}, or its result is none"):
         result = operator.close()

@@ -10,11 +10,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from minishuffle.errors import UsageError
+from minishuffle.errors import LocalProtocolError, UsageError, WrongResult
 from minishuffle.exchange.batch import Batch, Payload
 from minishuffle.exchange.schemas import as_declared, batch_without_rows
-from minishuffle.limits import SINK_FLUSH_SECONDS
-from minishuffle.operators.base import Emit, TaskContext
+from minishuffle.limits import COMMITTABLE_BYTES_MAX, SINK_FLUSH_SECONDS
+from minishuffle.operators.base import CompleteFile, Emit, OutputFiles, TaskContext
 from minishuffle.operators.chained import ChainedOperator
 from minishuffle.operators.row_conversion import rows_of
 
@@ -31,13 +31,21 @@ class Sink(Protocol):
     (1 s) old, whether more come or not; before the subtask stops for a pause, or moves to another worker; and
     after the last row, before ``close``. Not after a failure or a cancel.
 
-    What it has taken, and not flushed, counts as lost (``sink_unfinished``) if its attempt fails, since rows
-    that wait in memory are lost then, and so is the result. Optional attribute: ``result_only`` (bool,
-    default True). False says that rows are kept outside of the process when ``write`` returns, and does not
-    count them.
+    With two methods more it commits in two phases. ``prepare()``, called behind ``flush``, gives 1 to 1,024
+    bytes that stand for all that was written since the last call, and nobody outside sees. Once the
+    coordinator has these, durably, ``commit(prepared)`` is called with them, and what was written is to be
+    seen. Nothing more is prepared before that. It may be called again with the same bytes, also in the next
+    attempt, behind its ``open``: it must do no harm then. What was prepared and never committed, by an
+    attempt that the coordinator takes for dead, or that failed before, is to be removed outside.
 
-    A restart may bring rows again that an earlier attempt has flushed (with ``source_lease`` 0, or where a
-    stage is replayed). There is no commit in two phases: where each row is to be there once, give it a key.
+    What it has taken, and not flushed (not prepared), counts as lost (``sink_unfinished``) if its attempt
+    fails, since rows that wait in memory are lost then, and so is the result. Optional attribute:
+    ``result_only`` (bool, default True). False says that rows are kept outside of the process when ``write``
+    returns, and does not count them.
+
+    A restart may bring rows again that an earlier attempt has flushed or committed (with ``source_lease`` 0,
+    or where a stage is replayed), as sources do not go back with sinks: where each row is to be there once,
+    give it a key.
     """
 
     def open(self, context: TaskContext) -> None:
@@ -121,30 +129,44 @@ class UserSink(ChainedOperator):
                 f"{type(sink).__name__} is not a sink: it needs the methods open(context), write(batch) "
                 "and close()"
             )
-        for method in ("write", "flush"):
+        for method in ("write", "flush", "prepare", "commit"):
             fn = getattr(sink, method, None)
             if iscoroutinefunction(fn) or isgeneratorfunction(fn):
                 raise UsageError(
                     f"{type(sink).__name__}.{method} is an async function or a generator: a call of it "
                     "writes nothing; make it a plain function"
                 )
-        self.sink = sink
+        if hasattr(sink, "prepare") != hasattr(sink, "commit"):
+            raise UsageError(
+                f"{type(sink).__name__} has one of prepare() and commit(prepared): give it both, or neither"
+            )
+        self.sink: Any = sink
         self.name = type(sink).__name__
         self._opened = False
         self._rows = 0
         """In the result or in memory, and nowhere else."""
-        self._flushes = hasattr(sink, "flush")
+        self._flushes, self._commits = hasattr(sink, "flush"), hasattr(sink, "commit")
         self._flush_at: float | None = None
         """None: nothing was written since the last call."""
+        self._prepared = 0
+        """How many times."""
+        self._pending = b""
+        """What was prepared and is not committed."""
 
     def open(self, context: TaskContext) -> None:
         super().open(context)
         self._opened = True
         self.sink.open(context)
+        if self._commits:
+            if context.files is None:
+                raise LocalProtocolError(f"{self.name}: this task was given nobody to report to")
+            self._files: OutputFiles = context.files
+            if self._files.committable:
+                self.sink.commit(self._files.committable)
         self._is_result_only = bool(getattr(self.sink, "result_only", True))
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        if self._flushes and self._flush_at is None:
+        if (self._flushes or self._commits) and self._flush_at is None:
             self._flush_at = self.context.now() + SINK_FLUSH_SECONDS
         self.sink.write(batch.payload)
         if self._is_result_only:
@@ -152,29 +174,73 @@ class UserSink(ChainedOperator):
             self.context.counters.note_filed(len(batch.payload))
 
     def deadline(self) -> float | None:
+        if self._pending:
+            return 0.0 if self._files.acknowledged >= self._prepared else None
         return self._flush_at
 
     def on_clock(self, now: float, emit: Emit) -> None:
-        self._flush()
+        self._commit_listed()
+        if self._flush_at is not None and now >= self._flush_at:
+            self._flush()
 
     def on_barrier(self, emit: Emit) -> None:
-        self._flush()
+        self._settle()
 
     def finish(self, emit: Emit) -> None:
+        self._settle()
+
+    def _settle(self) -> None:
+        """Have all that was written put outside, and committed."""
+        self._commit()
         self._flush()
+        self._commit()
 
     def _flush(self) -> None:
-        """Have what was written since the last call put outside."""
-        if self._flush_at is None:
+        """Have what was written since the last call put outside, or prepared; not before the last is
+        committed."""
+        if self._flush_at is None or self._pending:
             return
         self._flush_at = None
-        self.sink.flush()  # type: ignore[attr-defined]
-        self.context.counters.note_flushed(self._rows)
+        if self._flushes:
+            self.sink.flush()
+        if self._commits:
+            self._prepare()
+        else:
+            self.context.counters.note_flushed(self._rows)
         self._rows = 0
 
+    def _prepare(self) -> None:
+        given = self.sink.prepare()
+        if not isinstance(given, bytes) or not 0 < len(given) <= COMMITTABLE_BYTES_MAX:
+            raise WrongResult(
+                f"{self.name}.prepare gives {given!r:.80}: give 1 to {COMMITTABLE_BYTES_MAX} bytes that say "
+                "what is to be committed"
+            )
+        self._pending = given
+        self._files.complete(CompleteFile(self._prepared, "", self._rows, 0, "", given))
+        self._prepared += 1
+
+    def _commit(self) -> None:
+        """Wait until the coordinator has what was prepared, and commit it."""
+        if self._pending:
+            self._files.wait()
+            self._commit_listed()
+
+    def _commit_listed(self) -> None:
+        if self._pending and self._files.acknowledged >= self._prepared:
+            pending, self._pending = self._pending, b""
+            self.sink.commit(pending)
+
     def close(self) -> Any:
+        """After a failure or a cancel, what the coordinator has is still committed."""
         if not self._opened:
             return None
-        result = self.sink.close()
-        self.context.counters.note_in_result(self._rows)
+        try:
+            if self._pending:
+                self._files.linger()
+                self._commit_listed()
+        finally:
+            result = self.sink.close()
+        if not self._commits:
+            self.context.counters.note_in_result(self._rows)
         return result

@@ -167,16 +167,22 @@ class SplitMark(Mark):
 Emit: TypeAlias = Callable[[Batch | Mark], None]
 
 
+Committable: TypeAlias = bytes
+"""What stands for rows that a sink of the user has prepared; empty: nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class CompleteFile:
     """A file of a sink that has all its rows. ``number`` counts those of the attempt from 0; ``checksum`` is
-    the SHA-256 of its bytes, in hexadecimal."""
+    the SHA-256 of its bytes, in hexadecimal. In place of a file it may be what a sink of the user has
+    prepared: a ``committable``, without a path."""
 
     number: int
     path: str
     rows: int
     bytes: int
     checksum: str
+    committable: Committable = b""
 
 
 class OutputFiles(Protocol):
@@ -186,6 +192,8 @@ class OutputFiles(Protocol):
     """By earlier attempt of the subtask, how many of its files are in the manifest: the first ones."""
     acknowledged: int
     """How many files of this attempt are: the first ones."""
+    committable: Committable
+    """What an earlier attempt of the subtask has prepared last, which may not be committed."""
 
     def complete(self, file: CompleteFile) -> None:
         """Have a file listed; files are reported in the order of their numbers."""

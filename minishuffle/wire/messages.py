@@ -316,6 +316,8 @@ class TaskSpec(ControlMessage):
     """Seconds since it has."""
     files: dict[int, int] = Field(default_factory=dict)
     """By earlier attempt of a file sink, how many of its files are in the manifest."""
+    committable: bytes = b""
+    """What an earlier attempt of a sink has prepared last, if it commits in two phases."""
     writes: list[WritePosition] = Field(default_factory=list)
     """What is there of partitions that external clients write, if the task reads a stream."""
     first_row: int = 0

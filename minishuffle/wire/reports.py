@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from minishuffle import limits
 from minishuffle.counters import TaskCounters
 from minishuffle.wire.messages import (
     AttemptRef,
@@ -116,8 +117,12 @@ class PartitionReadable(ControlMessage):
     edge: int
 
 
+_Committable = Annotated[bytes, Field(max_length=limits.COMMITTABLE_BYTES_MAX)]
+
+
 class FileCompleted(ControlMessage):
-    """A file of a sink that is to be listed; ``file`` counts those of the attempt from 0."""
+    """A file of a sink that is to be listed; ``file`` counts those of the attempt from 0. Or what a sink of
+    the user has prepared, which is to be durable before it is committed."""
 
     kind: Literal["file_completed"] = "file_completed"
     attempt: AttemptRef
@@ -127,6 +132,8 @@ class FileCompleted(ControlMessage):
     bytes: int
     checksum: Name
     """SHA-256 of its bytes, in hexadecimal."""
+    committable: _Committable = b""
+    """In place of a file: what the sink commits."""
 
 
 class Collected(ControlMessage):

@@ -11,11 +11,12 @@ import pytest
 
 from minishuffle.connectors.sinks import CollectSink, CountSink, PrintSink, UserSink
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import UsageError
+from minishuffle.errors import UsageError, WrongResult
 from minishuffle.exchange.batch import Batch
-from minishuffle.limits import SINK_FLUSH_SECONDS
-from minishuffle.operators.base import TaskContext
+from minishuffle.limits import COMMITTABLE_BYTES_MAX, SINK_FLUSH_SECONDS
+from minishuffle.operators.base import CompleteFile, TaskContext
 from support.batches import as_batch
+from support.listing import Listing
 
 
 def nothing(batch: Batch) -> None:
@@ -163,6 +164,66 @@ def test_users_sink_is_flushed_where_it_has_rows_that_were_not() -> None:
     sink.process(Batch([6]), 0, nothing)
     assert sink.close() == [3, [1, 2], [3], "flush", [4], "flush", [5], "flush", [6]], "as after a failure"
     assert (counters.rows_filed, counters.rows_in_result) == (1, 1)
+
+
+class Committing(Flushing):
+    """Prepares how many rows it has seen, and notes what it commits."""
+
+    def prepare(self) -> bytes:
+        return b"%d" % sum(len(each) for each in self.seen if isinstance(each, list))
+
+    def commit(self, prepared: bytes) -> None:
+        self.seen.append(prepared)
+
+
+def committing(listing: Listing, counters: TaskCounters | None = None) -> UserSink:
+    sink = UserSink(Committing())
+    sink.open(TaskContext("job", "task", 3, 4, 2, counters=counters or TaskCounters(), files=listing))
+    return sink
+
+
+def test_a_sink_commits_once_the_coordinator_has_what_it_has_prepared() -> None:
+    listing, counters = Listing(at_once=False, committable=b"before"), TaskCounters()
+    sink = committing(listing, counters)
+    sink.process(Batch([1, 2]), 0, nothing)
+    sink.on_clock(SINK_FLUSH_SECONDS, nothing)
+    assert listing.heard == [CompleteFile(0, "", 2, 0, "", b"2")]
+    assert sink.deadline() is None, "it waits for the coordinator, which wakes it"
+    sink.process(Batch([3]), 0, nothing)
+    sink.on_clock(9.0, nothing)
+    assert len(listing.heard) == 1, "the next is prepared once this one is committed"
+    listing.acknowledged = 1
+    assert sink.deadline() == 0.0
+    sink.on_clock(9.0, nothing)
+    sink.finish(nothing)
+    expected = [3, b"before", [1, 2], "flush", [3], b"2", "flush", b"3"]
+    assert (sink.close(), counters.rows_filed, counters.rows_in_result) == (expected, 3, 0)
+    assert [each.rows for each in listing.heard] == [2, 1]
+
+
+@pytest.mark.parametrize("acknowledged", [0, 1])
+def test_after_a_failure_a_sink_commits_what_the_coordinator_has(acknowledged: int) -> None:
+    listing = Listing(at_once=False)
+    sink = committing(listing)
+    sink.process(Batch([1]), 0, nothing)
+    sink.on_clock(SINK_FLUSH_SECONDS, nothing)
+    listing.acknowledged = acknowledged
+    assert sink.close() == [3, [1], "flush", *[b"1"] * acknowledged]
+    assert listing.lingered == 1
+
+
+def test_what_is_no_commit_in_two_phases_is_refused() -> None:
+    class Half(Remembering):
+        def commit(self, prepared: bytes) -> None: ...
+
+    with pytest.raises(UsageError, match=r"Half has one of prepare\(\) and commit\(prepared\): give it both"):
+        UserSink(Half())
+    for given in (None, b"", "text", bytes(COMMITTABLE_BYTES_MAX + 1)):
+        sink = committing(Listing())
+        sink.sink.prepare = lambda given=given: given
+        sink.process(Batch([1]), 0, nothing)
+        with pytest.raises(WrongResult, match=r"Committing\.prepare gives .*: give 1 to 1024 bytes"):
+            sink.finish(nothing)
 
 
 class Keeping(Remembering):

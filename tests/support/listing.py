@@ -10,8 +10,11 @@ __all__ = ["Listing"]
 class Listing:
     """A coordinator that lists what it hears of, at once or when the test says so."""
 
-    def __init__(self, *, at_once: bool = True, listed: dict[int, int] | None = None) -> None:
+    def __init__(
+        self, *, at_once: bool = True, listed: dict[int, int] | None = None, committable: bytes = b""
+    ) -> None:
         self.listed = listed or {}
+        self.committable = committable
         self.acknowledged = 0
         self.heard: list[CompleteFile] = []
         self.lingered = 0

@@ -3,6 +3,10 @@
 A file is listed when the current attempt of its subtask reports it, and stays output whatever happens to the
 attempt later. Files of an attempt that was fenced before are never listed; the next attempt removes them. An
 attempt's files are listed in the order of their numbers, so their count identifies them.
+
+A user's sink that commits in two phases reports what it has prepared in the same way, and commits that once
+it is listed. It prepares the next only then, so the last one of a subtask is all that the next attempt may
+have to commit again.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ class ManifestRecord(Record):
     rows: int
     counts: tuple[tuple[int, int, dict[int, int]], ...]
     lost: tuple[tuple[int, int, int], ...]
+    committables: tuple[tuple[int, int, bytes], ...] = ()
 
 
 class Manifest:
@@ -49,6 +54,8 @@ class Manifest:
         """Counts of listed files, by operator and index of the subtask, and by attempt."""
         self._lost: dict[tuple[int, int], int] = {}
         """By subtask, the attempt that was lost before its files were seen to have their final names."""
+        self._committables: dict[tuple[int, int], bytes] = {}
+        """By subtask, what it has prepared last."""
 
     def add(self, file: FileCompleted) -> bool:
         """List a file; False, and nothing changes, if it is not the next one of its attempt."""
@@ -57,6 +64,9 @@ class Manifest:
         if file.file != counts.get(attempt, 0):
             return False
         counts[attempt] = file.file + 1
+        if file.committable:
+            self._committables[operator, index] = file.committable
+            return True
         self.files += 1
         self.rows += file.rows
         self._kept.append(
@@ -92,6 +102,7 @@ class Manifest:
             rows=self.rows,
             counts=tuple((*key, counts) for key, counts in self._counts.items()),
             lost=tuple((*key, attempt) for key, attempt in self._lost.items()),
+            committables=tuple((*key, given) for key, given in self._committables.items()),
         )
 
     def kept_above(self, number: int) -> list[tuple[int, ListedFile]]:
@@ -105,10 +116,15 @@ class Manifest:
         self._kept.extend(files)
         self._counts = {(operator, index): counts for operator, index, counts in record.counts}
         self._lost = {(operator, index): attempt for operator, index, attempt in record.lost}
+        self._committables = {(operator, index): given for operator, index, given in record.committables}
 
     def counts(self, operator: int, index: int) -> dict[int, int]:
         """The number of listed files of a subtask, by attempt."""
         return dict(self._counts.get((operator, index), {}))
+
+    def committable(self, operator: int, index: int) -> bytes:
+        """What a subtask has prepared last; empty: nothing."""
+        return self._committables.get((operator, index), b"")
 
     def _is_named(self, file: ListedFile) -> bool:
         lost = self._lost.get((file.operator, file.index))

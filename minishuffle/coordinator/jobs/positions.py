@@ -22,6 +22,7 @@ class Resumption(NamedTuple):
     files: Mapping[int, int] = MappingProxyType({})
     writes: tuple[WritePosition, ...] = ()
     first_row: int = 0
+    committable: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,10 @@ class JobProgress:
         files, writes = self.manifest.counts(*key), self.writes.resume(*key)
         resumption = self.sources.resume(*key, at)
         self.books.close(task, self._subtasks.values())
-        return resumption._replace(files=files, writes=writes, first_row=task.rows_kept)
+        committable = self.manifest.committable(*key)
+        return resumption._replace(
+            files=files, committable=committable, writes=writes, first_row=task.rows_kept
+        )
 
     def repeats_rows(self, operator: int) -> bool:
         """Whether all rows of a subtask come again when it restarts."""

@@ -1,4 +1,5 @@
-"""A file sink's reports of complete files: made on the task's thread, acknowledged on the loop."""
+"""A sink's reports of complete files, or of what it has prepared: made on the task's thread, acknowledged on
+the loop."""
 
 from __future__ import annotations
 
@@ -17,12 +18,18 @@ class FileReports:
     Args:
         report: called on the loop with a file that the coordinator is to list.
         listed: by earlier attempt, how many files the coordinator has listed.
+        committable: what an earlier attempt has prepared last.
     """
 
     def __init__(
-        self, paths: TaskPaths, report: Callable[[CompleteFile], None], listed: Mapping[int, int]
+        self,
+        paths: TaskPaths,
+        report: Callable[[CompleteFile], None],
+        listed: Mapping[int, int],
+        committable: bytes = b"",
     ) -> None:
         self.listed = listed
+        self.committable = committable
         self.acknowledged = 0
         """Written by the loop."""
         self._paths = paths

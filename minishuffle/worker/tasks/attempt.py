@@ -168,7 +168,9 @@ class Attempt:
             services.first_record,
             Outbox(self.id, self.paths, services.said, services.away),
             self._source_leases(),
-            FileReports(self.paths, partial(_report_file, services.fact, self.id), spec.files),
+            FileReports(
+                self.paths, partial(_report_file, services.fact, self.id), spec.files, spec.committable
+            ),
             self._latency,
             services.wall,
             services.record,
@@ -586,6 +588,7 @@ def _report_file(report: Callable[[Fact], None], attempt: AttemptId, file: Compl
             rows=file.rows,
             bytes=file.bytes,
             checksum=file.checksum,
+            committable=file.committable,
         )
     )
 

@@ -47,6 +47,18 @@ def test_files_of_an_attempt_are_listed_once_and_in_order() -> None:
     assert [file.rows for file in manifest.after(1).files] == [5, 7, 1]
 
 
+def test_what_a_sink_has_prepared_is_no_file_and_known_to_the_next_attempt() -> None:
+    manifest = Manifest()
+    for number in range(2):
+        prepared = completed(number).model_copy(update={"path": "", "committable": b"%d" % number})
+        assert manifest.add(prepared) and manifest.lists(prepared)
+    assert (manifest.files, manifest.after(0).files) == (0, [])
+    recalled = Manifest()
+    recalled.recall(manifest.record(), [])
+    for each in (manifest, recalled):
+        assert (each.committable(1, 0), each.committable(1, 1), each.counts(1, 0)) == (b"1", b"", {1: 2})
+
+
 def test_the_last_files_are_kept_and_given_out_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "JOB_FILES_KEPT", 5)
     monkeypatch.setattr(manifest_module, "REPLY_FILES_MAX", 3)
@@ -101,6 +113,19 @@ def test_files_of_a_fenced_attempt_are_not_listed_and_the_next_one_knows_which_a
     info = cluster.show(job)
     assert info.rows_dropped == {"sink_unfinished": 15}
     assert info.rows_in_flight == 0
+
+
+def test_the_next_attempt_has_what_the_one_before_had_prepared(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
+) -> None:
+    heir = cluster.add(slots=1)
+    filed(cluster, pair[0], 25)
+    cluster.fact(pair[0], completed(0).model_copy(update={"path": "", "committable": b"first"}))
+    cluster.lose(pair[0])
+    (spec,) = [task for key, task in heir.tasks.items() if key[1] == 1]
+    assert (spec.attempt, spec.files, spec.committable) == (2, {1: 1}, b"first")
+    assert cluster.show(job).rows_dropped == {"sink_unfinished": 15}
+    assert files(cluster, job) == []
 
 
 def test_a_file_that_is_not_listed_is_acknowledged_as_refused_also_when_it_is_named_again(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
 from minishuffle.api.stream import Stream
-from minishuffle.operators.base import CompleteFile
+from minishuffle.exchange.rows import unpack_result
+from minishuffle.operators.base import CompleteFile, TaskContext
+from minishuffle.plan.planner import compile_job
 from minishuffle.worker.reports.filereports import FileReports
+from minishuffle.worker.state import StartTask
 from support.attempts import attempt
 
 if TYPE_CHECKING:
@@ -74,6 +77,36 @@ async def test_the_end_of_a_sink_waits_for_its_files_to_be_listed(site: Site, tm
     assert [file.rows for file in site.files[SINK]] == [2, 1]
     assert pq.read_table(tmp_path)["value"].to_pylist() == [1, 2, 3]
     assert site.deployment.attempts[SINK].task.read_counters().rows_filed == 3
+
+
+class Committing:
+    """Prepares its number of rows; its result is what it has committed."""
+
+    def open(self, context: TaskContext) -> None:
+        self.rows = 0
+        self.committed: list[bytes] = []
+
+    def write(self, batch: Any) -> None:
+        self.rows += len(batch)
+
+    def prepare(self) -> bytes:
+        return b"%d" % self.rows
+
+    def commit(self, prepared: bytes) -> None:
+        self.committed.append(prepared)
+
+    def close(self) -> list[bytes]:
+        return self.committed
+
+
+async def test_a_sink_commits_what_an_earlier_attempt_has_prepared_and_then_its_own(site: Site) -> None:
+    message = site.message(compile_job(Stream.items([1, 2, 3]).to(Committing())), "j1")
+    spec = message.tasks[0].model_copy(update={"attempt": 2, "committable": b"before"})
+    site.deployment.start(StartTask(message, spec))
+    await site.until(lambda: bool(site.outcomes))
+    assert unpack_result(site.outcomes[attempt(number=2)].result) == [b"before", b"3"]
+    (prepared,) = site.files[attempt(number=2)]
+    assert (prepared.path, prepared.rows, prepared.committable) == ("", 3, b"3")
 
 
 async def test_rows_that_a_sink_had_taken_are_not_of_the_batch_that_failed(
