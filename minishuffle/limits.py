@@ -152,6 +152,8 @@ RATE_MAX: Final = 1e12
 LEASE_SECONDS: Final = 0.25
 """Between two reports of a source, unless its job gives the length of leases. A lease lasts a quarter longer
 at its present rate."""
+WITNESSED_BYTES_MAX: Final = 8 * MIB
+"""Positions that one worker keeps for others which have no coordinator: what it registers with has to fit."""
 JOB_BUFFERS_MAX: Final = CREDIT_MAX // 2
 """Exclusive buffers of a channel, and floating buffers of a gate, that a job may ask for: a channel may
 have both as credit."""
@@ -333,6 +335,7 @@ RESULT_SEGMENTS: Final = 2 * RESULT_READERS_MAX
 """A worker's segments for what they read, separate from the memory reserved for jobs."""
 
 assert SEGMENT_BYTES_MIN <= SEGMENT_BYTES_DEFAULT <= SEGMENT_BYTES_MAX
+assert WITNESSED_BYTES_MAX < DATA_FRAME_BYTES_MAX
 assert CONTROL_UNSENT_BYTES_MAX >= CONTROL_FRAME_BYTES_MAX
 assert RECEIVE_BUFFER_BYTES >= 4 * SEGMENT_BYTES_DEFAULT
 assert min(COLLECTED_RUNNING_BYTES_MAX, COLLECTED_ENDED_BYTES_MAX) >= COLLECT_BYTES_MAX

@@ -37,7 +37,6 @@ from minishuffle.protocol.tap import ChannelTap, Note
 from minishuffle.wire.decoder import FrameDecoder
 from minishuffle.wire.frames import (
     BUFFER_HEADER_BYTES,
-    FRAME_HEADER_BYTES,
     AddCredit,
     BacklogAnnouncement,
     BufferHeader,
@@ -456,7 +455,6 @@ def take_control(control: deque[Frame], counters: ConnectionCounters) -> bytes:
 # --- connection -----------------------------------------------------------------------------------
 
 DIALER_BIT: Final = 0x8000_0000
-MESSAGE_BODY_BYTES_MAX: Final = limits.DATA_FRAME_BYTES_MAX - FRAME_HEADER_BYTES
 _FRAME_NAMES: Final = tuple((int(kind), kind.name.lower()) for kind in FrameType)
 
 
@@ -687,8 +685,7 @@ class Connection:
     # --- sending --------------------------------------------------------------------------------
 
     def send_message(self, message: Message) -> None:
-        """Send it with the next flush, in front of all buffers; at most MESSAGE_BODY_BYTES_MAX of body."""
-        assert len(message.body) <= MESSAGE_BODY_BYTES_MAX
+        """Send it with the next flush, in front of all buffers."""
         self._control.append(message)
 
     def data_to_send(self, buffers_max: int) -> tuple[list[bytes | memoryview], list[Outgoing]]:

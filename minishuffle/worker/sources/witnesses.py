@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from minishuffle import limits
 from minishuffle.errors import RemoteProtocolError
-from minishuffle.protocol.connection import MESSAGE_BODY_BYTES_MAX
 from minishuffle.wire.control import pack_message, unpack_message
 from minishuffle.wire.frames import Message
 from minishuffle.wire.messages import AttemptPositions, WitnessedPositions
@@ -61,6 +61,8 @@ class Witnesses:
         self._numbers = 0
         self._kept: dict[int, WitnessedPositions] = {}
         """The last positions of each other worker."""
+        self._sizes: dict[int, int] = {}
+        """The bytes of it."""
 
     def ask(
         self, waiting: Sequence[SourcePositions], unacknowledged: Iterable[SourcePositions], *, last: int
@@ -82,7 +84,7 @@ class Witnesses:
         frame = Message(self._numbers, pack_message(message))
         peers = sorted(self._linked())[:WITNESSES_MAX]
         self._asked.append(_Asked(self._numbers, waiting, set(peers)))
-        if len(frame.body) > MESSAGE_BODY_BYTES_MAX or not peers:
+        if len(frame.body) > limits.WITNESSED_BYTES_MAX or not peers:
             self._end(self._asked[-1])
             return
         for peer in peers:
@@ -102,9 +104,17 @@ class Witnesses:
         said = unpack_message(message.body)
         if not isinstance(said, WitnessedPositions) or said.worker != peer:
             raise RemoteProtocolError(f"worker {peer} sent {type(said).__name__} that is not of its own")
-        self._kept[peer] = said
+        self._keep(said, len(message.body))
         self._hand_on(said)
         self._send(peer, Message(message.request, b""))
+
+    def _keep(self, said: WitnessedPositions, size: int) -> None:
+        """Instead of what that worker has said before. If it is too much, the coordinator hears of it now or
+        never."""
+        self._kept.pop(said.worker, None)
+        self._sizes[said.worker] = size
+        if size + sum(self._sizes[each] for each in self._kept) <= limits.WITNESSED_BYTES_MAX:
+            self._kept[said.worker] = said
 
     def peer_lost(self, peer: int) -> None:
         """The link to a peer is gone: its answer is no longer awaited."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from minishuffle import limits
 from minishuffle.errors import RemoteProtocolError
 from minishuffle.wire.control import pack_message
 from minishuffle.wire.frames import Message
@@ -60,6 +61,18 @@ def test_a_source_goes_on_once_one_peer_has_all_that_the_coordinator_may_not_hav
     assert peers.went_on == [at(20)]
     peers.workers[1].received(2, Message(1, b""))  # A further answer.
     assert peers.went_on == [at(20)]
+
+
+def test_what_is_kept_for_others_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = Peers(3)
+    peers.workers[1].ask([at(10)], [at(10)], last=1)
+    monkeypatch.setattr(limits, "WITNESSED_BYTES_MAX", len(peers.wire[0][2].body) * 3 // 2)
+    peers.workers[2].ask([], [at(10)], last=1)
+    peers.settle()
+    assert [each.worker for each in peers.workers[3].kept()] == [1] and (3, 1) in peers.heard
+    monkeypatch.setattr(limits, "WITNESSED_BYTES_MAX", 1)
+    peers.workers[1].ask([at(20)], [at(20)], last=2)
+    assert peers.went_on == [at(10), at(20)], "it is too long to be sent"
 
 
 def test_nobody_waits_for_a_peer_whose_link_is_gone() -> None:
