@@ -139,7 +139,7 @@ RESTART_FAILURES_MAX: Final = 1_000_000
 RESTART_MISTAKES_MAX_DEFAULT: Final = 3
 RESTART_FAILURE_WINDOW_SECONDS: Final = 300.0
 """Older failures of a subtask do not count against its job."""
-END_TOLD_SECONDS: Final = 2.0
+END_REPORT_SECONDS: Final = 2.0
 """Seconds for which the coordinator waits for a launcher's report of how a worker ended; after that it stays
 unknown."""
 COORDINATOR_RESTARTS_MAX: Final = 5

@@ -291,7 +291,9 @@ class Links:
 
     # --- links that tasks need -------------------------------------------------------------------
 
-    def heard(self, worker: Worker, message: Heartbeat, workers: WorkerRegistry, now: float) -> set[str]:
+    def note_heartbeat(
+        self, worker: Worker, message: Heartbeat, workers: WorkerRegistry, now: float
+    ) -> set[str]:
         """Note a heartbeat's links. Returns the jobs that need, or needed, links that the worker does not
         have."""
         before = self._needs.pop(worker.worker, {})

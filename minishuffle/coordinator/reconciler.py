@@ -109,7 +109,7 @@ class Reconciler:
 
     def _ends(self, job: Job, worker: int) -> list[Desired]:
         """Ends of consumers to send to producers on the worker, before these are released."""
-        ends = [each for task in _tasks_on(worker, job) for each in job.ends.ends_of(task.key)]
+        ends = [each for task in _tasks_on(worker, job) for each in job.ends.late_ends(task.key)]
         return [message for _, message in consumer_ends(job.id, ends, term=self.term)]
 
     def _restarted(self, job: Job, here: Iterable[Subtask]) -> list[Desired]:
@@ -119,7 +119,7 @@ class Reconciler:
         later = deploys_later(job.graph)
         beside = [
             placed_attempt(task)
-            for task in _tasks_beside(job, here)
+            for task in _neighbour_tasks(job, here)
             if (later or task.attempt > FIRST_ATTEMPT) and task.worker in addresses
         ]
         if not beside:
@@ -134,7 +134,7 @@ def _tasks_on(worker: int, job: Job) -> list[Subtask]:
     return [task for task in job.subtasks.values() if task.worker == worker and task.on_worker]
 
 
-def _tasks_beside(job: Job, here: Iterable[Subtask]) -> list[Subtask]:
+def _neighbour_tasks(job: Job, here: Iterable[Subtask]) -> list[Subtask]:
     """Deployed subtasks that exchange rows with these."""
     keys = {
         key for task in here for key in (*job.graph.producers(*task.key), *job.graph.consumers(*task.key))

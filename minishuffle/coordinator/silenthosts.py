@@ -73,7 +73,7 @@ class _Look:
     """A probe of a host that is under way."""
 
     ticket: int
-    heard_at: float
+    last_seen_at: float
     """When a process of the host last sent a message; a later message ends the probe."""
     observers: list[int]
     until: float
@@ -163,23 +163,23 @@ class SilentHosts:
     ) -> tuple[float, Sequence[HostStep]]:
         """The next time to check a host, and the steps to take now."""
         assert self._seconds is not None
-        heard_at = max(worker.heard_at for worker in hosts[host])
+        last_seen_at = max(worker.last_seen_at for worker in hosts[host])
         look = self._looks.get(host)
-        if look is not None and heard_at <= look.heard_at:
+        if look is not None and last_seen_at <= look.last_seen_at:
             until = look.until
             if look.has_ended:
                 is_early = look.is_silence and not look.is_glance
-                until = heard_at + self._seconds if is_early else now
+                until = last_seen_at + self._seconds if is_early else now
             if now < until:
                 return until, []
             return self._looked(host, look, hosts, now)
         self._looks.pop(host, None)
-        begin = max(heard_at, self._answered_at.get(host, heard_at)) + self.patience
+        begin = max(last_seen_at, self._answered_at.get(host, last_seen_at)) + self.patience
         if now < begin:
             return begin, []
         if not (self._observers(host, hosts) and _addresses(hosts[host])):
             return now + self._seconds, []
-        return self._begin(host, heard_at, [OWN], hosts, now)
+        return self._begin(host, last_seen_at, [OWN], hosts, now)
 
     def _looked(
         self, host: str, look: _Look, hosts: dict[str, list[Worker]], now: float
@@ -192,22 +192,24 @@ class SilentHosts:
         if not look.is_silence:
             return now + GLANCE_SECONDS, []
         if look.is_glance:
-            again, looks = self._begin(host, look.heard_at, [OWN, *self._observers(host, hosts)], hosts, now)
+            again, looks = self._begin(
+                host, look.last_seen_at, [OWN, *self._observers(host, hosts)], hosts, now
+            )
             return again, [HostSuspicion(hosts[host]), *looks]
         names = " and ".join("the coordinator" if each == OWN else f"worker {each}" for each in look.answers)
         why = (
-            f"its host did not answer: nothing was heard of it for {now - look.heard_at:.2f} s, and {names} "
-            f"could not connect to any of its ports ({LOOKS} tries each)"
+            f"its host did not answer: nothing was heard of it for {now - look.last_seen_at:.2f} s, and "
+            f"{names} could not connect to any of its ports ({LOOKS} tries each)"
         )
         return now + self.patience, [HostVerdict(hosts[host], why)]
 
     def _begin(
-        self, host: str, heard_at: float, observers: list[int], hosts: dict[str, list[Worker]], now: float
+        self, host: str, last_seen_at: float, observers: list[int], hosts: dict[str, list[Worker]], now: float
     ) -> tuple[float, Sequence[HostStep]]:
         seconds, times = (GLANCE_SECONDS, 1) if observers == [OWN] else (LOOK_SECONDS, LOOKS)
         self._tickets += 1
         until = now + seconds + REPORT_SECONDS_MAX
-        self._looks[host] = _Look(self._tickets, heard_at, observers, until)
+        self._looks[host] = _Look(self._tickets, last_seen_at, observers, until)
         addresses = _addresses(hosts[host])
         what = HostLook(
             term=self._term, ticket=self._tickets, addresses=addresses, times=times, seconds=seconds
@@ -217,15 +219,15 @@ class SilentHosts:
     def _observers(self, host: str, hosts: dict[str, list[Worker]]) -> list[int]:
         """Workers on other hosts than this one and the coordinator's, the most recently seen first."""
         others = hosts.keys() - {host, self._identity, ""} - self._looks.keys()
-        latest = [max(hosts[other], key=lambda worker: worker.heard_at) for other in others]
-        latest.sort(key=lambda worker: (-worker.heard_at, worker.worker))
+        latest = [max(hosts[other], key=lambda worker: worker.last_seen_at) for other in others]
+        latest.sort(key=lambda worker: (-worker.last_seen_at, worker.worker))
         return [worker.worker for worker in latest[:OBSERVERS_MAX]]
 
     def validate(self, now: float) -> None:
         """Check the invariants; for tests, after each step."""
         for look in self._looks.values():
             assert set(look.answers) <= set(look.observers)
-            assert look.heard_at + self.patience <= now + 1e-9
+            assert look.last_seen_at + self.patience <= now + 1e-9
 
 
 def _addresses(workers: Iterable[Worker]) -> list[str]:

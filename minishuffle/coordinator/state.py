@@ -39,7 +39,7 @@ from minishuffle.coordinator.instructions import (
     WatchProcess,
     refusal,
 )
-from minishuffle.coordinator.jobs.attemptreports import heard, may_wait, refuses
+from minishuffle.coordinator.jobs.attemptreports import apply_fact, may_wait, refuses
 from minishuffle.coordinator.jobs.deaths import (
     COUNTS,
     UnexplainedEnd,
@@ -241,7 +241,7 @@ class CoordinatorState:
             why = f"worker {worker.worker} obeys a coordinator of term {term}, and this one is of term {mine}"
             self._out.append(CloseLink(link, why))
         else:
-            worker.heard(now)
+            worker.note_message(now)
             self._from_worker(worker, message, now)
             if isinstance(message, AttemptReport) and (within := may_wait(message)):
                 due = now + min(within, TOGETHER_SECONDS_MAX)
@@ -436,7 +436,7 @@ class CoordinatorState:
         Raises:
             UsageError: it was declared lost.
         """
-        since = self._workers.heard_at(message.requested_worker) - self._settings.heartbeat_timeout
+        since = self._workers.last_seen_at(message.requested_worker) - self._settings.heartbeat_timeout
         worker, old = self._workers.take_back(link, message, now)
         if old:
             self._out.append(CloseLink(old, f"worker {worker.worker} has a new control link"))
@@ -457,7 +457,7 @@ class CoordinatorState:
         for said in message.witnessed:
             self._witnessed(said, at)
         for job in self._jobs.active():
-            job.never_there(self._reconciler.missing(job, worker.worker, message), at)
+            job.restart_undeployed(self._reconciler.missing(job, worker.worker, message), at)
         desired = self._reconciler.desired(worker, message, since)
         answer = answer.model_copy(update={"desired": desired})
         self._out.insert(first, SendToWorker(worker.worker, worker.link, answer))
@@ -564,9 +564,9 @@ class CoordinatorState:
         text = f"{worker.place}: reachable: {self._links.reached[number]} of {others}"
         self._history.note(at, "worker probed", "; ".join([text, *apart]), worker=number)
 
-    def _hear_links(self, worker: Worker, message: Heartbeat, now: float) -> None:
+    def _note_links(self, worker: Worker, message: Heartbeat, now: float) -> None:
         """Apply a heartbeat's missing links to the jobs whose tasks wait for them."""
-        for name in self._links.heard(worker, message, self._workers, now):
+        for name in self._links.note_heartbeat(worker, message, self._workers, now):
             job = self._jobs.get(name)
             if job is None or job.terminal:
                 continue
@@ -576,7 +576,7 @@ class CoordinatorState:
                 for key, why in self._links.broken(name, now).items()
                 if there >= set(key)
             }
-            if job.links.hear(broken, self._wall(now), now):
+            if job.links.set_broken(broken, self._wall(now), now):
                 self._touch(job)
                 judged = next(iter(job.links.broken), None)  # the first one is judged first
                 around = _around(judged, there) if judged is not None else set()
@@ -698,7 +698,7 @@ class CoordinatorState:
     def _fact(self, worker: Worker, fact: Fact, at: float) -> None:
         job = self._jobs.get(fact.attempt.subtask.job)
         counted = 0 if job is None else len(job.deaths.counted())
-        if job is None or not heard(job, worker.worker, fact, at):
+        if job is None or not apply_fact(job, worker.worker, fact, at):
             self.ignored += 1
             return
         if len(job.deaths.counted()) < counted:
@@ -722,14 +722,14 @@ class CoordinatorState:
         if message.worker != worker.worker or message.epoch < worker.epoch:
             self.ignored += 1
             return
-        self._hear_links(worker, message, now)
+        self._note_links(worker, message, now)
         if self._workers.heartbeat(worker, message):
             self._touch_waiting()
         for report in message.tasks:
             job = self._jobs.get(report.attempt.subtask.job)
             counted = 0 if job is None else len(job.deaths.counted())
             paused = "" if job is None else job.state
-            if job is None or not heard(job, worker.worker, report, self._wall(now)):
+            if job is None or not apply_fact(job, worker.worker, report, self._wall(now)):
                 self.ignored += 1
             else:
                 if len(job.deaths.counted()) < counted:  # its worker may take other jobs again
@@ -737,13 +737,13 @@ class CoordinatorState:
                 if paused != job.state:
                     self._touch(job)
                 self._recorder.reported(job, report.attempt.subtask.key)
-                self._streams.heard(report, self._wall(now))
+                self._streams.note_report(report, self._wall(now))
 
     def _process_ended(self, worker: Worker, why: str, now: float) -> None:
         """A worker's process has ended. Its launcher reports soon how, or it stays unknown."""
         attempts = self._attempts_on(worker)
-        due = now + limits.END_TOLD_SECONDS if worker.about.end_is_told else now
-        self._end_worker(worker, "lost", why, now, end_told_until=due)
+        due = now + limits.END_REPORT_SECONDS if worker.about.end_is_told else now
+        self._end_worker(worker, "lost", why, now, end_reported_by=due)
         memory = f"it used {worker.report.memory_bytes / limits.MIB:,.0f} MiB at its last report"
         how = f"{worker} was lost: {why}" + (f", and {memory}" if worker.report.memory_bytes else "")
         unexplained = UnexplainedEnd(worker.worker, due, how, attempts)
@@ -759,7 +759,7 @@ class CoordinatorState:
             if (job := self._jobs.get(name)) is not None:
                 calls = job.last_seen_inside(attempts, stalled_at=at)
                 job.died_inside(calls, ended.how, ended.worker, at)
-                job.end_told(ended.worker, at)
+                job.end_reported(ended.worker, at)
                 self._touch(job)
 
     def _end_explained(self, message: WorkerEnded, now: float) -> None:
@@ -781,7 +781,7 @@ class CoordinatorState:
                 calls = job.last_seen_inside(attempts.get(job.id, ()))
             if counts:
                 job.died_inside(calls, f"worker {message.worker} {words}", message.worker, at)
-            job.end_told(message.worker, at)
+            job.end_reported(message.worker, at)
             self._touch(job)
 
     def _attempts_on(self, worker: Worker) -> dict[str, list[tuple[TaskKey, int]]]:
@@ -796,7 +796,7 @@ class CoordinatorState:
         why: str,
         now: float,
         *,
-        end_told_until: float | None = None,
+        end_reported_by: float | None = None,
     ) -> None:
         self._workers.end(worker, state, now)
         self._preparations.worker_ended(worker.worker)
@@ -811,7 +811,7 @@ class CoordinatorState:
             job.links.forget(worker.worker)
             if worker.worker in job.slots.workers():
                 at = self._wall(now)
-                until = None if end_told_until is None else at + end_told_until - now
+                until = None if end_reported_by is None else at + end_reported_by - now
                 job.worker_lost(worker.worker, cause, at, until)
                 self._touch(job)
         self._readmit(now)
@@ -1000,7 +1000,7 @@ class CoordinatorState:
         if (job := self._jobs.submitted(message.submission)) is not None:
             self._out.append(Reply(link, request, Accepted(job=job.id)))
             return
-        self._submissions.require_wanted(message.submission)
+        self._submissions.require_not_withdrawn(message.submission)
         graph = checked_graph(message, self._facts.python)
         placement = self._admit(graph, at)
         warning = compared_releases(message.releases, self._workers.releases())
@@ -1022,7 +1022,7 @@ class CoordinatorState:
         """Start a journaled job, or raise without a trace: it may no longer fit."""
         if (known := self._jobs.submitted(submission.id)) is not None:
             return Accepted(job=known.id)
-        self._submissions.require_wanted(submission.id)
+        self._submissions.require_not_withdrawn(submission.id)
         graph = submission.graph
         job = submission.make_job(*self._admit(graph, at), self._random)
         self._jobs[job.id] = job

@@ -75,7 +75,7 @@ class Worker:
     epoch: int
     link: int
     about: WorkerDescription
-    heard_at: float
+    last_seen_at: float
     state: Literal["alive", "awaited", "lost", "gone"] = "alive"
     """Awaited: it was registered with an earlier coordinator, or its control link closed, and it has not come
     back yet."""
@@ -145,9 +145,9 @@ class Worker:
         """Make it a regular worker."""
         self.standby = False
 
-    def heard(self, now: float) -> None:
+    def note_message(self, now: float) -> None:
         """Note that the worker has sent a message."""
-        self.heard_at = now
+        self.last_seen_at = now
 
     def suspect(self) -> None:
         """Another worker suspects it."""
@@ -203,13 +203,13 @@ class Worker:
             reachable=reach[0],
             tried=reach[1],
             draining=self.drain is not None and self.state in ("alive", "awaited"),
-            heartbeat_age_seconds=max(0.0, now - self.heard_at),
+            heartbeat_age_seconds=max(0.0, now - self.last_seen_at),
             report=report if reports else WorkerReport(),
             peers=peers if reports else [],
         )
 
     def entry(self, now: float) -> WorkerEntry:
-        age = max(0.0, now - self.heard_at)
+        age = max(0.0, now - self.last_seen_at)
         about = self.about
         return WorkerEntry(self.worker, self.state, about.host, about.metrics_port, age, self.suspicions)
 
@@ -311,10 +311,10 @@ class WorkerRegistry:
         """The workers that are alive or awaited."""
         return [worker for worker in self if worker.state in ("alive", "awaited")]
 
-    def heard_at(self, number: int) -> float:
+    def last_seen_at(self, number: int) -> float:
         """When a worker last sent a message; -inf if there is no worker with this id."""
         worker = self.get_there(number)
-        return -math.inf if worker is None else worker.heard_at
+        return -math.inf if worker is None else worker.last_seen_at
 
     def ended_since(self, since: float) -> list[Worker]:
         """The workers that were lost or have left since ``since``."""
@@ -414,7 +414,7 @@ class WorkerRegistry:
         before = worker.link
         self._by_link.pop(before, None)
         self._by_link[link] = worker
-        worker.link, worker.heard_at, worker.state, worker.absence = link, now, "alive", None
+        worker.link, worker.last_seen_at, worker.state, worker.absence = link, now, "alive", None
         worker.joined_at = now
         if worker.drain is not None:
             worker.drain.link_renewed()
@@ -426,7 +426,7 @@ class WorkerRegistry:
         found."""
         del self._by_link[worker.link]
         worker.absence = Absence(worker.link, why, limits.LINK_GRACE_SECONDS)
-        worker.state, worker.link, worker.heard_at = "awaited", 0, now
+        worker.state, worker.link, worker.last_seen_at = "awaited", 0, now
 
     def absent(self, link: int) -> Worker | None:
         """The worker that is awaited because this control link closed."""
@@ -593,11 +593,11 @@ class WorkerRegistry:
         interval = self._settings.heartbeat_interval
         found: list[Worker] = []
         for worker in self.there():
-            due = worker.heard_at + self.silence_max(worker)
-            looks_again = now > due + HELD_UP_SECONDS and worker.looked_again_at != worker.heard_at
+            due = worker.last_seen_at + self.silence_max(worker)
+            looks_again = now > due + HELD_UP_SECONDS and worker.looked_again_at != worker.last_seen_at
             if looks_again or now > due + interval:
-                worker.heard_at += now - due + interval
-                worker.looked_again_at = worker.heard_at
+                worker.last_seen_at += now - due + interval
+                worker.looked_again_at = worker.last_seen_at
             elif now >= due:
                 found.append(worker)
         return found
@@ -615,7 +615,7 @@ class WorkerRegistry:
             (
                 worker.ended_at + LISTED_SECONDS
                 if worker.state in ("lost", "gone")
-                else worker.heard_at + self.silence_max(worker)
+                else worker.last_seen_at + self.silence_max(worker)
                 for worker in self._workers.values()
             ),
             default=None,

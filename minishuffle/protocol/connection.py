@@ -155,17 +155,17 @@ class KeepAlive:
         now: the clock's reading, in seconds.
     """
 
-    __slots__ = ("_due", "_heard_at", "_interval", "_silent_intervals", "_token")
+    __slots__ = ("_due", "_received_at", "_interval", "_silent_intervals", "_token")
 
     def __init__(self, interval: float, now: float) -> None:
         self._interval = interval
         self._token = 0
-        self._heard_at = now
+        self._received_at = now
         self._due = now + interval
         self._silent_intervals = 0
 
-    def heard(self, now: float) -> None:
-        self._heard_at = now
+    def note_received(self, now: float) -> None:
+        self._received_at = now
         self._due = now + self._interval
         self._silent_intervals = 0
 
@@ -182,7 +182,7 @@ class KeepAlive:
             last = self._silent_intervals == SILENT_AFTER_INTERVALS
             self._due = now + (LAST_LOOK_SECONDS if last else self._interval)
             silent = self._silent_intervals > SILENT_AFTER_INTERVALS
-            return PeerSilent(now - self._heard_at) if silent else None
+            return PeerSilent(now - self._received_at) if silent else None
         self._due = now + self._interval
         self._silent_intervals = max(1, self._silent_intervals)
         self._token += 1
@@ -501,7 +501,7 @@ class Connection:
             RemoteProtocolError: the stream is malformed, or the peer does not read its answers; call
                 :meth:`lost` and close the socket.
         """
-        self._alive.heard(now)
+        self._alive.note_received(now)
         self._counters.bytes_in += len(data)
         try:
             self._decoder.receive(data)

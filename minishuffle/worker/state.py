@@ -210,7 +210,7 @@ class WorkerState:
         if not message.programs:
             message = message.model_copy(update={"programs": self.tasks.prepared(message.job)})
         named = [attempt_id(message.job, each) for each in message.attempts]
-        instructions = self.channels.hear(message.workers, named, now)
+        instructions = self.channels.learn_named(message.workers, named, now)
         new: list[tuple[AttemptId, TaskSpec]] = []
         for spec in message.tasks:
             key = attempt_id(message.job, spec)

@@ -61,7 +61,7 @@ class Cluster:
 
     def hear(self, *numbers: int) -> None:
         for number in numbers:
-            self.workers[number].heard_at = self.now
+            self.workers[number].last_seen_at = self.now
 
     def hear_all_but(self, *numbers: int) -> None:
         self.hear(*(self.workers.keys() - set(numbers)))
@@ -289,8 +289,8 @@ class AnyOrder(RuleBasedStateMachine):
             (host,) = {worker.about.identity for worker in verdict.workers}
             assert host in self.dead, "its kernel has answered all along"
             assert host != HERE
-            heard_at = max(worker.heard_at for worker in verdict.workers)
-            assert self.cluster.now - heard_at >= SECONDS - 1e-9
+            last_seen_at = max(worker.last_seen_at for worker in verdict.workers)
+            assert self.cluster.now - last_seen_at >= SECONDS - 1e-9
             self.lost.add(host)
             for worker in verdict.workers:
                 del self.cluster.workers[worker.worker]

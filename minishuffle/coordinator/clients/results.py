@@ -143,9 +143,9 @@ class Results:
     pending: PendingRequests
     _results: dict[str, dict[str, _Result]] = field(default_factory=dict)
     """Results by job and sink."""
-    _over: list[str] = field(default_factory=list)
+    _ended_jobs: list[str] = field(default_factory=list)
     """Ended jobs with results."""
-    _unwanted: set[str] = field(default_factory=set)
+    _to_drop: set[str] = field(default_factory=set)
     """Jobs whose results are dropped when they end."""
     _changed: set[str] = field(default_factory=set)
     """Jobs whose results may have changed since the last :meth:`changed`."""
@@ -198,20 +198,22 @@ class Results:
 
     def job_ended(self, job: Job) -> None:
         """A job has ended: drop the oldest results beyond the limit."""
-        if job.id in self._unwanted:
+        if job.id in self._to_drop:
             self._drop(job.id)
         elif not self._is_dropped(job.id):
-            self._over.append(job.id)
-        while len(self._over) > limits.JOB_RESULTS_KEPT:
-            self._drop(min(self._over, key=lambda name: _ended_at(self._results[name])))
-        for name in [name for name in self._results if name not in self.jobs and name not in self._over]:
+            self._ended_jobs.append(job.id)
+        while len(self._ended_jobs) > limits.JOB_RESULTS_KEPT:
+            self._drop(min(self._ended_jobs, key=lambda name: _ended_at(self._results[name])))
+        for name in [
+            name for name in self._results if name not in self.jobs and name not in self._ended_jobs
+        ]:
             del self._results[name]
 
     def give_up(self, job: Job) -> bool:
         """Drop the results of a job, at once or when the job ends. False if it has none."""
         if self._is_dropped(job.id):
             return False
-        self._unwanted.add(job.id)
+        self._to_drop.add(job.id)
         if job.terminal:
             self._drop(job.id)
         return True
@@ -234,8 +236,8 @@ class Results:
             workers |= {*self._held(result), *result.job.slots.workers()}
         for worker in sorted(workers):
             self.send(worker, DropResult(term=self.term, job=name))
-        self._over = [each for each in self._over if each != name]
-        self._unwanted.discard(name)
+        self._ended_jobs = [each for each in self._ended_jobs if each != name]
+        self._to_drop.discard(name)
         self._changed.add(name)
 
     def redeployed(self, job: Job, operator: int, index: int) -> None:
@@ -467,11 +469,11 @@ class Results:
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
-        assert len(self._over) <= limits.JOB_RESULTS_KEPT
+        assert len(self._ended_jobs) <= limits.JOB_RESULTS_KEPT
         for found in self._results.values():
             for result in found.values():
                 assert all(len(ends) <= BATCHES_REPLAYABLE + 1 for ends in result.kept.commits)
-                assert result.kept.dropped == (result.job.terminal and result.job.id not in self._over)
+                assert result.kept.dropped == (result.job.terminal and result.job.id not in self._ended_jobs)
                 for parts in result.kept.parts:
                     begins = [part.begin for part in parts]
                     assert parts and begins == sorted(set(begins))

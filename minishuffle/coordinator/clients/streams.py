@@ -52,7 +52,7 @@ from minishuffle.wire.requests import Accepted
 
 __all__ = ["StreamRequest", "Streams"]
 
-OVER_KEPT: Final = 100
+ENDED_STREAMS_KEPT: Final = 100
 """Streams of ended jobs whose end is remembered."""
 
 StreamRequest = DescribeStream | OpenUpstream | CommitWrite | AbortWrite | EndStream
@@ -90,7 +90,7 @@ class _Write:
     open_answers: int
     """Subtasks that have yet to say that their event time waits for it."""
     ended: bool = False
-    heard_at: float | None = None
+    connected_at: float | None = None
     """When a program was connected for it last, or the job was paused; None: it has just asked, or the
     coordinator is new."""
     idle: bool = False
@@ -174,7 +174,7 @@ class Streams:
         self._address = address
         self._streams: dict[str, _Stream] = {}
         self._pending = pending
-        self._over: dict[str, tuple[str, str]] = {}
+        self._ended_streams: dict[str, tuple[str, str]] = {}
         """Streams whose job ended, the last ones: how, which a task that tries again must hear; and the id
         of a job that finished and took any number of writes, whose last may yet be committed."""
         self._changed: set[str] = set()
@@ -198,7 +198,7 @@ class Streams:
         for stream in self._streams.values():
             for index in range(stream.parallelism):
                 job = stream.job
-                if stream.task(index).hears and job.worker_of(stream.operator, index) == worker:
+                if stream.task(index).is_reachable and job.worker_of(stream.operator, index) == worker:
                     found += self._all_for(stream, index)
         return found
 
@@ -226,7 +226,7 @@ class Streams:
         """A job was submitted, with no ``records``, or is recalled with what :meth:`record` gave."""
         for operator, vertex in enumerate(graph.vertices):
             if vertex.stream:
-                self._over.pop(vertex.stream, None)
+                self._ended_streams.pop(vertex.stream, None)
                 stream = self._streams[vertex.stream] = _Stream(
                     vertex.stream, job, operator, vertex.parallelism, vertex.bounded, vertex.stream_schema
                 )
@@ -255,9 +255,9 @@ class Streams:
             end = f"stream {name!r} has ended: {how}its job {job.id} ({job.name}) is finished"
             finished = job.state in ("finished", "finished_with_loss")
             endless = job.id if finished and not stream.bounded else ""
-            self._over[name] = (end if finished else text, endless)
-        while len(self._over) > OVER_KEPT:
-            del self._over[next(iter(self._over))]
+            self._ended_streams[name] = (end if finished else text, endless)
+        while len(self._ended_streams) > ENDED_STREAMS_KEPT:
+            del self._ended_streams[next(iter(self._ended_streams))]
         requests = [each for each in self._pending.of(_PendingWrite) if each.stream.job is job]
         refusals: list[Instruction] = [self._pending.refuse(each, error) for each in requests]
         for ticket, question in self._pending.questions(_Question):
@@ -270,7 +270,7 @@ class Streams:
     def request(self, link: int, request: int, message: StreamRequest, at: float) -> list[Instruction]:
         """Raises ShuffleError: the request cannot be granted."""
         self._pending.require_room(_PendingWrite, link)
-        if isinstance(message, CommitWrite) and (job := self._over.get(message.stream, ("", ""))[1]):
+        if isinstance(message, CommitWrite) and (job := self._ended_streams.get(message.stream, ("", ""))[1]):
             return [Reply(link, request, Accepted(job=job))]
         stream = self._stream(message.stream)
         self._changed.add(stream.job.id)
@@ -296,8 +296,8 @@ class Streams:
         stream = self._streams.get(name)
         if stream is not None:
             return stream
-        if name in self._over:
-            raise UsageError(f"{self._over[name][0]}; submit the job again")
+        if name in self._ended_streams:
+            raise UsageError(f"{self._ended_streams[name][0]}; submit the job again")
         known = ", ".join(sorted(self._streams)) or "none"
         raise UnknownName(
             f"no running job reads a stream {name!r} (there are: {known}): submit the job with "
@@ -316,7 +316,7 @@ class Streams:
         if message.write not in stream.writes and batch <= stream.forgotten.get(query, -1):
             return [Reply(link, request, self._forgotten(stream))]
         write = stream.writes.get(message.write) or self._begin(stream, message)
-        write.heard_at = None
+        write.connected_at = None
         if write.idle:
             write.idle = False
             stream.job.history.note(at, "write goes on", f"write {message.write} of stream {stream.name!r}")
@@ -445,7 +445,7 @@ class Streams:
     def _ask(self, stream: _Stream, message: _OfWrite, by: _PendingWrite | _Write) -> None:
         """Ask the current attempt of a subtask, or the next one once it is deployed."""
         job, question = stream.job, self._expect_answer(_Question(stream, message, by))
-        if stream.task(message.index).hears:
+        if stream.task(message.index).is_reachable:
             self._send(job.worker_of(stream.operator, message.index), question)
 
     def _expect_answer(self, question: _Question) -> _OfWrite:
@@ -498,7 +498,7 @@ class Streams:
         out: list[Instruction] = []
         for ticket, (stream, message, _) in self._pending.questions(_Question):
             task = stream.task(message.index)
-            if task.hears or task.state != "finished":
+            if task.is_reachable or task.state != "finished":
                 continue
             if isinstance(message, EndWrite):
                 out += self.answered(WriteEnded(term=self._term, ticket=ticket, missing=[]))
@@ -506,7 +506,7 @@ class Streams:
 
     # --- workers ---------------------------------------------------------------------------------
 
-    def heard(self, report: TaskReport, at: float) -> None:
+    def note_report(self, report: TaskReport, at: float) -> None:
         """A subtask that runs says for which writes programs are connected to it."""
         subtask = report.attempt.subtask
         for stream in self._streams.values():
@@ -514,9 +514,9 @@ class Streams:
                 continue
             for name, write in stream.writes.items():
                 paused = stream.job.state == "paused"
-                if write.heard_at is None or name in report.writes or paused:
-                    write.heard_at = at
-                elif at - write.heard_at > limits.WRITE_IDLE_SECONDS:
+                if write.connected_at is None or name in report.writes or paused:
+                    write.connected_at = at
+                elif at - write.connected_at > limits.WRITE_IDLE_SECONDS:
                     self._leave_out(stream, name, write, at)
 
     def _leave_out(self, stream: _Stream, name: str, write: _Write, at: float) -> None:
@@ -525,7 +525,7 @@ class Streams:
         write.idle, job = True, stream.job
         for index in range(stream.parallelism):
             about = self._about(stream, index, name)
-            if stream.task(index).hears:
+            if stream.task(index).is_reachable:
                 begin = BeginWrite(partitions=write.partitions, idle=True, **about)
                 self._send(job.worker_of(stream.operator, index), begin)
         text = (

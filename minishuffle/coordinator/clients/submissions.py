@@ -102,7 +102,7 @@ class Submissions:
         while len(self._withdrawn) > WITHDRAWN_KEPT:
             del self._withdrawn[next(iter(self._withdrawn))]
 
-    def require_wanted(self, submission: str) -> None:
+    def require_not_withdrawn(self, submission: str) -> None:
         """Raises TaskCancelled: the submission was withdrawn."""
         if submission in self._withdrawn:
             raise TaskCancelled("the submission was cancelled: submit the job again")

@@ -24,7 +24,7 @@ from minishuffle.wire.reports import (
     TaskStateChanged,
 )
 
-__all__ = ["heard", "may_wait", "refuses"]
+__all__ = ["apply_fact", "may_wait", "refuses"]
 
 WHILE_IT_RUNS: Final = (Collected, FileCompleted, SourcePositions, TaskStands)
 """Facts that are stale once their attempt has ended."""
@@ -32,7 +32,7 @@ FREQUENT: Final = (TaskReport, TaskStands)
 """Reports that come so often while an attempt runs that they alone cause no journal write."""
 
 
-def heard(job: Job, worker: int, fact: Fact | TaskReport, at: float) -> bool:
+def apply_fact(job: Job, worker: int, fact: Fact | TaskReport, at: float) -> bool:
     """Apply a worker's fact or report about an attempt to the job; False if it is stale."""
     task = job.subtasks.current(worker, fact.attempt)
     if task is None:

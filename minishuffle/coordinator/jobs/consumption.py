@@ -166,7 +166,7 @@ class Ends:
         self.news.clear()
         return [(self._tasks[producer], edge, consumers) for (producer, edge), consumers in found.items()]
 
-    def ends_of(self, producer: TaskKey) -> list[LateEnds]:
+    def late_ends(self, producer: TaskKey) -> list[LateEnds]:
         """All late ends (:meth:`is_late_end`) of a producer."""
         task = self._tasks[producer]
         if task.attempt == FIRST_ATTEMPT:

@@ -538,13 +538,13 @@ class Job:
         self.history.note(at, "results lost", text, worker=worker)
 
     def worker_lost(
-        self, worker: int, cause: ErrorInfo, at: float, end_told_until: float | None = None
+        self, worker: int, cause: ErrorInfo, at: float, end_reported_by: float | None = None
     ) -> None:
         """A worker is lost: its running tasks are lost, finished ones whose partitions are needed too, and
         its slots become vacant.
 
         Args:
-            end_told_until: time by which the launcher reports how the process ended. Slots of subtasks with
+            end_reported_by: time by which the launcher reports how the process ended. Slots of subtasks with
                 counted deaths wait for it.
         """
         self.slots.worker_lost(worker, cause.text)
@@ -557,10 +557,10 @@ class Job:
             lost += self.ends.tasks_to_rerun(lost, here)
         for task in lost:
             self._transition(task, "lost", "coordinator", at, f"{task} is lost: {cause.text}")
-        if end_told_until is not None and self._restarts and not self.stopping:
+        if end_reported_by is not None and self._restarts and not self.stopping:
             slots = {self.slot_of(task.key) for task in lost if self.deaths.of(task.key) is not None}
             held = [task.key for task in lost if self.slot_of(task.key) in slots]
-            self.timers.hold(held, worker, end_told_until)
+            self.timers.hold(held, worker, end_reported_by)
         self._go_on_without(lost, cause, "on another worker", at)
 
     def exclude(self, worker: int, exclusion: Exclusion, at: float) -> list[TaskAttempt]:
@@ -582,7 +582,7 @@ class Job:
                 self.fail(failures.limit_reached(str(self.subtasks[key])), at)
         return named
 
-    def end_told(self, worker: int, at: float) -> None:
+    def end_reported(self, worker: int, at: float) -> None:
         """The end of a lost worker's process is explained, or will not be: its held tasks wait no longer."""
         self.timers.hasten(self.cancellations.deployed_with(self.timers.release(worker)), at)
 
@@ -637,7 +637,7 @@ class Job:
         self.deaths.coordinator_lost(at)
         self.progress.coordinator_lost()
 
-    def never_there(self, keys: Iterable[TaskKey], at: float) -> None:
+    def restart_undeployed(self, keys: Iterable[TaskKey], at: float) -> None:
         """Restart tasks whose deployment has not reached their worker, because the coordinator was lost."""
         lost = [self.subtasks[key] for key in keys]
         for task in lost:

@@ -59,7 +59,7 @@ class JobLinks:
 
     # --- links -----------------------------------------------------------------------------------
 
-    def hear(self, links: Mapping[PairKey, str], at: float, now: float) -> bool:
+    def set_broken(self, links: Mapping[PairKey, str], at: float, now: float) -> bool:
         """Set the broken links of the job; True if they have changed. ``at`` is wall clock, ``now`` the clock
         of probes."""
         gone, new = self.broken.keys() - links.keys(), links.keys() - self.broken.keys()

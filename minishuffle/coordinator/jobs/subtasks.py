@@ -109,7 +109,7 @@ class Subtask(AttemptRecord):
         return self.state == "finished" and self.on_worker
 
     @property
-    def hears(self) -> bool:
+    def is_reachable(self) -> bool:
         """Whether its current attempt is on a worker that can answer a message."""
         return self.on_worker and self.state in ("created", "running", "finished")
 

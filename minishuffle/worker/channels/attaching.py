@@ -132,7 +132,7 @@ class Attaching:
         answers = [Probed(term=self._term(), worker=each.worker, epoch=each.epoch) for each in linked]
         return [*map(Send, answers), *(ProbePeer(each) for each in peers if each not in linked)]
 
-    def hear(
+    def learn_named(
         self, workers: Sequence[WorkerAddress], attempts: Iterable[AttemptId], now: float
     ) -> list[Instruction]:
         """The coordinator has named workers and attempts on them."""
@@ -147,7 +147,9 @@ class Attaching:
         """Attach channels from earlier attempts to the new ones, and close the channels that earlier attempts
         have read here."""
         attempts = [attempt_id(message.job, placed) for placed in message.tasks]
-        instructions = self.hear(message.workers, attempts, now)  # First, so as not to attach earlier ones.
+        instructions = self.learn_named(
+            message.workers, attempts, now
+        )  # First, so as not to attach earlier ones.
         for placed, attempt in zip(message.tasks, attempts, strict=True):
             for channel in self.inputs.readers(attempt.subtask):
                 upstream = Upstream(placed.attempt, placed.worker, placed.base)
@@ -434,7 +436,7 @@ class Attaching:
                 continue
             progress, entry = self._progress(key), self.inputs[channel]
             if progress is None or progress != entry.progress:
-                self.inputs.put_off(channel, progress, now + seconds)
+                self.inputs.postpone(channel, progress, now + seconds)
                 continue
             unread = f"what is left of edge {channel.edge} from subtask {entry.producer}"
             waits = f"whose attempt {entry.upstream.attempt} waits"

@@ -289,7 +289,7 @@ class InputRegistry:
         """Channels that are cached and whose task is to be looked at."""
         return [key for key, deadline in self._undrained.items() if now >= deadline]
 
-    def put_off(self, key: ChannelKey, progress: Progress, drain_by: float) -> None:
+    def postpone(self, key: ChannelKey, progress: Progress, drain_by: float) -> None:
         """The task is not stuck: look at it again then, which is no sooner than at any other."""
         self._entries[key].progress = progress
         del self._undrained[key]

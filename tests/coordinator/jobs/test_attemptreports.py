@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from minishuffle.coordinator.jobs.attemptreports import heard, may_wait, refuses
+from minishuffle.coordinator.jobs.attemptreports import apply_fact, may_wait, refuses
 from minishuffle.counters import TaskCounters
 from minishuffle.ids import AttemptId
 from minishuffle.wire.messages import Standing, TaskReport
@@ -56,11 +56,11 @@ def job(cluster: FakeCluster, make_graph: Any) -> Job:
 def test_a_fact_counts_of_the_current_attempt_where_it_runs(job: Job, name: str) -> None:
     make = FACTS[name]
     unknown = [(1, attempt(number=2)), (2, attempt()), (1, attempt(7)), (9, attempt())]
-    assert not any(heard(job, worker, make(of), 1.0) for worker, of in unknown)
+    assert not any(apply_fact(job, worker, make(of), 1.0) for worker, of in unknown)
     assert not job.subtasks.changed or name in ("heartbeat", "released"), "the journal has nothing to write"
-    assert heard(job, 1, make(attempt()), 1.0)
-    assert heard(job, 1, TaskStateChanged(attempt=attempt(), state="finished"), 1.0)
-    assert heard(job, 1, make(attempt()), 1.0) is (name in ALWAYS)
+    assert apply_fact(job, 1, make(attempt()), 1.0)
+    assert apply_fact(job, 1, TaskStateChanged(attempt=attempt(), state="finished"), 1.0)
+    assert apply_fact(job, 1, make(attempt()), 1.0) is (name in ALWAYS)
 
 
 def test_a_file_that_is_not_listed_is_refused(job: Job) -> None:
@@ -71,7 +71,7 @@ def test_a_file_that_is_not_listed_is_refused(job: Job) -> None:
         and refuses(None, file)
         and not refuses(None, EndsRead(attempt=attempt(), edge=0, producers=[]))
     )
-    assert heard(job, 1, file, 1.0) and not refuses(job, file)
+    assert apply_fact(job, 1, file, 1.0) and not refuses(job, file)
 
 
 def test_what_waits_for_the_journal_waits_as_long_as_all_may() -> None:

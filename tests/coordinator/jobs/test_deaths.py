@@ -332,7 +332,7 @@ def test_a_subtask_that_a_death_counts_against_waits_to_hear_how_the_next_one_en
     cluster.report_all("j1", "running", attempt=3)
     cluster.lose(third)
     cluster.add(end_is_told=True)
-    cluster.advance(limits.END_TOLD_SECONDS - 0.1)
+    cluster.advance(limits.END_REPORT_SECONDS - 0.1)
     assert {task.state for task in cluster.show("j1").tasks} == {"restarting"}
     cluster.advance(0.2)
     assert {task.state for task in cluster.show("j1").tasks} == {"created"}, "nobody told"
@@ -369,7 +369,7 @@ def test_a_launcher_that_does_not_tell_is_waited_for_and_then_nobody_knows(
     start(cluster, one_slot(make_graph))
     cluster.advance(60.0)
     cluster.lose(told[0])
-    cluster.advance(limits.END_TOLD_SECONDS - 0.1)
+    cluster.advance(limits.END_REPORT_SECONDS - 0.1)
     assert events(cluster, "death counted") == []
     cluster.advance(0.2)
     assert [event.operator for event in events(cluster, "death counted")] == [0, 1], (
@@ -390,7 +390,7 @@ def test_an_end_that_a_lost_coordinator_waited_to_hear_of_counts_with_the_next_o
     cluster.come_back(told[1])
     if is_told:
         assert cluster.request(killed(told[0], subtask(1))) == Accepted()
-    cluster.advance(limits.END_TOLD_SECONDS + 1.0)
+    cluster.advance(limits.END_REPORT_SECONDS + 1.0)
     assert len(events(cluster, "death counted")) == is_told
     assert {task.worker for task in cluster.show("j1").tasks} == {2}
     cluster.report_all("j1", "running", attempt=2)

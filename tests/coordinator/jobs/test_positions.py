@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from minishuffle.coordinator.jobs.attemptreports import heard
+from minishuffle.coordinator.jobs.attemptreports import apply_fact
 from minishuffle.coordinator.jobs.job import Job
 from minishuffle.coordinator.jobs.positions import Resumption, SourceProgress
 from minishuffle.plan.graph import JobGraph
@@ -112,20 +112,20 @@ def test_a_job_keeps_what_current_attempts_report(make_graph: Callable[..., JobG
         (entry,) = unpack_positions(job.progress.sources.resume(0, 0, 101.0).positions)
         return entry
 
-    assert heard(job, 1, moved(10), 101.0)
-    assert not heard(job, 1, moved(99, 2), 101.0)
-    assert not heard(job, 2, moved(99), 101.0)
+    assert apply_fact(job, 1, moved(10), 101.0)
+    assert not apply_fact(job, 1, moved(99, 2), 101.0)
+    assert not apply_fact(job, 2, moved(99), 101.0)
     assert kept() == SplitPosition(0, 10, 8)
-    assert heard(job, 1, moved(20), 101.0)
+    assert apply_fact(job, 1, moved(20), 101.0)
     table = packed(SplitPosition(0, 23))
-    assert heard(job, 1, TaskStateChanged(attempt=attempt(), state="failed", positions=table), 101.0)
-    assert not heard(job, 1, moved(99), 101.0)
+    assert apply_fact(job, 1, TaskStateChanged(attempt=attempt(), state="failed", positions=table), 101.0)
+    assert not apply_fact(job, 1, moved(99), 101.0)
     assert kept() == SplitPosition(0, 23)
 
 
 def test_a_job_without_leases_repeats(make_graph: Callable[..., JobGraph]) -> None:
     job = Job("j1", "count", make_graph(source_lease=0), (1, 2), {1: 0, 2: 0}, at=100.0, random=lambda: 0.5)
-    assert heard(job, 1, moved(10), 101.0)
+    assert apply_fact(job, 1, moved(10), 101.0)
     assert job.progress.sources.resume(0, 0, 101.0) == Resumption(packed(SplitPosition(0, 10)), 0.0)
 
 

@@ -40,7 +40,7 @@ def test_an_attempt_is_the_current_one_on_the_worker_that_has_it(
         table[COUNT1].leave_worker()
     named = AttemptId(SubtaskId("j1", OperatorId(1), 1), attempt)
     assert table.current(worker, named) is (table[COUNT1] if is_current else None)
-    assert table[COUNT1].hears is not lost
+    assert table[COUNT1].is_reachable is not lost
 
 
 def test_results_are_kept_up_to_a_bound_over_all_subtasks_and_attempts(

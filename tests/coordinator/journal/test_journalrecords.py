@@ -244,7 +244,10 @@ def test_workers_that_have_not_ended_are_recalled_with_what_they_were(cluster: F
         (second.worker, 2, "awaited"),
         (standby.worker, 3, "awaited"),
     ]
-    assert [(each.slots, each.standby, each.heard_at) for each in found] == [(3, False, 5.0), (2, True, 5.0)]
+    assert [(each.slots, each.standby, each.last_seen_at) for each in found] == [
+        (3, False, 5.0),
+        (2, True, 5.0),
+    ]
     assert recalled_counts(cluster.journal) == (0, (3, 3, 0))
 
 
