@@ -123,7 +123,7 @@ SET_FROM_OUTSIDE = {
     "worker/tasks/handoff.py": ("notified", "the wake flag of a subpartition: set by whoever queues it"),
     "worker/tasks/jobimports.py": ("__import__", "Python's, which a worker wraps"),
     "worker/interpreter.py": ("callbacks", "Python's, which hear of collections"),
-    "worker/external/clientgate.py": ("channels starts", "channels of a gate that come and go; leases"),
+    "worker/external/clientgate.py": ("channels", "channels of a gate that come and go"),
 }
 """By module of the two processes: attributes of other objects that it changes, and why."""
 CHANGES = re.compile(
@@ -135,7 +135,6 @@ FORWARDS = {
     "coordinator/process.py": "web_started look",  # The web server knows the process alone.
     "worker/channels/probing.py": "close",
     "worker/introspection/profiling.py": "now",  # One of several kinds of what is asked of a worker.
-    "worker/sources/leases.py": "end",  # The same of what external clients write as of sources.
 }
 """By module of the two processes: methods that only forward to an object which those who call do not know."""
 SMALL_LINES_MAX = 75

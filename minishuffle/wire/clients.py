@@ -33,7 +33,9 @@ __all__ = [
     "UpstreamOpened",
     "WriteBegun",
     "WriteEnded",
+    "partition_split",
     "query_and_batch",
+    "write_and_partition",
 ]
 
 
@@ -173,6 +175,17 @@ def query_and_batch(write: str) -> tuple[str, int]:
     return (query, int(batch)) if query and batch.isascii() and batch.isdigit() else ("", 0)
 
 
+def partition_split(write: str, partition: int) -> str:
+    """The name of the split that a partition of a write is."""
+    return f"{write}/{partition}"
+
+
+def write_and_partition(split: str) -> tuple[str, int]:
+    """What :func:`partition_split` was called with."""
+    write, _, partition = split.rpartition("/")
+    return write, int(partition)
+
+
 class DescribeStream(ControlMessage):
     """(Client.) Answered with :class:`StreamInfo`."""
 
@@ -223,7 +236,8 @@ class UpstreamOpened(ControlMessage):
     segment_bytes: int
     """Size of the worker's network buffers: no buffer that is sent may be larger."""
     base: int = 0
-    """Rows below are not sent again, whatever became of them: see ``WritePosition``."""
+    """Rows below are not sent again, whatever became of them: a lease of an earlier attempt of the task ended
+    there."""
 
 
 class BeginWrite(ControlMessage):

@@ -273,30 +273,6 @@ class OutputSpec(ControlMessage):
     """Its consumers may wait to be deployed: the coordinator is to hear of its first buffer."""
 
 
-class WritePosition(ControlMessage):
-    """How far the task that takes a partition of a write is in it: see ``SplitPosition``.
-
-    Rows below ``base`` are not sent again, whatever became of them.
-    """
-
-    write: Name
-    partition: int
-    position: int
-    """Rows taken, those below ``base`` included."""
-    lease: int = 0
-    """Rows behind them that may be taken before the next report."""
-    base: int = 0
-    checksum: int = 0
-    """CRC-32 of the elements that the rows from ``base`` to ``position`` came in."""
-    done: bool = False
-    """The partition is complete."""
-
-    @property
-    def end(self) -> int:
-        """Nothing from here on was taken."""
-        return self.position + self.lease
-
-
 class TaskSpec(ControlMessage):
     operator: int
     name: str
@@ -311,15 +287,14 @@ class TaskSpec(ControlMessage):
     """The name of a sink whose records external clients read."""
     bounded: bool = True
     positions: PositionTable = b""
-    """What an earlier attempt of a source has reported: each split goes on at its ``end``."""
+    """What an earlier attempt of a source, or of one that external clients write to, has reported: each split
+    goes on at its ``end``."""
     positions_age: float = 0.0
     """Seconds since it has."""
     files: dict[int, int] = Field(default_factory=dict)
     """By earlier attempt of a file sink, how many of its files are in the manifest."""
     committable: bytes = b""
     """What an earlier attempt of a sink has prepared last, if it commits in two phases."""
-    writes: list[WritePosition] = Field(default_factory=list)
-    """What is there of partitions that external clients write, if the task reads a stream."""
     first_row: int = 0
     """The number of the first row that it keeps, if it is a sink whose records external clients read."""
     base: int = 0

@@ -19,7 +19,6 @@ from minishuffle.wire.messages import (
     ErrorInfo,
     Name,
     Standing,
-    WritePosition,
 )
 from minishuffle.wire.packed import PositionTable, TrafficTable
 
@@ -51,8 +50,6 @@ class TaskStateChanged(ControlMessage):
     traffic: TrafficTable = b""
     positions: PositionTable = b""
     """Where a source that has ended stands, without any lease."""
-    writes: list[WritePosition] = Field(default_factory=list)
-    """The same of one that external clients write to."""
 
     @model_serializer(mode="wrap")
     def _pack(self, pack: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -86,8 +83,7 @@ class SourcePositions(ControlMessage):
     """How far a source's subtask is, and how far it may go before its next report.
 
     It emits nothing behind the ``end`` of a split before this is acknowledged, unless the coordinator does
-    not answer. An entry replaces the one of its split, or of its partition of a write, that was reported
-    before.
+    not answer. An entry replaces the one of its split that was reported before.
     """
 
     kind: Literal["source_positions"] = "source_positions"
@@ -95,7 +91,9 @@ class SourcePositions(ControlMessage):
     positions: PositionTable = b""
     within: float = Field(0.0, ge=0.0)
     """Seconds within which it is to be acknowledged, so that others can be with it; 0: at once."""
-    writes: list[WritePosition] = Field(default_factory=list)
+    waits: bool = False
+    """The source waits for that however long the coordinator does not answer: external clients write it, who
+    are to send no row twice."""
 
 
 class EndsRead(ControlMessage):

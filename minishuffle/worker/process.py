@@ -294,7 +294,7 @@ class Worker:
         if attempt is None:
             return
         if isinstance(fact, SourcePositions):
-            attempt.acknowledge(durable=durable)
+            attempt.task.leases.acknowledge(durable=durable)
         else:
             attempt.task.files.acknowledge()
 
@@ -506,7 +506,7 @@ class Worker:
             self._carry_out(self._state.task_running(key))
             return
         attempt = self._deployment.attempts.get(key)  # None: it was released meanwhile
-        traffic, writes = attempt.end() if attempt is not None else (b"", [])
+        traffic = attempt.end() if attempt is not None else b""
         self._sender.end(task.outbox, rows=outcome.state != "finished")
         try:
             counters = task.read_counters()
@@ -518,7 +518,6 @@ class Worker:
                 counters,
                 traffic=traffic,
                 positions=outcome.positions,
-                writes=writes,
             )
             self._carry_out(ended)
         except Exception as error:

@@ -49,7 +49,6 @@ from minishuffle.wire.messages import (
     TasksRestarted,
     WorkerAddress,
     WorkerLost,
-    WritePosition,
 )
 from minishuffle.wire.registration import Registered
 from minishuffle.worker.channels.attaching import Attaching
@@ -267,15 +266,14 @@ class WorkerState:
         *,
         traffic: bytes = b"",
         positions: bytes = b"",
-        writes: Sequence[WritePosition] = (),
     ) -> WorkerStep:
         """The attempt's thread came to its end; a second report changes nothing."""
         if not self.tasks.runs(key):
             return self._step()
         self._end(key, finished=state == "finished")
         ended = state_change(key, state, error, result, counters=counters)
-        found = {"traffic": traffic, "positions": positions, "writes": list(writes)}
-        return self._step([Report(ended.model_copy(update=found)), *self._tell_lost(key)])
+        ended = ended.model_copy(update={"traffic": traffic, "positions": positions})
+        return self._step([Report(ended), *self._tell_lost(key)])
 
     def partition_lost(self, key: AttemptId, error: PartitionLost) -> WorkerStep:
         """The stored partition of an attempt cannot be read; this is reported once the attempt has

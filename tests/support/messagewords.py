@@ -34,6 +34,7 @@ from minishuffle.ids import AttemptId, PartitionId, SubtaskId
 from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.messages import TaskAttempt, WorkerAddress
 from minishuffle.wire.packed import (
+    Cursor,
     PeerRows,
     SplitPosition,
     pack_placement,
@@ -215,7 +216,9 @@ class Words:
     def _packed(self, name: str, value: bytes) -> str:
         if name == "positions":
             return ",".join(
-                f"{each.split}:{each.position}+{each.lease}" + (":done" if each.done else "")
+                f"{each.split}:{each.position}+{each.lease}"
+                + (":done" if each.done else "")
+                + (f"@{each.cursor.name}" if each.cursor is not None else "")
                 for each in unpack_positions(value)
             )
         if name == "traffic":
@@ -355,9 +358,11 @@ class Words:
 def _positions(text: str) -> bytes:
     entries = []
     for each in text.split(","):
-        split, rows, *done = each.split(":")
+        where, _, name = each.partition("@")
+        split, rows, *done = where.split(":")
         position, _, lease = rows.partition("+")
-        entries.append(SplitPosition(int(split), int(position), int(lease or 0), bool(done)))
+        cursor = Cursor(name, rows=int(position)) if name else None
+        entries.append(SplitPosition(int(split), int(position), int(lease or 0), bool(done), cursor))
     return pack_positions(entries)
 
 

@@ -86,7 +86,7 @@ class Site:
                 if positions:
                     self.positions.setdefault(fact.attempt, []).append(positions)
                 if self.acknowledges:
-                    there.acknowledge(durable=True)
+                    there.task.leases.acknowledge()
             case FileCompleted():
                 self.files.setdefault(fact.attempt, []).append(fact)
                 if self.acknowledges:

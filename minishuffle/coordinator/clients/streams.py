@@ -9,8 +9,8 @@ Which writes have begun and ended, and whose a bounded stream is, is journaled. 
 when it was lost is not: clients ask the next one again, and that one tells every subtask what it should have
 heard.
 
-A subtask that restarts gets from its job how far each partition is (``WriteProgress``), and from here which
-writes have begun and ended. What its last attempt did not answer is asked of the next one.
+A subtask that restarts gets from its job how far each partition is, as any source (``SourceProgress``), and
+from here which writes have begun and ended. What its last attempt did not answer is asked of the next one.
 
 A program that is killed ends its write neither way. A write into an endless stream that nobody is connected
 for, nor asks for, for WRITE_IDLE_SECONDS is idle: event time waits for it nowhere, until it asks again.
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from minishuffle import limits
@@ -46,6 +47,7 @@ from minishuffle.wire.clients import (
     WriteBegun,
     WriteEnded,
     query_and_batch,
+    write_and_partition,
 )
 from minishuffle.wire.messages import ControlMessage, ErrorInfo, TaskReport, WorkerAddress
 from minishuffle.wire.requests import Accepted
@@ -363,7 +365,7 @@ class Streams:
         ended = [name for name, write in stream.writes.items() if write.ended]
         for name in ended[: max(0, len(ended) + 1 - limits.WRITES_KEPT)]:
             del stream.writes[name]
-            stream.job.progress.writes.forget(name)
+            stream.job.progress.sources.forget(stream.operator, partial(_is_of, name))
             stream.job.subtasks.touch(*((stream.operator, index) for index in range(stream.parallelism)))
             query, batch = query_and_batch(name)
             if query:
@@ -601,3 +603,7 @@ class Streams:
         for pending in self._pending.of(_PendingWrite):
             if pending.opening is not None and pending.opening.write is write:
                 self._expect(pending, pending.opening.message)
+
+
+def _is_of(write: str, split: str) -> bool:
+    return write_and_partition(split)[0] == write

@@ -48,10 +48,7 @@ from minishuffle.coordinator.jobs.lossaccounting import (
 from minishuffle.coordinator.jobs.lostpartitions import Replays, ReplaysRecord
 from minishuffle.coordinator.jobs.manifest import ManifestRecord
 from minishuffle.coordinator.jobs.pausing import JobPause, PauseRecord
-from minishuffle.coordinator.jobs.positions import (
-    PositionsRecord,
-    WritesRecord,
-)
+from minishuffle.coordinator.jobs.positions import PositionsRecord
 from minishuffle.coordinator.jobs.progress import JobProgress
 from minishuffle.coordinator.jobs.recoveries import Recoveries
 from minishuffle.coordinator.jobs.restarttimers import RestartTimers
@@ -155,7 +152,6 @@ class TaskRecord(Record):
     failures: FailuresRecord | None
     deaths: TaskDeaths | None = None
     source: PositionsRecord | None
-    writes: WritesRecord | None
     ends: EndsRecord = ()
 
 
@@ -249,7 +245,6 @@ class Job:
             failures=self._failures.record(key),
             deaths=self.deaths.record(key),
             source=self.progress.sources.record(*key),
-            writes=self.progress.writes.record(*key),
             ends=self.ends.record(key),
         )
 
@@ -278,7 +273,6 @@ class Job:
 
     def _recall_task(self, key: TaskKey, record: TaskRecord) -> None:
         self.progress.sources.recall(*key, record.source)
-        self.progress.writes.recall(*key, record.writes)
         self.ends.recall(key, record.ends, record.task.round)
         self.recoveries.recall(key, record.recovery)
         self.deaths.recall(key, record.deaths)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
 from minishuffle.coordinator.journal.codec import Record
-from minishuffle.wire.messages import WritePosition
 from minishuffle.wire.packed import PositionTable, SplitPosition, pack_positions, unpack_positions
 
-__all__ = ["Resumption", "SourceProgress", "WriteProgress"]
+__all__ = ["Resumption", "SourceProgress"]
 
 
 class Resumption(NamedTuple):
@@ -20,7 +19,6 @@ class Resumption(NamedTuple):
     positions: bytes = b""
     positions_age: float = 0.0
     files: Mapping[int, int] = MappingProxyType({})
-    writes: tuple[WritePosition, ...] = ()
     first_row: int = 0
     committable: bytes = b""
 
@@ -35,14 +33,6 @@ class PositionsRecord(Record):
     began: int
 
 
-@dataclass(frozen=True, slots=True)
-class WritesRecord(Record):
-    """Where they are of one that external clients write to."""
-
-    began: int
-    entries: tuple[WritePosition, ...]
-
-
 @dataclass(slots=True)
 class _Subtask:
     reported_at: float
@@ -52,7 +42,8 @@ class _Subtask:
 
 
 class SourceProgress:
-    """The positions that the source subtasks of one job have reported.
+    """The positions that the source subtasks of one job have reported, those included that external clients
+    write to.
 
     Reports are only of the current attempt of a subtask, and come in order: what it says last counts, also
     when it takes a lease back. What a witness has said may be ahead of them: positions never go back.
@@ -130,76 +121,10 @@ class SourceProgress:
         subtask.began = sum(entry.end for entry in entries)
         return Resumption(pack_positions(entries), max(0.0, at - subtask.reported_at))
 
-
-@dataclass(slots=True)
-class _Writes:
-    partitions: dict[tuple[str, int], WritePosition] = field(default_factory=dict)
-    """By write and partition."""
-    began: int = 0
-    """Where the current attempt began, summed over what is still known of it."""
-
-
-class WriteProgress:
-    """What the subtasks that external clients write to have reported of each partition of each write.
-
-    A partition belongs to one subtask. Reports come in order, as those of sources do.
-
-    Args:
-        repeats: the next attempt takes everything behind the position again, not only what is behind the
-            lease (``source_lease`` 0).
-    """
-
-    def __init__(self, *, repeats: bool) -> None:
-        self._repeats = repeats
-        self._subtasks: dict[tuple[int, int], _Writes] = {}
-        """By operator and index."""
-
-    def report(self, operator: int, index: int, entries: Iterable[WritePosition]) -> None:
-        """The current attempt is there."""
-        for entry in entries:
-            known = self._subtasks.setdefault((operator, index), _Writes())
-            known.partitions[entry.write, entry.partition] = entry
-
-    def rows_made(self, operator: int, index: int) -> int:
-        """Rows that the current attempt may have taken, its leases included."""
-        known = self._subtasks.get((operator, index))
-        return 0 if known is None else sum(entry.end for entry in known.partitions.values()) - known.began
-
-    def rows_leased(self, operator: int, index: int) -> int:
-        """The rows of these that the next attempt takes, whether this one did or not."""
-        known = self._subtasks.get((operator, index)) if self._repeats else None
-        return 0 if known is None else sum(entry.lease for entry in known.partitions.values())
-
-    def resume(self, operator: int, index: int) -> tuple[WritePosition, ...]:
-        """Have the next attempt of a subtask go on, now: the leases of the one before are closed.
-
-        What lies in a lease may have been taken or not: if it is not sent again, nothing is known of the rows
-        below its end any more, and ``base`` is there.
-        """
-        known = self._subtasks.get((operator, index))
-        if known is None:
-            return ()
-        for key, entry in known.partitions.items():
-            change: dict[str, int] = {"lease": 0}
-            if entry.lease and not self._repeats:
-                change |= {"position": entry.end, "base": entry.end, "checksum": 0}
-            known.partitions[key] = entry.model_copy(update=change)
-        known.began = sum(entry.end for entry in known.partitions.values())
-        return tuple(known.partitions.values())
-
-    def record(self, operator: int, index: int) -> WritesRecord | None:
-        """For the journal; None if nothing was reported."""
-        known = self._subtasks.get((operator, index))
-        return None if known is None else WritesRecord(known.began, tuple(known.partitions.values()))
-
-    def recall(self, operator: int, index: int, record: WritesRecord | None) -> None:
-        """A subtask is where the record says."""
-        if record is not None:
-            self.report(operator, index, record.entries)
-            self._subtasks.setdefault((operator, index), _Writes()).began = record.began
-
-    def forget(self, write: str) -> None:
-        """Nobody will ask for a write again."""
-        for known in self._subtasks.values():
-            for key in [key for key in known.partitions if key[0] == write]:
-                known.began -= known.partitions.pop(key).end
+    def forget(self, operator: int, are_gone: Callable[[str], bool]) -> None:
+        """Nobody will ask again for those splits of an operator whose names ``are_gone``."""
+        for (of, _), subtask in self._subtasks.items():
+            for entry in list(subtask.splits.values()) if of == operator else ():
+                if entry.cursor is not None and are_gone(entry.cursor.name):
+                    del subtask.splits[entry.split]
+                    subtask.began -= entry.end

@@ -2,7 +2,7 @@
 
 It holds the records that change together:
 
-- the positions of its sources, and of external writes (:mod:`~.positions`);
+- the positions of its sources, those included that external clients write (:mod:`~.positions`);
 - the files that its sinks have completed (:mod:`~.manifest`);
 - the rows that attempts have exchanged and dropped (:mod:`~.lossaccounting`).
 
@@ -27,7 +27,7 @@ from minishuffle.coordinator.jobs.lossaccounting import (
 )
 from minishuffle.coordinator.jobs.lostpartitions import Replays
 from minishuffle.coordinator.jobs.manifest import Manifest
-from minishuffle.coordinator.jobs.positions import Resumption, SourceProgress, WriteProgress
+from minishuffle.coordinator.jobs.positions import Resumption, SourceProgress
 from minishuffle.coordinator.jobs.subtasks import Subtask, Subtasks
 from minishuffle.counters import TaskCounters
 from minishuffle.plan.graph import JobGraph
@@ -46,8 +46,7 @@ class JobProgress:
     """
 
     def __init__(self, graph: JobGraph, subtasks: Subtasks, ends: Ends, replays: Replays) -> None:
-        repeats = graph.settings.source_lease == 0
-        self.sources, self.writes = SourceProgress(repeats=repeats), WriteProgress(repeats=repeats)
+        self.sources = SourceProgress(repeats=graph.settings.source_lease == 0)
         self.manifest = Manifest()
         self._graph, self._subtasks, self._ends, self._replays = graph, subtasks, ends, replays
         self.books = Books(graph.edges, graph.kept_edges(), replays.vertices)
@@ -59,7 +58,6 @@ class JobProgress:
     def moved(self, task: Subtask, message: TaskStateChanged | SourcePositions, at: float) -> None:
         """Note the positions of a source's current attempt."""
         self.sources.report(*task.key, message.positions, at)
-        self.writes.report(*task.key, message.writes)
 
     def witnessed(self, worker: int, source: AttemptPositions, at: float) -> bool:
         """A peer of a worker says where a source there is, or was when it was lost; False if that attempt has
@@ -112,10 +110,7 @@ class JobProgress:
         self._count_made(task)
 
     def _count_made(self, task: Subtask) -> None:
-        task.may_have_made(
-            self.sources.rows_made(*task.key) + self.writes.rows_made(*task.key),
-            self.sources.rows_leased(*task.key) + self.writes.rows_leased(*task.key),
-        )
+        task.may_have_made(self.sources.rows_made(*task.key), self.sources.rows_leased(*task.key))
 
     def results_lost(self, rows: int) -> None:
         """Count uncommitted rows kept by a sink as lost with their worker."""
@@ -151,16 +146,13 @@ class JobProgress:
         key = task.key
         if task.repeated:
             self.sources.begin_anew(*key, task.resumption.positions)
-        elif self.repeats_rows(task.operator):
+        elif self.repeats_rows(task.operator) and not self._graph.vertices[task.operator].stream:
             self.sources.begin_anew(*key)
         self.books.repeat(self._rows_again(task))
-        files, writes = self.manifest.counts(*key), self.writes.resume(*key)
         resumption = self.sources.resume(*key, at)
         self.books.close(task, self._subtasks.values())
-        committable = self.manifest.committable(*key)
-        return resumption._replace(
-            files=files, committable=committable, writes=writes, first_row=task.rows_kept
-        )
+        files, committable = self.manifest.counts(*key), self.manifest.committable(*key)
+        return resumption._replace(files=files, committable=committable, first_row=task.rows_kept)
 
     def repeats_rows(self, operator: int) -> bool:
         """Whether all rows of a subtask come again when it restarts."""

@@ -474,8 +474,7 @@ def deployments(
         spec = _task(graph, key, now, ends, kept=kept, again=again, replayed=replayed, waiting=waiting)
         spec = spec.model_copy(update={"slot": firsts[operator] + index})
         if (resumption := resumptions.get((operator, index))) is not None:
-            update = {"files": dict(resumption.files), "writes": list(resumption.writes)}
-            spec = spec.model_copy(update=resumption._asdict() | update)
+            spec = spec.model_copy(update=resumption._asdict() | {"files": dict(resumption.files)})
         specs.setdefault(placement[spec.slot], []).append(spec)
     beside: dict[frozenset[_Range], list[TaskAttempt]] = {}  # the same for many workers
     return {

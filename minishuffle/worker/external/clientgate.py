@@ -1,13 +1,17 @@
 """Channels that external clients write into: a gate whose channels are the splits of a source.
 
-Each (write, partition) is a unit that a program may try several times; its rows are read once. If the link
-of an attempt breaks, or a newer attempt supersedes it, the channel ends after the elements that arrived
-completely. Elements that the task has read by then count, and the next attempt continues after them.
+A partition of a write is a split with a name. A program may try to write it several times; its rows are read
+once. If the link of an attempt breaks, or a newer attempt supersedes it, the channel ends after the elements
+that arrived completely. Elements that the task has read by then count, and the next attempt continues after
+them.
 
-The next attempt of the task itself continues there as well, if tasks restart: for the task, a partition is a
-split of a source, and its positions are reported to the coordinator before rows are read
-(:class:`~minishuffle.worker.sources.leases.WriteLeases`). A partition is complete, and its program gets the
-receipt, once the coordinator knows its end.
+The next attempt of the task itself continues there as well, if tasks restart: leases and positions are those
+of every source (:class:`~minishuffle.worker.sources.leases.SourceLeases`). The position of a partition is a
+checksum, by which its writer finds that it brings the same rows again. A partition is complete, and its
+program gets the receipt, once the coordinator knows its end.
+
+What other sources do not have is the channels: credit, a link that breaks while the task goes on, and
+attempts of a program that supersede each other.
 
 Event time waits for open writes. If the number of partitions is known, each is a split from the beginning of
 the write. If not, a single split stands for all partitions that have not begun, until the write ends. A
@@ -17,32 +21,43 @@ closed until it reconnects; its rows may then be late.
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
 from minishuffle.errors import PeerLost, ShuffleError, Superseded, UsageError
 from minishuffle.exchange.channels import Attachment, InputChannel
 from minishuffle.exchange.elements import Assembler
 from minishuffle.exchange.gate import Element, InputGate, SplitChange, SplitChannels
 from minishuffle.limits import WRITES_KEPT
-from minishuffle.wire.clients import ROWS_FORGOTTEN, query_and_batch
-from minishuffle.wire.messages import WritePosition
-from minishuffle.wire.packed import SplitPosition
-from minishuffle.worker.sources.leases import WriteLeases
+from minishuffle.wire.clients import (
+    ROWS_FORGOTTEN,
+    partition_split,
+    query_and_batch,
+    write_and_partition,
+)
+from minishuffle.wire.packed import Cursor, SplitPosition
+from minishuffle.worker.sources.leases import SourceLeases
 
 __all__ = ["UPSTREAM_EDGE", "Progress", "UpstreamChannel", "UpstreamGate"]
 
 UPSTREAM_EDGE = 0xFFFF_FFFF
 """The edge in a PartitionRequest to a program that writes: no edge of the graph."""
 NO_SPLIT = -1
+_POSITION: Final = struct.Struct(">QI")
+"""The position of a split: ``base`` and ``checksum`` of :class:`Progress`."""
 
 
 @dataclass(slots=True)
 class Progress:
     """Progress of a partition of a write; ``rows`` and ``checksum`` are written by the task."""
 
+    name: str = ""
+    """That of the split."""
     split: int = NO_SPLIT
     """Number of the split, unique among all writes of this gate."""
     rows: int = 0
@@ -63,6 +78,22 @@ class Progress:
     """The channel of the attempt that writes now."""
     waiting: list[Callable[[Progress], None]] = field(default_factory=list)
     """Called when that channel has ended."""
+
+    @classmethod
+    def resumed(cls, entry: SplitPosition, cursor: Cursor) -> Progress:
+        """As an earlier attempt of the task has reported it. What lies in a lease may have been read or not:
+        nothing is known of the rows below its end any more."""
+        base, checksum = _POSITION.unpack(cursor.position)
+        if entry.end > cursor.rows:
+            base, checksum = entry.end, 0
+        progress = cls(cursor.name, entry.split, entry.end, checksum, base)
+        progress.ended = progress.complete = entry.done
+        return progress
+
+    def cursor(self, rows: int = 0, checksum: int | None = None) -> Cursor:
+        """Behind ``rows`` more, after which the checksum is this one."""
+        checksum = self.checksum if checksum is None else checksum
+        return Cursor(self.name, _POSITION.pack(self.base, checksum), self.rows + rows)
 
 
 @dataclass(slots=True)
@@ -110,52 +141,54 @@ class UpstreamChannel(InputChannel):
 
 class UpstreamGate:
     """The writes of external clients into a subtask, and the gate for them, the only gate of the task: a
-    :class:`SplitChannels`.
+    :class:`SplitChannels`, whose splits are :class:`~minishuffle.worker.sources.leases.ReadSplits`.
 
     Args:
         make_gate: gives the gate, whose channels this is to own.
         post: has a call run on the loop.
-        leases: None: no attempt will ever take the place of this one.
-        moved: called on the loop with positions that the coordinator is to have.
+        clock: seconds, of any origin; called on both threads.
         resumed: what an earlier attempt of the task has reported.
     """
+
+    rate: Final = None
 
     def __init__(
         self,
         make_gate: Callable[[SplitChannels], InputGate],
+        leases: SourceLeases,
         *,
         post: Callable[..., None],
-        leases: WriteLeases | None = None,
-        moved: Callable[[list[WritePosition]], None] = lambda positions: None,
-        resumed: Iterable[WritePosition] = (),
+        clock: Callable[[], float],
+        resumed: Iterable[SplitPosition] = (),
     ) -> None:
         self.changes: deque[SplitChange] = deque()
+        self.positions: dict[int, int] = {}
+        """Where this attempt of the task begins in each split; set before anything of it is read."""
+        self.cursors: dict[int, Cursor] = {}
+        self.current = NO_SPLIT
+        self.cursor: Cursor | None = None
         self._leases = leases
-        self._moved = moved
+        self._clock = clock
         self._splits = 0
+        """The number of the next one."""
         self._open_splits: set[int] = set()
         self._post = post
         self._ended = False
         self._writes: dict[str, _Write] = {}
         self._forgotten: dict[str, int] = {}
         """By streaming query, the last complete batch that is not in ``_writes`` any more."""
-        self._by_split: dict[int, tuple[str, int, Progress]] = {}
-        """Write, partition and progress of each split that is reported."""
-        self._ending: dict[int, UpstreamChannel] = {}
-        """By split, channels whose end was read and is not reported yet; the task's."""
-        self._receipts: deque[tuple[int, UpstreamChannel]] = deque()
-        """Channels whose end was, and the number of the report that the coordinator must have first."""
         for entry in resumed:
-            self._resume(entry)
+            if entry.cursor is not None:
+                self._resume(Progress.resumed(entry, entry.cursor))
         self.gate = make_gate(self)
+        leases.begin(self, clock(), guesses=True)
 
-    def _resume(self, entry: WritePosition) -> None:
-        known = self._writes.setdefault(entry.write, _Write())
-        progress = Progress(rows=entry.position, checksum=entry.checksum, base=entry.base)
-        progress.ended = progress.complete = entry.done
-        known.partitions[entry.partition] = progress
-        if not entry.done:
-            self._open_partition(entry.write, entry.partition, progress)
+    def _resume(self, progress: Progress) -> None:
+        write, partition = write_and_partition(progress.name)
+        self._writes.setdefault(write, _Write()).partitions[partition] = progress
+        self._splits = max(self._splits, progress.split + 1)
+        if not progress.complete:
+            self._open_partition(progress)
 
     # --- task ------------------------------------------------------------------------------------
 
@@ -166,57 +199,32 @@ class UpstreamGate:
 
     def polled(self, element: Element | None) -> None:
         """Wait until the coordinator knows that the element may be taken, and count it."""
-        if element is not None:
-            channel = element.channel
-            assert isinstance(channel, UpstreamChannel)
-            progress = channel.progress
-            if self._leases is not None:
-                self._leases.wait(progress.split, element.rows, self._send)
-            progress.checksum = zlib.crc32(element.payload, progress.checksum)
-            progress.rows += element.rows
-            if self._leases is not None:
-                self._leases.emit(progress.split, element.rows)
-        self._look()
+        if element is None:
+            self._leases.look(self._clock())
+            return
+        channel = element.channel
+        assert isinstance(channel, UpstreamChannel)
+        progress = channel.progress
+        checksum = zlib.crc32(element.payload, progress.checksum)
+        self.current, self.cursor = progress.split, progress.cursor(element.rows, checksum)
+        self._leases.take(element.rows, self._clock())
+        progress.rows, progress.checksum = progress.rows + element.rows, checksum
 
-    def _look(self) -> None:
-        """Report what is to be reported by now."""
-        if self._leases is not None:
-            self._send(self._leases.look(self._read_splits(), next(iter(self._ending), None)))
-
-    def _read_splits(self) -> list[int]:
-        channels = self.gate.channels
-        progresses = [channel.progress for channel in channels if isinstance(channel, UpstreamChannel)]
-        return [progress.split for progress in progresses if not progress.ended]
-
-    def _send(self, positions: list[SplitPosition]) -> None:
-        if positions and self._leases is not None:
-            ended = [self._ending.pop(each.split) for each in positions if each.done]
-            self._receipts.extend((self._leases.reports, channel) for channel in ended)
-            self._post(self._moved, [self._position(each) for each in positions])
-
-    def _position(self, at: SplitPosition) -> WritePosition:
-        """As the coordinator knows it."""
-        write, partition, progress = self._by_split[at.split]
-        return WritePosition(
-            write=write,
-            partition=partition,
-            position=at.position,
-            lease=at.lease,
-            base=progress.base,
-            checksum=progress.checksum,
-            done=at.done,
-        )
+    @property
+    def upcoming(self) -> Iterator[int]:
+        """The splits that are written now."""
+        channels = [channel for channel in self.gate.channels if isinstance(channel, UpstreamChannel)]
+        return (channel.progress.split for channel in channels if not channel.progress.ended)
 
     def over(self, channel: InputChannel) -> None:
         assert isinstance(channel, UpstreamChannel)
-        if self._leases is None or not channel.ended:
-            self._post(self._close_channel, channel)
+        close = partial(self._close_channel, channel)
+        if not channel.ended:
+            self._post(close)
             return
-        progress = channel.progress
-        progress.ended = True
-        self._ending[progress.split] = channel
-        self._leases.end(progress.split)
-        self._look()
+        channel.progress.ended = True
+        self._leases.end(channel.progress.split, close)
+        self._leases.look(self._clock())
 
     # --- loop ------------------------------------------------------------------------------------
 
@@ -236,7 +244,8 @@ class UpstreamGate:
         if not known.begun:
             known.begun = True
             if mine is None:
-                known.rest = self._open_split()
+                known.rest = self._next_split()
+                self._open_split(known.rest)
             else:
                 for number in mine:
                     self._add_partition(write, known, number)
@@ -252,8 +261,7 @@ class UpstreamGate:
             if idle:
                 self._close_split(split)
             elif split != NO_SPLIT and not known.ended:
-                self._open_splits.add(split)
-                self.changes.append((split, "open"))
+                self._open_split(split)
 
     def connected(self) -> list[str]:
         """The writes that a program is connected for."""
@@ -265,14 +273,16 @@ class UpstreamGate:
 
     def _add_partition(self, write: str, known: _Write, number: int) -> None:
         if number not in known.partitions:
-            progress = known.partitions[number] = Progress()
-            self._open_partition(write, number, progress)
+            progress = Progress(partition_split(write, number), self._next_split())
+            known.partitions[number] = progress
+            self._open_partition(progress)
 
-    def _open_partition(self, write: str, number: int, progress: Progress) -> None:
-        split = progress.split = self._open_split()
-        self._by_split[split] = write, number, progress
-        if self._leases is not None:
-            self._leases.starts[split] = progress.rows
+    def _open_partition(self, progress: Progress) -> None:
+        self._open_split(progress.split)
+        self._begin_at(progress)
+
+    def _begin_at(self, progress: Progress) -> None:
+        self.positions[progress.split], self.cursors[progress.split] = progress.rows, progress.cursor()
 
     def expect(
         self,
@@ -313,8 +323,7 @@ class UpstreamGate:
         if is_first and 0 <= sent < progress.rows == progress.base:
             # The lease of an earlier attempt of the task ended further on, and there were no such rows.
             progress.rows = progress.base = sent
-            if self._leases is not None:
-                self._leases.starts[progress.split] = sent
+            self._begin_at(progress)
         if progress.channel is None:
             ready(progress)
         else:
@@ -330,11 +339,14 @@ class UpstreamGate:
             if number <= (progress.attempt, progress.connection) and progress.channel is not None:
                 raise PeerLost(f"{name} comes twice: number each attempt higher than those before it")
 
-    def _open_split(self) -> int:
+    def _next_split(self) -> int:
+        """The next attempt of the task has the same numbers for the splits that were reported."""
         split, self._splits = self._splits, self._splits + 1
+        return split
+
+    def _open_split(self, split: int) -> None:
         self._open_splits.add(split)
         self.changes.append((split, "open"))
-        return split
 
     def _close_split(self, split: int) -> None:
         if split in self._open_splits:
@@ -386,18 +398,6 @@ class UpstreamGate:
         for ready in waiting:
             ready(progress)
         self.gate.wake()
-
-    def acknowledge(self) -> None:
-        """The coordinator has applied the report that was under way."""
-        if self._leases is None:
-            return
-        applied = self._leases.acknowledge()
-        while self._receipts and self._receipts[0][0] <= applied:
-            self._close_channel(self._receipts.popleft()[1])
-
-    def exact(self) -> list[WritePosition]:
-        """Where every partition is whose last report is not exact: the attempt takes nothing more."""
-        return [] if self._leases is None else [self._position(each) for each in self._leases.exact()]
 
     def close(self) -> None:
         """The task is terminal; idempotent."""

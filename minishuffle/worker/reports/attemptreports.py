@@ -46,9 +46,8 @@ ACKNOWLEDGE_LOOKS: Final = 4
 FACTS_MAX: Final = 256
 """In one report."""
 END_BYTES: Final = 8
-WRITE_BYTES: Final = 128
 FACT_BYTES: Final = 1_024
-"""What a producer, a position in a write, or a fact counts as."""
+"""What a producer, or a fact, counts as."""
 
 
 class AttemptReports:
@@ -136,7 +135,7 @@ class AttemptReports:
     def _united(self, fact: Fact) -> Fact:
         """Positions, united with earlier ones of their attempt for which nobody waits any more. They take the
         place of these."""
-        if not isinstance(fact, SourcePositions) or fact.writes:
+        if not isinstance(fact, SourcePositions) or fact.waits:
             return fact
         entries: dict[int, SplitPosition] = {}
         kept = deque[AttemptReport]()
@@ -189,7 +188,7 @@ class AttemptReports:
                 match fact:
                     case FileCompleted() if not (refused and report.number == number):
                         applied.append(fact)
-                    case SourcePositions(writes=writes) if writes or report.number > self._excused:
+                    case SourcePositions(waits=waits) if waits or report.number > self._excused:
                         applied.append(fact)
         self._kept.extendleft(reversed(unanswered))
         return applied
@@ -209,7 +208,7 @@ class AttemptReports:
         waiting = [report for report in self._kept if self._excused < report.number <= number]
         self._excused = max(self._excused, number)
         facts = [fact for report in waiting for fact in report.facts]
-        return [fact for fact in facts if isinstance(fact, SourcePositions) and not fact.writes]
+        return [fact for fact in facts if isinstance(fact, SourcePositions) and not fact.waits]
 
     def look(self) -> list[SourcePositions]:
         """To be called ACKNOWLEDGE_LOOKS times in each ``heartbeat_timeout``: sources are excused of reports
@@ -220,7 +219,7 @@ class AttemptReports:
     def positions(self) -> list[SourcePositions]:
         """Those of sources that are not acknowledged, up to report ``last``."""
         facts = [fact for report in self._kept for fact in report.facts]
-        return [fact for fact in facts if isinstance(fact, SourcePositions) and not fact.writes]
+        return [fact for fact in facts if isinstance(fact, SourcePositions) and not fact.waits]
 
     def kept(self, term: int, *, behind: int = 0) -> list[AttemptReport]:
         """Everything that is not acknowledged, to be sent to a coordinator of that term; only reports with
@@ -250,12 +249,12 @@ def _go_together(facts: list[Fact], fact: Fact) -> bool:
 def _size(fact: Fact) -> int:
     """Bytes of what it carries in bytes and lists: a report has a bound of values, too."""
     match fact:
-        case TaskStateChanged(result=result, traffic=traffic, positions=positions, writes=writes):
-            return len(result) + len(traffic) + len(positions) + WRITE_BYTES * len(writes)
+        case TaskStateChanged(result=result, traffic=traffic, positions=positions):
+            return len(result) + len(traffic) + len(positions)
         case TaskReleased(traffic=traffic):
             return len(traffic)
-        case SourcePositions(positions=positions, writes=writes):
-            return len(positions) + WRITE_BYTES * len(writes)
+        case SourcePositions(positions=positions):
+            return len(positions)
         case EndsRead(producers=producers):
             return END_BYTES * len(producers)
         case Collected(payload=payload):
@@ -272,4 +271,4 @@ def _kept_bytes(report: AttemptReport) -> int:
 
 def _of_one_source(fact: Fact, other: SourcePositions) -> TypeGuard[SourcePositions]:
     """Whether it is positions of the same attempt, and of a source of its own."""
-    return isinstance(fact, SourcePositions) and fact.attempt == other.attempt and not fact.writes
+    return isinstance(fact, SourcePositions) and fact.attempt == other.attempt and not fact.waits

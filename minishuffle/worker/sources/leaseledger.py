@@ -105,7 +105,8 @@ class _Split:
 
 
 class LeaseLedger:
-    """The leases of one attempt. All but ``acknowledged`` and :meth:`exact` belongs to one thread.
+    """The leases of one attempt. All but ``acknowledged``, ``durable`` and :meth:`exact` belongs to one
+    thread.
 
     Invariant: of each split, emitted ≤ granted ≤ the end that was reported last; granted is above the end
     reported before that only once the last report was acknowledged.
@@ -132,6 +133,10 @@ class LeaseLedger:
     ) -> None:
         self.acknowledged = 0
         """(Any thread.) Reports that the coordinator has applied."""
+        self.durable = 0
+        """(Any thread.) The number of the last report that it is sure to have."""
+        self.reports = 0
+        """How many there were; they are numbered from 1."""
         self.within = 0.0
         """Seconds within which the last report is to be acknowledged; 0: at once."""
         self._positions = positions
@@ -140,10 +145,7 @@ class LeaseLedger:
         self._first = rows or (FIRST_ROWS if rate is None else max(1, math.ceil(rate * LEASE_SECONDS)))
         self._is_paced = rate is not None
         self._guesses = guesses
-        self._reports = 0
         self._under_way: list[_Split] = []
-        self._durable = 0
-        """The number of the last report that the coordinator has."""
         self._unsafe: deque[tuple[int, dict[str, bytes]]] = deque()
         """By report, the positions in it of splits that have names, until they are durable."""
         self._splits: dict[int, _Split] = {}
@@ -246,21 +248,21 @@ class LeaseLedger:
             if self._is_to_change(each, least, rows):
                 entries.append(self._renew(each, rows))
                 self.within = min(self.within, self._lasts(each, now) / ACKNOWLEDGED_SHARE)
-        self._reports += bool(entries)
+        self.reports += bool(entries)
         cursors = [entry.cursor for entry in entries if entry.cursor is not None and entry.cursor.position]
         if cursors:
             before: dict[str, bytes] = {}
-            while self._unsafe and self._unsafe[-1][0] > self._durable:  # Durable with this report, or later.
+            while self._unsafe and self._unsafe[-1][0] > self.durable:  # Durable with this report, or later.
                 before = self._unsafe.pop()[1] | before
             now_there = {cursor.name: cursor.position for cursor in cursors}
-            self._unsafe.append((self._reports, before | now_there))
+            self._unsafe.append((self.reports, before | now_there))
         return pack_positions(entries)
 
     def take_durable(self) -> dict[str, bytes]:
         """By name of their splits, the positions that no later attempt begins before, since the coordinator
         has them; those that were not given before."""
         durable: dict[str, bytes] = {}
-        while self._unsafe and self._unsafe[0][0] <= self._durable:
+        while self._unsafe and self._unsafe[0][0] <= self.durable:
             durable |= self._unsafe.popleft()[1]
         return durable
 
@@ -268,7 +270,7 @@ class LeaseLedger:
         """Whether all splits have ended, and everything reported was acknowledged; else what is left is
         reported at once."""
         self._is_due, self._not_before = True, -math.inf
-        return not self._splits and self.acknowledged >= self._reports
+        return not self._splits and self.acknowledged >= self.reports
 
     def _look_ahead(self, upcoming: Iterable[int], now: float) -> dict[int, int]:
         """The leases of the splits that are next. If the rate is not known: together as many rows as all
@@ -294,10 +296,10 @@ class LeaseLedger:
         not have it."""
         self.acknowledged += 1
         if durable:
-            self._durable = self.acknowledged
+            self.durable = self.acknowledged
 
     def _settle(self) -> None:
-        if self._under_way and self.acknowledged >= self._reports:
+        if self._under_way and self.acknowledged >= self.reports:
             for each in self._under_way:
                 each.granted = each.reported
             self._under_way = []

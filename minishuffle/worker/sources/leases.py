@@ -1,18 +1,56 @@
 """The rows that a source task may emit: the ledger is on the task's thread, reports and acknowledgements are
-on the loop."""
+on the loop. What external clients write is read as splits too (``external/clientgate.py``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 from minishuffle.operators.base import AnySource
 from minishuffle.runtime.reader import SourceReader
 from minishuffle.runtime.splits import acknowledge
-from minishuffle.wire.packed import SplitPosition, unpack_positions
+from minishuffle.wire.packed import Cursor, unpack_positions
 from minishuffle.worker.sources.leaseledger import LeaseLedger
 from minishuffle.worker.tasks.handoff import TaskPaths
 
-__all__ = ["SourceLeases", "WriteLeases"]
+__all__ = ["ReadSplits", "SourceLeases"]
+
+
+class ReadSplits(Protocol):
+    """The splits of a subtask, and which of them is read now: a
+    :class:`~minishuffle.runtime.reader.SourceReader` for one."""
+
+    @property
+    def rate(self) -> float | None:
+        """Records/s of each split; None: not known."""
+        ...
+
+    @property
+    def positions(self) -> Mapping[int, int]:
+        """Where each split begins, if not with its first record; may grow."""
+        ...
+
+    @property
+    def cursors(self) -> Mapping[int, Cursor]:
+        """The same of splits that have names; may grow."""
+        ...
+
+    @property
+    def current(self) -> int:
+        """The split of the batch read last."""
+        ...
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """Where that is read on behind it, if it has a name."""
+        ...
+
+    @property
+    def upcoming(self) -> Iterable[int]:
+        """The splits that have not ended, in the order in which they are read."""
+        ...
 
 
 class SourceLeases:
@@ -41,12 +79,18 @@ class SourceLeases:
         self._rows = rows or None
         self._resumed = resumed
         self._age = age
+        self._splits: ReadSplits | None = None
         self._reader: SourceReader | None = None
+        """The same, if they are those of a source of the job's own."""
         self._told: AnySource | None = None
         """The source, if it has the method ``acknowledge``."""
         self._passed: dict[str, bytes] = {}
         """Positions that were passed on in a task that never restarts, and were not confirmed so far."""
         self._ledger: LeaseLedger | None = None
+        self._ends: dict[int, Callable[[], None]] = {}
+        """By split, the receipt of its end, which is not reported yet."""
+        self._receipts: deque[tuple[int, Callable[[], None]]] = deque()
+        """Receipts of ends that were, each with the number of the report."""
 
     # --- task ------------------------------------------------------------------------------------
 
@@ -70,10 +114,17 @@ class SourceLeases:
         )
         self._reader = reader
         self._told = source if hasattr(source, "acknowledge") else None
-        if self._report is not None:
-            self._ledger = LeaseLedger(reader.positions, self._rows, reader.rate, now, cursors=reader.cursors)
-            self.look(now)
+        self.begin(reader, now)
+        self.look(now)
         return reader
+
+    def begin(self, splits: ReadSplits, now: float, *, guesses: bool = False) -> None:
+        """These splits are read, of which nothing was so far. ``guesses``: see :class:`LeaseLedger`."""
+        self._splits = splits
+        if self._report is not None:
+            self._ledger = LeaseLedger(
+                splits.positions, self._rows, splits.rate, now, cursors=splits.cursors, guesses=guesses
+            )
 
     def take(self, rows: int, now: float) -> None:
         """Count ``rows`` rows just read as emitted; wait until a lease covers them.
@@ -81,9 +132,9 @@ class SourceLeases:
         Raises:
             TaskCancelled: they must not be emitted.
         """
-        ledger, reader = self._ledger, self._reader
-        assert reader is not None
-        split, cursor = reader.current, reader.cursor
+        ledger, splits = self._ledger, self._splits
+        assert splits is not None
+        split, cursor = splits.current, splits.cursor
         self._confirm()
         if ledger is None:
             if cursor is not None:
@@ -92,7 +143,7 @@ class SourceLeases:
 
         def ready() -> bool:
             if not ledger.covers(split, rows):
-                self._send(ledger.report(now, reader.upcoming, (split, rows)))
+                self._send(ledger.report(now, splits.upcoming, (split, rows)))
                 return False
             return True
 
@@ -103,8 +154,15 @@ class SourceLeases:
 
     def look(self, now: float) -> None:
         """Report what is to be reported by now."""
-        assert self._reader is not None
-        moved, changes = self._reader.take_moved(), self._reader.take_changes()
+        if self._reader is not None:
+            self._note_changes(self._reader)
+        if self._ledger is not None and self._splits is not None:
+            need = next(((split, 0) for split in self._ends), None)
+            self._send(self._ledger.report(now, self._splits.upcoming, need))
+
+    def _note_changes(self, reader: SourceReader) -> None:
+        """What has become of splits without a record of them."""
+        moved, changes = reader.take_moved(), reader.take_changes()
         if self._ledger is None:
             self._passed |= {cursor.name: cursor.position for cursor in moved.values()}
             return
@@ -112,7 +170,6 @@ class SourceLeases:
             self._ledger.note(entry)
         for split, cursor in moved.items():
             self._ledger.move(split, cursor)
-        self._send(self._ledger.report(now, self._reader.upcoming))
 
     def idle(self, now: float) -> None:
         """Everything that was read is passed on, and there is nothing more for now: see :meth:`look`."""
@@ -147,10 +204,15 @@ class SourceLeases:
         if safe and self._told is not None:
             acknowledge(self._told, safe)
 
-    def end(self, split: int) -> None:
-        """The reader has come to the end of a split."""
+    def end(self, split: int, receipt: Callable[[], None] | None = None) -> None:
+        """All rows of a split were read. ``receipt`` is called on the loop: once the coordinator knows, if it
+        is to know."""
         if self._ledger is not None:
             self._ledger.end(split)
+            if receipt is not None:
+                self._ends[split] = receipt
+        elif receipt is not None:
+            self._paths.post(receipt)
 
     def exact(self) -> bytes:
         """Where the attempt has ended, for its last report; it emits nothing more."""
@@ -158,6 +220,8 @@ class SourceLeases:
 
     def _send(self, table: bytes) -> None:
         if table and self._report is not None and self._ledger is not None:
+            self._receipts.extend((self._ledger.reports, receipt) for receipt in self._ends.values())
+            self._ends.clear()
             self._paths.post(self._report, table, self._ledger.within)
 
     # --- loop ------------------------------------------------------------------------------------
@@ -166,72 +230,6 @@ class SourceLeases:
         """The coordinator has applied the report that was under way; not ``durable``: it does not answer."""
         if self._ledger is not None:
             self._ledger.acknowledge(durable=durable)
+            while self._receipts and self._receipts[0][0] <= self._ledger.durable:
+                self._receipts.popleft()[1]()
             self._paths.bell.ring()
-
-
-class WriteLeases:
-    """The leases of one attempt that external clients write to: each partition is a split.
-
-    Args:
-        rows: of each lease, see ``JobSettings.source_lease``.
-        clock: seconds, of any origin.
-    """
-
-    def __init__(self, paths: TaskPaths, *, rows: int | None, clock: Callable[[], float]) -> None:
-        self.starts: dict[int, int] = {}
-        """Where this attempt begins in each split; set before anything of it is read."""
-        self.reports = 0
-        """Reports that were given out so far."""
-        self._paths = paths
-        self._clock = clock
-        self._ledger = LeaseLedger(self.starts, rows or None, None, clock(), guesses=True)
-
-    # --- task ------------------------------------------------------------------------------------
-
-    def wait(self, split: int, rows: int, send: Callable[[list[SplitPosition]], None]) -> None:
-        """Wait until ``rows`` more rows of the split may be read; reports needed for it go to ``send``.
-
-        Raises:
-            TaskCancelled: they must not be taken.
-        """
-
-        def ready() -> bool:
-            if self._ledger.covers(split, rows):
-                return True
-            send(self._given(self._ledger.report(self._clock(), (), (split, rows))))
-            return False
-
-        if not ready():
-            self._paths.wait_until(ready)
-
-    def emit(self, split: int, rows: int) -> None:
-        """Count ``rows`` rows, covered by a lease, as read."""
-        self._ledger.emit(split, rows, self._clock())
-
-    def end(self, split: int) -> None:
-        """There are no more rows in the split."""
-        self._ledger.end(split)
-
-    def look(self, splits: Iterable[int], ending: int | None) -> list[SplitPosition]:
-        """The positions due for a report now; may be empty.
-
-        ``splits`` are read at present; the end of ``ending`` is not reported yet.
-        """
-        need = None if ending is None else (ending, 0)
-        return self._given(self._ledger.report(self._clock(), splits, need))
-
-    def exact(self) -> list[SplitPosition]:
-        """Where the attempt has ended, for its last report; it takes nothing more."""
-        return unpack_positions(self._ledger.exact())
-
-    def _given(self, table: bytes) -> list[SplitPosition]:
-        self.reports += bool(table)
-        return unpack_positions(table)
-
-    # --- loop ------------------------------------------------------------------------------------
-
-    def acknowledge(self) -> int:
-        """The coordinator has applied the report that was under way; gives how many it has applied."""
-        self._ledger.acknowledge()
-        self._paths.bell.ring()
-        return self._ledger.acknowledged

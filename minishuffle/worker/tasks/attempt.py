@@ -41,8 +41,8 @@ from minishuffle.wire.messages import (
     Standing,
     TaskReport,
     TaskSpec,
-    WritePosition,
 )
+from minishuffle.wire.packed import unpack_positions
 from minishuffle.wire.reports import (
     Fact,
     FileCompleted,
@@ -60,7 +60,7 @@ from minishuffle.worker.reports.channelcounts import Traffic
 from minishuffle.worker.reports.filereports import FileReports
 from minishuffle.worker.reports.outbox import Outbox
 from minishuffle.worker.reports.poolusage import FlowTotals
-from minishuffle.worker.sources.leases import SourceLeases, WriteLeases
+from minishuffle.worker.sources.leases import SourceLeases
 from minishuffle.worker.tasks.crashrecord import CrashRecord
 from minishuffle.worker.tasks.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.tasks.latencymarkers import LatencyMarkers
@@ -198,7 +198,9 @@ class Attempt:
         restarts = self.settings.restart_strategy != "none"
         return SourceLeases(
             self.paths,
-            partial(_report_positions, self._services.fact, self.id) if restarts else None,
+            partial(_report_positions, self._services.fact, self.id, bool(self.spec.stream))
+            if restarts
+            else None,
             rows=self.settings.source_lease,
             resumed=self.spec.positions,
             age=self.spec.positions_age,
@@ -325,9 +327,6 @@ class Attempt:
             1 + exclusive,
             2 * (1 + exclusive) + floating,
         )
-        leases: WriteLeases | None = None
-        if settings.restart_strategy != "none":
-            leases = WriteLeases(self.paths, rows=settings.source_lease, clock=services.clock)
 
         def make_gate(splits: SplitChannels) -> InputGate:
             return InputGate(
@@ -343,10 +342,10 @@ class Attempt:
 
         return UpstreamGate(
             make_gate,
+            self.task.leases,
             post=self.paths.post,
-            leases=leases,
-            moved=partial(_report_writes, services.fact, self.id),
-            resumed=self.spec.writes,
+            clock=services.clock,
+            resumed=unpack_positions(self.spec.positions),
         )
 
     def set_pause(self, barrier: int, *, paused: bool) -> None:
@@ -391,26 +390,16 @@ class Attempt:
             for partition in [self.partitions[output.edge]]
         )
 
-    def acknowledge(self, *, durable: bool) -> None:
-        """The coordinator has applied the report of positions that was under way; not ``durable``: it does
-        not answer, or cannot write it down."""
-        if self.upstreams is not None:
-            self.upstreams.acknowledge()
-        else:
-            self.task.leases.acknowledge(durable=durable)
-
     def channel(self, edge: int, producer: int) -> InputChannel | None:
         return self._channels.get((edge, producer))
 
     # --- taking down -----------------------------------------------------------------------------
 
-    def end(self) -> tuple[bytes, list[WritePosition]]:
-        """The task's thread is done: gives the rows exchanged, as in :meth:`rows`, and the final positions in
-        the writes of external clients, for its last report."""
-        writes = self._last_writes()
+    def end(self) -> bytes:
+        """The task's thread is done: gives the rows exchanged, as in :meth:`rows`, for its last report."""
         self.close()
         self.reported = self.rows()
-        return self.reported[0], writes
+        return self.reported[0]
 
     def close(self) -> None:
         """The task's thread is done (or written off): its inputs close. Idempotent.
@@ -516,15 +505,10 @@ class Attempt:
 
     def completed(self, message: TaskStateChanged) -> TaskStateChanged:
         """Complete the report that the attempt was abandoned: add its counters, and the positions of its
-        source or of external writes. Rows in hand are lost; later output of the thread is discarded."""
+        source. Rows in hand are lost; later output of the thread is discarded."""
         self.reported = self.rows()
         counts = {"counters": self.task.read_counters(), "traffic": self.reported[0]}
-        found = {"positions": self.task.leases.exact(), "writes": self._last_writes()}
-        return message.model_copy(update={**counts, **found})
-
-    def _last_writes(self) -> list[WritePosition]:
-        """Final positions in the writes of external clients, for the last report."""
-        return [] if self.upstreams is None else self.upstreams.exact()
+        return message.model_copy(update={**counts, "positions": self.task.leases.exact()})
 
     def report(self) -> TaskReport:
         """For the heartbeat."""
@@ -570,13 +554,9 @@ def _acquire_first(
 
 
 def _report_positions(
-    report: Callable[[Fact], None], attempt: AttemptId, positions: bytes, within: float
+    report: Callable[[Fact], None], attempt: AttemptId, waits: bool, positions: bytes, within: float
 ) -> None:
-    report(SourcePositions(attempt=attempt, positions=positions, within=within))
-
-
-def _report_writes(report: Callable[[Fact], None], attempt: AttemptId, writes: list[WritePosition]) -> None:
-    report(SourcePositions(attempt=attempt, writes=writes))
+    report(SourcePositions(attempt=attempt, positions=positions, within=within, waits=waits))
 
 
 def _report_file(report: Callable[[Fact], None], attempt: AttemptId, file: CompleteFile) -> None:

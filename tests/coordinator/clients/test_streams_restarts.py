@@ -23,7 +23,8 @@ from minishuffle.wire.clients import (
     WriteBegun,
     WriteEnded,
 )
-from minishuffle.wire.messages import ErrorInfo, TaskReport, WritePosition
+from minishuffle.wire.messages import ErrorInfo, TaskReport
+from minishuffle.wire.packed import Cursor, SplitPosition, pack_positions, unpack_positions
 from minishuffle.wire.reports import SourcePositions
 from minishuffle.wire.requests import Accepted, GetEvents
 
@@ -55,13 +56,20 @@ def opening(partition: int = 0, write: str = "w", **fields: Any) -> OpenUpstream
     return OpenUpstream(stream="orders", write=write, partition=partition, **values)
 
 
-def moved(cluster: FakeCluster, worker: Any, *writes: WritePosition, attempt: int = 1) -> None:
+def moved(cluster: FakeCluster, worker: Any, *entries: SplitPosition, attempt: int = 1) -> None:
     source = AttemptId.of("j1", 0, 0, attempt)
-    cluster.fact(worker, SourcePositions(attempt=source, writes=list(writes)))
+    cluster.fact(worker, SourcePositions(attempt=source, positions=pack_positions(entries), waits=True))
 
 
-def position(partition: int, rows: int, **fields: Any) -> WritePosition:
-    return WritePosition(write="w", partition=partition, position=rows, **fields)
+def position(
+    partition: int, rows: int, lease: int = 0, done: bool = False, write: str = "w", checksum: bytes = b""
+) -> SplitPosition:
+    return SplitPosition(partition, rows, lease, done, Cursor(f"{write}/{partition}", checksum, rows))
+
+
+def resumed(worker: Any) -> list[SplitPosition]:
+    """Where its attempt of subtask 0 goes on."""
+    return unpack_positions(worker.tasks[FIRST].positions)
 
 
 def commit(cluster: FakeCluster, workers: Any, write: str) -> None:
@@ -75,41 +83,36 @@ def commit(cluster: FakeCluster, workers: Any, write: str) -> None:
 # --- positions -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("lease", "resumed"),
-    [
-        (None, position(0, 150, base=150)),
-        (0, position(0, 100, checksum=5)),
-    ],
-)
+@pytest.mark.parametrize(("lease", "left"), [(None, 50), (0, 0)])
 def test_the_next_attempt_goes_on_behind_the_lease_of_one_that_died(
-    cluster: FakeCluster, pair: Any, lease: int | None, resumed: WritePosition
+    cluster: FakeCluster, pair: Any, lease: int | None, left: int
 ) -> None:
     """Or at the position, if rows may be repeated; what is complete stays so."""
     cluster.submit(graph(lease))
     cluster.ask(opening())
-    moved(cluster, pair[0], position(0, 60, lease=50, checksum=4), position(2, 7, checksum=6, done=True))
-    moved(cluster, pair[0], position(0, 100, lease=50, checksum=5))
+    complete = position(2, 7, done=True, checksum=b"6")
+    moved(cluster, pair[0], position(0, 60, lease=50, checksum=b"4"), complete)
+    moved(cluster, pair[0], position(0, 100, lease=50, checksum=b"5"))
     cluster.lose(pair[0])
-    spec = pair[1].tasks["j1", 0, 0]
-    assert (spec.attempt, spec.writes) == (2, [resumed, position(2, 7, checksum=6, done=True)])
+    assert pair[1].tasks[FIRST].attempt == 2
+    assert resumed(pair[1]) == [position(0, 100, left, checksum=b"5"), complete]
     assert cluster.show("j1").rows_in_flight == 100 + 50 + 7
 
 
 def test_the_last_report_of_an_attempt_that_failed_is_exact(cluster: FakeCluster, pair: Any) -> None:
     cluster.submit(graph())
     moved(cluster, pair[0], position(0, 60, lease=50))
-    exact = position(0, 80, checksum=3)
-    cluster.report(pair[0], FIRST, "failed", error=BOOM, writes=[exact])
-    assert pair[0].tasks["j1", 0, 0].writes == [exact]
+    exact = position(0, 80, checksum=b"3")
+    cluster.report(pair[0], FIRST, "failed", error=BOOM, positions=pack_positions([exact]))
+    assert resumed(pair[0]) == [exact]
 
 
 def test_reports_of_an_attempt_that_was_replaced_change_nothing(cluster: FakeCluster, pair: Any) -> None:
     cluster.submit(graph())
-    cluster.report(pair[0], FIRST, "failed", error=BOOM, writes=[position(0, 80)])
+    cluster.report(pair[0], FIRST, "failed", error=BOOM, positions=pack_positions([position(0, 80)]))
     moved(cluster, pair[0], position(0, 90))
     cluster.lose(pair[0])
-    assert pair[1].tasks["j1", 0, 0].writes == [position(0, 80)]
+    assert resumed(pair[1]) == [position(0, 80)]
 
 
 # --- what is asked again -------------------------------------------------------------------------
@@ -217,11 +220,12 @@ def test_a_batch_that_ended_long_ago_is_complete_for_every_attempt(cluster: Fake
     cluster.submit(graph())
     for batch in range(limits.WRITES_KEPT + 2):
         cluster.ask(opening(write=f"query/{batch}"))
-        moved(cluster, pair[0], WritePosition(write=f"query/{batch}", partition=0, position=1, done=True))
+        entry = position(0, 1, done=True, write=f"query/{batch}")._replace(split=batch)
+        moved(cluster, pair[0], entry)
         commit(cluster, pair, f"query/{batch}")
     cluster.lose(pair[0])
-    kept = [entry.write for entry in pair[1].tasks["j1", 0, 0].writes]
-    assert kept[0] != "query/0" and len(kept) == limits.WRITES_KEPT
+    kept = [entry.split for entry in resumed(pair[1])]
+    assert kept[0] != 0 and len(kept) == limits.WRITES_KEPT
     pair[1].inbox.clear()
     opened = cluster.request(opening(write="query/0"))
     assert (opened.complete, opened.rows) == (True, ROWS_FORGOTTEN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from minishuffle.worker.external.clientgate import (
     UpstreamChannel,
     UpstreamGate,
 )
+from minishuffle.worker.sources.leases import SourceLeases
 from support.batches import as_batch, shown
 from support.frames import buffer_header
 from support.links import BareLink, consumer_of
@@ -40,6 +42,7 @@ class Stand:
         pool = self.network.create_pool("stream", 3, 8)
         self.posted: list[tuple[Any, ...]] = []
         self.woken = 0
+        paths: Any = SimpleNamespace(post=self.post)
         self.upstreams = UpstreamGate(
             lambda splits: InputGate(
                 UPSTREAM_EDGE,
@@ -51,7 +54,9 @@ class Stand:
                 counters=TaskCounters(),
                 splits=splits,
             ),
-            post=lambda *call: self.posted.append(call),
+            SourceLeases(paths, None, rows=None),
+            post=self.post,
+            clock=lambda: 0.0,
         )
         self.gate = self.upstreams.gate
         self.told: list[Progress] = []
@@ -59,6 +64,9 @@ class Stand:
 
     def wake(self) -> None:
         self.woken += 1
+
+    def post(self, *call: Any) -> None:
+        self.posted.append(call)
 
     def expect(
         self, attempt: int = 1, partition: int = 0, write: str = "w", mine: range | None = None

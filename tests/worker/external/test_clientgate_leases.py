@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,27 +18,36 @@ from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import BufferFlags, DataType, EventKind, PartitionRequest
-from minishuffle.wire.messages import WritePosition
+from minishuffle.wire.packed import Cursor, SplitPosition, unpack_positions
 from minishuffle.worker.external.clientgate import UPSTREAM_EDGE, Progress, UpstreamChannel, UpstreamGate
-from minishuffle.worker.sources.leases import WriteLeases
+from minishuffle.worker.sources.leases import SourceLeases
 from support.frames import buffer_header
 from support.links import BareLink, consumer_of
 
 SEGMENT_BYTES = 4096
 
 
+def there(partition: int, rows: int, base: int = 0, checksum: int = 0, done: bool = False) -> SplitPosition:
+    """What was reported of a partition of write ``w``."""
+    cursor = Cursor(f"w/{partition}", struct.pack(">QI", base, checksum), rows)
+    return SplitPosition(partition, rows, 0, done, cursor)
+
+
 class Stand:
     """A gate with leases of 3 rows. The coordinator acknowledges when the task waits, or in :meth:`turn`."""
 
-    def __init__(self, *resumed: WritePosition) -> None:
+    def __init__(self, *resumed: SplitPosition) -> None:
         network = NetworkBufferPool(16, SEGMENT_BYTES)
-        self.reports: list[list[WritePosition]] = []
+        self.reports: list[list[SplitPosition]] = []
         self.waits = 0
         self.cancelled = False
         self.acknowledges = True
         self.now = 0.0
         self._posted: list[tuple[Any, ...]] = []
-        paths: Any = SimpleNamespace(wait_until=self._wait, bell=SimpleNamespace(ring=lambda: None))
+        paths: Any = SimpleNamespace(
+            wait_until=self._wait, bell=SimpleNamespace(ring=lambda: None), post=self._post
+        )
+        self.leases = SourceLeases(paths, self._report, rows=3)
         self.upstreams = UpstreamGate(
             lambda splits: InputGate(
                 UPSTREAM_EDGE,
@@ -49,13 +59,19 @@ class Stand:
                 counters=TaskCounters(),
                 splits=splits,
             ),
-            post=lambda *call: self._posted.append(call),
-            leases=WriteLeases(paths, rows=3, clock=lambda: self.now),
-            moved=self.reports.append,
+            self.leases,
+            post=self._post,
+            clock=lambda: self.now,
             resumed=resumed,
         )
         self.gate = self.upstreams.gate
         self.told: list[Progress] = []
+
+    def _post(self, *call: Any) -> None:
+        self._posted.append(call)
+
+    def _report(self, table: bytes, within: float) -> None:
+        self.reports.append(unpack_positions(table))
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         self.waits += 1
@@ -69,8 +85,8 @@ class Stand:
         while self._posted:
             (call, *arguments), *self._posted = self._posted
             call(*arguments)
-            if call == self.reports.append and self.acknowledges:
-                self.upstreams.acknowledge()
+            if call == self._report and self.acknowledges:
+                self.leases.acknowledge()
 
     def open(self, partition: int = 0, attempt: int = 1, **fields: Any) -> UpstreamChannel:
         self.upstreams.begin("w", range(2))
@@ -87,9 +103,9 @@ class Stand:
             found += rows
         return found
 
-    def last(self, partition: int = 0) -> WritePosition:
-        """What was reported of a partition last."""
-        return [each for report in self.reports for each in report if each.partition == partition][-1]
+    def exact(self) -> list[SplitPosition]:
+        """The last report."""
+        return unpack_positions(self.leases.exact())
 
 
 def arrive(channel: UpstreamChannel, *rows: str) -> None:
@@ -116,7 +132,7 @@ def test_nothing_is_taken_before_the_coordinator_knows() -> None:
     arrive(stand.open(), "a", "b")
     assert stand.rows() == ["a", "b"] and stand.waits == 1
     first = stand.reports[0][0]
-    assert (first.write, first.partition, first.position, first.lease >= 2) == ("w", 0, 0, True)
+    assert first == there(0, 0)._replace(lease=3)
 
 
 def test_what_waits_for_a_lease_when_the_task_is_cancelled_was_not_taken() -> None:
@@ -126,7 +142,7 @@ def test_what_waits_for_a_lease_when_the_task_is_cancelled_was_not_taken() -> No
     stand.cancelled = True
     with pytest.raises(TaskCancelled):
         stand.rows()
-    assert [(each.partition, each.position) for each in stand.upstreams.exact()] == [(0, 0)]
+    assert stand.exact() == [there(0, 0)]
 
 
 def test_a_report_names_the_checksum_of_the_rows_up_to_its_position() -> None:
@@ -136,12 +152,12 @@ def test_a_report_names_the_checksum_of_the_rows_up_to_its_position() -> None:
     stand.rows()
     arrive(channel, "c", "d")
     stand.rows()
-    (exact,) = stand.upstreams.exact()
-    assert (exact.position, exact.lease, exact.checksum) == (4, 0, channel.progress.checksum)
+    exact = there(0, 4, checksum=channel.progress.checksum)
+    assert channel.progress.checksum and stand.exact() == [exact]
     stand.turn()
     stand.now += 10
     stand.rows()
-    assert stand.last().position == 4 and stand.last().checksum == channel.progress.checksum
+    assert stand.reports[-1] == [exact._replace(lease=3)]
 
 
 def test_the_receipt_of_a_partition_waits_for_the_coordinator() -> None:
@@ -155,7 +171,7 @@ def test_the_receipt_of_a_partition_waits_for_the_coordinator() -> None:
     stand.turn()
     stand.rows()
     stand.turn()
-    assert stand.last().done and stand.last().position == 1
+    assert stand.reports[-1] == [there(0, 1, checksum=channel.progress.checksum, done=True)]
     assert channel.attachment is None and channel.progress.complete
     assert stand.upstreams.end_write("w", [0]) == []
 
@@ -170,7 +186,7 @@ def test_an_end_that_was_not_acknowledged_is_in_the_last_report() -> None:
     stand.acknowledges = False
     stand.rows()
     stand.turn()
-    found = {each.partition: each for report in [*stand.reports, stand.upstreams.exact()] for each in report}
+    found = {each.split: each for report in [*stand.reports, stand.exact()] for each in report}
     assert found[0].done
     again = Stand(found[0])
     again.upstreams.begin("w", range(2))
@@ -179,30 +195,43 @@ def test_an_end_that_was_not_acknowledged_is_in_the_last_report() -> None:
 
 
 def test_the_next_attempt_goes_on_where_the_last_was() -> None:
-    there = WritePosition(write="w", partition=0, position=7, base=5, checksum=9)
-    stand = Stand(there)
+    stand = Stand(there(0, 7, base=5, checksum=9))
     channel = stand.open()
     told = stand.told[0]
     assert (told.rows, told.base, told.checksum, told.complete) == (7, 5, 9, False)
     arrive(channel, "h")
     assert stand.rows() == ["h"]
-    assert [each for each in stand.upstreams.exact() if each.partition == 0][0].position == 8
+    assert stand.exact()[0] == there(0, 8, base=5, checksum=channel.progress.checksum)
+
+
+@pytest.mark.parametrize(
+    "entry", [there(0, 7, checksum=9)._replace(lease=3), there(0, 7)._replace(position=10)]
+)
+def test_nothing_is_known_of_the_rows_in_a_lease(entry: SplitPosition) -> None:
+    """Be it that of the attempt before, or of one whose next has reported nothing."""
+    stand = Stand(entry)
+    arrive(stand.open(), "k")
+    told = stand.told[-1]
+    assert (told.rows, told.base, told.checksum, told.complete) == (10, 10, 0, False)
+    stand.rows()
+    assert [(each.split, each.position) for each in stand.exact()] == [(0, 11)]
+    assert list(stand.upstreams.changes) == [(0, "open"), (1, "open")], "no other split has its number"
 
 
 @pytest.mark.parametrize(("sent", "begins"), [(-1, 100), (40, 40), (100, 100), (120, 100)])
 def test_a_lease_beyond_what_was_ever_sent_passes_over_no_row(sent: int, begins: int) -> None:
-    stand = Stand(WritePosition(write="w", partition=0, position=100, base=100))
+    stand = Stand(there(0, 100, base=100))
     channel = stand.open(sent=sent)
     assert (stand.told[0].rows, stand.told[0].base) == (begins, begins)
     arrive(channel, "a")
     stand.rows()
-    assert [each for each in stand.upstreams.exact() if each.partition == 0][0].position == begins + 1
+    assert stand.exact()[0] == there(0, begins + 1, base=begins, checksum=channel.progress.checksum)
 
 
 def test_a_partition_that_goes_on_holds_event_time_back_and_one_that_is_complete_does_not() -> None:
     stand = Stand(
-        WritePosition(write="w", partition=0, position=7, done=True),
-        WritePosition(write="w", partition=1, position=3),
+        there(0, 7, done=True),
+        there(1, 3),
     )
     stand.upstreams.begin("w", range(3))
     assert stand.gate.split_changes is not None

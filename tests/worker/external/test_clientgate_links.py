@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.connection import Connection, PartitionRequested
 from minishuffle.wire.frames import EventKind, PartitionRequest
 from minishuffle.worker.external.clientgate import UPSTREAM_EDGE, Progress, UpstreamChannel, UpstreamGate
+from minishuffle.worker.sources.leases import SourceLeases
 from support.batches import as_batch
 from support.links import BareLink
 
@@ -43,6 +45,7 @@ class Reading:
         self.pool = self.network.create_pool("gate", 1 + EXCLUSIVE, 2 * (1 + EXCLUSIVE) + 4)
         self.wakes = 0
         self._posts: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        paths: Any = SimpleNamespace(post=self.post)
         self.upstreams = UpstreamGate(
             lambda splits: InputGate(
                 UPSTREAM_EDGE,
@@ -54,7 +57,9 @@ class Reading:
                 counters=TaskCounters(),
                 splits=splits,
             ),
+            SourceLeases(paths, None, rows=None),
             post=self.post,
+            clock=lambda: 0.0,
         )
         self.gate = self.upstreams.gate
 

@@ -20,7 +20,7 @@ from minishuffle.plan.graph import JobSettings, PartitionKind
 from minishuffle.plan.planner import compile_job
 from minishuffle.wire.frames import BufferFlags, DataType, PartitionRequest
 from minishuffle.wire.messages import WorkerAddress
-from minishuffle.wire.packed import PeerRows, pack_placement, unpack_traffic
+from minishuffle.wire.packed import PeerRows, pack_placement, unpack_positions, unpack_traffic
 from minishuffle.worker.channels.registry import ChannelKey
 from minishuffle.worker.external.clientgate import UPSTREAM_EDGE
 from minishuffle.worker.instructions import StartTask, state_change
@@ -366,9 +366,9 @@ async def test_an_abandoned_task_reports_where_it_is_in_what_external_clients_wr
         await site.until(Held.reached.is_set)
     abandoned.abandon()
     last = abandoned.completed(state_change(task.attempt_id, "abandoned"))
-    assert [(each.write, each.partition, each.position, each.lease) for each in last.writes] == [
-        ("w", 0, 10, 0)
-    ]
+    (entry,) = unpack_positions(last.positions)
+    assert entry.cursor is not None
+    assert (entry.cursor.name, entry.position, entry.lease) == ("w/0", 10, 0)
     Held.let_go.set()
     await joined(site, task)
 
