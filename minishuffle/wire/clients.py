@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from minishuffle.wire.messages import ControlMessage, ErrorInfo, OrNone, WorkerAddress
+from minishuffle.wire.messages import ControlMessage, ErrorInfo, Name, OrNone, WorkerAddress
 
 __all__ = [
     "AbortWrite",
@@ -256,6 +256,8 @@ class BeginWrite(ControlMessage):
     """How many the whole write has; 0: not known."""
     idle: bool = False
     """Its program may be gone: event time does not wait for it until a message with False comes."""
+    forgotten: list[Name] = Field(default_factory=list)
+    """Writes that have ended, which no message will name any more."""
 
 
 class WriteBegun(ControlMessage):
@@ -290,8 +292,7 @@ class UpstreamExpected(ControlMessage):
     type: Literal["upstream_expected"] = "upstream_expected"
     term: int
     ticket: int
-    rows: OrNone = 0
-    """Or ``ROWS_FORGOTTEN``."""
+    rows: int = 0
     checksum: int = 0
     complete: bool = False
     segment_bytes: int = 0

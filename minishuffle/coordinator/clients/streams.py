@@ -18,7 +18,7 @@ for, nor asks for, for WRITE_IDLE_SECONDS is idle: event time waits for it nowhe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -119,6 +119,11 @@ class _Stream:
     def task(self, index: int) -> Subtask:
         """One of its subtasks."""
         return self.job.subtasks[self.operator, index]
+
+    def has_forgotten(self, write: str) -> bool:
+        """Whether that is a batch of a streaming query which has ended long ago."""
+        query, batch = query_and_batch(write)
+        return write not in self.writes and batch <= self.forgotten.get(query, -1)
 
     def record(self) -> StreamRecord:
         """For the journal."""
@@ -314,8 +319,7 @@ class Streams:
         if message.schema_message != stream.schema_message:
             raise UsageError(f"what is written to stream {stream.name!r} does not have its schema")
         self._claim(stream, message.write)
-        query, batch = query_and_batch(message.write)
-        if message.write not in stream.writes and batch <= stream.forgotten.get(query, -1):
+        if stream.has_forgotten(message.write):
             return [Reply(link, request, self._forgotten(stream))]
         write = stream.writes.get(message.write) or self._begin(stream, message)
         write.connected_at = None
@@ -335,15 +339,17 @@ class Streams:
         Else event time might pass by its rows: a write whose partitions begin later, or are all new, holds no
         watermark back yet.
         """
-        self._forget_writes(stream)
+        gone = self._forget_writes(stream)
         write = stream.writes[message.write] = _Write(message.partitions, 0)
-        self._announce(stream, message.write, write)
+        self._announce(stream, message.write, write, gone)
         return write
 
-    def _announce(self, stream: _Stream, name: str, write: _Write) -> None:
+    def _announce(self, stream: _Stream, name: str, write: _Write, gone: Sequence[str] = ()) -> None:
+        """Ask all subtasks to wait for it, and to forget the writes ``gone``."""
         write.open_answers = stream.parallelism
         for index in range(stream.parallelism):
-            begin = BeginWrite(partitions=write.partitions, **self._about(stream, index, name))
+            about = self._about(stream, index, name)
+            begin = BeginWrite(partitions=write.partitions, forgotten=list(gone), **about)
             self._ask(stream, begin, write)
 
     def _forgotten(self, stream: _Stream) -> UpstreamOpened:
@@ -360,16 +366,19 @@ class Streams:
         )
 
     @staticmethod
-    def _forget_writes(stream: _Stream) -> None:
-        """Workers forget them too, and know of streaming queries which batches were before."""
+    def _forget_writes(stream: _Stream) -> list[str]:
+        """Gives those that workers are to forget too. Of a streaming query it is known which batches they
+        were."""
         ended = [name for name, write in stream.writes.items() if write.ended]
-        for name in ended[: max(0, len(ended) + 1 - limits.WRITES_KEPT)]:
+        gone = ended[: max(0, len(ended) + 1 - limits.WRITES_KEPT)]
+        for name in gone:
             del stream.writes[name]
             stream.job.progress.sources.forget(stream.operator, partial(_is_of, name))
             stream.job.subtasks.touch(*((stream.operator, index) for index in range(stream.parallelism)))
             query, batch = query_and_batch(name)
             if query:
                 stream.forgotten[query] = max(batch, stream.forgotten.get(query, 0))
+        return gone
 
     def _expect(self, pending: _PendingWrite, message: OpenUpstream) -> None:
         pending.opening = None
@@ -398,7 +407,7 @@ class Streams:
         stream.writer = write
 
     def _commit(self, link: int, request: int, stream: _Stream, message: CommitWrite) -> list[Instruction]:
-        if stream.ended and stream.ended_by == message.write:
+        if (stream.ended and stream.ended_by == message.write) or stream.has_forgotten(message.write):
             return [Reply(link, request, Accepted(job=stream.job.id))]
         self._claim(stream, message.write)
         pending = self._pending.add(_PendingWrite(link, request, stream, write=message.write))

@@ -33,13 +33,7 @@ from minishuffle.errors import PeerLost, ShuffleError, Superseded, UsageError
 from minishuffle.exchange.channels import Attachment, InputChannel
 from minishuffle.exchange.elements import Assembler
 from minishuffle.exchange.gate import Element, InputGate, SplitChange, SplitChannels
-from minishuffle.limits import WRITES_KEPT
-from minishuffle.wire.clients import (
-    ROWS_FORGOTTEN,
-    partition_split,
-    query_and_batch,
-    write_and_partition,
-)
+from minishuffle.wire.clients import partition_split, write_and_partition
 from minishuffle.wire.packed import Cursor, SplitPosition
 from minishuffle.worker.sources.leases import SourceLeases
 
@@ -175,8 +169,6 @@ class UpstreamGate:
         self._post = post
         self._ended = False
         self._writes: dict[str, _Write] = {}
-        self._forgotten: dict[str, int] = {}
-        """By streaming query, the last complete batch that is not in ``_writes`` any more."""
         for entry in resumed:
             if entry.cursor is not None:
                 self._resume(Progress.resumed(entry, entry.cursor))
@@ -234,10 +226,6 @@ class UpstreamGate:
         ``mine``: their numbers; None: not known. May be called again, also because it has become ``idle``, or
         is so no more.
         """
-        if self._was_forgotten(write):
-            return
-        if write not in self._writes:
-            self._forget_writes()
         known = self._writes.setdefault(write, _Write())
         if known.begun and known.idle == idle:
             return
@@ -253,6 +241,13 @@ class UpstreamGate:
         if known.idle != idle:
             self._set_idle(known, idle)
         self.gate.wake()
+
+    def forget(self, write: str) -> None:
+        """A write has ended, and no method will be called with it any more."""
+        known = self._writes.pop(write, _Write())
+        for progress in known.partitions.values():
+            self.positions.pop(progress.split, None)
+            self.cursors.pop(progress.split, None)
 
     def _set_idle(self, known: _Write, idle: bool) -> None:
         known.idle = idle
@@ -303,9 +298,6 @@ class UpstreamGate:
             PeerLost: this very attempt does, over a connection that did not end yet.
             UsageError: the write has ended without that partition.
         """
-        if self._was_forgotten(write):
-            ready(Progress(rows=ROWS_FORGOTTEN, complete=True))
-            return
         self.begin(write, None)
         known = self._writes[write]
         if not known.ended:
@@ -411,8 +403,6 @@ class UpstreamGate:
 
         Gives those of ``partitions`` that are not complete: then nothing has ended.
         """
-        if self._was_forgotten(write):
-            return []
         known = self._writes.get(write, _Write())
         complete = {number for number, progress in known.partitions.items() if progress.complete}
         missing = [number for number in partitions if number not in complete]
@@ -430,21 +420,3 @@ class UpstreamGate:
         """The stream has ended: no channel comes any more."""
         self._ended = True
         self.gate.wake()
-
-    def _forget_writes(self) -> None:
-        done = [
-            write
-            for write, known in self._writes.items()
-            if known.ended
-            or (known.rest == NO_SPLIT and all(progress.complete for progress in known.partitions.values()))
-        ]
-        for write in done[: max(0, len(self._writes) + 1 - WRITES_KEPT)]:
-            del self._writes[write]
-            query, batch = query_and_batch(write)
-            if query:
-                self._forgotten[query] = max(batch, self._forgotten.get(query, 0))
-
-    def _was_forgotten(self, write: str) -> bool:
-        """Whether that is a batch of a streaming query which was complete long ago."""
-        query, batch = query_and_batch(write)
-        return write not in self._writes and batch <= self._forgotten.get(query, -1)

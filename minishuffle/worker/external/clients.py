@@ -295,6 +295,8 @@ class ExternalClients:
         gate = attempt.upstreams if attempt is not None else None
         if attempt is None or gate is None or attempt.paths.cancelled:
             return  # The coordinator asks the next attempt, or tells whoever asked that the job has ended.
+        for write in message.forgotten:
+            gate.forget(write)
         here = range(message.index, message.partitions, attempt.task.parallelism)
         gate.begin(message.write, here if message.partitions else None, idle=message.idle)
         self._send(WriteBegun(term=self._term(), ticket=message.ticket))

@@ -226,9 +226,14 @@ def test_a_batch_that_ended_long_ago_is_complete_for_every_attempt(cluster: Fake
     cluster.lose(pair[0])
     kept = [entry.split for entry in resumed(pair[1])]
     assert kept[0] != 0 and len(kept) == limits.WRITES_KEPT
+    told = [name for message in pair[0].got(BeginWrite) for name in message.forgotten]
+    assert told == ["query/0", "query/1"]
     pair[1].inbox.clear()
     opened = cluster.request(opening(write="query/0"))
     assert (opened.complete, opened.rows) == (True, ROWS_FORGOTTEN)
+    assert cluster.request(CommitWrite(stream="orders", write="query/0", partitions=[0])) == Accepted(
+        job="j1"
+    )
     assert not pair[1].inbox
 
 

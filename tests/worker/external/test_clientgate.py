@@ -17,11 +17,9 @@ from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.runtime.inputs import Inputs
-from minishuffle.wire.clients import ROWS_FORGOTTEN
 from minishuffle.wire.frames import BufferFlags, DataType, EventKind, PartitionRequest
 from minishuffle.worker.external.clientgate import (
     UPSTREAM_EDGE,
-    WRITES_KEPT,
     Progress,
     UpstreamChannel,
     UpstreamGate,
@@ -372,28 +370,13 @@ def test_a_task_that_is_over_hangs_up(stand: Stand) -> None:
     assert [str(error) for error in stand.disconnected] == ["the task that reads the stream has ended"]
 
 
-def test_batches_of_a_query_that_were_complete_long_ago_stay_so(stand: Stand) -> None:
-    for batch in range(WRITES_KEPT + 3):
-        write = f"query/{batch}"
-        stand.expect(write=write)
-        stand.end_partition(stand.open(write=write))
-        assert stand.upstreams.end_write(write, [0]) == []
-    stand.expect(write="query/0", attempt=2)
-    assert stand.told[-1].complete and stand.told[-1].rows == ROWS_FORGOTTEN
-    assert stand.upstreams.end_write("query/0", [0]) == []
-    stand.expect(write="other/0")
-    assert not stand.told[-1].complete
-
-
-def test_a_write_that_is_not_complete_is_never_forgotten(stand: Stand) -> None:
-    channel = stand.take("a")
-    consumer_of(channel).fail(PeerLost("cut"))
-    stand.rows()
-    stand.turn()
-    for batch in range(2 * WRITES_KEPT):
-        stand.expect(write=f"open/{batch}")
-    stand.expect(attempt=2)
-    assert stand.told[-1].rows == 1
+def test_a_write_that_has_ended_is_known_until_it_is_to_be_forgotten(stand: Stand) -> None:
+    stand.end_partition(stand.take("a"))
+    assert stand.upstreams.end_write("w", [0]) == []
+    assert stand.upstreams.end_write("w", [0]) == [], "asked again"
+    stand.upstreams.forget("w")
+    stand.upstreams.forget("never there")
+    assert stand.upstreams.end_write("w", [0]) == [0] and not stand.upstreams.cursors
 
 
 @pytest.mark.parametrize("mine", [range(0, 4, 2), None], ids=["known", "not known"])
