@@ -441,7 +441,7 @@ class CoordinatorState:
         if old:
             self._out.append(CloseLink(old, f"worker {worker.worker} has a new control link"))
         number, jobs = worker.worker, self._jobs.active()
-        self._preparations.worker_back(number, {job.id for job in jobs} & set(message.jobs))
+        self._preparations.worker_back(number, message, jobs)
         for job in jobs:
             job.progress.worker_back(number)
         self._touch(*jobs)
@@ -456,6 +456,8 @@ class CoordinatorState:
             self._reported(worker, report, at)
         for said in message.witnessed:
             self._witnessed(said, at)
+        if message.heartbeat is not None:
+            self._heartbeat(worker, message.heartbeat, now)
         for job in self._jobs.active():
             job.restart_undeployed(self._reconciler.missing(job, worker.worker, message), at)
         desired = self._reconciler.desired(worker, message, since)

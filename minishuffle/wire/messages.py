@@ -540,7 +540,7 @@ class PrepareJob(ControlMessage):
     term: int
     job: str
     programs: dict[int, bytes]
-    """By operator; none if they are too large to be kept."""
+    """By operator; none if they are too large to be kept, or there already."""
     workers: list[WorkerAddress]
     """All others: there are to be links to them."""
 

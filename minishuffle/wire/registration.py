@@ -16,6 +16,7 @@ from minishuffle.wire.messages import (
     CancelTasks,
     ConsumersEnded,
     ControlMessage,
+    Heartbeat,
     Name,
     PauseTasks,
     Port,
@@ -89,10 +90,14 @@ class Register(WorkerDescription):
     """The attempts that it runs or keeps for others: all that were not released."""
     jobs: list[str] = Field(default_factory=list)
     """Jobs of which it has programs sent in advance, or had attempts."""
+    prepared: list[str] = Field(default_factory=list)
+    """The jobs among them of which it has such programs: see PrepareJob."""
     reports: list[AttemptReport] = Field(default_factory=list)
     """Reports that were not acknowledged, from the first on. If they are too many, the rest follows."""
     witnessed: list[WitnessedPositions] = Field(default_factory=list)
     """Positions of other workers, which no coordinator may have heard of."""
+    heartbeat: Heartbeat | None = None
+    """What its tasks have counted and how they stand, behind the reports."""
 
     def description(self) -> WorkerDescription:
         """The constant properties of the worker."""

@@ -1,7 +1,9 @@
 """The link between a registered worker and its coordinator, and the worker's behaviour while there is none.
 
-Without a coordinator, tasks and data links go on. Reports are kept and repeated to the next coordinator; rows
-for clients wait before them; sources do not wait for acknowledgements.
+Without a coordinator, tasks and data links go on. Reports are kept for the next coordinator; rows for clients
+wait before them; sources wait for a peer instead of acknowledgements (``sources.witnesses``). A worker that
+comes back sends everything that it has kept in one message, and gets its desired state in one: see
+``wire.registration``.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from minishuffle.ids import Address
 from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import Advertised, ControlMessage, LogLines, Shutdown, WitnessedPositions
+from minishuffle.wire.messages import (
+    Advertised,
+    ControlMessage,
+    Heartbeat,
+    LogLines,
+    Shutdown,
+    WitnessedPositions,
+)
 from minishuffle.wire.registration import Register, Registered
 from minishuffle.wire.reports import Collected, Fact, FileCompleted, SourcePositions, TaskStateChanged
 from minishuffle.worker.registration import UnregisteredWorker, ask_registration
@@ -42,12 +51,14 @@ class CoordinatorLink:
         request: the registration it has sent.
         home: where the coordinator is.
         handle: called with each message of the coordinator.
-        joined: called once a coordinator has the earlier reports.
+        heartbeat: makes one.
         lost: called when there is no coordinator any more.
         pump: called when the link takes rows and lines again.
-        applied: called with facts for which tasks wait, and whether the coordinator has applied them or is
-            too slow.
+        applied: called with facts for which tasks wait, once the coordinator has applied them.
         call_by: calls :meth:`flush` at a time of the loop's clock or earlier; None: not at all.
+        excused: called with positions whose sources wait for the coordinator no longer.
+        witnessed: gives the positions that other workers without a coordinator have sent.
+        handed_on: called when a coordinator has these.
     """
 
     def __init__(
@@ -58,7 +69,7 @@ class CoordinatorLink:
         state: WorkerState,
         *,
         handle: Callable[[ControlMessage], None],
-        joined: Callable[[], None],
+        heartbeat: Callable[[], Heartbeat],
         lost: Callable[[], None],
         pump: Callable[[], None],
         applied: Callable[[SourcePositions | FileCompleted], None],
@@ -74,7 +85,7 @@ class CoordinatorLink:
         self._home = home
         """Where the coordinator was found last."""
         self._state = state
-        self._handle, self._joined, self._lost = handle, joined, lost
+        self._handle, self._heartbeat, self._lost = handle, heartbeat, lost
         self._pump, self._applied, self._call_by = pump, applied, call_by
         self._excused, self._witnessed, self._handed_on = excused, witnessed, handed_on
         self._loop = asyncio.get_running_loop()
@@ -97,17 +108,11 @@ class CoordinatorLink:
 
     # --- LinkOwner ---------------------------------------------------------------------------------
 
-    def connect(self, link: ControlLink, registered: Registered) -> None:
-        """The coordinator at the other end has registered this worker, for the first time or again. It gets
-        the reports that it has not got with the registration before others get their numbers."""
+    def connect(self, link: ControlLink) -> None:
+        """The coordinator at the other end has registered this worker for the first time."""
         self._link = link
         link.on_writable = self._pump
-        self.acknowledged(registered.applied, files=False)
-        for report in self.reports.kept(self._state.term, behind=self._said):
-            link.send(report)
-        for command in registered.desired:
-            self._handle(command)
-        self._joined()
+        self.beat()
 
     def on_message(self, link: ControlLink, message: ControlMessage) -> None:
         if link is self._link:
@@ -181,17 +186,27 @@ class CoordinatorLink:
             "term": state.term,
             "attempts": state.tasks.held(),
             "jobs": state.tasks.jobs(),
+            "prepared": state.tasks.prepared_jobs(),
             "reports": reports,
             "witnessed": self._witnessed(),
+            "heartbeat": self._heartbeat(),
         }
         return self.request.model_copy(update=facts)
 
     def _go_on(
         self, link: ControlLink, witnessed: list[WitnessedPositions], registered: Registered
     ) -> CoordinatorLink:
-        """A coordinator takes this worker back."""
+        """A coordinator takes this worker back. It gets the reports that have not come with the facts before
+        others get their numbers; then follows what is desired."""
         self._state.taken_back(registered)
-        self.connect(link, registered)
+        self._link = link
+        link.on_writable = self._pump
+        self.acknowledged(registered.applied, files=False)
+        for report in self.reports.kept(self._state.term, behind=self._said):
+            link.send(report)
+        for command in registered.desired:
+            self._handle(command)
+        self._pump()
         self._handed_on(witnessed)
         return self
 
@@ -265,6 +280,11 @@ class CoordinatorLink:
         """Let sources continue that wait for the acknowledgement of reports up to ``number``."""
         if waiting := self.reports.excuse(number):
             self._excused(waiting)
+
+    def beat(self) -> None:
+        """Send a heartbeat, if there is a coordinator."""
+        if self._link is not None:
+            self.send(self._heartbeat())
 
     def advertise(self, host: str) -> None:
         """Others reach this worker by that address; empty: it has none."""

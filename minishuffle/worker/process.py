@@ -140,7 +140,7 @@ async def register(
     def accept(registered: Registered) -> CoordinatorLink:
         worker = Worker(start, request, home, registered)
         began(worker)
-        worker.coordinator.connect(link, registered)
+        worker.coordinator.connect(link)
         return worker.coordinator
 
     return await ask_registration(link, request, accept)
@@ -223,7 +223,7 @@ class Worker:
             home,
             self._state,
             handle=self._on_message,
-            joined=self._on_joined,
+            heartbeat=self._heartbeat,
             lost=lambda: self._deployment.ring(),
             pump=lambda: self._sender.pump(),
             applied=self._on_applied,
@@ -271,7 +271,7 @@ class Worker:
 
     def _begin_timers(self, heartbeat_interval: float) -> None:
         self._timers.every("flow", FLOW_SECONDS, self._inspection.look)
-        self._timers.every("heartbeat", heartbeat_interval, self._heartbeat)
+        self._timers.every("heartbeat", heartbeat_interval, self._beat)
         self._timers.every("lag", LAG_PROBE_SECONDS, lambda: None)
         self._timers.every(
             "reports", self.settings.heartbeat_timeout / ACKNOWLEDGE_LOOKS, self.coordinator.excuse_late
@@ -282,10 +282,6 @@ class Worker:
     def _on_message(self, message: ControlMessage) -> None:
         self._carry_out(self._state.handle(message, self._loop.time()))
         self._peers.review()
-
-    def _on_joined(self) -> None:
-        self._sender.pump()
-        self._heartbeat()
 
     def _on_applied(self, fact: SourcePositions | FileCompleted, *, durable: bool = True) -> None:
         """The source may continue after the positions that it has reported, which the coordinator has if they
@@ -577,10 +573,14 @@ class Worker:
         self._alarm.set(self.coordinator.reports.next_deadline())
         self._carry_out(self._state.handle_timer(self._loop.time()))
 
-    def _heartbeat(self) -> None:
-        state = self._state
+    def _beat(self) -> None:
         self.coordinator.look_for_successor()
         self._tell_clock_set()
+        self.coordinator.beat()
+
+    def _heartbeat(self) -> Heartbeat:
+        """What this process and its tasks do, as of now."""
+        state = self._state
         stuck = self._stuck.slots()
         state.tasks.still_run(len(self._stuck))
         report = worker_report(
@@ -596,16 +596,14 @@ class Worker:
             gc_seconds=self._garbage.seconds,
             memory_bytes=resident_bytes(),
         )
-        self.coordinator.send(
-            Heartbeat(
-                term=state.term,
-                worker=state.worker,
-                epoch=state.epoch,
-                report=report.model_copy(update={"loop_lag_seconds": self._timers.take_latest()}),
-                tasks=self._deployment.reports(),
-                peers=self._peers.reports(),
-                unlinked=state.channels.unlinked(self._loop.time()),
-            )
+        return Heartbeat(
+            term=state.term,
+            worker=state.worker,
+            epoch=state.epoch,
+            report=report.model_copy(update={"loop_lag_seconds": self._timers.take_latest()}),
+            tasks=self._deployment.reports(),
+            peers=self._peers.reports(),
+            unlinked=state.channels.unlinked(self._loop.time()),
         )
 
     def _tell_clock_set(self) -> None:

@@ -195,6 +195,7 @@ class FakeCluster:
         ]
         fields = {"requested_worker": worker.worker, "epoch": worker.epoch, "attempts": held}
         fields["jobs"] = sorted({*worker.prepared, *(job for job, _, _ in worker.tasks)})
+        fields["prepared"] = sorted(worker.prepared)
         about = worker.about.model_copy(update=fields | {"term": term, "reports": [*reports]})
         self.do(self.state.worker_message(worker.link, about, self.now))
 

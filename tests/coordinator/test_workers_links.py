@@ -175,14 +175,18 @@ def test_verdicts_of_the_meantime_are_heard_on_return(cluster: FakeCluster, pair
     assert [lost.worker for lost in pair[1].got(WorkerLost)] == [3]
 
 
-def test_a_standby_worker_is_prepared_anew(cluster: FakeCluster, pair: Pair, make_graph: MakeGraph) -> None:
-    """What it was sent may not have arrived, and a takeover names no programs."""
+@pytest.mark.parametrize("arrived", [True, False])
+def test_a_standby_worker_is_prepared_anew(
+    cluster: FakeCluster, pair: Pair, make_graph: MakeGraph, arrived: bool
+) -> None:
+    """It gets the programs that it was sent and that did not arrive: a takeover names none."""
     standby = cluster.add(standby=True)
     start(cluster, make_graph(restart_strategy="individual"))
-    standby.prepared.clear()
+    if not arrived:
+        standby.prepared.clear()
     cluster.break_link(standby)
     cluster.come_back(standby)
-    assert len(standby.got(PrepareJob)) == 2
+    assert [bool(each.programs) for each in standby.got(PrepareJob)] == [True, not arrived]
     cluster.heartbeat(standby, loaded=1)
     cluster.lose(pair[1])
     assert {key[1:] for key in standby.tasks} == {(0, 1), (1, 1)}

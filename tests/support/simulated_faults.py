@@ -211,7 +211,7 @@ DELAY_SECONDS = (0.05, 2.0)
 COORDINATOR_STOP_SECONDS = (0.05, 4.0)
 DISK_FULL_SECONDS = (0.05, 2.0)
 LOST_WITH_DISK_SHARE = 0.6
-RETURN_POINTS = (Register, Registered, Registered, Heartbeat)
+RETURN_POINTS = (Register, Registered, Heartbeat)
 """The last that was said before a return fails: the facts, what is desired, or that the worker goes on."""
 RETURN_SECONDS = (1e-6, 0.0005, 0.005)
 """How much later it fails: before that arrives, at the same time, or after."""

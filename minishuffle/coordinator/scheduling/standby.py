@@ -16,6 +16,7 @@ from minishuffle.coordinator.scheduling.placement import takers
 from minishuffle.coordinator.scheduling.workerinventory import Holdings
 from minishuffle.coordinator.workers import Worker
 from minishuffle.wire.messages import ControlMessage, DeployTasks, Dial, PrepareJob
+from minishuffle.wire.registration import Register
 
 __all__ = ["Preparations"]
 
@@ -47,9 +48,11 @@ class Preparations:
             messages += [(worker.worker, self._prepare(worker, job, workers)) for job in running]
         return messages
 
-    def worker_back(self, worker: int, jobs: Iterable[str]) -> None:
+    def worker_back(self, worker: int, about: Register, jobs: Iterable[Job]) -> None:
         """A worker has come back: note the jobs for which it keeps programs or attempt numbers."""
-        self._returned[worker] = set(jobs)
+        known = [job for job in jobs if job.id in about.jobs]
+        self._returned[worker] = {job.id for job in known}
+        self._kept[worker] = {job.id: _program_bytes(job) for job in known if job.id in about.prepared}
 
     def worker_moved(self, worker: Worker, workers: Iterable[Worker]) -> list[tuple[int, ControlMessage]]:
         """The messages when a worker has a new address, for standby workers."""
@@ -84,8 +87,8 @@ class Preparations:
     def _prepare(self, worker: Worker, job: Job, workers: Sequence[Worker]) -> PrepareJob:
         programs = {number: vertex.program for number, vertex in enumerate(job.graph.vertices)}
         kept = self._kept.setdefault(worker.worker, {})
-        size = sum(map(len, programs.values()))
-        if sum(kept.values()) + size > limits.PREPARED_PROGRAM_BYTES_MAX:
+        size = _program_bytes(job)
+        if job.id in kept or sum(kept.values()) + size > limits.PREPARED_PROGRAM_BYTES_MAX:
             programs = {}
         else:
             kept[job.id] = size
@@ -119,3 +122,7 @@ class Preparations:
         for kept in self._kept.values():
             assert set(kept) <= jobs
             assert sum(kept.values()) <= limits.PREPARED_PROGRAM_BYTES_MAX
+
+
+def _program_bytes(job: Job) -> int:
+    return sum(len(vertex.program) for vertex in job.graph.vertices)

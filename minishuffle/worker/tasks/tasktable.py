@@ -69,6 +69,10 @@ class TaskTable:
         """The programs of a job that came ahead of need, by operator."""
         return self._programs.get(job, {})
 
+    def prepared_jobs(self) -> list[str]:
+        """The jobs whose programs are here ahead of need, in order."""
+        return sorted(self._programs)
+
     def jobs(self) -> list[str]:
         """The jobs of all programs and attempts that ever came here, up to :meth:`forget`, in order."""
         return sorted({*self._programs, *(subtask.job for subtask in self._newest)})
