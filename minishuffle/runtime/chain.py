@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 from types import FrameType
 from typing import Any, Final, Protocol
 
@@ -28,7 +29,7 @@ from minishuffle.operators.base import (
     TaskContext,
     Watermark,
 )
-from minishuffle.operators.chained import dropper_of
+from minishuffle.operators.chained import ChainedOperator, dropper_of
 from minishuffle.operators.row_copies import own_rows
 
 __all__ = ["Chain", "WrittenPartition", "called_by"]
@@ -156,10 +157,12 @@ class Chain:
         self.operators = program.operators
         self._source_shares = program.source is not None and getattr(program.source, "shares", True)
         side = program.operators[0].first_input if program.operators else None
-        self._losing = program.operators[side in kept :]
+        self._losing = _overriding("state_rows", program.operators[side in kept :])
         """Those whose state is lost with the task; the first holds nothing but a side that is kept."""
+        self._timed = _overriding("deadline", program.operators)
+        """Those that may wait for the clock."""
         self.counters = [OperatorCounters(operator.name) for operator in program.operators]
-        self._keeping = [operator for operator in program.operators if operator.keeps_rows]
+        self._keeping = _overriding("state_rows", filter(attrgetter("keeps_rows"), program.operators))
         self.drop = dropper_of(program.operators)
         last = self._before(len(program.operators))
         self._outlet = _Outlet(program.outputs, partitions, index, totals, last, drop=self.drop)
@@ -235,17 +238,19 @@ class Chain:
 
     def state_rows(self) -> int:
         """Rows of state that would be lost with the task: see :meth:`Operator.state_rows`."""
-        return sum(operator.state_rows() for operator in self._losing)
+        return sum([operator.state_rows() for operator in self._losing])
 
     def rows_kept(self) -> int:
         """Rows of state that stand for rows of which nothing was emitted yet."""
-        return sum(operator.state_rows() for operator in self._keeping)
+        return sum([operator.state_rows() for operator in self._keeping])
 
     # --- clocks and end --------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
         """When :meth:`on_clock` is due; None if no operator waits for the clock."""
-        times = [time for operator in self.operators if (time := operator.deadline()) is not None]
+        if not self._timed:
+            return None
+        times = [time for operator in self._timed if (time := operator.deadline()) is not None]
         return min(times, default=None)
 
     def on_clock(self, now: float) -> None:
@@ -265,6 +270,12 @@ class Chain:
         for operator, following in zip(self.operators, self._stages[1:], strict=True):
             check()
             operator.finish(following)
+
+
+def _overriding(method: str, operators: Iterable[Operator]) -> list[Operator]:
+    """The operators that have that method of their own: it is called for each batch, however small."""
+    default = getattr(ChainedOperator, method)
+    return [each for each in operators if getattr(type(each), method, None) is not default]
 
 
 def _edge_writer(

@@ -1,9 +1,9 @@
 """What a task reads from its gates: batches and marks, by input number and in order. Nothing here blocks.
 
-An operator on columns has work to do for each batch, however few rows it has. So small record batches that
-wait in one gate, with no mark between them, are taken as one. A task that is slow has more of them waiting,
-and then less to do for each row (as Apache DataFusion's CoalesceBatchesExec does for whole queries). Nothing
-is waited for, and where rows themselves take long, each batch comes alone: see :meth:`Inputs.took`. Latency
+Each batch is work for the task and for its operators, however few rows it has. So small batches that wait in
+one gate, with no mark between them, are taken as one. A task that is slow has more of them waiting, and then
+less to do for each row (as Apache DataFusion's CoalesceBatchesExec does for whole queries). Nothing is waited
+for, and where rows themselves take long, each batch comes alone: see :meth:`Inputs.took`. Latency
 markers count as passed once they are read, up to ``limits.TAKEN_SECONDS`` early.
 """
 
@@ -95,13 +95,15 @@ class _Run:
     def takes(self, batch: Batch, lagging: bool) -> bool:
         """Whether that batch is alike, and may be the next one."""
         first = self.batches[0]
-        return (
-            not isinstance(first.payload, list)
-            and self.lagging == lagging
-            and (first.times is None) == (batch.times is None)
-            and (first.keys is None) == (batch.keys is None)
-            and first.payload.schema == batch.payload.schema
-        )
+        if (
+            self.lagging != lagging
+            or (first.times is None) != (batch.times is None)
+            or (first.keys is None) != (batch.keys is None)
+        ):
+            return False
+        if isinstance(first.payload, list):
+            return isinstance(batch.payload, list)
+        return not isinstance(batch.payload, list) and bool(first.payload.schema == batch.payload.schema)
 
     def concat(self) -> list[Batch]:
         """One batch, or all of them where pyarrow does not put their columns together."""
@@ -113,15 +115,15 @@ class _Run:
 
 
 def _small_bytes(element: Element, batch: Batch) -> int | None:
-    """The size of a small record batch; None: it is none."""
-    if isinstance(batch.payload, list) or len(batch) >= TAKEN_ROWS // 4:
+    """The size of a small batch; None: it is none."""
+    if len(batch.payload) >= TAKEN_ROWS // 4:
         return None
     size: int = batch.payload.nbytes if element.format == WHOLE else len(element.payload)
     return size if size <= TAKEN_BYTES // 32 else None
 
 
 class Inputs:
-    """Takes turns between gates: an element each, or small record batches together.
+    """Takes turns between gates: an element each, or small batches together.
 
     Args:
         gates: all of a task.

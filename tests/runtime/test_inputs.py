@@ -109,12 +109,12 @@ TIMED = Batch(ONE.payload, None, np.array([5], np.int64))
         ([ONE, columns(1, name="y"), ONE], [1, 1, 1]),
         ([ONE, TIMED, TIMED], [1, 1, 1]),
         ([TIMED, TIMED, ONE], [2, 1]),
-        ([(0, ["a"]), (0, ["b"]), ONE], [1, 1, 1]),
+        ([(0, ["a"]), (0, ["b", "c"]), ONE, (0, ["d"])], [3, 1, 1]),
         ([categories("a"), categories("a"), categories("b"), ONE], [100, 100, 100, 1]),
     ],
     ids=["mark", "large", "many", "waiting", "end", "schemas", "timed next", "times", "rows", "dictionaries"],
 )
-def test_small_record_batches_that_wait_are_taken_together(script: list[Any], lengths: list[Any]) -> None:
+def test_small_batches_that_wait_are_taken_together(script: list[Any], lengths: list[Any]) -> None:
     channel = type("Channel", (), {"producer": 0, "number": 0})()
     given = [Element(channel, WHOLE, len(each), each) if isinstance(each, Batch) else each for each in script]
     inputs = Inputs([cast(InputGate, Gate(0, *given))], None)
