@@ -176,6 +176,8 @@ class Coordinator:
         """This coordinator hands over: incoming messages are ignored."""
         self._is_writing = False
         """A journal write is under way; :attr:`_steps` wait for it unless the last write failed."""
+        self._has_written = False
+        """There was a journal write since the last :meth:`_look_at_term`."""
         self._unwritten: Changes | None = None
         """Records whose write failed, or waits for the next try; None while writes succeed."""
         self._submitted: list[Changes] = []
@@ -452,7 +454,7 @@ class Coordinator:
         together = step.records.copy()
         for each in step.submissions:
             together.update(each)
-        self._is_writing = True
+        self._is_writing = self._has_written = True
         self._journal.write(together, partial(self._written, step), whole=self._whole)
 
     def _written(self, step: CoordinatorStep, error: Exception | None) -> None:
@@ -487,15 +489,16 @@ class Coordinator:
         self._go_on()
 
     def _look_at_term(self) -> None:
-        """Check periodically, with a write, whether another coordinator has taken over; also tries again to
-        write kept records."""
+        """Check periodically, with a write if there was none, whether another coordinator has taken over; also
+        tries again to write kept records."""
         if not self.stopped.done():
             self._look = self._loop.call_later(TERM_SECONDS, self._look_at_term)
             now = self._loop.time()
             self._carry_out(self._state.anchor(self._clock.read(time.time(), now) - now))
             self._write_again()
-            if not self._is_writing:
+            if not (self._is_writing or self._has_written):
                 self._begin_write(CoordinatorStep())
+            self._has_written = False
 
     def _close_link(self, number: int, why: str, refusal: str) -> None:
         link = self._links.get(number)

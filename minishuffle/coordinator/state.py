@@ -39,7 +39,7 @@ from minishuffle.coordinator.instructions import (
     WatchProcess,
     refusal,
 )
-from minishuffle.coordinator.jobs.attemptreports import apply_fact, may_wait, refuses
+from minishuffle.coordinator.jobs.attemptreports import apply_fact, may_wait, moves_only, refuses
 from minishuffle.coordinator.jobs.deaths import (
     COUNTS,
     UnexplainedEnd,
@@ -193,7 +193,9 @@ class CoordinatorState:
         self._touched: dict[str, Job] = {}
         """Jobs to settle at the end of this call; ``_jobs.held`` may be out of date for them."""
         self._settle_by: float | None = None
-        """Deadline for the consequences of reports of positions; None if there are none."""
+        """Deadline for the consequences of positions and heartbeats; None if there are none."""
+        self._due: float | None = None
+        """The deadline that was computed last."""
         self._links = Links(facts.term, max(settings.link_timeout, settings.heartbeat_timeout))
         self._history = History()
         """Events that belong to no job."""
@@ -228,8 +230,9 @@ class CoordinatorState:
     # --- the verbs -------------------------------------------------------------------------------
 
     def worker_message(self, link: int, message: ControlMessage, now: float) -> CoordinatorStep:
-        """A message over a worker's link. If it has only positions whose acknowledgement may wait, its
-        consequences follow with the next event, or at the deadline of this step."""
+        """A message over a worker's link. If it has only positions whose acknowledgement may wait, or is a
+        heartbeat that has changed nothing, its consequences follow with the next event, or at the deadline of
+        this step."""
         worker = self._workers.by_link(link)
         if isinstance(message, Register):
             self._register(link, message, worker, now)
@@ -244,9 +247,9 @@ class CoordinatorState:
             worker.note_message(now)
             self._from_worker(worker, message, now)
             if isinstance(message, AttemptReport) and (within := may_wait(message)):
-                due = now + min(within, TOGETHER_SECONDS_MAX)
-                self._settle_by = due if self._settle_by is None else min(self._settle_by, due)
-                return self._nothing_yet()
+                return self._wait_for_others(now, within)
+            if isinstance(message, Heartbeat) and self._is_unmoved():
+                return self._wait_for_others(now, TOGETHER_SECONDS_MAX)
         return self._settle(now)
 
     def client_request(self, link: int, request: int, message: ControlMessage, now: float) -> CoordinatorStep:
@@ -381,6 +384,20 @@ class CoordinatorState:
         """A step without consequences so far."""
         return CoordinatorStep(timers=self._next_deadline())
 
+    def _is_unmoved(self) -> bool:
+        """Nothing follows from a heartbeat but what it has counted."""
+        if self._out or self._touched or self._workers.changed or self._workers.leaving() or self.stopping:
+            return False
+        return not any(job.subtasks.changed for job in self._jobs.active())
+
+    def _wait_for_others(self, now: float, within: float) -> CoordinatorStep:
+        """What follows does so within so many seconds; what was due before still is, or comes later."""
+        due = now + min(within, TOGETHER_SECONDS_MAX)
+        self._settle_by = due if self._settle_by is None else min(self._settle_by, due)
+        return CoordinatorStep(
+            timers=self._settle_by if self._due is None else min(self._due, self._settle_by)
+        )
+
     def _next_deadline(self) -> float | None:
         """The time of the next call of :meth:`handle_timer`; None: not needed."""
         times = [
@@ -394,7 +411,8 @@ class CoordinatorState:
             self._next_drain(),
             *(self._wall.monotonic(time) for job in self._timed() if (time := job.next_time()) is not None),
         ]
-        return min((time for time in times if time is not None), default=None)
+        self._due = min((time for time in times if time is not None), default=None)
+        return self._due
 
     def _timed(self) -> list[Job]:
         """The jobs whose deadlines count. Jobs that wait for awaited workers are left out, until these are
@@ -707,7 +725,8 @@ class CoordinatorState:
             self._touch_waiting()
         if isinstance(fact, Collected):
             self._jobs.make_room(job, at)
-        self._touch(job)
+        if not moves_only(fact):
+            self._touch(job)
 
     def _about_job(self, message: LogLines | RecoverySteps, at: float) -> None:
         job = self._jobs.get(message.job)
@@ -1094,12 +1113,17 @@ class CoordinatorState:
 
     def _record(self, jobs: Iterable[str], clients: Iterable[str] = ()) -> None:
         """Record all changes for the journal."""
-        for job in self._jobs.keys() & jobs:
-            self._recorder.job(self._jobs[job])
+        for name in self._jobs.keys() & jobs:
+            self._recorder.job(self._jobs[name])
+        for job in self._jobs.active():
+            if job.subtasks.moved:
+                self._recorder.moved(job)
         for name in self._jobs.keys() & (self._streams.changed() | self._results.changed() | {*clients}):
             self._recorder.clients(name, self._streams.record(name), self._results.record(name))
         for worker in self._workers.take_changed():
             self._recorder.worker(worker)
+        for worker in self._workers.take_reported():
+            self._recorder.applied(worker)
         self._recorder.counts(self._submissions.accepted, self._workers.numbers)
         if (offset := self._wall.take_offset()) is not None:
             self._recorder.clock(self._facts.identity, offset)
@@ -1186,7 +1210,9 @@ class CoordinatorState:
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
-        assert self._settle_by is not None or not (self._out or self._touched or self._workers.changed)
+        assert self._settle_by is not None or not (
+            self._out or self._touched or self._workers.changed or self._workers.reported
+        )
         assert not self._submissions.unwritten
         self._workers.validate()
         self._results.validate()

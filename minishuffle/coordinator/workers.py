@@ -273,6 +273,8 @@ class WorkerRegistry:
         """Number of standby workers that were called up or lost, and not replaced yet."""
         self.changed: dict[int, Worker] = {}
         """Workers whose changes are not journaled yet; also ended ones that are no longer listed."""
+        self.reported: dict[int, Worker] = {}
+        """Workers whose last report's number is not journaled yet."""
 
     @property
     def numbers(self) -> RegistryNumbers:
@@ -493,7 +495,7 @@ class WorkerRegistry:
     def applied(self, worker: Worker, number: int) -> None:
         """A report of that number is applied, and so are those before."""
         worker.applied = max(number, worker.applied)
-        self.touch(worker)
+        self.reported[worker.worker] = worker
 
     # --- addresses -------------------------------------------------------------------------------
 
@@ -579,6 +581,11 @@ class WorkerRegistry:
         """Take the workers whose changes are not journaled yet."""
         changed, self.changed = self.changed, {}
         return list(changed.values())
+
+    def take_reported(self) -> list[Worker]:
+        """Those whose reports were applied since this was asked last."""
+        reported, self.reported = self.reported, {}
+        return list(reported.values())
 
     # --- time ------------------------------------------------------------------------------------
 

@@ -405,6 +405,7 @@ def test_what_running_tasks_count_is_written_once_a_second(
     def write_at(seconds: float, rows: int) -> bytes:
         cluster.now += seconds
         cluster.heartbeat(worker, [said(0, 1, rows)])
+        cluster.advance(0.1, heartbeats=False)
         return cluster.journal["counts", "j1/1/0"]
 
     first = write_at(0.0, 10)

@@ -24,7 +24,7 @@ from minishuffle.wire.reports import (
     TaskStateChanged,
 )
 
-__all__ = ["apply_fact", "may_wait", "refuses"]
+__all__ = ["apply_fact", "may_wait", "moves_only", "refuses"]
 
 WHILE_IT_RUNS: Final = (Collected, FileCompleted, SourcePositions, TaskStands)
 """Facts that are stale once their attempt has ended."""
@@ -38,7 +38,9 @@ def apply_fact(job: Job, worker: int, fact: Fact | TaskReport, at: float) -> boo
     if task is None:
         return isinstance(fact, TaskReleased | TaskReport) and job.progress.exchanged_before(worker, fact)
     runs = task.state in ("created", "running")
-    if not (runs and isinstance(fact, FREQUENT)):
+    if runs and moves_only(fact):
+        job.subtasks.move(task.key)
+    elif not (runs and isinstance(fact, FREQUENT)):
         job.subtasks.touch(task.key)
     if not runs and isinstance(fact, WHILE_IT_RUNS):
         return False
@@ -62,6 +64,11 @@ def apply_fact(job: Job, worker: int, fact: Fact | TaskReport, at: float) -> boo
         case TaskStands(standing=standing):
             job.task_stands(task, standing, at)
     return True
+
+
+def moves_only(fact: Fact | TaskReport) -> bool:
+    """Whether all it says of an attempt that runs is where its source is: nothing follows but a record."""
+    return isinstance(fact, SourcePositions) and not fact.waits
 
 
 def may_wait(report: AttemptReport) -> float:

@@ -180,6 +180,8 @@ class Subtasks(Mapping[TaskKey, Subtask]):
         """Number of subtasks in each state; may have zeros."""
         self.changed: set[TaskKey] = set()
         """Subtasks whose changes are not journaled yet."""
+        self.moved: set[TaskKey] = set()
+        """Those whose only change may be the position of their source."""
         self._result_bytes = 0
         """Size of all kept results."""
 
@@ -273,10 +275,20 @@ class Subtasks(Mapping[TaskKey, Subtask]):
         """Note that these subtasks have changes to journal."""
         self.changed.update(keys)
 
+    def move(self, key: TaskKey) -> None:
+        """Note that the source of a subtask has moved."""
+        self.moved.add(key)
+
     def take_changed(self) -> set[TaskKey]:
-        """Take the subtasks whose changes are not journaled yet."""
-        changed, self.changed = self.changed, set()
+        """Take the subtasks whose changes are not journaled yet, those of their sources included."""
+        changed = self.changed | self.moved
+        self.changed, self.moved = set(), set()
         return changed
+
+    def take_moved(self) -> set[TaskKey]:
+        """Take the subtasks whose sources have moved; of a job where nothing else has changed."""
+        moved, self.moved = self.moved, set()
+        return moved
 
     def recall(self, tasks: Mapping[TaskKey, Subtask], counts: Mapping[TaskKey, CountsRecord]) -> None:
         """Restore the subtasks and their counts from the journal."""

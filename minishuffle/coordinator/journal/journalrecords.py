@@ -173,6 +173,8 @@ class Recorder:
         self._last: dict[str, dict[str, int]] = {}
         """By job and kind, the number of the last event or file in the journal."""
         self._changes: Changes = {}
+        self._numbers: tuple[int, RegistryNumbers] | None = None
+        """What :meth:`counts` was called with last."""
         self._reported: dict[tuple[str, TaskKey], Job] = {}
         """Subtasks with newer counts than the journal's; the one with the oldest record is first."""
         self._counts_due = 0.0
@@ -216,6 +218,12 @@ class Recorder:
             old = range(before.get(kind, 0) - kept + 1, last - kept + 1)
             self._put({(kind, f"{job.id}/{number}"): None for number in old if number > 0})
 
+    def moved(self, job: Job) -> None:
+        """Record the subtasks of a job whose sources have moved, if nothing else has changed."""
+        self._put(
+            {("task", _task_name(job.id, key)): pack_record(job.task_record(key)) for key in job.subtasks.take_moved()}
+        )
+
     def clients(
         self, job: str, streams: Mapping[int, StreamRecord], results: Mapping[int, ResultRecord]
     ) -> None:
@@ -232,17 +240,24 @@ class Recorder:
         self._released.discard(job)
 
     def worker(self, worker: Worker) -> None:
-        """Record a worker that has registered, reported or ended."""
+        """Record a worker that has registered or ended."""
         name = str(worker.worker)
         if worker.state in ("lost", "gone"):
             self._put({("worker", name): None, ("applied", name): None})
             return
         self._put({("worker", name): pack_record(worker.record())})
-        self._put({("applied", name): pack_record(AppliedRecord(worker.applied))})
+        self.applied(worker)
+
+    def applied(self, worker: Worker) -> None:
+        """Record the last report that was applied of a worker, unless the worker has ended."""
+        if worker.state not in ("lost", "gone"):
+            self._put({("applied", str(worker.worker)): pack_record(AppliedRecord(worker.applied))})
 
     def counts(self, submitted: int, numbers: RegistryNumbers) -> None:
         """Record the numbers of the cluster."""
-        self._put({("coordinator", ""): pack_record(ClusterRecord(submitted, *numbers))})
+        if (submitted, numbers) != self._numbers:
+            self._numbers = submitted, numbers
+            self._put({("coordinator", ""): pack_record(ClusterRecord(submitted, *numbers))})
 
     def clock(self, host: str, offset: float) -> None:
         """Record the wall clock minus the monotonic clock of a host, in seconds."""
