@@ -100,7 +100,7 @@ GATHERED_BYTES: Final = 512 * KIB
 TAKEN_ROWS: Final = 1_024
 TAKEN_SECONDS: Final = 0.01
 TAKEN_BYTES: Final = MIB
-"""A task reads queued record batches of one gate together: at most as many rows as it processes in
+"""A task reads queued batches of one gate together: at most as many rows as it processes in
 TAKEN_SECONDS, and about TAKEN_BYTES. Each of them has less than a quarter of these rows, and less than a 32nd
 of these bytes."""
 FRAMES_PER_TURN_MAX: Final = 2_000

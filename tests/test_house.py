@@ -154,7 +154,6 @@ SMALL = {
     "coordinator/scheduling/draining": "a worker that is to leave",
     "coordinator/scheduling/firstoutput": "the schedule ``first_output``",
     "coordinator/scheduling/workerinventory": "slots and segments in use, by worker",
-    "coordinator/jobs/attemptreports": "whether what workers report of an attempt counts, and where it goes",
     "coordinator/clusterclock": "wall time in the coordinator, and how far ahead it is",
     "coordinator/shutdown": "the orderly stop of a cluster",
     "examples/keyby": "the example of an endless job",

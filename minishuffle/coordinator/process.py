@@ -489,8 +489,8 @@ class Coordinator:
         self._go_on()
 
     def _look_at_term(self) -> None:
-        """Check periodically, with a write if there was none, whether another coordinator has taken over; also
-        tries again to write kept records."""
+        """Check periodically, with a write if there was none, whether another coordinator has taken over;
+        also tries again to write kept records."""
         if not self.stopped.done():
             self._look = self._loop.call_later(TERM_SECONDS, self._look_at_term)
             now = self._loop.time()

@@ -113,7 +113,6 @@ from minishuffle.worker.timers import Alarm, Timers
 
 __all__ = ["Worker", "register"]
 
-LAG_PROBE_SECONDS: Final = 0.05
 MOVES_SECONDS: Final = 0.02
 """Between two looks at tasks that are to move."""
 LEAVE_SECONDS_MAX: Final = 0.4
@@ -272,7 +271,6 @@ class Worker:
     def _begin_timers(self, heartbeat_interval: float) -> None:
         self._timers.every("flow", FLOW_SECONDS, self._inspection.look)
         self._timers.every("heartbeat", heartbeat_interval, self._beat)
-        self._timers.every("lag", LAG_PROBE_SECONDS, lambda: None)
         self._timers.every(
             "reports", self.settings.heartbeat_timeout / ACKNOWLEDGE_LOOKS, self.coordinator.excuse_late
         )

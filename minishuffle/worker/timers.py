@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -49,7 +50,9 @@ class Alarm:
 
 
 class Timers:
-    """Calls by name. ``lag`` observes how late each comes, in seconds."""
+    """Calls by name, each when the loop's clock comes to a multiple of its interval: what is due at one time
+    wakes the process once, and all workers of a machine report together. ``lag`` observes how late each
+    comes, in seconds."""
 
     def __init__(self, loop: _Loop, lag: Histogram) -> None:
         self._loop = loop
@@ -72,7 +75,7 @@ class Timers:
         if handle is not None:
             handle.cancel()
         if seconds is not None:
-            in_time = self._loop.time() + seconds
+            in_time = _next_multiple(self._loop.time(), seconds)
             self._at(name, in_time if due is None else min(due, in_time), seconds, call)
 
     def _at(self, name: str, due: float, seconds: float, call: Callable[[], None]) -> None:
@@ -80,7 +83,7 @@ class Timers:
             now = self._loop.time()
             self._lag.observe(max(0.0, now - due))
             self._latest = max(self._latest, now - due)
-            self._at(name, now + seconds, seconds, call)
+            self._at(name, _next_multiple(now, seconds), seconds, call)
             call()
 
         self._due[name] = due, self._loop.call_at(due, fire)
@@ -90,3 +93,8 @@ class Timers:
         for _, handle in self._due.values():
             handle.cancel()
         self._due.clear()
+
+
+def _next_multiple(now: float, seconds: float) -> float:
+    """The next multiple of an interval; a loop that counts in milliseconds may call a little early."""
+    return math.ceil(now / seconds + 0.1) * seconds

@@ -61,7 +61,6 @@ SECRET = b"s" * 32
 COORDINATOR = Address("127.0.0.1", 1)
 CHECK_EVERY = 16
 """Turns of loops between two checks of the invariants of a process."""
-LAG_PROBE_SECONDS = 5.0
 SMALL_TALK = (Heartbeat, Acknowledge)
 """What is not worth a line of the trace."""
 
@@ -460,7 +459,6 @@ def _simulate_threads_and_clocks(patch: pytest.MonkeyPatch, cluster: Cluster) ->
         patch.setattr(module, "time", time)
     patch.setattr(random, "random", cluster.world.random.random)
     patch.setattr(process, "collect_garbage", lambda *, settled: None)
-    patch.setattr(process, "LAG_PROBE_SECONDS", LAG_PROBE_SECONDS)
     patch.setattr(attempts, "TaskPaths", _pausing_paths(cluster))
     publish = BufferBuilder.publish
 

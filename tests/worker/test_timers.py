@@ -80,8 +80,7 @@ def test_calls_come_in_time_however_often_they_are_asked_for(stand: Stand) -> No
     for tenth in range(61):
         stand.loop.run_until(100.0 + tenth / 10)
         stand.every(2.0 if tenth % 2 else 3.0)
-    assert len(stand.called) == 2
-    assert stand.called[0] == pytest.approx(2.1), "the shorter interval was asked for first at 0.1"
+    assert stand.called == [2.0, 4.0, 5.0, 6.0]
 
 
 def test_a_shorter_interval_holds_at_once_and_a_longer_one_after_the_next_call(stand: Stand) -> None:
@@ -91,14 +90,22 @@ def test_a_shorter_interval_holds_at_once_and_a_longer_one_after_the_next_call(s
     stand.loop.run_until(104.0)
     stand.every(10.0)
     stand.loop.run_until(120.0)
-    assert stand.called == [3.0, 5.0, 15.0]
+    assert stand.called == [2.0, 4.0, 6.0, 10.0, 20.0]
+
+
+def test_all_calls_of_one_interval_come_together(stand: Stand) -> None:
+    for begin, name in ((100.1, "one"), (100.5, "other"), (101.7, "third")):
+        stand.loop.run_until(begin)
+        stand.every(1.0, name)
+    stand.loop.run_until(104.0)
+    assert stand.called == [1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 4.0, 4.0, 4.0]
 
 
 def test_the_lag_is_how_late_calls_come(stand: Stand) -> None:
     stand.every(2.0)
     stand.loop.late = 0.5
     stand.loop.run_until(105.5)
-    assert stand.called == [2.5, 5.0]
+    assert stand.called == [2.5, 4.5]
     assert (stand.lag.count, stand.lag.total) == (2, 1.0)
 
 

@@ -220,9 +220,8 @@ class Recorder:
 
     def moved(self, job: Job) -> None:
         """Record the subtasks of a job whose sources have moved, if nothing else has changed."""
-        self._put(
-            {("task", _task_name(job.id, key)): pack_record(job.task_record(key)) for key in job.subtasks.take_moved()}
-        )
+        for key in job.subtasks.take_moved():
+            self._put({("task", _task_name(job.id, key)): pack_record(job.task_record(key))})
 
     def clients(
         self, job: str, streams: Mapping[int, StreamRecord], results: Mapping[int, ResultRecord]

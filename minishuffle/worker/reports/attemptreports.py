@@ -11,6 +11,8 @@ rows, a completed file          alone: rows are not kept for a journal that cann
 that a task stands              with others of its kind, and once: heartbeats repeat it
 ends read                       together, ENDS_WAIT_SECONDS after the first of them; not at all if the
                                 attempt itself ends within this time, since its end implies them
+positions that may wait         together, when the clock comes to a multiple of HELD_SECONDS; or within half
+                                the time that they have, or with what goes before
 all others                      together
 ==============================  ======================================================================
 
@@ -19,6 +21,7 @@ Reports are numbered and kept until they are acknowledged, for when the link to 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final, TypeGuard
 
@@ -41,6 +44,8 @@ __all__ = ["ACKNOWLEDGE_LOOKS", "ENDS_WAIT_SECONDS", "AttemptReports"]
 
 ENDS_WAIT_SECONDS: Final = 0.05
 """How long an end waits for others."""
+HELD_SECONDS: Final = 0.05
+"""All workers of a machine send positions at the same times: the coordinator wakes less often for them."""
 ACKNOWLEDGE_LOOKS: Final = 4
 """Checks for acknowledgements within ``heartbeat_timeout``, the longest time that sources wait."""
 FACTS_MAX: Final = 256
@@ -67,6 +72,9 @@ class AttemptReports:
         self._ends: dict[tuple[AttemptId, int], list[int]] = {}
         """Producers read to the end, by attempt and edge, which are not due so far."""
         self._ends_due: float | None = None
+        self._held: list[SourcePositions] = []
+        """Those that wait for others; they go before any other fact."""
+        self._held_due: float | None = None
         self._excused = 0
         """Sources wait for no acknowledgement up to that number."""
         self._looks = deque([0] * (ACKNOWLEDGE_LOOKS + 1), ACKNOWLEDGE_LOOKS + 1)
@@ -83,9 +91,15 @@ class AttemptReports:
             self._ends.setdefault((fact.attempt, fact.edge), []).extend(fact.producers)
             self._ends_due = now + ENDS_WAIT_SECONDS if self._ends_due is None else self._ends_due
             return False
+        if isinstance(fact, SourcePositions) and fact.within:
+            due = min(now + fact.within / 2, math.ceil(now / HELD_SECONDS) * HELD_SECONDS)
+            self._held_due = due if self._held_due is None else min(due, self._held_due)
+            self._held.append(fact.model_copy(update={"within": fact.within / 2}))
+            return False
         if isinstance(fact, TaskStateChanged) and fact.ends:
             self.forget_ends(fact.attempt)
         is_first = not self._due
+        self._release_held()
         self._add_due(fact)
         return is_first
 
@@ -95,17 +109,25 @@ class AttemptReports:
         else:
             self._due.append([fact])
 
+    def _release_held(self) -> None:
+        for fact in self._held:
+            self._add_due(fact)
+        self._held.clear()
+        self._held_due = None
+
     def forget_ends(self, attempt: AttemptId) -> None:
         """What it has read to the end is of no use any more."""
         for key in [key for key in self._ends if key[0] == attempt]:
             del self._ends[key]
 
     def next_deadline(self) -> float | None:
-        """When :meth:`take` has something, if nothing is added."""
-        return self._ends_due
+        """When :meth:`take` is to be called, if nothing is added."""
+        return min((due for due in (self._ends_due, self._held_due) if due is not None), default=None)
 
     def take(self, term: int, now: float) -> AttemptReport | None:
-        """The next report that is due, to a coordinator of that term; it is kept if it has a number."""
+        """The next report that is due, to a coordinator of that term; it is kept if it has a number. What is
+        held goes with it, or alone: something else is about to be sent."""
+        self._release_held()
         if self._ends_due is not None and now >= self._ends_due:
             for (attempt, edge), read in self._ends.items():
                 self._add_due(EndsRead(attempt=attempt, edge=edge, producers=read))
@@ -163,7 +185,7 @@ class AttemptReports:
 
     def __len__(self) -> int:
         """Reports that are not acknowledged, or not sent so far."""
-        return len(self._kept) + len(self._due) + bool(self._ends)
+        return len(self._kept) + len(self._due) + bool(self._ends) + bool(self._held)
 
     def acknowledge(
         self, number: int, *, refused: bool = False, files: bool = True

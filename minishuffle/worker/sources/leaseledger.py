@@ -36,7 +36,9 @@ TOGETHER_SECONDS: Final = LEASE_SECONDS / 10
 SPARE: Final = 4
 """A lease covers the rows emitted between two reports, plus 1/SPARE of them."""
 LITTLE: Final = 8
-"""The next lease is asked for when 1/LITTLE of the current one is left, or less than two batches."""
+"""The next lease is asked for when 1/LITTLE of the current one is left, or less than the next batch, or than
+two batches that come within LITTLE_SECONDS."""
+LITTLE_SECONDS: Final = 0.1
 ACKNOWLEDGED_SHARE: Final = 3
 """The acknowledgement should arrive within 1/ACKNOWLEDGED_SHARE of the time that the lease still lasts."""
 ACKNOWLEDGED_SECONDS_MAX: Final = 0.1
@@ -190,7 +192,7 @@ class LeaseLedger:
         each.emitted += rows
         each.batch = rows
         each.cursor, each.is_moved = cursor, cursor is not None
-        if self._is_short(each):
+        if self._is_short(each, now):
             self._is_due = True
 
     def move(self, split: int, cursor: Cursor) -> None:
@@ -247,7 +249,8 @@ class LeaseLedger:
             rows = max(least, wanted.get(each.number, 0) or self._wanted(each, now, least))
             if self._is_to_change(each, least, rows):
                 entries.append(self._renew(each, rows))
-                self.within = min(self.within, self._lasts(each, now) / ACKNOWLEDGED_SHARE)
+                left = each.granted - each.emitted
+                self.within = min(self.within, self._lasts(each, now, left) / ACKNOWLEDGED_SHARE)
         self.reports += bool(entries)
         cursors = [entry.cursor for entry in entries if entry.cursor is not None and entry.cursor.position]
         if cursors:
@@ -320,22 +323,24 @@ class LeaseLedger:
         rows = each.window.rows(now, need)
         return max(rows + (rows - 1) // SPARE if each.window.is_known else rows, each.batch)
 
-    def _is_short(self, each: _Split) -> bool:
+    def _is_short(self, each: _Split, now: float) -> bool:
         """Whether the next lease is to be asked for now."""
         left = each.reported - each.emitted
         if self._rows is not None or not each.window.is_known:
             return 2 * left <= each.lease
-        return LITTLE * left <= each.lease or left < 2 * each.batch
+        if LITTLE * left <= each.lease or left < each.batch:
+            return True
+        return left < 2 * each.batch and self._lasts(each, now, left) < LITTLE_SECONDS
 
     @staticmethod
-    def _lasts(each: _Split, now: float) -> float:
-        """Seconds until the rows that may be emitted now are used up; 0 if not known. A split that has ended
-        needs no more."""
+    def _lasts(each: _Split, now: float, left: int) -> float:
+        """Seconds until more rows than are ``left`` are emitted: the next batch comes one interval later. 0
+        if that is not known. A split that has ended needs no more."""
         if each.done:
             return ACKNOWLEDGED_SECONDS_MAX * ACKNOWLEDGED_SHARE
         if not each.window.is_known:
             return 0.0
-        return (each.granted - each.emitted) * LEASE_SECONDS / max(1, each.window.rows(now))
+        return (left + each.batch) * LEASE_SECONDS / max(1, each.window.rows(now))
 
     @staticmethod
     def _is_to_change(each: _Split, need: int, wanted: int) -> bool:

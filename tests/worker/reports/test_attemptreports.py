@@ -128,6 +128,25 @@ def test_ends_wait_for_each_other_and_not_for_their_attempt(monkeypatch: pytest.
         assert unpack_message(pack_message(report)) == report, "it has no more values than a message may have"
 
 
+def test_positions_that_may_wait_go_together_in_time_and_before_what_follows() -> None:
+    reports = AttemptReports()
+    waiting = [
+        positions_of(0, index).model_copy(update={"within": within})
+        for index, within in ((0, 0.1), (1, 0.016), (2, 0.1))
+    ]
+    for fact, now, due in zip(waiting, (1.001, 1.002, 1.003), (1.05, 1.01, 1.01), strict=True):
+        assert not reports.add(fact, now), "an alarm is enough"
+        assert reports.next_deadline() == pytest.approx(due), "a multiple of HELD_SECONDS, or in time"
+    (report,) = taken(reports, 1.01)
+    facts = [fact for fact in report.facts if isinstance(fact, SourcePositions)]
+    assert [fact.within for fact in facts] == pytest.approx([0.05, 0.008, 0.05]), "what is left of it"
+    assert [fact.positions for fact in facts] == [fact.positions for fact in waiting]
+    assert not reports.add(waiting[0], 2.0) and reports.add(FINISHED, 2.0)
+    (report,) = taken(reports, 2.0)
+    assert [fact.kind for fact in report.facts] == ["source_positions", "task_state"]
+    assert reports.next_deadline() is None
+
+
 def test_a_report_that_cannot_be_sent_leaves_no_gap_and_is_divided() -> None:
     reports = AttemptReports()
     sent(reports, rows_of(10))

@@ -18,6 +18,7 @@ from minishuffle.exchange.elements import encode
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.plan.graph import JobSettings, PartitionKind
 from minishuffle.plan.planner import compile_job
+from minishuffle.runtime import inputs
 from minishuffle.wire.frames import BufferFlags, DataType, PartitionRequest
 from minishuffle.wire.messages import WorkerAddress
 from minishuffle.wire.packed import PeerRows, pack_placement, unpack_positions, unpack_traffic
@@ -373,7 +374,10 @@ async def test_an_abandoned_task_reports_where_it_is_in_what_external_clients_wr
     await joined(site, task)
 
 
-async def test_an_abandoned_consumer_gives_its_input_back_at_once(site: Site) -> None:
+async def test_an_abandoned_consumer_gives_its_input_back_at_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "TAKEN_ROWS", 1)  # nothing is taken together
     settings = JobSettings(buffer_timeout=0, restart_strategy="none")
     stream = Stream.items([1, 2, *range(3, 60)]).rebalance().map(hold_at_the_second).to_count()
     source, sink = site.deploy(stream, settings=settings)
