@@ -153,7 +153,8 @@ LEASE_SECONDS: Final = 0.25
 """Between two reports of a source, unless its job gives the length of leases. A lease lasts a quarter longer
 at its present rate."""
 WITNESSED_BYTES_MAX: Final = 8 * MIB
-"""Positions that one worker keeps for others which have no coordinator: what it registers with has to fit."""
+"""Bytes of positions that one worker keeps for others without a coordinator: its registration must have room
+for them."""
 JOB_BUFFERS_MAX: Final = CREDIT_MAX // 2
 """Exclusive buffers of a channel, and floating buffers of a gate, that a job may ask for: a channel may
 have both as credit."""
@@ -262,7 +263,7 @@ SPOOL_FILE_BYTES: Final = 1 << 30
 SPOOL_BYTES_MAX: Final = 256 * MIB
 """Rows that a sink subtask of an endless job keeps and nobody has read."""
 COMMITTABLE_BYTES_MAX: Final = KIB
-"""What a sink of the user has prepared, and is called with to commit it."""
+"""Longest prepared commit of a user's sink, in bytes."""
 SINK_FLUSH_SECONDS: Final = 1.0
 """A sink of the user that has a ``flush`` is called so long after the first row that was not flushed."""
 FILE_SECONDS_DEFAULT: Final = 60.0

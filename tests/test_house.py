@@ -757,8 +757,13 @@ def test_the_words_are_those_of_the_field(package: tuple[Module, ...]) -> None:
 PRONOUNS = frozenset({"that", "which", "those", "them", "what", "whose", "whoever", "one", "such"})
 PRONOUNS_MAX = 3
 """In one sentence. With more of them nobody knows which is which who has not read the code."""
-PLAIN = ("worker/", "observe/", "counters.py")
-"""Here docstrings of public names count as well, with one less in a sentence."""
+PLAIN = (
+    *("coordinator/", "worker/", "wire/", "protocol/", "transport/", "observe/", "counters.py", "limits.py"),
+    *("backoff.py", "clock.py", "postmortem.py", "replacements.py", "supervision.py"),
+)
+"""Here docstrings of public names count as well, with one less in a sentence, and begin with a subject."""
+OPENINGS = re.compile(r"(What|Those|Such|That|Whoever|Somebody|Nobody|They|So many)\b")
+"""Words with which a docstring begins that does not name its subject."""
 
 
 def documented(node: ast.AST, *, is_private: bool = False) -> Iterator[tuple[int, str]]:
@@ -781,6 +786,8 @@ def riddles(module: Module) -> Iterator[str]:
     is_plain = module.name.startswith(PLAIN)
     most = PRONOUNS_MAX - is_plain
     for line, text in documented(module.tree, is_private=is_plain):
+        if is_plain and OPENINGS.match(text):
+            yield f"{module.name}:{line} begin with what it is or does: {text.splitlines()[0]}"
         for sentence in re.split(r"(?<=[.:;])\s+", text):
             if sum(word in PRONOUNS for word in re.findall(r"[a-z]+", sentence.lower())) > most:
                 yield f"{module.name}:{line} say what is meant: {' '.join(sentence.split())}"

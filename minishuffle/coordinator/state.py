@@ -391,7 +391,7 @@ class CoordinatorState:
         return not any(job.subtasks.changed for job in self._jobs.active())
 
     def _wait_for_others(self, now: float, within: float) -> CoordinatorStep:
-        """What follows does so within so many seconds; what was due before still is, or comes later."""
+        """The consequences follow within the given seconds; what was due before still is, or comes later."""
         due = now + min(within, TOGETHER_SECONDS_MAX)
         self._settle_by = due if self._settle_by is None else min(self._settle_by, due)
         return CoordinatorStep(

@@ -583,7 +583,7 @@ class WorkerRegistry:
         return list(changed.values())
 
     def take_reported(self) -> list[Worker]:
-        """Those whose reports were applied since this was asked last."""
+        """Workers whose reports were applied since the last call."""
         reported, self.reported = self.reported, {}
         return list(reported.values())
 

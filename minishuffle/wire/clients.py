@@ -51,16 +51,17 @@ class KeptRows(ControlMessage):
     begin: int
     end: int
     lost: int = 0
-    """So many of these rows are lost with the workers that kept them."""
+    """Number of these rows lost together with the workers that kept them."""
 
 
 class DescribeResult(ControlMessage):
-    """(Client.) ``job`` is an id, or a name: the newest job of it. Answered with ResultDescribed."""
+    """(Client.) ``job`` is an id, or the name of which the newest job is meant. Answered with
+    ResultDescribed."""
 
     type: Literal["describe_result"] = "describe_result"
     job: str
     sink: str = ""
-    """May be left out if the job has one only."""
+    """May be left out if the job has only one sink."""
 
 
 class ResultDescribed(ControlMessage):
@@ -75,15 +76,15 @@ class ResultDescribed(ControlMessage):
     """As in JobInfo."""
     terminal: bool
     submitted_at: float
-    """Seconds since 1970; tells jobs of one id apart, since every coordinator counts from 1."""
+    """Seconds since 1970; distinguishes jobs with the same id, since ids start from 1 with a new journal."""
     causes: list[ErrorInfo] = Field(default_factory=list)
     """Why the job failed, first cause first; empty for any other job."""
     subtasks: list[KeptRows]
-    """As far as the coordinator knows, which learns of new rows with each heartbeat."""
+    """The rows known to the coordinator, which learns of new ones with each heartbeat."""
 
 
 class OpenResult(ControlMessage):
-    """(Client.) Wants rows ``begin`` to ``end`` of a subtask; answered with ResultOpened."""
+    """(Client.) Request rows ``begin`` to ``end`` of a subtask; answered with ResultOpened."""
 
     type: Literal["open_result"] = "open_result"
     job: str
@@ -94,8 +95,8 @@ class OpenResult(ControlMessage):
 
 
 class ResultOpened(ControlMessage):
-    """Dial that worker as client number ``ticket`` and request the partition of that subtask. It has the rows
-    up to ``end``, or they are lost."""
+    """Dial this worker as client number ``ticket``, and request the partition of the subtask. The worker has
+    the rows up to ``end``, unless they are ``lost``."""
 
     type: Literal["result_opened"] = "result_opened"
     term: int
@@ -106,11 +107,11 @@ class ResultOpened(ControlMessage):
     """Size of the worker's network buffers: the reader's must not be smaller."""
     end: int
     lost: str = ""
-    """Why nobody has these rows."""
+    """Why these rows are lost; empty: they are not."""
 
 
 class ServeResult(ControlMessage):
-    """(To a worker.) A client will come with that ticket for rows ``begin`` to ``end``."""
+    """(To a worker.) A client with this ticket will read rows ``begin`` to ``end``."""
 
     type: Literal["serve_result"] = "serve_result"
     term: int
@@ -124,7 +125,7 @@ class ServeResult(ControlMessage):
 
 
 class ResultExpected(ControlMessage):
-    """(Of a worker.) The client may come, or why not."""
+    """(From a worker.) The client is expected, or the error."""
 
     type: Literal["result_expected"] = "result_expected"
     term: int
@@ -134,7 +135,7 @@ class ResultExpected(ControlMessage):
 
 
 class CommitResult(ControlMessage):
-    """(Client.) A batch that ends at these offsets (by subtask) was dealt with. Answered with Accepted."""
+    """(Client.) A batch that ends at these offsets (by subtask) was processed. Answered with Accepted."""
 
     type: Literal["commit_result"] = "commit_result"
     job: str
@@ -143,7 +144,7 @@ class CommitResult(ControlMessage):
 
 
 class FreeRows(ControlMessage):
-    """(To a worker.) Rows below ``begin`` may go; those below ``read`` were dealt with."""
+    """(To a worker.) Rows below ``begin`` may be deleted; rows below ``read`` were processed."""
 
     type: Literal["free_rows"] = "free_rows"
     term: int
@@ -156,7 +157,7 @@ class FreeRows(ControlMessage):
 
 
 class DropResult(ControlMessage):
-    """(To a worker.) Give up everything that it keeps of that job."""
+    """(To a worker.) Delete all kept results of this job."""
 
     type: Literal["drop_result"] = "drop_result"
     term: int
@@ -166,7 +167,7 @@ class DropResult(ControlMessage):
 # --- streams --------------------------------------------------------------------------------------
 
 ROWS_FORGOTTEN = -1
-"""The rows of a partition that was complete so long ago that nobody knows them."""
+"""The row count of a partition that was completed so long ago that it is no longer known."""
 
 
 def query_and_batch(write: str) -> tuple[str, int]:
@@ -181,7 +182,7 @@ def partition_split(write: str, partition: int) -> str:
 
 
 def write_and_partition(split: str) -> tuple[str, int]:
-    """What :func:`partition_split` was called with."""
+    """The arguments of :func:`partition_split`."""
     write, _, partition = split.rpartition("/")
     return write, int(partition)
 
@@ -203,24 +204,25 @@ class StreamInfo(ControlMessage):
 
 
 class OpenUpstream(ControlMessage):
-    """(Client.) One attempt at one partition of a write wants to begin; answered with UpstreamOpened."""
+    """(Client.) Begin an attempt to write a partition; answered with UpstreamOpened."""
 
     type: Literal["open_upstream"] = "open_upstream"
     stream: str
     write: str
     partition: int
     partitions: int = 0
-    """How many partitions the write has; 0: not known."""
+    """Number of partitions of the write; 0: not known."""
     attempt: int
     schema_message: bytes
     connection: int = 0
     """How often this attempt has lost its connection."""
     sent: OrNone = -1
-    """Rows that it has handed to its connections so far, at most; -1: to none, or others may have."""
+    """Upper bound of the rows it has passed to its connections so far; -1: none, or other attempts may
+    have."""
 
 
 class UpstreamOpened(ControlMessage):
-    """Dial that worker as client number ``ticket``. The first ``rows`` rows are there already."""
+    """Dial this worker as client number ``ticket``. It already has the first ``rows`` rows."""
 
     type: Literal["upstream_opened"] = "upstream_opened"
     term: int
@@ -230,19 +232,18 @@ class UpstreamOpened(ControlMessage):
     rows: OrNone
     """Or ``ROWS_FORGOTTEN``."""
     checksum: int
-    """CRC-32 of the elements that these rows came in, from row ``base`` on."""
+    """CRC-32 of the elements with these rows, from row ``base`` on."""
     complete: bool
-    """All rows are there: nothing is left to do."""
+    """The worker has all rows: nothing is left to do."""
     segment_bytes: int
-    """Size of the worker's network buffers: no buffer that is sent may be larger."""
+    """Size of the worker's network buffers: buffers sent to it must not be larger."""
     base: int = 0
-    """Rows below are not sent again, whatever became of them: a lease of an earlier attempt of the task ended
-    there."""
+    """Rows below are not sent again, even if they were lost: see ``WritePosition``."""
 
 
 class BeginWrite(ControlMessage):
-    """(To a worker.) A write into that subtask begins. Sent to all subtasks of the stream, also to those that
-    none of its partitions come to, before the first partition is let in: see ``UpstreamGate.begin``."""
+    """(To a worker.) A write into this subtask begins. It is sent to all subtasks of the stream, even those
+    without a partition of the write, before the first partition is accepted: see ``UpstreamGate.begin``."""
 
     type: Literal["begin_write"] = "begin_write"
     term: int
@@ -253,7 +254,7 @@ class BeginWrite(ControlMessage):
     ticket: int
     write: str
     partitions: int
-    """How many the whole write has; 0: not known."""
+    """Number of partitions of the whole write; 0: not known."""
     idle: bool = False
     """Its program may be gone: event time does not wait for it until a message with False comes."""
     forgotten: list[Name] = Field(default_factory=list)
@@ -261,7 +262,7 @@ class BeginWrite(ControlMessage):
 
 
 class WriteBegun(ControlMessage):
-    """(Of a worker.) Whatever comes of the write now, its watermark waits for the rest."""
+    """(From a worker.) The watermark of the subtask now waits for the write."""
 
     type: Literal["write_begun"] = "write_begun"
     term: int
@@ -269,7 +270,7 @@ class WriteBegun(ControlMessage):
 
 
 class ExpectUpstream(ControlMessage):
-    """(To a worker.) A client will come with that ticket; older attempts of the partition have ended."""
+    """(To a worker.) A client with this ticket will write a partition; its older attempts have ended."""
 
     type: Literal["expect_upstream"] = "expect_upstream"
     term: int
@@ -287,7 +288,7 @@ class ExpectUpstream(ControlMessage):
 
 
 class UpstreamExpected(ControlMessage):
-    """(Of a worker.) What is there of the partition, or why it cannot be taken."""
+    """(From a worker.) The rows of the partition that the worker has, or the error."""
 
     type: Literal["upstream_expected"] = "upstream_expected"
     term: int
@@ -319,14 +320,15 @@ class AbortWrite(ControlMessage):
 
 
 class EndStream(ControlMessage):
-    """(Client.) Nothing more is written, bounded or not. Answered with Accepted."""
+    """(Client.) End a stream, bounded or not: there are no more writes. Answered with Accepted."""
 
     type: Literal["end_stream"] = "end_stream"
     stream: str
 
 
 class EndWrite(ControlMessage):
-    """(To a worker.) The write ends with these partitions of that subtask's; ``last``: so does the stream."""
+    """(To a worker.) The write ends; ``partitions`` are those of this subtask. ``last``: the stream ends
+    too."""
 
     type: Literal["end_write"] = "end_write"
     term: int
@@ -341,7 +343,8 @@ class EndWrite(ControlMessage):
 
 
 class WriteEnded(ControlMessage):
-    """(Of a worker.) ``missing``: partitions that are not complete; nothing has ended there then."""
+    """(From a worker.) ``missing``: partitions that are not complete; if there are any, the write has not
+    ended there."""
 
     type: Literal["write_ended"] = "write_ended"
     term: int

@@ -1,8 +1,8 @@
-"""The control plane: what coordinator, workers and clients say to each other.
+"""The control plane: messages between coordinator, workers and clients.
 
-Each message is a pydantic model, packed as a msgpack map with its ``type``. Every message to or
-about a task carries (term, job, attempt) and may be applied twice without harm. Job graphs and
-programs travel as bytes that only ``plan`` (graphs) and the workers (programs) open.
+Each message is a pydantic model, packed as a msgpack map with its ``type``. Every message to or about a task
+carries (term, job, attempt), and may be applied twice without harm. Job graphs and programs travel as bytes;
+only ``plan`` (graphs) and the workers (programs) open them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from minishuffle.wire.packed import WORKER_BYTES, PositionTable, TrafficTable, u
 
 # --- parts ----------------------------------------------------------------------------------------
 #
-# What control messages are made of.
+# Parts of control messages.
 
 
 COUNT_MAX: Final = (1 << 63) - 1
@@ -43,7 +43,7 @@ _BOUNDS: Final[dict[str, dict[str, Any]]] = {
 
 
 def _set_bounds(schema: Any) -> Any:
-    """Give each part of a pydantic schema the bounds of its type that it has not got."""
+    """Give each part of a pydantic schema the default bounds of its type, unless it has its own."""
     if isinstance(schema, dict):
         for name, bound in _BOUNDS.get(str(schema.get("type")), {}).items():
             schema.setdefault(name, bound)
@@ -56,12 +56,11 @@ def _set_bounds(schema: Any) -> Any:
 
 
 class ControlMessage(BaseModel):
-    """Base of all: frozen, and an unknown field is an error.
+    """Base class of all messages and their parts: frozen, and an unknown field is an error.
 
-    A subclass with a ``type`` is a message, and is found by that name when one arrives; one without
-    is a part of messages. Unless a field says otherwise, its integers are counts (0 to 2^63 - 1), its
-    floats are finite and at least 0; the first entry of a list or map that does not fit is the last one
-    looked at.
+    A subclass with a ``type`` is a message, and is found by this name when it arrives; a subclass without one
+    is a part of messages. Unless a field says otherwise, integers are counts (0 to 2^63 - 1), and floats are
+    finite and at least 0. Validation of a list or map stops at its first invalid entry.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -116,7 +115,7 @@ class ErrorInfo(ControlMessage):
     task: str = ""
     """Name and index of the subtask, e.g. ``count[1]``; empty when no task is to blame."""
     mistake: bool = False
-    """The user's function raised what code that is wrong raises each time, such as NameError."""
+    """The user's function raised an error that wrong code raises in each run, such as NameError."""
 
 
 class WorkerAddress(ControlMessage):
@@ -127,39 +126,39 @@ class WorkerAddress(ControlMessage):
 
 
 class Standing(ControlMessage):
-    """How an attempt stands to the barriers of its job."""
+    """The state of an attempt at the barriers of its job."""
 
     barrier: int = 0
-    """The one that it has passed on, and stands behind; 0: it runs."""
+    """The barrier that it has forwarded, and at which it has stopped; 0: it runs."""
     blocked: bool = False
-    """It waits for its consumers, and cannot come to a barrier before they read."""
+    """It waits for its consumers, and reaches no barrier before they read."""
     unread: list[int] = Field(default_factory=list)
-    """Edges that it reads later, once others have ended."""
+    """Edges that it reads later, after others have ended."""
     taken: bool = False
-    """It stands since it is to move, and all that it has emitted was taken."""
+    """It has stopped in order to move, and its consumers have read all it emitted."""
     outbox: int = 0
-    """Bytes of rows for the client, and of lines of the log, that it has yet to send to the coordinator."""
+    """Bytes of rows for the client, and of log lines, not sent to the coordinator yet."""
 
 
 class TaskReport(ControlMessage):
-    """One task inside a heartbeat."""
+    """A task in a heartbeat."""
 
     attempt: AttemptRef
     counters: Counters
     traffic: TrafficTable = b""
     writes: list[Name] = Field(default_factory=list)
-    """Writes of external clients that are connected to it."""
+    """Writes with an external client connected to it."""
     inside: bool = False
     """Its thread is inside user code."""
     position: int = 0
-    """Rows of input that the attempt has dealt with."""
+    """Input rows that the attempt has processed."""
     in_hand: int = 0
-    """Rows of input that it is dealing with."""
+    """Input rows that it is processing."""
     standing: Standing = Standing()
 
 
 class PeerReport(ControlMessage):
-    """One data connection inside a heartbeat; ``connections`` is 1 at rest, always."""
+    """A data connection in a heartbeat; ``connections`` is always 1 at rest."""
 
     worker: WorkerNumber
     epoch: int = 0
@@ -167,23 +166,23 @@ class PeerReport(ControlMessage):
     local: Name
     remote: Name
     round_trip_seconds: float = 0.0
-    """The least that TCP has measured of late; 0.0: not known."""
+    """Least round trip time that TCP has measured recently; 0.0: not known."""
     unsent_bytes: int = 0
-    """What the kernel took and has not sent so far."""
+    """Bytes accepted by the kernel and not sent yet."""
     smoothed_round_trip_seconds: float = 0.0
-    """The mean of late; 0.0: not known."""
+    """Recent mean of TCP's round trip time; 0.0: not known."""
     in_flight_bytes: int = 0
-    """What was sent and is not acknowledged."""
+    """Bytes sent and not acknowledged yet."""
 
 
 class UnlinkedPeer(ControlMessage):
-    """A worker to which channels need a link that there has not been for ``seconds``."""
+    """A worker to which channels need a link; there has been none for ``seconds``."""
 
     worker: WorkerNumber
     epoch: int
     seconds: float
     why: str
-    """What the last try failed with; empty if the other side dials."""
+    """The error of the last try; empty if the other side dials."""
     jobs: list[str]
 
 
@@ -201,31 +200,32 @@ class WorkerReport(ControlMessage):
     local_records_out: int = 0
     loop_lag_p99_seconds: float = 0.0
     jobs_loaded: int = 0
-    """Jobs whose programs, sent ahead of need, are loaded with all that they import."""
+    """Jobs whose programs were sent in advance and are loaded, with all their imports."""
     loop_lag_seconds: float = 0.0
-    """How late the event loop was at most since the last heartbeat."""
+    """Largest delay of the event loop since the last heartbeat."""
     clock_seconds: float = 0.0
-    """The worker's clock when it said this, of any origin: what the next two are to be divided by."""
+    """The worker's clock at the report, of any origin. Rates are differences of the next two fields divided
+    by its difference."""
     cpu_seconds: float = 0.0
     """Processor time of the process."""
     gc_seconds: float = 0.0
-    """Time that Python's garbage collector held the process up."""
+    """Time for which Python's garbage collector stopped the process."""
     segment_bytes: int = 0
     """Payload bytes of a network buffer."""
     memory_bytes: int = 0
     """Resident memory of the process; 0: not known."""
     stuck: dict[str, list[int]] = Field(default_factory=dict)
-    """By job: slots in which the thread of an abandoned task still runs."""
+    """Slots in which the thread of an abandoned task still runs, by job."""
 
 
 class TaskAttempt(ControlMessage):
-    """One attempt of a subtask of the job that the message is about."""
+    """An attempt of a subtask; the message names the job."""
 
     operator: int
     index: int
     attempt: int
     base: int = 0
-    """The attempt whose rows it writes once more, from the first on; 0: it writes others."""
+    """The first of the attempts whose rows it repeats; 0: it repeats none."""
 
 
 class PlacedAttempt(TaskAttempt):
@@ -243,34 +243,35 @@ class InputSpec(ControlMessage):
     first: int = Field(ge=0)
     count: int = Field(ge=0)
     kept: bool = False
-    """The producers keep what they have written, and send all of it to each attempt."""
+    """The producers keep their partitions, and send all of them to each attempt."""
     ended: list[int] = Field(default_factory=list)
-    """Producers that an earlier attempt has read to the end: nothing more comes of them."""
+    """Producers that an earlier attempt has read to the end: they send no more rows."""
     later: list[int] = Field(default_factory=list)
-    """Producers that were not deployed so far: they are asked once the coordinator says where they are."""
+    """Producers that are not deployed yet: their partitions are requested when the coordinator names their
+    workers."""
     waits: bool = False
-    """Event time waits for the next attempt of a producer that is lost: it may write rows once more."""
+    """Event time waits for the next attempt of a lost producer, which may repeat its rows."""
     strict: bool = False
-    """The task fails if rows may be missing since a link broke: all come again to its next attempt."""
+    """The task fails if rows may be missing because a link broke: its next attempt gets all of them again."""
 
 
 class OutputSpec(ControlMessage):
-    """One out-edge: this producer feeds consumers ``first`` … ``first + count - 1`` of ``operator``."""
+    """An output edge: this producer feeds consumers ``first`` … ``first + count - 1`` of ``operator``."""
 
     edge: int
     operator: int
     first: int
     count: int
     kept: bool = False
-    """It keeps what it has written for the next attempts of its consumers."""
+    """It keeps its partition for the next attempts of its consumers."""
     bounded: bool = True
-    """Its consumers have so many buffers each, whatever is free on the worker."""
+    """The number of buffers for each consumer is limited, even if more are free on the worker."""
     shared: bool = False
-    """All consumers get the same."""
+    """All consumers get the same rows."""
     closed: list[int] = Field(default_factory=list)
-    """Consumers that get no rows, since they have read them from an earlier attempt, but the end."""
+    """Consumers that get no rows, only the end, since they have read the rows of an earlier attempt."""
     announced: bool = False
-    """Its consumers may wait to be deployed: the coordinator is to hear of its first buffer."""
+    """Its consumers may wait for deployment: its first buffer is reported to the coordinator."""
 
 
 class TaskSpec(ControlMessage):
@@ -282,33 +283,33 @@ class TaskSpec(ControlMessage):
     inputs: list[InputSpec]
     outputs: list[OutputSpec]
     stream: str = ""
-    """The stream that it reads, if other programs write its records."""
+    """The stream that it reads, if external clients write its records."""
     sink: str = ""
-    """The name of a sink whose records external clients read."""
+    """The name of its sink, if external clients read the records."""
     bounded: bool = True
     positions: PositionTable = b""
-    """What an earlier attempt of a source, or of one that external clients write to, has reported: each split
-    goes on at its ``end``."""
+    """Positions reported by an earlier attempt of a source, external writes included: each split continues at
+    its ``end``."""
     positions_age: float = 0.0
-    """Seconds since it has."""
+    """Age of the positions in seconds."""
     files: dict[int, int] = Field(default_factory=dict)
-    """By earlier attempt of a file sink, how many of its files are in the manifest."""
+    """Number of files in the manifest, by earlier attempt of a file sink."""
     committable: bytes = b""
-    """What an earlier attempt of a sink has prepared last, if it commits in two phases."""
+    """The last commit prepared by an earlier attempt of a sink that commits in two phases."""
     first_row: int = 0
     """The number of the first row that it keeps, if it is a sink whose records external clients read."""
     base: int = 0
     """See :class:`TaskAttempt`."""
     slot: int = 0
-    """The number of its slot, of those that the job has."""
+    """The number of its slot among the slots of the job."""
 
 
 Step: TypeAlias = Literal["inputs", "outputs", "first record"]
 
 
 class RecoveryStep(ControlMessage):
-    """How far an attempt has come that took the place of another: so many more channels to its producers or
-    its consumers are attached, the last of them ``age`` seconds ago, or it has passed on its first batch."""
+    """The progress of a replacement attempt: ``channels`` more channels to its producers or consumers are
+    attached, the last of them ``age`` seconds ago; or it has passed on its first batch."""
 
     operator: int
     index: int
@@ -324,23 +325,23 @@ class RecoveryStep(ControlMessage):
 
 
 class AttemptPositions(ControlMessage):
-    """Where the subtask of a source is."""
+    """The positions of a source's subtask."""
 
     attempt: AttemptRef
     positions: PositionTable
 
 
 class WitnessedPositions(ControlMessage):
-    """Where the sources of a worker are that gets no answer from the coordinator. The peers that get this
-    hand it on to the coordinator, which believes it unless it has applied that report."""
+    """The positions of a worker's sources while the coordinator does not answer. The receiving peers pass
+    them on to the coordinator. It ignores them if it has applied the report ``last_report``."""
 
     type: Literal["witnessed_positions"] = "witnessed_positions"
     term: int = 0
-    """To a coordinator: its own."""
+    """In a message to a coordinator: the coordinator's term."""
     worker: WorkerNumber
     epoch: int
     last_report: int
-    """The number of the last report that they are in."""
+    """The number of the last report with these positions."""
     sources: list[AttemptPositions]
 
 
@@ -363,7 +364,7 @@ class LogLines(ControlMessage):
 
 
 class RecoverySteps(ControlMessage):
-    """What a worker has seen of the recoveries of a job since its last such message."""
+    """The recovery steps that a worker has seen for a job since its last message of this type."""
 
     type: Literal["recovery_steps"] = "recovery_steps"
     term: int
@@ -372,8 +373,8 @@ class RecoverySteps(ControlMessage):
 
 
 class Leaving(ControlMessage):
-    """The worker's process was sent SIGTERM: its tasks are to move elsewhere within so many seconds. Shutdown
-    answers that."""
+    """The worker's process got SIGTERM: its tasks have ``seconds`` to move elsewhere. The coordinator answers
+    with Shutdown."""
 
     type: Literal["leaving"] = "leaving"
     term: int
@@ -381,7 +382,7 @@ class Leaving(ControlMessage):
 
 
 class AskDial(ControlMessage):
-    """A worker with the higher id wants a connection: tell ``target`` to dial me."""
+    """The sender, which has the higher id, needs a connection: tell ``target`` to dial it."""
 
     type: Literal["ask_dial"] = "ask_dial"
     term: int
@@ -390,7 +391,8 @@ class AskDial(ControlMessage):
 
 
 class Advertised(ControlMessage):
-    """The answer to Advertise. An empty ``host``: it listens on loopback alone, or has no way there."""
+    """The answer to Advertise. An empty ``host``: the sender listens only on loopback, or has no route
+    there."""
 
     type: Literal["advertised"] = "advertised"
     term: int
@@ -407,7 +409,8 @@ class HostLooked(ControlMessage):
 
 
 class Probed(ControlMessage):
-    """Whether the sender could make a link to ``worker``: empty, or why not."""
+    """The result of a probe. ``why`` is empty if the sender could make a link to ``worker``, else the
+    reason."""
 
     type: Literal["probed"] = "probed"
     term: int
@@ -417,7 +420,8 @@ class Probed(ControlMessage):
 
 
 class PeerSuspicion(ControlMessage):
-    """The sender suspects ``worker``, which answers no Ping, or is connected to it again."""
+    """The sender suspects ``worker``, which does not answer a Ping; or it trusts it again, since they are
+    connected again."""
 
     type: Literal["peer_suspicion"] = "peer_suspicion"
     term: int
@@ -427,7 +431,7 @@ class PeerSuspicion(ControlMessage):
 
 
 class ClockSet(ControlMessage):
-    """The system clock of the sender was set by so much."""
+    """The system clock of the sender was set forward or back by ``seconds``."""
 
     type: Literal["clock_set"] = "clock_set"
     term: int
@@ -440,16 +444,16 @@ class ClockSet(ControlMessage):
 
 class Acknowledge(ControlMessage):
     """The worker's reports (``wire.reports``) up to ``number`` were applied, each once: it need not keep them
-    any more."""
+    any longer."""
 
     type: Literal["acknowledge"] = "acknowledge"
     term: int
     number: int
     refused: bool = False
-    """The last of them is of a file of an attempt that was fenced, which is not listed."""
+    """The last of these reports is about a file of a fenced attempt, and the file is not listed."""
     journaled: bool = True
-    """False: the journal cannot be written, and they are to be kept for the next coordinator, but for rows,
-    which it would not know either."""
+    """False: the journal cannot be written, so the worker keeps the reports for the next coordinator. It need
+    not keep rows, since the next coordinator would not know of them either."""
 
 
 class DeployTasks(ControlMessage):
@@ -466,16 +470,15 @@ class DeployTasks(ControlMessage):
     programs: dict[int, bytes]
     tasks: list[TaskSpec]
     workers: list[WorkerAddress]
-    """Those at the other end of these tasks' channels, both ways."""
+    """The workers of the producers and consumers of these tasks."""
     placement: dict[int, bytes] = Field(default_factory=dict)
-    """By operator that feeds one of these tasks: the worker of each subtask, see :func:`pack_placement`."""
+    """The worker of each subtask, by operator that feeds one of these tasks: see :func:`pack_placement`."""
     attempts: list[TaskAttempt] = Field(default_factory=list)
-    """The subtasks at the other end of these tasks' channels, both ways, whose current attempt is not the
-    first."""
+    """The current attempts of their producers and consumers, if not the first."""
     barrier: int = 0
     """The last barrier of the job; 0: there has been none."""
     paused: bool = False
-    """It is not over: these tasks begin with it, and read and emit nothing before it is."""
+    """The barrier has not ended: these tasks start at it, and read and emit nothing before it ends."""
 
     @model_validator(mode="after")
     def _placed(self) -> DeployTasks:
@@ -497,7 +500,7 @@ class DeployTasks(ControlMessage):
         return self
 
     def channels(self, spec: InputSpec) -> Iterator[tuple[int, int, int]]:
-        """Producer index, its attempt and its worker, of each channel of an input that has not ended."""
+        """Producer index, attempt and worker of each channel of an input, except ended ones."""
         attempts = {each.index: each.attempt for each in self.attempts if each.operator == spec.operator}
         begin, end = (WORKER_BYTES * number for number in (spec.first, spec.first + spec.count))
         table, ended = self.placement.get(spec.operator, b"")[begin:end], set(spec.ended)
@@ -506,13 +509,14 @@ class DeployTasks(ControlMessage):
                 yield producer, attempts.get(producer, FIRST_ATTEMPT), worker
 
     def bases(self, operator: int) -> dict[int, int]:
-        """By subtask of an operator at the other end, the base of its attempt, if that is another one."""
+        """The base of the attempt, by subtask of a producer or consumer operator, if it is another
+        attempt."""
         return {each.index: each.base for each in self.attempts if each.operator == operator and each.base}
 
 
 class PauseTasks(ControlMessage):
-    """Every task of the job on this worker is to pass that barrier on and stop behind it; or, if not
-    ``paused``, that barrier and all before it have ended: those that stand go on."""
+    """Every task of the job on this worker must forward the barrier and stop at it. If not ``paused``: this
+    barrier and all before it have ended, and stopped tasks continue."""
 
     type: Literal["pause_tasks"] = "pause_tasks"
     term: int
@@ -522,8 +526,8 @@ class PauseTasks(ControlMessage):
 
 
 class DivideTasks(ControlMessage):
-    """These subtasks are to move. Each of them stops behind that barrier once it has taken all that was
-    emitted for it; those that feed them put the barrier on the channels to them, and go on."""
+    """These subtasks must move. Each of them stops at the barrier, once it has read everything before it.
+    Their producers send the barrier on the channels to them, and continue."""
 
     type: Literal["divide_tasks"] = "divide_tasks"
     term: int
@@ -533,8 +537,8 @@ class DivideTasks(ControlMessage):
 
 
 class PrepareJob(ControlMessage):
-    """To a standby worker: what a takeover in that job would need. It keeps and loads the programs until
-    ReleaseJob; a DeployTasks that leaves programs out means these."""
+    """The preparation of a worker for a takeover. The worker keeps and loads the programs until ReleaseJob; a
+    DeployTasks without programs uses these."""
 
     type: Literal["prepare_job"] = "prepare_job"
     term: int
@@ -542,11 +546,11 @@ class PrepareJob(ControlMessage):
     programs: dict[int, bytes]
     """By operator; none if they are too large to be kept, or there already."""
     workers: list[WorkerAddress]
-    """All others: there are to be links to them."""
+    """All other workers, to which the worker must have links."""
 
 
 class CancelTasks(ControlMessage):
-    """Cancel these attempts; none named: every one of the job on this worker."""
+    """Cancel these attempts; if empty, all attempts of the job on this worker."""
 
     type: Literal["cancel_tasks"] = "cancel_tasks"
     term: int
@@ -555,7 +559,7 @@ class CancelTasks(ControlMessage):
 
 
 class ReleaseJob(ControlMessage):
-    """Free the partitions, gates and pools of these attempts; none named: the job has ended everywhere."""
+    """Free the partitions, gates and pools of these attempts; if empty, the job has ended everywhere."""
 
     type: Literal["release_job"] = "release_job"
     term: int
@@ -564,28 +568,28 @@ class ReleaseJob(ControlMessage):
 
 
 class TasksRestarted(ControlMessage):
-    """These attempts take the place of earlier ones: reattach to them what reads from them here, and let go
-    of what earlier ones read here."""
+    """These attempts replace earlier ones. Consumers on this worker reattach to them, and channels that
+    earlier attempts have read here are closed."""
 
     type: Literal["tasks_restarted"] = "tasks_restarted"
     term: int
     job: str
     tasks: list[PlacedAttempt]
     workers: list[WorkerAddress]
-    """Those that run these attempts."""
+    """The workers of these attempts."""
 
 
 class ConsumerEnds(TaskAttempt):
-    """The consumers that have read to the end what a producer writes over one edge, be it of this attempt or
-    of one before it."""
+    """Consumers that have read a producer to the end over this edge, in its current attempt or an earlier
+    attempt."""
 
     edge: int
     consumers: list[int]
 
 
 class ConsumersEnded(ControlMessage):
-    """Since these attempts were deployed, consumers are known to want none of their rows: none is kept for
-    them, and nobody waits for them to read any. See ``OutputSpec.closed``."""
+    """Consumers that need no rows of these attempts, known only after their deployment. No rows are kept for
+    these consumers, and nothing waits for them. See ``OutputSpec.closed``."""
 
     type: Literal["consumers_ended"] = "consumers_ended"
     term: int
@@ -594,7 +598,7 @@ class ConsumersEnded(ControlMessage):
 
 
 class Dial(ControlMessage):
-    """Dial that worker now, if not connected yet."""
+    """Dial this worker now, if it is not connected yet."""
 
     type: Literal["dial"] = "dial"
     term: int
@@ -602,7 +606,7 @@ class Dial(ControlMessage):
 
 
 class Probe(ControlMessage):
-    """Say of each of these, which have higher ids, whether a link to it could be made."""
+    """Probe each of these workers, which have higher ids: can a link be made?"""
 
     type: Literal["probe"] = "probe"
     term: int
@@ -610,7 +614,8 @@ class Probe(ControlMessage):
 
 
 class Advertise(ControlMessage):
-    """A worker of another host has come: advertise the address of the interface by which you reach it."""
+    """A worker of another host has registered: advertise the address of the interface by which you reach
+    it."""
 
     type: Literal["advertise"] = "advertise"
     term: int
@@ -631,7 +636,7 @@ class HostLook(ControlMessage):
 
 
 class WorkerLost(ControlMessage):
-    """The coordinator's verdict: let go of that worker's connections; to the worker itself: stop."""
+    """The coordinator has declared a worker lost: close the connections to it. To the worker itself: stop."""
 
     type: Literal["worker_lost"] = "worker_lost"
     term: int

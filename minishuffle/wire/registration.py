@@ -91,13 +91,13 @@ class Register(WorkerDescription):
     jobs: list[str] = Field(default_factory=list)
     """Jobs of which it has programs sent in advance, or had attempts."""
     prepared: list[str] = Field(default_factory=list)
-    """The jobs among them of which it has such programs: see PrepareJob."""
+    """The part of ``jobs`` with programs sent in advance: see PrepareJob."""
     reports: list[AttemptReport] = Field(default_factory=list)
     """Reports that were not acknowledged, from the first on. If they are too many, the rest follows."""
     witnessed: list[WitnessedPositions] = Field(default_factory=list)
-    """Positions of other workers, which no coordinator may have heard of."""
+    """Positions of other workers that perhaps no coordinator has."""
     heartbeat: Heartbeat | None = None
-    """What its tasks have counted and how they stand, behind the reports."""
+    """Counts and standings of its tasks, later than the reports."""
 
     def description(self) -> WorkerDescription:
         """The constant properties of the worker."""

@@ -1,7 +1,7 @@
-"""What a worker reports of its attempts: one message, whose parts are facts.
+"""Reports of a worker about its attempts: one message, with facts as its parts.
 
-Each fact names its attempt; the coordinator checks at one place whether that is the current one and runs on
-this worker. A fact of another attempt is stale: it changes nothing, and is acknowledged with the rest.
+Each fact names its attempt. The coordinator checks in a single place that it is the current attempt and runs
+on this worker. A fact of another attempt is stale: it has no effect, and is acknowledged with the others.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class TaskStateChanged(ControlMessage):
     state: Literal["running", "finished", "failed", "canceled", "abandoned"]
     error: ErrorInfo | None = None
     result: bytes = b""
-    """What the sink's ``close`` returned, msgpacked; empty when nothing."""
+    """Return value of the sink's ``close`` as msgpack; empty if None."""
     counters: Counters = Field(default_factory=TaskCounters)
-    """Not sent if it has counted nothing, as one that begins to run."""
+    """Not sent if all are zero, as for an attempt that begins to run."""
     traffic: TrafficTable = b""
     positions: PositionTable = b""
-    """Where a source that has ended stands, without any lease."""
+    """Final positions of a source, without leases."""
 
     @model_serializer(mode="wrap")
     def _pack(self, pack: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -60,45 +60,46 @@ class TaskStateChanged(ControlMessage):
 
     @property
     def ends(self) -> bool:
-        """The attempt does nothing more."""
+        """The attempt has ended."""
         return self.state != "running"
 
     @property
     def is_short(self) -> bool:
-        """It carries no result and no counters."""
+        """It has no result and no counters."""
         return not self.result and self.counters == TaskCounters()
 
 
 class TaskReleased(ControlMessage):
-    """What an attempt that is released has exchanged and dropped in all, if that is more than at its end."""
+    """The final rows exchanged and dropped by a released attempt, if there are more than at its end."""
 
     kind: Literal["task_released"] = "task_released"
     attempt: AttemptRef
     traffic: TrafficTable
     rows_dropped: dict[str, int] = Field(default_factory=dict)
-    """By reason."""
+    """Dropped rows by reason."""
 
 
 class SourcePositions(ControlMessage):
-    """How far a source's subtask is, and how far it may go before its next report.
+    """The positions of a source's subtask, and the rows it may emit before its next report.
 
-    It emits nothing behind the ``end`` of a split before this is acknowledged, unless the coordinator does
-    not answer. An entry replaces the one of its split that was reported before.
+    The source emits no row after the ``end`` of a split before this report is acknowledged, unless the
+    coordinator does not answer. An entry replaces the previous one of its split, or of its partition of a
+    write.
     """
 
     kind: Literal["source_positions"] = "source_positions"
     attempt: AttemptRef
     positions: PositionTable = b""
     within: float = Field(0.0, ge=0.0)
-    """Seconds within which it is to be acknowledged, so that others can be with it; 0: at once."""
+    """Seconds within which the acknowledgement is needed, so that other reports can share it; 0: at once."""
     waits: bool = False
     """The source waits for that however long the coordinator does not answer: external clients write it, who
     are to send no row twice."""
 
 
 class EndsRead(ControlMessage):
-    """The producers whose partitions an attempt has read to the end, over one edge. One that finishes has
-    read everything, and says so by that."""
+    """The producers that an attempt has read to the end over one edge. A finished attempt has read all of
+    them without this report."""
 
     kind: Literal["ends_read"] = "ends_read"
     attempt: AttemptRef
@@ -107,8 +108,8 @@ class EndsRead(ControlMessage):
 
 
 class PartitionReadable(ControlMessage):
-    """A pipelined partition, of an edge whose consumers may wait for that to be deployed, has its first
-    buffer. One that is empty says so by the end of its task."""
+    """The first buffer of a pipelined partition exists, on an edge whose consumers may wait for it to be
+    deployed. For an empty partition, the end of its task counts instead."""
 
     kind: Literal["partition_readable"] = "partition_readable"
     attempt: AttemptRef
@@ -119,8 +120,7 @@ _Committable = Annotated[bytes, Field(max_length=limits.COMMITTABLE_BYTES_MAX)]
 
 
 class FileCompleted(ControlMessage):
-    """A file of a sink that is to be listed; ``file`` counts those of the attempt from 0. Or what a sink of
-    the user has prepared, which is to be durable before it is committed."""
+    """A completed file of a sink, to be listed; ``file`` is its number in the attempt, from 0."""
 
     kind: Literal["file_completed"] = "file_completed"
     attempt: AttemptRef
@@ -144,7 +144,7 @@ class Collected(ControlMessage):
 
 
 class TaskStands(ControlMessage):
-    """A task has stopped behind a barrier, or waits and cannot come to it. Heartbeats repeat it."""
+    """A task has stopped at a barrier, or waits and cannot reach it. Heartbeats repeat it."""
 
     kind: Literal["task_stands"] = "task_stands"
     attempt: AttemptRef
@@ -164,14 +164,13 @@ Fact: TypeAlias = (
 
 
 class AttemptReport(ControlMessage):
-    """Facts about attempts on a worker, in the order in which they came about.
+    """Facts about attempts on a worker, in the order in which they occurred.
 
-    The coordinator applies each report once: the worker repeats those with a number until they are
-    acknowledged.
+    The coordinator applies each report once. The worker repeats numbered reports until they are acknowledged.
     """
 
     type: Literal["attempt_report"] = "attempt_report"
     term: int
     number: int = 0
-    """Counts the reports of a worker from 1; see Acknowledge. 0: it is sent once."""
+    """Number of the report, counted by worker from 1; see Acknowledge. 0: it is sent once."""
     facts: list[Annotated[Fact, Field(discriminator="kind")]]

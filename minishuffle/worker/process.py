@@ -577,7 +577,7 @@ class Worker:
         self.coordinator.beat()
 
     def _heartbeat(self) -> Heartbeat:
-        """What this process and its tasks do, as of now."""
+        """The current report of this process and its tasks."""
         state = self._state
         stuck = self._stuck.slots()
         state.tasks.still_run(len(self._stuck))

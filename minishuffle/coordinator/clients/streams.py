@@ -1,19 +1,21 @@
-"""Streams of jobs that external clients write. Pure.
+"""The writes of external clients into the streams of jobs. Pure.
 
-A writer asks where a partition of its write goes. With the first of them the coordinator announces the
-write to all subtasks, so that event time waits for it everywhere; then it announces the partition to its
-subtask's worker, which answers how much of it is there, and sends the writer there with a ticket. A commit
-asks every subtask whether its partitions are complete, and ends the write, and a bounded stream with it.
+A writer asks where a partition of its write goes. On the first request of a write, the coordinator announces
+the write to all subtasks of the source, so that their event time waits for it. Then it announces the
+partition to its subtask. The subtask's worker answers how many rows of the partition it has, and the
+coordinator sends the writer there with a ticket. A commit asks every subtask whether its partitions are
+complete. If all are, it ends the write, and the stream as well if that is bounded.
 
-Which writes have begun and ended, and whose a bounded stream is, is journaled. What a coordinator had asked
-when it was lost is not: clients ask the next one again, and that one tells every subtask what it should have
-heard.
+The journal has the writes that have begun or ended, and the writer of a bounded stream. It does not have the
+open questions to workers: after a restart of the coordinator, clients ask again, and the new coordinator
+repeats its announcements to every subtask.
 
-A subtask that restarts gets from its job how far each partition is, as any source (``SourceProgress``), and
-from here which writes have begun and ended. What its last attempt did not answer is asked of the next one.
+A subtask that restarts gets the positions of the partitions from its job (``WriteProgress``), and from here
+the writes that have begun or ended. Questions that its last attempt has not answered go to the new attempt.
 
-A program that is killed ends its write neither way. A write into an endless stream that nobody is connected
-for, nor asks for, for WRITE_IDLE_SECONDS is idle: event time waits for it nowhere, until it asks again.
+A program that is killed neither commits nor aborts its write. A write into an endless stream becomes idle if
+for WRITE_IDLE_SECONDS no program is connected for it or asks for it. Event time does not wait for an idle
+write; the next request of the write ends the idleness.
 """
 
 from __future__ import annotations
@@ -55,26 +57,26 @@ from minishuffle.wire.requests import Accepted
 __all__ = ["StreamRequest", "Streams"]
 
 ENDED_STREAMS_KEPT: Final = 100
-"""Streams of ended jobs whose end is remembered."""
+"""Number of ended jobs' streams whose end is remembered."""
 
 StreamRequest = DescribeStream | OpenUpstream | CommitWrite | AbortWrite | EndStream
 _OfWrite: TypeAlias = BeginWrite | ExpectUpstream | EndWrite
-"""What a subtask hears of a write."""
+"""The announcement of a write to a subtask."""
 
 
 class RecordedWrite(NamedTuple):
-    """A write into a stream, as the journal has it."""
+    """A write into a stream, as it is journaled."""
 
     name: str
     partitions: int
     begun: bool
-    """Everywhere."""
+    """The event time of all subtasks waits for it."""
     ended: bool
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRecord(Record):
-    """Whose a stream of a job is, and the writes into it; see :class:`_Stream`."""
+    """The writer of a stream and the writes into it; see :class:`_Stream`."""
 
     writer: str
     ended: bool
@@ -85,16 +87,16 @@ class StreamRecord(Record):
 
 @dataclass(slots=True)
 class _Write:
-    """A write that has begun; the last ones that have ended are known, too."""
+    """A write that has begun. The latest ended writes are kept too."""
 
     partitions: int
-    """How many it has; 0: not known."""
+    """Number of its partitions; 0: not known."""
     open_answers: int
-    """Subtasks that have yet to say that their event time waits for it."""
+    """Subtasks that have not yet confirmed that their event time waits for the write."""
     ended: bool = False
     connected_at: float | None = None
-    """When a program was connected for it last, or the job was paused; None: it has just asked, or the
-    coordinator is new."""
+    """When a program was last connected for it, or the job was last paused. None: it has just asked, or the
+    coordinator has just started."""
     idle: bool = False
 
 
@@ -107,14 +109,14 @@ class _Stream:
     bounded: bool
     schema_message: bytes
     writer: str = ""
-    """The write that a bounded stream belongs to: the first that opened it. Two of them would end it with
-    what there is of the other."""
+    """The first write that opened a bounded stream; no other is accepted, since each would end the stream
+    while rows of the other are missing."""
     ended: bool = False
     ended_by: str = ""
-    """The write whose commit ended it."""
+    """The write whose commit ended the stream."""
     writes: dict[str, _Write] = field(default_factory=dict)
     forgotten: dict[str, int] = field(default_factory=dict)
-    """By streaming query, the last batch that has ended and is not in ``writes`` any more."""
+    """The number of the last ended batch that is no longer in ``writes``, by streaming query."""
 
     def task(self, index: int) -> Subtask:
         """One of its subtasks."""
@@ -135,7 +137,7 @@ class _Stream:
 
 
 class _Opening(NamedTuple):
-    """It is not announced to its subtask before its write has begun everywhere."""
+    """A request to open a partition, announced to its subtask once the write has begun in all subtasks."""
 
     message: OpenUpstream
     write: _Write
@@ -143,20 +145,21 @@ class _Opening(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _PendingWrite(Pending):
-    """It waits for workers; ``missing`` gathers what they answer to a commit."""
+    """A request that waits for answers of workers; ``missing`` collects the partitions that they report as
+    incomplete at a commit."""
 
     stream: _Stream
     open_answers: int = 1
     missing: list[int] = field(default_factory=list)
     second: EndWrite | None = None
     write: str = ""
-    """Which a commit or an abort ends."""
+    """The write to commit or abort."""
     opening: _Opening | None = None
-    """Set until the write has begun."""
+    """Set until the write has begun in all subtasks."""
 
 
 class _Question(NamedTuple):
-    """What a subtask has yet to answer; ``by`` waits for it."""
+    """A message that a subtask has not answered yet; ``by`` waits for the answer."""
 
     stream: _Stream
     message: _OfWrite
@@ -164,9 +167,11 @@ class _Question(NamedTuple):
 
 
 class Streams:
-    """Args:
-    send: a message to a worker that is alive; False if it is not.
-    address: of a worker that is alive, or None.
+    """The streams of all jobs.
+
+    Args:
+        send: sends a message to a worker; False if the worker is not alive.
+        address: of a worker; None if the worker is not alive.
     """
 
     def __init__(
@@ -182,10 +187,11 @@ class Streams:
         self._streams: dict[str, _Stream] = {}
         self._pending = pending
         self._ended_streams: dict[str, tuple[str, str]] = {}
-        """Streams whose job ended, the last ones: how, which a task that tries again must hear; and the id
-        of a job that finished and took any number of writes, whose last may yet be committed."""
+        """Streams of the last :data:`OVER_KEPT` ended jobs: the error text for tasks that try again; and the
+        id of a job that finished and read an endless stream, whose last write may still be committed, else
+        empty."""
         self._changed: set[str] = set()
-        """Jobs of which there may be something new for the journal."""
+        """Jobs whose streams may have changed since the last :meth:`changed`."""
 
     # --- journal ---------------------------------------------------------------------------------
 
@@ -195,12 +201,12 @@ class Streams:
         return changed
 
     def record(self, job: str) -> dict[int, StreamRecord]:
-        """What the journal keeps of the job's streams, by operator."""
+        """The journal's records of the job's streams, by operator."""
         return {stream.operator: stream.record() for stream in self._streams.values() if stream.job.id == job}
 
     def desired(self, worker: int) -> list[_OfWrite]:
-        """What each subtask on a worker that comes back should have heard. What it has answered to that may
-        not have arrived: it is asked again."""
+        """The messages that subtasks on a worker which comes back may have missed. Their answers may be lost
+        as well."""
         found: list[_OfWrite] = []
         for stream in self._streams.values():
             for index in range(stream.parallelism):
@@ -230,7 +236,8 @@ class Streams:
                 )
 
     def add(self, job: Job, graph: JobGraph, records: Mapping[int, StreamRecord]) -> None:
-        """A job was submitted, with no ``records``, or is recalled with what :meth:`record` gave."""
+        """Add the streams of a job: a new one with no ``records``, or a restored one with the result of
+        :meth:`record`."""
         for operator, vertex in enumerate(graph.vertices):
             if vertex.stream:
                 self._ended_streams.pop(vertex.stream, None)
@@ -242,7 +249,7 @@ class Streams:
                 self._changed.add(job.id)
 
     def _recall(self, stream: _Stream, record: StreamRecord) -> None:
-        """A write that had not begun everywhere begins now."""
+        """Restore a stream. A write that had not begun in all subtasks is announced again."""
         stream.writer, stream.ended, stream.ended_by = record.writer, record.ended, record.ended_by
         stream.forgotten = record.forgotten
         for each in record.writes:
@@ -251,7 +258,7 @@ class Streams:
                 self._announce(stream, each.name, write)
 
     def remove(self, job: Job) -> list[Instruction]:
-        """The job has ended: requests that still wait fail."""
+        """The job has ended: refuse the requests that wait for it."""
         causes = job.history.causes
         why = f": {causes[0].text}" if causes else ""
         text = f"job {job.id} ({job.name}) ended as {job.state} while its stream was written{why}"
@@ -334,10 +341,10 @@ class Streams:
         return []
 
     def _begin(self, stream: _Stream, message: OpenUpstream) -> _Write:
-        """Announce a write to every subtask before any of its rows come.
+        """Announce a write to every subtask before any of its rows arrive.
 
-        Else event time might pass by its rows: a write whose partitions begin later, or are all new, holds no
-        watermark back yet.
+        Otherwise a subtask none of whose partitions has begun would not hold the watermark back, and rows of
+        the write could be late.
         """
         gone = self._forget_writes(stream)
         write = stream.writes[message.write] = _Write(message.partitions, 0)
@@ -353,7 +360,7 @@ class Streams:
             self._ask(stream, begin, write)
 
     def _forgotten(self, stream: _Stream) -> UpstreamOpened:
-        """To a writer of a batch that has ended long ago: there is nothing left to do, anywhere."""
+        """The answer to a writer of a batch that ended long ago: the batch is complete."""
         return UpstreamOpened(
             term=self._term,
             ticket=0,
@@ -394,7 +401,11 @@ class Streams:
 
     @staticmethod
     def _claim(stream: _Stream, write: str) -> None:
-        """Raises UsageError: the stream is bounded and another write's."""
+        """Make the write the writer of a bounded stream.
+
+        Raises:
+            UsageError: the stream is bounded and has another writer.
+        """
         if not stream.bounded:
             return
         if stream.writer not in ("", write):
@@ -418,11 +429,12 @@ class Streams:
     def _abort(
         self, link: int, request: int, stream: _Stream, message: AbortWrite, at: float
     ) -> list[Instruction]:
-        """A bounded stream's job fails; from an endless one the write goes, and event time goes on."""
+        """Abort a write. The job of a bounded stream fails; in an endless stream the write ends, and event
+        time no longer waits for it."""
         if not stream.bounded:
             pending = self._pending.add(_PendingWrite(link, request, stream, write=message.write))
             return self._ask_all(pending, self._end_write(pending, []))
-        # One that was refused because another save has the stream does that one no harm.
+        # An abort by a write that is not the stream's writer has no effect: its own opening was refused.
         if stream.writer in ("", message.write):
             text = f"the write of stream {stream.name!r} was aborted: {message.reason}"
             stream.job.fail(ErrorInfo(code=UsageError.code, text=text), at)
@@ -440,7 +452,7 @@ class Streams:
         return EndWrite(partitions=partitions, last=False, **about)
 
     def _about(self, stream: _Stream, index: int, write: str) -> dict[str, Any]:
-        """What all messages to subtask ``index`` of a stream have."""
+        """The fields shared by all messages to subtask ``index`` of a stream."""
         attempt = stream.task(index).attempt
         where = {"job": stream.job.id, "operator": stream.operator, "index": index, "task_attempt": attempt}
         return where | {"term": self._term, "ticket": 0, "write": write}
@@ -454,7 +466,8 @@ class Streams:
         return self.worker_ended()
 
     def _ask(self, stream: _Stream, message: _OfWrite, by: _PendingWrite | _Write) -> None:
-        """Ask the current attempt of a subtask, or the next one once it is deployed."""
+        """Ask the current attempt of a subtask, or the next one when it is deployed. Each repetition has a
+        new ticket, so a late answer of the previous attempt is ignored."""
         job, question = stream.job, self._expect_answer(_Question(stream, message, by))
         if stream.task(message.index).is_reachable:
             self._send(job.worker_of(stream.operator, message.index), question)
@@ -473,7 +486,7 @@ class Streams:
     # --- restarts --------------------------------------------------------------------------------
 
     def redeployed(self, job: Job, operator: int, index: int) -> None:
-        """The next attempt of a subtask was deployed: it hears of every write, and of what was asked."""
+        """The next attempt of a subtask was deployed: send it all announcements and open questions."""
         for stream in self._streams.values():
             if stream.job is job and stream.operator == operator:
                 worker = job.worker_of(operator, index)
@@ -504,8 +517,8 @@ class Streams:
         return found
 
     def worker_ended(self) -> list[Instruction]:
-        """A worker is lost: subtasks that had finished there answer nothing any more. Such a one has taken
-        all that there was."""
+        """Answer commits in place of finished subtasks whose worker is lost: a finished subtask has read all
+        its partitions."""
         out: list[Instruction] = []
         for ticket, (stream, message, _) in self._pending.questions(_Question):
             task = stream.task(message.index)
@@ -518,7 +531,8 @@ class Streams:
     # --- workers ---------------------------------------------------------------------------------
 
     def note_report(self, report: TaskReport, at: float) -> None:
-        """A subtask that runs says for which writes programs are connected to it."""
+        """Note the writes that have a connected program at a running subtask, and make others idle when their
+        time is up."""
         subtask = report.attempt.subtask
         for stream in self._streams.values():
             if stream.bounded or (stream.job.id, stream.operator) != (subtask.job, subtask.operator):
@@ -547,7 +561,7 @@ class Streams:
         job.subtasks.touch((stream.operator, 0))
 
     def answered(self, message: UpstreamExpected | WriteBegun | WriteEnded) -> list[Instruction]:
-        """What a worker answers to a ticket that nobody waits for any more is ignored."""
+        """Handle a worker's answer; ignored if its ticket is no longer open."""
         question = self._pending.question(message.ticket, _Question)
         if question is None:
             return []
@@ -555,7 +569,7 @@ class Streams:
         if isinstance(question.by, _PendingWrite) and isinstance(message, UpstreamExpected):
             if message.error is None or not question.stream.job.stopping:
                 return [self._opened(question, question.by, message)]
-            return []  # :meth:`remove` will say why, which the worker does not know
+            return []  # :meth:`remove` refuses it with the cause, which the worker does not know
         self._pending.close(message.ticket)
         if isinstance(question.by, _Write):
             self._begun(question.by)

@@ -123,7 +123,7 @@ class Manifest:
         return dict(self._counts.get((operator, index), {}))
 
     def committable(self, operator: int, index: int) -> bytes:
-        """What a subtask has prepared last; empty: nothing."""
+        """The commit that a subtask has prepared last; empty: none."""
         return self._committables.get((operator, index), b"")
 
     def _is_named(self, file: ListedFile) -> bool:

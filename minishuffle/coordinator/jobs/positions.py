@@ -1,4 +1,4 @@
-"""Where the sources of a job are, so that a next attempt goes on there. Pure: times are passed in."""
+"""The positions of a job's sources, from which their next attempts continue. Pure: times are passed in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Resumption", "SourceProgress"]
 
 
 class Resumption(NamedTuple):
-    """What the next attempt of a subtask gets, see ``TaskSpec``."""
+    """The state with which the next attempt of a subtask starts, see ``TaskSpec``."""
 
     positions: bytes = b""
     positions_age: float = 0.0
@@ -25,10 +25,10 @@ class Resumption(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PositionsRecord(Record):
-    """Where the attempts of a source's subtask are."""
+    """The positions of a source's subtask, as they are journaled."""
 
     at: float
-    """When that was reported."""
+    """Time of the report."""
     splits: PositionTable
     began: int
 
@@ -42,26 +42,26 @@ class _Subtask:
 
 
 class SourceProgress:
-    """The positions that the source subtasks of one job have reported, those included that external clients
-    write to.
+    """The positions reported by the source subtasks of one job.
 
-    Reports are only of the current attempt of a subtask, and come in order: what it says last counts, also
-    when it takes a lease back. What a witness has said may be ahead of them: positions never go back.
+    Reports of a subtask arrive in order, and only from its current attempt: the last one counts, even if it
+    takes a lease back.
 
     Args:
-        repeats: the next attempt begins at the position, not behind the lease (``source_lease`` 0).
+        repeats: the next attempt begins at the position, not after the lease (``source_lease`` 0).
     """
 
     def __init__(self, *, repeats: bool) -> None:
         self._repeats = repeats
         self._subtasks: dict[tuple[int, int], _Subtask] = {}
-        """By operator and index."""
+        """By operator and index of the subtask."""
 
     def report(self, operator: int, index: int, positions: bytes, at: float) -> None:
-        """The current attempt is there; an empty table says nothing. ``at`` is in seconds of any clock.
+        """Note the positions of a subtask's current attempt; an empty table changes nothing. ``at`` is in
+        seconds of any clock.
 
         Raises:
-            ValueError: ``positions`` is no table of positions.
+            ValueError: ``positions`` is not a table of positions.
         """
         if positions:
             subtask = self._subtasks.setdefault((operator, index), _Subtask(at))
@@ -83,7 +83,7 @@ class SourceProgress:
         return PositionsRecord(subtask.reported_at, pack_positions(subtask.splits.values()), subtask.began)
 
     def recall(self, operator: int, index: int, record: PositionsRecord | None) -> None:
-        """A subtask is where the record says."""
+        """Restore a subtask from its record."""
         if record is not None:
             splits = {entry.split: entry for entry in unpack_positions(record.splits)}
             self._subtasks[operator, index] = _Subtask(record.at, splits, record.began)
@@ -94,23 +94,25 @@ class SourceProgress:
         return 0 if subtask is None else sum(entry.end for entry in subtask.splits.values()) - subtask.began
 
     def rows_leased(self, operator: int, index: int) -> int:
-        """The rows of these that the next attempt emits, whether this one did or not."""
+        """Rows of its leases, which the next attempt emits again; 0 unless ``repeats``."""
         subtask = self._subtasks.get((operator, index)) if self._repeats else None
         return 0 if subtask is None else sum(entry.lease for entry in subtask.splits.values())
 
     def stand_still(self, seconds: float) -> None:
-        """The job was paused for so long: sources emit nothing for that time later on."""
+        """The job was paused for ``seconds``: the age of the positions does not include them, so sources with
+        a rate do not catch up."""
         for subtask in self._subtasks.values():
             subtask.reported_at += seconds
 
     def begin_anew(self, operator: int, index: int, positions: bytes = b"") -> None:
-        """The next attempt of a subtask emits everything once more from there on, by default all."""
+        """The next attempt of a subtask emits its rows again from ``positions``, by default from the
+        beginning."""
         subtask = self._subtasks.pop((operator, index), None)
         if subtask is not None:
             self.report(operator, index, positions, subtask.reported_at)
 
     def resume(self, operator: int, index: int, at: float) -> Resumption:
-        """Have the next attempt of a subtask go on, now: the leases of the one before are closed."""
+        """Close the leases of a subtask, and give the positions for its next attempt, which begins now."""
         subtask = self._subtasks.get((operator, index))
         if subtask is None:
             return Resumption()
@@ -122,7 +124,7 @@ class SourceProgress:
         return Resumption(pack_positions(entries), max(0.0, at - subtask.reported_at))
 
     def forget(self, operator: int, are_gone: Callable[[str], bool]) -> None:
-        """Nobody will ask again for those splits of an operator whose names ``are_gone``."""
+        """Forget the splits of an operator whose names ``are_gone``: they will not be written again."""
         for (of, _), subtask in self._subtasks.items():
             for entry in list(subtask.splits.values()) if of == operator else ():
                 if entry.cursor is not None and are_gone(entry.cursor.name):

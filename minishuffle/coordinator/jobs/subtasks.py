@@ -181,7 +181,7 @@ class Subtasks(Mapping[TaskKey, Subtask]):
         self.changed: set[TaskKey] = set()
         """Subtasks whose changes are not journaled yet."""
         self.moved: set[TaskKey] = set()
-        """Those whose only change may be the position of their source."""
+        """Subtasks whose only change may be the position of their source."""
         self._result_bytes = 0
         """Size of all kept results."""
 

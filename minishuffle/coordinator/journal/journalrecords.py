@@ -174,7 +174,7 @@ class Recorder:
         """By job and kind, the number of the last event or file in the journal."""
         self._changes: Changes = {}
         self._numbers: tuple[int, RegistryNumbers] | None = None
-        """What :meth:`counts` was called with last."""
+        """The last arguments of :meth:`counts`."""
         self._reported: dict[tuple[str, TaskKey], Job] = {}
         """Subtasks with newer counts than the journal's; the one with the oldest record is first."""
         self._counts_due = 0.0

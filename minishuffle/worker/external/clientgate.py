@@ -51,7 +51,7 @@ class Progress:
     """Progress of a partition of a write; ``rows`` and ``checksum`` are written by the task."""
 
     name: str = ""
-    """That of the split."""
+    """Name of the split."""
     split: int = NO_SPLIT
     """Number of the split, unique among all writes of this gate."""
     rows: int = 0
@@ -117,7 +117,7 @@ class UpstreamChannel(InputChannel):
         self.write = write
         self.progress = progress
         self.disconnect = disconnect
-        """Ends the program's link. Only a channel that was read to its end is cancelled: that is the
+        """Closes the program's link. Only a channel that was read to its end is cancelled; this is the
         program's receipt."""
 
     def detach(self, error: ShuffleError | None = None) -> None:
@@ -135,13 +135,14 @@ class UpstreamChannel(InputChannel):
 
 class UpstreamGate:
     """The writes of external clients into a subtask, and the gate for them, the only gate of the task: a
-    :class:`SplitChannels`, whose splits are :class:`~minishuffle.worker.sources.leases.ReadSplits`.
+    :class:`SplitChannels`.
 
     Args:
-        make_gate: gives the gate, whose channels this is to own.
-        post: has a call run on the loop.
-        clock: seconds, of any origin; called on both threads.
-        resumed: what an earlier attempt of the task has reported.
+        make_gate: returns the gate for given channels.
+        post: runs a call on the loop.
+        leases: None: the task never restarts.
+        moved: called on the loop with positions for the coordinator.
+        resumed: the positions reported by an earlier attempt of the task.
     """
 
     rate: Final = None
@@ -221,11 +222,8 @@ class UpstreamGate:
     # --- loop ------------------------------------------------------------------------------------
 
     def begin(self, write: str, mine: range | None, *, idle: bool = False) -> None:
-        """A write begins: the watermark waits for all of its partitions that come here.
-
-        ``mine``: their numbers; None: not known. May be called again, also because it has become ``idle``, or
-        is so no more.
-        """
+        """Begin a write: the watermark waits for all its partitions of this subtask. ``mine``: their numbers;
+        None: not known. May be called again, also when the write becomes ``idle`` or no longer is."""
         known = self._writes.setdefault(write, _Write())
         if known.begun and known.idle == idle:
             return
@@ -313,7 +311,7 @@ class UpstreamGate:
         is_first = progress.attempt < 0
         progress.attempt, progress.connection, progress.expected = attempt, connection, True
         if is_first and 0 <= sent < progress.rows == progress.base:
-            # The lease of an earlier attempt of the task ended further on, and there were no such rows.
+            # The lease of an earlier attempt of the task ended further on, but these rows were never sent.
             progress.rows = progress.base = sent
             self._begin_at(progress)
         if progress.channel is None:
@@ -417,6 +415,6 @@ class UpstreamGate:
         return missing
 
     def end(self) -> None:
-        """The stream has ended: no channel comes any more."""
+        """The stream has ended: no channels are added any more."""
         self._ended = True
         self.gate.wake()

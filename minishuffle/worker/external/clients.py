@@ -249,7 +249,7 @@ class ResultReaders:
             reading.leave()
 
     def close(self) -> list[threading.Thread]:
-        """Serve nobody any more; gives the threads, which are about to end."""
+        """Stop serving clients. Returns the threads, which are about to end."""
         readings = list(self._readings.values())
         self._readings.clear()
         for reading in readings:
@@ -261,10 +261,12 @@ class ResultReaders:
 
 
 class ExternalClients:
-    """Args:
-    term: gives the coordinator's term, which may rise.
-    readers: those of kept results.
-    send: a message to the coordinator.
+    """The external clients of a worker.
+
+    Args:
+        term: returns the coordinator's term, which may rise.
+        readers: the readers of kept results.
+        send: sends a message to the coordinator.
     """
 
     def __init__(
@@ -294,7 +296,7 @@ class ExternalClients:
         attempt = self._deployment.attempts.get(_attempt_id(message))
         gate = attempt.upstreams if attempt is not None else None
         if attempt is None or gate is None or attempt.paths.cancelled:
-            return  # The coordinator asks the next attempt, or tells whoever asked that the job has ended.
+            return  # The coordinator asks the next attempt, or tells the client that the job has ended.
         for write in message.forgotten:
             gate.forget(write)
         here = range(message.index, message.partitions, attempt.task.parallelism)

@@ -1,18 +1,18 @@
-"""What a worker reports of its attempts: facts on their way to the coordinator, and reports until they are
+"""Reports of a worker about its attempts: facts on their way to the coordinator, and reports until they are
 acknowledged. Pure.
 
-Facts go out in the order in which they came about. Those that come in one turn of the loop share a report:
+Facts are sent in the order in which they occurred. Facts of one turn of the loop share a report:
 
 ==============================  ======================================================================
-fact                            when it goes, and with what
+fact                            when it is sent, and with which others
 ==============================  ======================================================================
 rows, a completed file          alone: rows are not kept for a journal that cannot be written, and the
-                                coordinator may refuse one file
-that a task stands              with others of its kind, and once: heartbeats repeat it
+                                coordinator may refuse a single file
+a task stands at a barrier      with others of its kind, and once: heartbeats repeat it
 ends read                       together, ENDS_WAIT_SECONDS after the first of them; not at all if the
                                 attempt itself ends within this time, since its end implies them
-positions that may wait         together, when the clock comes to a multiple of HELD_SECONDS; or within half
-                                the time that they have, or with what goes before
+positions that may wait         together, when the clock reaches a multiple of HELD_SECONDS; or within half of
+                                the time they have, or with an earlier report
 all others                      together
 ==============================  ======================================================================
 
@@ -43,16 +43,16 @@ from minishuffle.wire.reports import (
 __all__ = ["ACKNOWLEDGE_LOOKS", "ENDS_WAIT_SECONDS", "AttemptReports"]
 
 ENDS_WAIT_SECONDS: Final = 0.05
-"""How long an end waits for others."""
+"""Seconds for which an end waits for others."""
 HELD_SECONDS: Final = 0.05
 """All workers of a machine send positions at the same times: the coordinator wakes less often for them."""
 ACKNOWLEDGE_LOOKS: Final = 4
 """Checks for acknowledgements within ``heartbeat_timeout``, the longest time that sources wait."""
 FACTS_MAX: Final = 256
-"""In one report."""
+"""Most facts in one report."""
 END_BYTES: Final = 8
 FACT_BYTES: Final = 1_024
-"""What a producer, or a fact, counts as."""
+"""Estimated bytes of a producer, and of a fact."""
 
 
 class AttemptReports:
@@ -73,7 +73,7 @@ class AttemptReports:
         """Producers read to the end, by attempt and edge, which are not due so far."""
         self._ends_due: float | None = None
         self._held: list[SourcePositions] = []
-        """Those that wait for others; they go before any other fact."""
+        """Facts that wait for others; they go before any other fact."""
         self._held_due: float | None = None
         self._excused = 0
         """Sources wait for no acknowledgement up to that number."""
@@ -116,7 +116,7 @@ class AttemptReports:
         self._held_due = None
 
     def forget_ends(self, attempt: AttemptId) -> None:
-        """What it has read to the end is of no use any more."""
+        """Drop an attempt's unsent ends: they are no longer needed."""
         for key in [key for key in self._ends if key[0] == attempt]:
             del self._ends[key]
 
@@ -155,8 +155,8 @@ class AttemptReports:
             self._due.extendleft([fact] for fact in reversed(report.facts))
 
     def _united(self, fact: Fact) -> Fact:
-        """Positions, united with earlier ones of their attempt for which nobody waits any more. They take the
-        place of these."""
+        """A fact about positions, combined with and replacing earlier ones of its attempt that are no longer
+        awaited."""
         if not isinstance(fact, SourcePositions) or fact.waits:
             return fact
         entries: dict[int, SplitPosition] = {}
@@ -190,13 +190,13 @@ class AttemptReports:
     def acknowledge(
         self, number: int, *, refused: bool = False, files: bool = True
     ) -> list[SourcePositions | FileCompleted]:
-        """The coordinator has applied everything up to that number: gives the facts that somebody waits for
-        that with.
+        """The coordinator has applied all reports up to ``number``. Returns the facts in them whose task
+        waits for it.
 
         Args:
-            refused: the last one is of a file that is not listed.
-            files: those of files too. Else they are kept, and reported again: the coordinator may have
-                refused them, and says so then.
+            refused: the last report has a file that is not listed.
+            files: include facts about files. Otherwise these are kept and reported again, since the
+                coordinator may have refused them.
         """
         applied: list[SourcePositions | FileCompleted] = []
         unanswered: list[AttemptReport] = []
@@ -216,8 +216,8 @@ class AttemptReports:
         return applied
 
     def free_rows(self, number: int) -> None:
-        """The coordinator has applied everything up to that number, and its journal does not have it. Rows
-        for clients are not for the journal anyway; all else is kept."""
+        """The coordinator has applied all reports up to ``number``, but its journal does not have them. Rows
+        for clients are dropped, since they are not journaled anyway; all other facts are kept."""
         rows = [each for each in self._kept if each.number <= number and isinstance(each.facts[0], Collected)]
         self._bytes -= sum(map(_kept_bytes, rows))
         numbers = {each.number for each in rows}
@@ -239,7 +239,7 @@ class AttemptReports:
         return self.excuse(self._looks[0])
 
     def positions(self) -> list[SourcePositions]:
-        """Those of sources that are not acknowledged, up to report ``last``."""
+        """Positions of sources not acknowledged yet, up to report ``last``."""
         facts = [fact for report in self._kept for fact in report.facts]
         return [fact for fact in facts if isinstance(fact, SourcePositions) and not fact.waits]
 

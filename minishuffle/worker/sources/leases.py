@@ -161,7 +161,7 @@ class SourceLeases:
             self._send(self._ledger.report(now, self._splits.upcoming, need))
 
     def _note_changes(self, reader: SourceReader) -> None:
-        """What has become of splits without a record of them."""
+        """Note the changes of splits that no read record has shown."""
         moved, changes = reader.take_moved(), reader.take_changes()
         if self._ledger is None:
             self._passed |= {cursor.name: cursor.position for cursor in moved.values()}
