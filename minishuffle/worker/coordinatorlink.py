@@ -56,7 +56,7 @@ class CoordinatorLink:
         pump: called when the link takes rows and lines again.
         applied: called with facts for which tasks wait, once the coordinator has applied them.
         call_by: calls :meth:`flush` at a time of the loop's clock or earlier; None: not at all.
-        excused: called with positions whose sources wait for the coordinator no longer.
+        unblocked: called with positions whose sources wait for the coordinator no longer.
         witnessed: gives the positions that other workers without a coordinator have sent.
         handed_on: called when a coordinator has these.
     """
@@ -74,7 +74,7 @@ class CoordinatorLink:
         pump: Callable[[], None],
         applied: Callable[[SourcePositions | FileCompleted], None],
         call_by: Callable[[float | None], None],
-        excused: Callable[[list[SourcePositions]], None],
+        unblocked: Callable[[list[SourcePositions]], None],
         witnessed: Callable[[], list[WitnessedPositions]],
         handed_on: Callable[[list[WitnessedPositions]], None],
     ) -> None:
@@ -87,7 +87,7 @@ class CoordinatorLink:
         self._state = state
         self._handle, self._heartbeat, self._lost = handle, heartbeat, lost
         self._pump, self._applied, self._call_by = pump, applied, call_by
-        self._excused, self._witnessed, self._handed_on = excused, witnessed, handed_on
+        self._unblocked, self._witnessed, self._handed_on = unblocked, witnessed, handed_on
         self._loop = asyncio.get_running_loop()
         self._link: ControlLink | None = None
         """None while there is no coordinator."""
@@ -136,7 +136,7 @@ class CoordinatorLink:
             why,
             self._start.settings.coordinator_timeout,
         )
-        self._excuse(self.reports.last)
+        self._unblock_sources(self.reports.last)
         self._lost()
         self._return = self._loop.create_task(self._look_for_it(), name="return to the coordinator")
 
@@ -243,7 +243,7 @@ class CoordinatorLink:
         """Send the reports that are due. Without a coordinator they are kept for the next one."""
         while (report := self.reports.take(self._state.term, self._loop.time())) is not None:
             if self._link is None:
-                self._excuse(self.reports.last)
+                self._unblock_sources(self.reports.last)
                 continue
             try:
                 self._link.send(report)
@@ -265,21 +265,21 @@ class CoordinatorLink:
         """The coordinator has applied reports. The file that the last one names may be ``refused``."""
         if not journaled:
             self.reports.free_rows(number)
-            self._excuse(number)
+            self._unblock_sources(number)
             return
         for fact in self.reports.acknowledge(number, refused=refused, files=files):
             self._applied(fact)
 
-    def excuse_late(self) -> None:
+    def unblock_late_sources(self) -> None:
         """To be called ACKNOWLEDGE_LOOKS times in each ``heartbeat_timeout``. The coordinator may be stopped,
         or has declared this worker lost by then, if the link is broken."""
         if late := self.reports.look():
-            self._excused(late)
+            self._unblocked(late)
 
-    def _excuse(self, number: int) -> None:
+    def _unblock_sources(self, number: int) -> None:
         """Let sources continue that wait for the acknowledgement of reports up to ``number``."""
-        if waiting := self.reports.excuse(number):
-            self._excused(waiting)
+        if waiting := self.reports.unblock_sources(number):
+            self._unblocked(waiting)
 
     def beat(self) -> None:
         """Send a heartbeat, if there is a coordinator."""

@@ -227,7 +227,7 @@ class Worker:
             pump=lambda: self._sender.pump(),
             applied=self._on_applied,
             call_by=self._alarm.set,
-            excused=lambda facts: self._witnesses.ask(
+            unblocked=lambda facts: self._witnesses.ask(
                 facts, link.reports.positions(), last=link.reports.last
             ),
             witnessed=lambda: self._witnesses.kept(),
@@ -272,7 +272,9 @@ class Worker:
         self._timers.every("flow", FLOW_SECONDS, self._inspection.look)
         self._timers.every("heartbeat", heartbeat_interval, self._beat)
         self._timers.every(
-            "reports", self.settings.heartbeat_timeout / ACKNOWLEDGE_LOOKS, self.coordinator.excuse_late
+            "reports",
+            self.settings.heartbeat_timeout / ACKNOWLEDGE_LOOKS,
+            self.coordinator.unblock_late_sources,
         )
 
     # --- the coordinator, and the end --------------------------------------------------------------

@@ -187,9 +187,9 @@ class Streams:
         self._streams: dict[str, _Stream] = {}
         self._pending = pending
         self._ended_streams: dict[str, tuple[str, str]] = {}
-        """Streams of the last :data:`OVER_KEPT` ended jobs: the error text for tasks that try again; and the
-        id of a job that finished and read an endless stream, whose last write may still be committed, else
-        empty."""
+        """Streams of the last :data:`ENDED_STREAMS_KEPT` ended jobs: the error text for tasks that try again;
+        and the id of a job that finished and read an endless stream, whose last write may still be committed,
+        else empty."""
         self._changed: set[str] = set()
         """Jobs whose streams may have changed since the last :meth:`changed`."""
 

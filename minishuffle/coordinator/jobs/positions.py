@@ -104,7 +104,7 @@ class SourceProgress:
         for subtask in self._subtasks.values():
             subtask.reported_at += seconds
 
-    def begin_anew(self, operator: int, index: int, positions: bytes = b"") -> None:
+    def reset(self, operator: int, index: int, positions: bytes = b"") -> None:
         """The next attempt of a subtask emits its rows again from ``positions``, by default from the
         beginning."""
         subtask = self._subtasks.pop((operator, index), None)

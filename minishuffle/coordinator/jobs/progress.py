@@ -145,9 +145,9 @@ class JobProgress:
         """Close the account of a subtask's last attempt. Returns the state with which the next one starts."""
         key = task.key
         if task.repeated:
-            self.sources.begin_anew(*key, task.resumption.positions)
+            self.sources.reset(*key, task.resumption.positions)
         elif self.repeats_rows(task.operator) and not self._graph.vertices[task.operator].stream:
-            self.sources.begin_anew(*key)
+            self.sources.reset(*key)
         self.books.repeat(self._rows_again(task))
         resumption = self.sources.resume(*key, at)
         self.books.close(task, self._subtasks.values())

@@ -58,7 +58,7 @@ FACT_BYTES: Final = 1_024
 class AttemptReports:
     """The reports of one worker.
 
-    Sources do not wait for an acknowledgement for long: see :meth:`excuse`.
+    Sources do not wait for an acknowledgement for long: see :meth:`unblock_sources`.
 
     Invariant: the numbers of kept reports ascend; the last number given is the last of them, if its
     report is kept.
@@ -75,7 +75,7 @@ class AttemptReports:
         self._held: list[SourcePositions] = []
         """Facts that wait for others; they go before any other fact."""
         self._held_due: float | None = None
-        self._excused = 0
+        self._unblocked = 0
         """Sources wait for no acknowledgement up to that number."""
         self._looks = deque([0] * (ACKNOWLEDGE_LOOKS + 1), ACKNOWLEDGE_LOOKS + 1)
         """The number of the last report at each look; the first was ``heartbeat_timeout`` ago."""
@@ -138,7 +138,7 @@ class AttemptReports:
         facts = self._due.popleft()
         if isinstance(facts[0], TaskStands):
             return AttemptReport(term=term, facts=facts)
-        if self._kept and self._kept[0].number <= self._excused:
+        if self._kept and self._kept[0].number <= self._unblocked:
             facts = [self._united(fact) for fact in facts]
         self.last += 1
         report = AttemptReport(term=term, number=self.last, facts=facts)
@@ -164,7 +164,7 @@ class AttemptReports:
         for report in self._kept:
             others = list[Fact]()
             for each in report.facts:
-                if report.number <= self._excused and _of_one_source(each, fact):
+                if report.number <= self._unblocked and _of_one_source(each, fact):
                     entries.update((entry.split, entry) for entry in unpack_positions(each.positions))
                 else:
                     others.append(each)
@@ -210,7 +210,7 @@ class AttemptReports:
                 match fact:
                     case FileCompleted() if not (refused and report.number == number):
                         applied.append(fact)
-                    case SourcePositions(waits=waits) if waits or report.number > self._excused:
+                    case SourcePositions(waits=waits) if waits or report.number > self._unblocked:
                         applied.append(fact)
         self._kept.extendleft(reversed(unanswered))
         return applied
@@ -223,20 +223,20 @@ class AttemptReports:
         numbers = {each.number for each in rows}
         self._kept = deque(each for each in self._kept if each.number not in numbers)
 
-    def excuse(self, number: int) -> list[SourcePositions]:
+    def unblock_sources(self, number: int) -> list[SourcePositions]:
         """The coordinator does not answer: return the positions up to ``number`` whose sources wait, so that
         the sources continue, see :mod:`~minishuffle.worker.sources.witnesses`. External writes keep waiting:
         their rows must not come twice."""
-        waiting = [report for report in self._kept if self._excused < report.number <= number]
-        self._excused = max(self._excused, number)
+        waiting = [report for report in self._kept if self._unblocked < report.number <= number]
+        self._unblocked = max(self._unblocked, number)
         facts = [fact for report in waiting for fact in report.facts]
         return [fact for fact in facts if isinstance(fact, SourcePositions) and not fact.waits]
 
     def look(self) -> list[SourcePositions]:
-        """To be called ACKNOWLEDGE_LOOKS times in each ``heartbeat_timeout``: sources are excused of reports
-        that are older than that."""
+        """Called ACKNOWLEDGE_LOOKS times in each ``heartbeat_timeout``. Returns the positions whose sources
+        stop waiting, because their reports are older than that."""
         self._looks.append(self.last)
-        return self.excuse(self._looks[0])
+        return self.unblock_sources(self._looks[0])
 
     def positions(self) -> list[SourcePositions]:
         """Positions of sources not acknowledged yet, up to report ``last``."""

@@ -28,7 +28,7 @@ def test_a_source_that_begins_anew_has_no_position() -> None:
     progress = SourceProgress(repeats=False)
     progress.report(0, 0, packed(SplitPosition(0, 10, 5)), 100.0)
     progress.report(0, 1, packed(SplitPosition(1, 7)), 100.0)
-    progress.begin_anew(0, 0)
+    progress.reset(0, 0)
     assert progress.resume(0, 0, 101.0) == Resumption(b"", 0.0)
     assert (progress.rows_made(0, 0), progress.rows_made(0, 1)) == (0, 7)
 

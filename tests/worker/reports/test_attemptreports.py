@@ -234,16 +234,16 @@ def test_what_is_not_journaled_is_kept_but_for_rows(monkeypatch: pytest.MonkeyPa
 # --- without a coordinator ------------------------------------------------------------------------------
 
 
-def test_sources_are_excused_once_and_not_acknowledged_again() -> None:
+def test_sources_are_unblocked_once_and_not_acknowledged_again() -> None:
     reports = AttemptReports()
     first, second, third = (positions_of(0, number) for number in (10, 20, 30))
     reports.add(RUNNING, 1.0)
     sent(reports, first)
     rows = sent(reports, rows_of(1))
     later = sent(reports, second)
-    assert reports.excuse(rows.number) == [first]
-    assert reports.excuse(later.number) == [second]
-    assert reports.excuse(later.number) == []
+    assert reports.unblock_sources(rows.number) == [first]
+    assert reports.unblock_sources(later.number) == [second]
+    assert reports.unblock_sources(later.number) == []
     last = sent(reports, third)
     assert reports.acknowledge(last.number) == [last.facts[0]]
 
@@ -255,7 +255,7 @@ def test_positions_that_nobody_reads_become_one_fact_of_each_attempt() -> None:
     other = sent(reports, positions_of(0, 7, 2))
     reports.add(PartitionReadable(attempt=TASK, edge=0), 1.0)
     for fact in (positions_of(0, 10), positions_of(1, 20), positions_of(0, 30)):
-        reports.excuse(sent(reports, fact).number)
+        reports.unblock_sources(sent(reports, fact).number)
     kept_now = reports.kept(9)
     assert reports.positions() == [positions_of(0, 7, 2), kept_now[-1].facts[0]]
     assert [report.term for report in kept_now] == [9, 9, 9]
@@ -274,10 +274,10 @@ def test_positions_that_nobody_reads_become_one_fact_of_each_attempt() -> None:
 def test_positions_that_a_source_waits_for_stay_a_fact_of_their_own() -> None:
     reports = AttemptReports()
     first = sent(reports, positions_of(0, 10))
-    assert reports.excuse(first.number) == first.facts
+    assert reports.unblock_sources(first.number) == first.facts
     second, third = sent(reports, positions_of(0, 20)), sent(reports, positions_of(0, 30))
     assert kept(reports) == [second, third], "the first is in the second, which the source waits for"
-    assert reports.excuse(third.number) == [*second.facts, *third.facts]
+    assert reports.unblock_sources(third.number) == [*second.facts, *third.facts]
 
 
 def test_a_worker_comes_back_with_the_first_reports_that_go_into_one_message(
