@@ -14,8 +14,8 @@ from typing import Final, Literal
 from minishuffle import limits
 from minishuffle.clock import set_by
 from minishuffle.config import ClusterSettings
+from minishuffle.coordinator.clients.longpolls import LongPolls, Poll
 from minishuffle.coordinator.clients.pending import Pending, PendingRequests
-from minishuffle.coordinator.clients.polls import LongPolls, Poll
 from minishuffle.coordinator.clients.questions import Questions
 from minishuffle.coordinator.clients.results import GIVEN_UP, ResultRecord, ResultRequest, Results
 from minishuffle.coordinator.clients.status import (

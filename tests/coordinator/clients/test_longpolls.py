@@ -83,7 +83,7 @@ def test_more_waits_than_are_kept_of_a_client_or_in_all_are_answered_at_once(
     cluster: FakeCluster, pair: Any, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "LINK_REQUESTS_MAX", 2)
-    monkeypatch.setattr("minishuffle.coordinator.clients.polls.POLLS_MAX", 3)
+    monkeypatch.setattr("minishuffle.coordinator.clients.longpolls.POLLS_MAX", 3)
     cluster.submit(make_graph())
     links = (1_000, 1_000, 1_000, 2_000, 3_000)
     asked = [(cluster.ask(WaitJob(job="j1", wait_seconds=5.0), link=link), link) for link in links]
