@@ -17,9 +17,9 @@ from minishuffle.wire.control import what_does_not_fit
 
 __all__ = ["FORMAT", "OtherFormat", "Record", "pack_record", "require_format", "unpack_record"]
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """The first byte of each record. A release that changes the contents of records uses the next number.
-``tests/coordinator/journals`` has a journal of each format."""
+``tests/coordinator/journal/journals`` has a journal of each format."""
 FORMATS_MAX: Final = 31
 """Greater first bytes are damage, not future formats."""
 Fact = TypeVar("Fact")
