@@ -45,7 +45,8 @@ class SourceProgress:
     """The positions reported by the source subtasks of one job.
 
     Reports of a subtask arrive in order, and only from its current attempt: the last one counts, even if it
-    takes a lease back.
+    takes a lease back. A witness's report of a source may be ahead of them: a source's positions never go
+    back. Positions of external writes may: a program may have sent less than was leased.
 
     Args:
         repeats: the next attempt begins at the position, not after the lease (``source_lease`` 0).
@@ -56,9 +57,14 @@ class SourceProgress:
         self._subtasks: dict[tuple[int, int], _Subtask] = {}
         """By operator and index of the subtask."""
 
-    def report(self, operator: int, index: int, positions: bytes, at: float) -> None:
+    def report(
+        self, operator: int, index: int, positions: bytes, at: float, *, external: bool = False
+    ) -> None:
         """Note the positions of a subtask's current attempt; an empty table changes nothing. ``at`` is in
         seconds of any clock.
+
+        Args:
+            external: external clients write the rows.
 
         Raises:
             ValueError: ``positions`` is not a table of positions.
@@ -68,7 +74,7 @@ class SourceProgress:
             subtask.reported_at = at
             for entry in unpack_positions(positions):
                 known = subtask.splits.get(entry.split)
-                if known is not None and entry.position < known.position:
+                if known is not None and entry.position < known.position and not external:
                     continue
                 subtask.splits[entry.split] = entry
                 if entry.forgotten:

@@ -57,7 +57,8 @@ class JobProgress:
 
     def moved(self, task: Subtask, message: TaskStateChanged | SourcePositions, at: float) -> None:
         """Note the positions of a source's current attempt."""
-        self.sources.report(*task.key, message.positions, at)
+        external = bool(self._graph.vertices[task.operator].stream)
+        self.sources.report(*task.key, message.positions, at, external=external)
 
     def witnessed(self, worker: int, source: AttemptPositions, at: float) -> bool:
         """A peer of a worker says where a source there is, or was when it was lost; False if that attempt has

@@ -50,6 +50,10 @@ def test_a_next_attempt_goes_on_behind_the_lease_and_closes_it() -> None:
     assert progress.rows_made(0, 0) == 4, "a lease is taken back"
     progress.report(0, 0, packed(SplitPosition(0, 19, 9)), 104.0)  # A witness has said more by then.
     assert unpack_positions(progress.resume(0, 0, 104.0).positions)[0] == SplitPosition(0, 20, 2)
+    # The program of an external write has sent less than was leased, and that is all.
+    ended = SplitPosition(0, 21, 0, True)
+    progress.report(0, 0, packed(ended), 105.0, external=True)
+    assert unpack_positions(progress.resume(0, 0, 105.0).positions)[0] == ended
 
 
 def test_without_a_lease_it_goes_on_where_the_position_is() -> None:
