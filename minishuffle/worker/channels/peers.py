@@ -218,17 +218,21 @@ class PeerLinks:
     def send(self, worker: int, message: Message) -> None:
         """A message to a peer, if there is a link."""
         if (link := self._links.get(worker)) is not None:
-            link.connection.send_message(message)
-            link.flush_soon()
+            _send(link, message)
 
     def _message(self, link: DataLink, message: Message) -> None:
-        if self._links.get(link.peer.worker) is not link:
+        """Handle a peer's message. An early link is served too: its epoch cannot be announced while there is
+        no coordinator."""
+        if self._links.get(link.peer.worker) is not link and self._early_of(link) is None:
             link.abort(RemoteProtocolError(f"{link.peer} sent a message, which no peer of its kind may"))
             return
         try:
-            self._witnesses().received(link.peer.worker, message)
+            answer = self._witnesses().received(link.peer.worker, message)
         except RemoteProtocolError as error:
             link.abort(error)
+            return
+        if answer is not None:
+            _send(link, answer)
 
     def _released(self, link: DataLink) -> None:
         if link.peer.role == Role.WORKER:
@@ -379,3 +383,8 @@ def _report(peer: int, links: list[DataLink]) -> PeerReport:
         smoothed_round_trip_seconds=measured.smoothed,
         in_flight_bytes=measured.in_flight,
     )
+
+
+def _send(link: DataLink, message: Message) -> None:
+    link.connection.send_message(message)
+    link.flush_soon()

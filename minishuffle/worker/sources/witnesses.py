@@ -90,8 +90,8 @@ class Witnesses:
         for peer in peers:
             self._send(peer, frame)
 
-    def received(self, peer: int, message: Message) -> None:
-        """Handle a message of a peer, or its answer.
+    def received(self, peer: int, message: Message) -> Message | None:
+        """Handle a message of a peer, or its answer. Returns what to answer, over the same link.
 
         Raises:
             RemoteProtocolError: the message is not valid.
@@ -100,13 +100,13 @@ class Witnesses:
             for each in [each for each in self._asked if each.number <= message.request]:
                 if peer in each.peers:
                     self._end(each)
-            return
+            return None
         said = unpack_message(message.body)
         if not isinstance(said, WitnessedPositions) or said.worker != peer:
             raise RemoteProtocolError(f"worker {peer} sent {type(said).__name__} that is not of its own")
         self._keep(said, len(message.body))
         self._hand_on(said)
-        self._send(peer, Message(message.request, b""))
+        return Message(message.request, b"")
 
     def _keep(self, said: WitnessedPositions, size: int) -> None:
         """Instead of what that worker has said before. If it is too much, the coordinator hears of it now or

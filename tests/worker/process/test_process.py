@@ -13,11 +13,12 @@ from minishuffle.api.stream import Stream
 from minishuffle.counters import ConnectionCounters
 from minishuffle.errors import PartitionNotFound, ShuffleError, UsageError
 from minishuffle.ids import Address, JobId, PartitionId
-from minishuffle.protocol.connection import ConnectionEvent
+from minishuffle.protocol.connection import ConnectionEvent, MessageReceived
 from minishuffle.transport.interfaces import host_identity
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.clients import ResultExpected, ServeResult
-from minishuffle.wire.frames import PartitionRequest, Role
+from minishuffle.wire.control import pack_message
+from minishuffle.wire.frames import Message, PartitionRequest, Role
 from minishuffle.wire.handshake import HandshakeRefused, Identity
 from minishuffle.wire.messages import (
     Advertise,
@@ -26,6 +27,7 @@ from minishuffle.wire.messages import (
     DeployTasks,
     Heartbeat,
     Shutdown,
+    WitnessedPositions,
     WorkerAddress,
 )
 from minishuffle.worker import process
@@ -165,6 +167,7 @@ class Peer:
 
     def __init__(self, number: int, epoch: int, role: Role = Role.WORKER) -> None:
         self.down: list[ShuffleError] = []
+        self.messages: list[Message] = []
         identity = Identity(role, CLUSTER, number, epoch)
         self.endpoint = DataEndpoint(self, identity, SECRET, ConnectionCounters(), 60.0)
 
@@ -178,7 +181,8 @@ class Peer:
 
     def link_up(self, link: DataLink) -> None: ...
 
-    def link_events(self, link: DataLink, events: list[ConnectionEvent]) -> None: ...
+    def link_events(self, link: DataLink, events: list[ConnectionEvent]) -> None:
+        self.messages += [event.message for event in events if isinstance(event, MessageReceived)]
 
     def link_down(self, link: DataLink, error: ShuffleError) -> None:
         self.down.append(error)
@@ -254,7 +258,10 @@ async def test_what_an_early_link_asks_for_is_answered_once_its_epoch_is_announc
     link = await early.dial(running)
     reader = Reader()
     link.connection.request_partition(reader.channel, PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0))
+    positions = WitnessedPositions(worker=9, epoch=6, last_report=1, sources=[])
+    link.connection.send_message(Message(1, pack_message(positions)))  # Nobody may be there to announce it.
     link.flush_soon()
+    await coordinator.until(lambda: early.messages == [Message(1, b"")])
     sent = len(coordinator.said(Heartbeat))
     await coordinator.until(lambda: len(coordinator.said(Heartbeat)) > sent + 10)
     assert reader.error is None and early.down == []

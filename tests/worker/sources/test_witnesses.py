@@ -40,7 +40,8 @@ class Peers:
     def settle(self) -> None:
         while self.wire:
             sender, to, message = self.wire.pop(0)
-            self.workers[to].received(sender, message)
+            if (answer := self.workers[to].received(sender, message)) is not None:
+                self.wire.append((to, sender, answer))
 
 
 def at(position: int) -> SourcePositions:
@@ -51,13 +52,11 @@ def test_a_source_goes_on_once_one_peer_has_all_that_the_coordinator_may_not_hav
     peers = Peers(5)
     peers.workers[1].ask([at(20)], [at(10), at(20)], last=7)
     assert [to for _, to, _ in peers.wire] == [2, 3, 4] and peers.went_on == []
-    sent = peers.wire.pop(1)
-    peers.wire.clear()
-    peers.workers[3].received(1, sent[2])
+    peers.wire[:] = [peers.wire[1]]
+    peers.settle()
     [kept] = peers.workers[3].kept()
     assert (kept.worker, kept.epoch, kept.last_report) == (1, 11, 7)
     assert [each.positions for each in kept.sources] == [at(10).positions, at(20).positions]
-    peers.settle()
     assert peers.went_on == [at(20)]
     peers.workers[1].received(2, Message(1, b""))  # A further answer.
     assert peers.went_on == [at(20)]
