@@ -19,6 +19,7 @@ from minishuffle.backoff import Backoff
 from minishuffle.errors import ShuffleError, UsageError
 from minishuffle.ids import Address
 from minishuffle.transport.control import ControlLink, connect_control
+from minishuffle.wire.control import encode_message
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
@@ -240,17 +241,21 @@ class CoordinatorLink:
         self._call_by(self.reports.next_deadline())
 
     def flush(self) -> None:
-        """Send the reports that are due. Without a coordinator they are kept for the next one."""
+        """Send the reports that are due. Without a coordinator they are kept for the next one, which takes
+        the worker back only if they can be sent."""
         while (report := self.reports.take(self._state.term, self._loop.time())) is not None:
-            if self._link is None:
-                self._unblock_sources(self.reports.last)
-                continue
             try:
-                self._link.send(report)
+                if self._link is not None:
+                    self._link.send(report)
+                else:
+                    encode_message(report, 0)
             except Exception as error:
                 self.reports.take_back(report)
                 if len(report.facts) == 1:
                     self._report_shortly(report.facts[0], error)
+                continue
+            if self._link is None:
+                self._unblock_sources(self.reports.last)
 
     def _report_shortly(self, fact: Fact, error: Exception) -> None:
         """A fact cannot be sent. Without a report of its end an attempt, and so its job, would never end."""

@@ -271,8 +271,9 @@ def _go_together(facts: list[Fact], fact: Fact) -> bool:
 def _size(fact: Fact) -> int:
     """Bytes of what it carries in bytes and lists: a report has a bound of values, too."""
     match fact:
-        case TaskStateChanged(result=result, traffic=traffic, positions=positions):
-            return len(result) + len(traffic) + len(positions)
+        case TaskStateChanged(result=result, traffic=traffic, positions=positions, error=error):
+            texts = 0 if error is None else len(error.text) + len(error.traceback)
+            return len(result) + len(traffic) + len(positions) + texts
         case TaskReleased(traffic=traffic):
             return len(traffic)
         case SourcePositions(positions=positions):

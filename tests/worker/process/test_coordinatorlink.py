@@ -249,3 +249,28 @@ async def test_a_worker_that_is_to_stop_does_not_wait_for_its_tasks_to_move(coor
     await coordinator.until(lambda: coordinator.said(Leaving))
     running.stop.set()
     await running.ended()
+
+
+async def test_a_result_that_is_too_long_to_be_said_keeps_no_worker_from_coming_back(
+    coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minishuffle.limits.CONTROL_FRAME_BYTES_MAX", 60_000)
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+
+    class Long:
+        def open(self, context: object) -> None: ...
+        def write(self, batch: object) -> None: ...
+        def close(self) -> str:
+            with open(pipe) as there:
+                there.read()
+            return "x" * 100_000
+
+    await coordinator.worker()
+    coordinator.deploy(Stream.items([1]).to(Long()), {0: 1})
+    await coordinator.until(lambda: "running" in [state for _, _, state in coordinator.states()])
+    await coordinator.lose()
+    await asyncio.to_thread(Path(pipe).write_text, "go on")
+    await coordinator.start_again()
+    await coordinator.until(lambda: coordinator.ended())
+    assert coordinator.ended() == ["failed"]
