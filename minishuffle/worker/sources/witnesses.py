@@ -25,6 +25,8 @@ __all__ = ["Witnesses"]
 
 WITNESSES_MAX: Final = 3
 """Number of peers asked; the first answer is enough."""
+SOURCE_BYTES: Final = 1_024
+"""The size that each source adds to that of a message: the values of a registration are bounded as well."""
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class Witnesses:
         self._kept: dict[int, WitnessedPositions] = {}
         """The last positions of each other worker."""
         self._sizes: dict[int, int] = {}
-        """The bytes of it."""
+        """The sizes of these, see :func:`_size`."""
 
     def ask(
         self, waiting: Sequence[SourcePositions], unacknowledged: Iterable[SourcePositions], *, last: int
@@ -84,7 +86,7 @@ class Witnesses:
         frame = Message(self._numbers, pack_message(message))
         peers = sorted(self._linked())[:WITNESSES_MAX]
         self._asked.append(_Asked(self._numbers, waiting, set(peers)))
-        if len(frame.body) > limits.WITNESSED_BYTES_MAX or not peers:
+        if _size(message, frame) > limits.WITNESSED_BYTES_MAX or not peers:
             self._end(self._asked[-1])
             return
         for peer in peers:
@@ -104,7 +106,7 @@ class Witnesses:
         said = unpack_message(message.body)
         if not isinstance(said, WitnessedPositions) or said.worker != peer:
             raise RemoteProtocolError(f"worker {peer} sent {type(said).__name__} that is not of its own")
-        self._keep(said, len(message.body))
+        self._keep(said, _size(said, message))
         self._hand_on(said)
         return Message(message.request, b"")
 
@@ -142,3 +144,8 @@ class Witnesses:
                 del self._kept[each.worker]
         for each in self.kept():
             self._hand_on(each)
+
+
+def _size(said: WitnessedPositions, frame: Message) -> int:
+    """The size of a message, in bytes, with SOURCE_BYTES for each source."""
+    return len(frame.body) + SOURCE_BYTES * len(said.sources)

@@ -65,7 +65,8 @@ def test_a_source_goes_on_once_one_peer_has_all_that_the_coordinator_may_not_hav
 def test_what_is_kept_for_others_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     peers = Peers(3)
     peers.workers[1].ask([at(10)], [at(10)], last=1)
-    monkeypatch.setattr(limits, "WITNESSED_BYTES_MAX", len(peers.wire[0][2].body) * 3 // 2)
+    small = len(peers.wire[0][2].body)
+    monkeypatch.setattr(limits, "WITNESSED_BYTES_MAX", small + 1_024 + small // 2)
     peers.workers[2].ask([], [at(10)], last=1)
     peers.settle()
     assert [each.worker for each in peers.workers[3].kept()] == [1] and (3, 1) in peers.heard
