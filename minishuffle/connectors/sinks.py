@@ -120,7 +120,7 @@ class UserSink(ChainedOperator):
     """Runs a :class:`Sink` of the user; its name is the class's.
 
     Raises:
-        UsageError: the object lacks one of the methods, or its ``write`` or ``flush`` would do nothing.
+        UsageError: the object lacks one of the methods, or a call of one would do nothing.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -129,12 +129,12 @@ class UserSink(ChainedOperator):
                 f"{type(sink).__name__} is not a sink: it needs the methods open(context), write(batch) "
                 "and close()"
             )
-        for method in ("write", "flush", "prepare", "commit"):
+        for method in ("open", "write", "flush", "prepare", "commit", "close"):
             fn = getattr(sink, method, None)
             if iscoroutinefunction(fn) or isgeneratorfunction(fn):
                 raise UsageError(
                     f"{type(sink).__name__}.{method} is an async function or a generator: a call of it "
-                    "writes nothing; make it a plain function"
+                    "does nothing; make it a plain function"
                 )
         if hasattr(sink, "prepare") != hasattr(sink, "commit"):
             raise UsageError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from typing import Any, Final, TypeAlias
 from zoneinfo import ZoneInfo
@@ -114,15 +114,20 @@ def given_times(times: Any, rows: int) -> Vector:
         UsageError: they are not as many, or not all are times in the years 1 to 9999.
     """
     if isinstance(times, np.ndarray) and times.dtype != object:
-        times = pa.array(times)
+        try:
+            times = pa.array(times)
+        except pa.ArrowException as error:
+            raise UsageError(f"times that are no vector of them ({error})") from error
     if isinstance(times, pa.ChunkedArray):
         times = times.combine_chunks()
-    if not hasattr(times, "__len__") or isinstance(times, str | bytes):
+    if not hasattr(times, "__len__") or isinstance(times, str | bytes | Set | Mapping):
         raise UsageError(
             f"{times!r:.80} instead of the times of {rows} rows: give a list or a vector of them"
         )
     if len(times) != rows:
         raise UsageError(f"{len(times)} times for {rows} rows: give each row one")
+    if not rows:
+        return np.empty(0, dtype=np.int64)
     if isinstance(times, pa.Array):
         if times.null_count:
             raise UsageError(f"a vector of times with {times.null_count} nulls: give each row a time")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from inspect import iscoroutinefunction, isgeneratorfunction
 from typing import Any, Final
 
 import pyarrow as pa
@@ -70,7 +71,7 @@ class Split:
         self.records, self.left_out = 0, None
         try:
             if self._batches is None:
-                self._batches = iter(self._begin())
+                self._batches = self._begun()
             given = next(self._batches, _END)
         except Exception as error:
             error.add_note(
@@ -91,6 +92,15 @@ class Split:
     @property
     def _shown(self) -> str:
         return str(self.number)
+
+    def _begun(self) -> Iterator[Any]:
+        given = self._begin()
+        if not isinstance(given, Iterable):
+            raise WrongResult(
+                f"{self._source_name}.read gives a {type(given).__name__}: write it as a plain function that "
+                "yields"
+            )
+        return iter(given)
 
     def _begin(self) -> Any:
         return self._source.read(self._value, self.position)
@@ -215,7 +225,17 @@ def given_splits(source: AnySource, *, ordered: bool = True) -> list[Any]:
 
 
 def acknowledge(source: Any, positions: dict[str, bytes]) -> None:
-    """Call its ``acknowledge``. Raises Exception: what that raises."""
+    """Call its ``acknowledge``.
+
+    Raises:
+        WrongResult: a call of it does nothing.
+        Exception: what that raises.
+    """
+    if iscoroutinefunction(source.acknowledge) or isgeneratorfunction(source.acknowledge):
+        raise WrongResult(
+            f"{type(source).__name__}.acknowledge is an async function or a generator: a call of it does "
+            "nothing; make it a plain function"
+        )
     try:
         source.acknowledge(positions)
     except Exception as error:

@@ -134,9 +134,14 @@ class FlushingAsync(Remembering):
     async def flush(self) -> None: ...
 
 
-@pytest.mark.parametrize("sink", [Awaited(), Yielding(), FlushingAsync()])
+class OpenedAsync(Remembering):
+    async def open(self, context: TaskContext) -> None:  # type: ignore[override]
+        self.seen.append(context.index)
+
+
+@pytest.mark.parametrize("sink", [Awaited(), Yielding(), FlushingAsync(), OpenedAsync()])
 def test_a_write_whose_call_writes_nothing_is_refused(sink: Any) -> None:
-    with pytest.raises(UsageError, match=r"\w+\.(write|flush) is an async function or a generator"):
+    with pytest.raises(UsageError, match=r"\w+\.(open|write|flush) is an async function or a generator"):
         UserSink(sink)
 
 

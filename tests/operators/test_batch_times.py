@@ -150,6 +150,7 @@ def test_moments_beyond_the_calendar_are_told() -> None:
 )
 def test_times_that_a_source_brings(times: Any) -> None:
     assert given_times(times, 2).tolist() == [MICROS, MICROS]
+    assert given_times(np.array([]), 0).tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -164,6 +165,9 @@ def test_times_that_a_source_brings(times: Any) -> None:
         ([0, TIME_MAX + 1], f"the time {TIME_MAX + 1}, which is outside the years 1 to 9999"),
         (pa.array([AT, None]), "a vector of times with 1 nulls: give each row a time"),
         (np.array([1.5, 2.0]), "a vector of times of type double holds no times: cast it to a timestamp"),
+        (np.array([[1, 2], [3, 4]]), "times that are no vector of them"),
+        (np.array(["2026", "2027"], dtype="datetime64[Y]"), "times that are no vector of them"),
+        ({MICROS, 1}, r"instead of the times of 2 rows: give a list or a vector"),
     ],
     ids=lambda value: str(value)[:20],
 )

@@ -111,6 +111,14 @@ def test_named_splits_that_yield_what_they_must_not(given: Any, message: str) ->
         NamedSplit(Log(given), "log", FIRST).take()
 
 
+@pytest.mark.parametrize("kind", [Split, NamedSplit])
+def test_a_read_that_yields_nothing_ends_the_job(kind: type[Split]) -> None:
+    source = Log()
+    source.read = lambda split, position, /: None  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(WrongResult, match=r"Log\.read gives a NoneType: write it as a plain function that yi"):
+        kind(source, "log", FIRST).take()
+
+
 def test_a_split_that_raises_says_which() -> None:
     split = NamedSplit(Log(([1], b"five")), "log", FIRST)
     assert split.take() == [1]
@@ -176,6 +184,16 @@ def test_what_methods_of_a_source_raise_says_which() -> None:
     with pytest.raises(OSError, match="down") as caught:
         acknowledge(source, {"a": b"1"})
     assert caught.value.__notes__ == ["raised by Given.splits()", "raised by Given.acknowledge of 'a'"]
+
+
+class AcknowledgingAsync(Log):
+    async def acknowledge(self, positions: dict[str, bytes]) -> None:
+        raise AssertionError(positions)
+
+
+def test_an_acknowledge_whose_call_does_nothing_ends_the_job() -> None:
+    with pytest.raises(WrongResult, match=r"Async\.acknowledge is an async function or a generator"):
+        acknowledge(AcknowledgingAsync(), {"a": b"1"})
 
 
 def test_names_that_a_message_would_not_hold_end_the_job() -> None:
