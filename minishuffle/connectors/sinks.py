@@ -41,7 +41,7 @@ class Sink(Protocol):
     What it has taken, and not flushed (not prepared), counts as lost (``sink_unfinished``) if its attempt
     fails, since rows that wait in memory are lost then, and so is the result. Optional attribute:
     ``result_only`` (bool, default True). False says that rows are kept outside of the process when ``write``
-    returns, and does not count them.
+    returns, and does not count them; of one that commits in two phases they never are.
 
     A restart may bring rows again that an earlier attempt has flushed or committed (with ``source_lease`` 0,
     or where a stage is replayed), as sources do not go back with sinks: where each row is to be there once,
@@ -163,7 +163,7 @@ class UserSink(ChainedOperator):
             self._files: OutputFiles = context.files
             if self._files.committable:
                 self.sink.commit(self._files.committable)
-        self._is_result_only = bool(getattr(self.sink, "result_only", True))
+        self._is_result_only = self._commits or bool(getattr(self.sink, "result_only", True))
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if (self._flushes or self._commits) and self._flush_at is None:

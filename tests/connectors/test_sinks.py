@@ -183,6 +183,7 @@ class Committing(Flushing):
 
 def committing(listing: Listing, counters: TaskCounters | None = None) -> UserSink:
     sink = UserSink(Committing())
+    sink.sink.result_only = False  # Which none is that has yet to commit.
     sink.open(TaskContext("job", "task", 3, 4, 2, counters=counters or TaskCounters(), files=listing))
     return sink
 
