@@ -135,7 +135,7 @@ def given_times(times: Any, rows: int) -> Vector:
     else:
         try:
             found = np.array([microseconds(time) for time in times], dtype=np.int64)
-        except (TypeError, OverflowError) as error:
+        except (TypeError, OverflowError, ValueError) as error:  # ValueError: pandas' NaT, a datetime.
             raise UsageError(f"{error}: give datetimes or whole microseconds since 1970") from error
     if len(found) and not (found.min() >= TIME_MIN and found.max() <= TIME_MAX):
         odd = int(found.min() if found.min() < TIME_MIN else found.max())

@@ -6,6 +6,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -165,6 +166,7 @@ def test_times_that_a_source_brings(times: Any) -> None:
         ([0, TIME_MAX + 1], f"the time {TIME_MAX + 1}, which is outside the years 1 to 9999"),
         (pa.array([AT, None]), "a vector of times with 1 nulls: give each row a time"),
         (np.array([1.5, 2.0]), "a vector of times of type double holds no times: cast it to a timestamp"),
+        ([AT, pd.NaT], "NaN to integer: give datetimes or whole microseconds"),
         (np.array([[1, 2], [3, 4]]), "times that are no vector of them"),
         (np.array(["2026", "2027"], dtype="datetime64[Y]"), "times that are no vector of them"),
         ({MICROS, 1}, r"instead of the times of 2 rows: give a list or a vector"),
