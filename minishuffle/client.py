@@ -7,6 +7,7 @@ import logging
 import math
 import secrets
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -509,7 +510,8 @@ def new_submission() -> str:
 
 
 class Client:
-    """A connection to the coordinator of a cluster; connects at first use, one thread at a time.
+    """A connection to the coordinator of a cluster; connects at first use. Requests of several
+    threads wait for each other, up to LONG_POLL_SECONDS: a client for each thread does not.
 
     ``address`` is an :class:`Address` or ``"HOST:PORT"``; ``secret`` is what the cluster's secret file
     holds; ``timeout`` bounds every request, in seconds. Whoever waits for a job, or follows it, does so also
@@ -540,6 +542,8 @@ class Client:
         self._secret = checked_secret(secret)
         self._timeout = timeout
         self._link: BlockingControlClient | None = None
+        self._turn = threading.RLock()
+        """Held by the thread that waits for a reply, which another one would take for its own."""
 
     def __enter__(self) -> Client:
         return self
@@ -559,15 +563,16 @@ class Client:
         Raises:
             ShuffleError: what the coordinator answered, or PeerLost when it did not.
         """
-        link = self._connected()
-        try:
-            reply = link.request(message, timeout=self._timeout + wait_seconds)
-        except UsageError:
-            raise
-        except BaseException:
-            # Whatever else went wrong, a late reply must not be taken for that of the next request.
-            self.close()
-            raise
+        with self._turn:
+            link = self._connected()
+            try:
+                reply = link.request(message, timeout=self._timeout + wait_seconds)
+            except UsageError:
+                raise
+            except BaseException:
+                # Whatever else went wrong, a late reply must not be taken for that of the next request.
+                self.close()
+                raise
         if not isinstance(reply, expected):
             self.close()
             raise RemoteProtocolError(

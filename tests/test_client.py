@@ -105,6 +105,33 @@ def scripted(*replies: ControlMessage) -> Answer:
     return lambda message: left.pop(0)
 
 
+def test_requests_of_two_threads_wait_for_each_other(link: type[ScriptedLink]) -> None:
+    """Each would take the reply to the other's for its own."""
+    began, goes_on, asked = threading.Event(), threading.Event(), []
+
+    def answer(message: ControlMessage) -> ControlMessage:
+        asked.append(type(message))
+        if isinstance(message, ShowJob):
+            began.set()
+            assert goes_on.wait(10.0)
+            return job("running")
+        return Accepted()
+
+    link.answer = staticmethod(answer)  # type: ignore[assignment]
+    client = connect()
+    first = threading.Thread(target=client.request, args=(ShowJob(job="j1"), JobInfo))
+    second = threading.Thread(target=client.cancel, args=("j1",))
+    first.start()
+    assert began.wait(10.0)
+    second.start()
+    second.join(0.05)
+    assert asked == [ShowJob]
+    goes_on.set()
+    first.join(10.0)
+    second.join(10.0)
+    assert asked == [ShowJob, CancelJob]
+
+
 def test_wait_gives_rows_results_and_counters(link: type[ScriptedLink]) -> None:
     def answer(message: ControlMessage) -> ControlMessage:
         match message:
