@@ -13,6 +13,7 @@ import pytest
 from minishuffle.api.stream import Stream, Table
 from minishuffle.operators.base import Active
 from minishuffle.plan.graph import JobSettings
+from minishuffle.runtime import inputs
 from minishuffle.runtime.inputs import Inputs
 from minishuffle.wire.packed import unpack_positions
 from minishuffle.wire.reports import TaskStateChanged
@@ -50,7 +51,8 @@ class Held:
 
 
 @pytest.fixture(autouse=True)
-def _hold_anew() -> Iterator[None]:
+def _hold_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(inputs, "TAKEN_ROWS", 1)  # Tasks take the batches of ten as they come.
     Held.holds, Held.let_go, Held.last = threading.Event(), threading.Event(), threading.Event()
     yield
     Held.let_go.set()
