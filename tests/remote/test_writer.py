@@ -106,7 +106,7 @@ def test_a_consumer_that_waits_makes_the_writer_wait(field: Any, rows: Rows, unt
     sent = 0
     failed: list[BaseException] = []
     piece = rows(0, 1000)
-    count = 1000
+    count = 3000
 
     def write() -> None:
         nonlocal sent
