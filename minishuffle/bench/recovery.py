@@ -7,6 +7,7 @@ reported beside it; the two share no code.
 from __future__ import annotations
 
 import itertools
+import random
 import statistics
 import tempfile
 import time
@@ -31,6 +32,9 @@ Failure = Literal["process", "task", "stop", "host", "coordinator"]
 WARM_UP_SECONDS: Final = 2.0
 WINDOW_SECONDS: Final = 2.0
 """Around each failure, and as long a time without one in front of it."""
+DRAWN_SECONDS: Final = 0.5
+"""Each failure comes at a moment drawn from this time, a heartbeat interval: workers send heartbeats at its
+multiples, and what the next failure waits for comes with them, so each would come right after one."""
 OUTPUT_FROM_MS, OUTPUT_UNTIL_MS, OUTPUT_STEP_MS = -300, 600, 20
 """The output around a failure that is reported."""
 PHASES: Final = (
@@ -76,6 +80,7 @@ def measure_recovery(*, failure: Failure, standby: int, kills: int, rate: float)
         for _ in range(kills):
             if failure == "task":
                 time.sleep(seconds_until_quiet(rounds, time.monotonic_ns()))
+            time.sleep(random.uniform(0.0, DRAWN_SECONDS))
             rounds.append(run.failures.fail(failure, WINDOW_SECONDS))
         rss = run.rss_bytes()
         info, made = run.end()
