@@ -55,7 +55,7 @@ class Reconciler:
         there = {(*each.subtask.key, each.attempt) for each in about.attempts if each.subtask.job == job.id}
         return [
             task.key
-            for task in _tasks_on(worker, job)
+            for task in job.subtasks.on(worker)
             if task.state in ("created", "running") and (*task.key, task.attempt) not in there
         ]
 
@@ -88,7 +88,7 @@ class Reconciler:
 
     def _of_job(self, job: Job, worker: int, there: Iterable[AttemptId]) -> list[Desired]:
         """The commands for a job that has not ended; ``there`` are its attempts on the worker."""
-        term, here = self.term, _tasks_on(worker, job)
+        term, here = self.term, job.subtasks.on(worker)
         found = self._ends(job, worker)
         wanted = {(*task.key, task.attempt) for task in here if not job.ends.is_spent(task)}
         surplus = [
@@ -109,7 +109,7 @@ class Reconciler:
 
     def _ends(self, job: Job, worker: int) -> list[Desired]:
         """Ends of consumers to send to producers on the worker, before these are released."""
-        ends = [each for task in _tasks_on(worker, job) for each in job.ends.late_ends(task.key)]
+        ends = [each for task in job.subtasks.on(worker) for each in job.ends.late_ends(task.key)]
         return [message for _, message in consumer_ends(job.id, ends, term=self.term)]
 
     def _restarted(self, job: Job, here: Iterable[Subtask]) -> list[Desired]:
@@ -126,12 +126,6 @@ class Reconciler:
             return []
         workers = [addresses[number] for number in sorted({each.worker for each in beside})]
         return [TasksRestarted(term=self.term, job=job.id, tasks=beside, workers=workers)]
-
-
-def _tasks_on(worker: int, job: Job) -> list[Subtask]:
-    """Subtasks whose current attempt is on the worker; while the next attempt is pending, the last one
-    counts."""
-    return [task for task in job.subtasks.values() if task.worker == worker and task.on_worker]
 
 
 def _neighbour_tasks(job: Job, here: Iterable[Subtask]) -> list[Subtask]:

@@ -484,7 +484,7 @@ class CoordinatorState:
         self._welcome(worker, now)
 
     def _welcome(self, worker: Worker, now: float) -> None:
-        """Others are to know a worker that has registered, and it what it may be needed for."""
+        """Announce a registered worker to the others, and to it what it may be needed for."""
         joined = self._preparations.worker_joined(worker, self._workers.alive(), self._jobs.active())
         for number, ahead in joined:
             self._send_to(number, ahead)

@@ -49,20 +49,22 @@ class EventTimeStep(Step):
     """The splits of a source are kept apart in the source's own chain alone."""
 
     def __post_init__(self) -> None:
-        if self.place is None:
-            pass
-        elif not isinstance(self.given.schema, ObjectSchema):
-            self._check_column()
-        elif isinstance(self.place, str):
-            check_columns([self.place], self.given.columns, "event_time")
-        else:
-            check_callable(self.place, "event_time")
+        if self.place is not None:
+            self._check_place()
         checked_duration(self.out_of_order, "event_time(out_of_order=...)")
         if self.idle_after is not None:
             checked_duration(self.idle_after, "event_time(idle_after=...)", positive=True)
         check_on_error(self.on_error)
         if self.watermarks not in ("batch", "each"):
             raise UsageError(f"watermarks is {self.watermarks!r}: write 'batch' or 'each'")
+
+    def _check_place(self) -> None:
+        if not isinstance(self.given.schema, ObjectSchema):
+            self._check_column()
+        elif isinstance(self.place, str):
+            check_columns([self.place], self.given.columns, "event_time")
+        else:
+            check_callable(self.place, "event_time")
 
     def _check_column(self) -> None:
         if not isinstance(self.place, str):
