@@ -252,8 +252,7 @@ class SimulatedTransport(asyncio.Transport):
             self.hole = self.peer.hole = True
         elif not self.hole:
             how = self._world.random.choice(["fin", "reset"])
-            unread, self._closing = bool(self._arrived), True
-            self._world.within(2 * self.latency, partial(self.peer.ended, "reset" if unread else how))
+            self._world.within(2 * self.latency, partial(self.peer.ended, how))
 
 
 class _Server:

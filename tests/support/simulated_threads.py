@@ -25,8 +25,6 @@ STEP_SECONDS_MAX = 100e-6
 """How long a thread that could run waits for the processor, as a rule."""
 SLOW_STEP_SECONDS_MAX = 0.01
 SLOW_STEP_SHARE = 0.03
-EPOCH = 86_400.0
-"""What the system clock shows at the beginning: enough that it stays positive when it is set back."""
 PAUSE_SHARE = 0.1
 """Of the points at which a thread could be interrupted, those at which it is."""
 
@@ -206,7 +204,7 @@ class SimulatedTime:
         self._world = world
 
     def time(self) -> float:
-        return EPOCH + self._world.now + self._world.clock_ahead
+        return self._world.now + self._world.clock_ahead
 
     def monotonic(self) -> float:
         return self._world.now
