@@ -31,6 +31,8 @@ from minishuffle.operators.base import (
 )
 from minishuffle.operators.chained import ChainedOperator, dropper_of
 from minishuffle.operators.row_copies import own_rows
+from minishuffle.runtime.statesnapshot import TaskStateSnapshot
+from minishuffle.wire.packed import SplitPosition
 
 __all__ = ["Chain", "WrittenPartition", "called_by"]
 
@@ -98,7 +100,8 @@ class _Outlet:
             (output.side, _edge_writer(output, partitions[output.edge], index, drop)) for output in outputs
         ]
         self._plain = [write for side, write in self._writers if side is None]
-        self._watermark = BEGINNING_OF_TIME
+        self.watermark = BEGINNING_OF_TIME
+        """The last one that was passed on."""
 
     def take(self, item: Batch | Mark) -> None:
         """What the last operator emits."""
@@ -122,8 +125,8 @@ class _Outlet:
         """The end of time is not passed on: consumers receive the end of data instead."""
         match mark:
             case Watermark(time):
-                if self._watermark < time < END_OF_TIME:
-                    self._watermark = self._totals.watermark = time
+                if self.watermark < time < END_OF_TIME:
+                    self.watermark = self._totals.watermark = time
                     self._broadcast(idle=False)
             case Idle():
                 self._broadcast(idle=True)
@@ -132,7 +135,7 @@ class _Outlet:
 
     def _broadcast(self, *, idle: bool) -> None:
         for partition in self._partitions.values():
-            partition.broadcast_watermark(self._watermark, idle)
+            partition.broadcast_watermark(self.watermark, idle)
 
 
 class Chain:
@@ -157,8 +160,9 @@ class Chain:
         self.operators = program.operators
         self._source_shares = program.source is not None and getattr(program.source, "shares", True)
         side = program.operators[0].first_input if program.operators else None
-        self._losing = _overriding("state_rows", program.operators[side in kept :])
+        self._holding = program.operators[side in kept :]
         """Those whose state is lost with the task; the first holds nothing but a side that is kept."""
+        self._losing = _overriding("state_rows", self._holding)
         self._timed = _overriding("deadline", program.operators)
         """Those that may wait for the clock."""
         self.counters = [OperatorCounters(operator.name) for operator in program.operators]
@@ -243,6 +247,31 @@ class Chain:
     def rows_kept(self) -> int:
         """Rows of state that stand for rows of which nothing was emitted yet."""
         return sum([operator.state_rows() for operator in self._keeping])
+
+    # --- state -----------------------------------------------------------------------------------
+
+    def snapshot(self, positions: Sequence[SplitPosition] = ()) -> TaskStateSnapshot:
+        """All state between two elements, with the positions of the source. A side that the next attempt gets
+        all of again is not in it.
+
+        Raises:
+            UnserializableRecord: an exchange would not take what an operator holds.
+        """
+        written = {operator.id: list(operator.write_state()) for operator in self._holding if operator.id}
+        parts = {id: held for id, held in written.items() if held}
+        return TaskStateSnapshot(parts, positions, self._outlet.watermark)
+
+    def restore(self, snapshot: TaskStateSnapshot) -> None:
+        """(After open, before the first element.) Go on with that state, and have consumers go on with its
+        event time.
+
+        Raises:
+            UsageError: the state is of another format.
+        """
+        for operator in self._holding:
+            if held := snapshot.parts.get(operator.id):
+                operator.read_state(held)
+        self._outlet.take(Watermark(snapshot.watermark))
 
     # --- clocks and end --------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ class SourceReader:
         *,
         in_turn: bool = False,
         times: bool = True,
-        resumed: Iterable[SplitPosition] = (),
+        resumed: Sequence[SplitPosition] = (),
         age: float = 0.0,
     ) -> None:
         bounded = getattr(source, "bounded", True)
@@ -103,6 +103,8 @@ class SourceReader:
         """The event times that came with it, microseconds since 1970, if they are read."""
         self._reads_times = times
         self._left_out: list[Portion] = []
+        self._ended = {entry.split: entry for entry in resumed if entry.done}
+        """The ends of splits that are not read any more."""
         self.next_due = started_at
         if names_splits(source) and (interval := discovery_seconds(source)) is not None:
             self._discovery = SplitDiscovery(source, index, parallelism, interval, resumed)
@@ -158,6 +160,7 @@ class SourceReader:
         self._splits = [split for split in self._splits if split.number not in forgotten]
         for number in forgotten:
             self.cursors.pop(number, None)
+            self._ended.pop(number, None)
 
     def _note_none(self) -> None:
         """Nobody is to wait for a subtask that may get splits and has none."""
@@ -178,6 +181,10 @@ class SourceReader:
         """Records read of each split, by the split's index in ``source.splits()``; of one that is read where
         another attempt was, those before it included."""
         return {split.number: split.position for split in self._splits}
+
+    def snapshot(self) -> list[SplitPosition]:
+        """Where each split is, those included that have ended: behind all batches that were polled."""
+        return [*self._ended.values(), *(split.at() for split in self._waiting)]
 
     @property
     def upcoming(self) -> Iterator[int]:
@@ -207,6 +214,7 @@ class SourceReader:
             if batch is None:
                 self._waiting.popleft()
                 self._marks.append(SplitMark(split.number, "done"))
+                self._ended[split.number] = split.at(done=True)
                 if self._discovery is not None and isinstance(split, NamedSplit):
                     self._discovery.end(split)
                 self._note_none()

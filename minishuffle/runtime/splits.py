@@ -83,6 +83,10 @@ class Split:
             return None
         return self._taken(given)
 
+    def at(self, *, done: bool = False) -> SplitPosition:
+        """Where it is, behind all that was taken."""
+        return SplitPosition(self.number, self.position, 0, done, self.cursor)
+
     def close(self) -> None:
         """Let go of what the source has open for it."""
         close = getattr(self._batches, "close", None)

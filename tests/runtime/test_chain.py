@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import pyarrow as pa
 
 from minishuffle.counters import TaskCounters
 from minishuffle.exchange.batch import Batch
@@ -27,8 +29,11 @@ from minishuffle.operators.base import (
     Watermark,
 )
 from minishuffle.operators.chained import ChainedOperator
+from minishuffle.operators.state_parts import StatePart
 from minishuffle.runtime.chain import Chain
+from minishuffle.runtime.statesnapshot import TaskStateSnapshot
 from minishuffle.wire.frames import WATERMARK_EVENT, EventKind
+from minishuffle.wire.packed import SplitPosition
 from support.batches import as_item
 
 
@@ -229,3 +234,60 @@ def test_each_input_counts_for_the_first_operator() -> None:
     bench.put([1, 2])
     bench.entrance(1)([3])
     assert [(each.records_in, each.records_out) for each in bench.chain.counters] == [(3, 3), (3, 3)]
+
+
+# --- state ------------------------------------------------------------------------------------------
+
+
+class Sum(ChainedOperator):
+    """Emits the sum of all rows so far."""
+
+    def __init__(self, id: str) -> None:
+        self.id, self.total = id, 0
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        self.total += sum(batch.payload)
+        emit(Batch([self.total]))
+
+    def write_state(self) -> Iterator[StatePart]:
+        if self.total:
+            yield StatePart("total", pa.RecordBatch.from_pydict({"total": [self.total]}))
+
+    def read_state(self, parts: Iterable[StatePart]) -> None:
+        self.total += sum(part.batch["total"][0].as_py() for part in parts)
+
+
+def test_a_chain_goes_on_with_the_state_and_the_event_time_of_another() -> None:
+    bench = Bench(Sum("first"), Sum(""), Sum("last"))
+    bench.put([1, 2])
+    bench.put(Watermark(7))
+    taken = bench.chain.snapshot([SplitPosition(0, 2)])
+    bench.put([100])
+    assert {id: len(parts) for id, parts in taken.parts.items()} == {"first": 1, "last": 1}
+    assert (taken.watermark, taken.positions) == (7, [SplitPosition(0, 2)])
+    other = Bench(Sum("first"), Sum(""), Sum("last"))
+    other.chain.restore(taken)
+    other.put(Watermark(6))
+    other.put([10])
+    assert other.out() == [(7, False), 3 + 13]  # The one without an id begins anew.
+
+
+def test_nothing_held_is_nothing_taken_and_nothing_passed_on() -> None:
+    bench = Bench(Sum("first"))
+    taken = bench.chain.snapshot()
+    assert taken == TaskStateSnapshot()
+    bench.chain.restore(taken)
+    assert bench.out() == []
+
+
+def test_a_side_that_comes_again_is_not_taken() -> None:
+    class Side(Sum):
+        first_input: int | None = 1
+
+    chains = [
+        Chain(Program(None, [Side("join"), Sum("sum")], []), {}, 0, TaskCounters(), kept)
+        for kept in ([], [1])
+    ]
+    for chain in chains:
+        chain.entrance(0)(Batch([3]))
+    assert [[*chain.snapshot().parts] for chain in chains] == [["join", "sum"], ["sum"]]

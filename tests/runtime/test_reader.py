@@ -303,3 +303,35 @@ def test_the_pace_does_not_slow_down_with_splits_that_have_ended() -> None:
     count = sum(len(reader.poll(turn / 100) or ()) for turn in range(1, 101))
     block = 500 // TURNS_PER_SECOND
     assert 1000 - block <= count <= 1000 + block
+
+
+# --- a snapshot -------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_says_of_each_split_where_it_is_and_another_reader_goes_on_there() -> None:
+    batches = [[["a"], ["b"]], [["m"]], [["x"], ["y"]], [["z"]]]
+    resumed = [SplitPosition(3, 1, 0, True)]
+    reader = SourceReader(Fed(*batches), 0, 1, 0.0, resumed=resumed)
+    whole = [["a"], ["b"], ["m"], ["x"], ["y"], None]
+    for number in range(len(whole)):
+        places = reader.snapshot()
+        assert sorted(each.split for each in places) == [0, 1, 2, 3]
+        assert SplitPosition(3, 1, 0, True) in places
+        other = SourceReader(Fed(*batches), 0, 1, 0.0, resumed=places)
+        assert [other.poll(0.0) for _ in whole[number:]] == whole[number:]
+        assert reader.poll(0.0) == whole[number]
+    assert all(each.done for each in reader.snapshot())
+
+
+def test_a_snapshot_of_splits_with_names_has_their_positions() -> None:
+    source = Partitions(a=[["1"], ["2"]], b=[["3"]])
+    reader = SourceReader(source, 0, 1, 0.0)
+    assert {each.cursor.name for each in reader.snapshot() if each.cursor} == {"a", "b"}
+    first = reader.poll(0.0)
+    other = SourceReader(Partitions(a=[["1"], ["2"]], b=[["3"]]), 0, 1, 0.0, resumed=reader.snapshot())
+
+    def rest(of: SourceReader) -> list[Any]:
+        return [row for _ in range(6) for row in (of.poll(0.0) or [])]
+
+    assert first == ["1"]
+    assert sorted(rest(other)) == sorted(rest(reader)) == ["2", "3"]

@@ -252,7 +252,8 @@ class SimulatedTransport(asyncio.Transport):
             self.hole = self.peer.hole = True
         elif not self.hole:
             how = self._world.random.choice(["fin", "reset"])
-            self._world.within(2 * self.latency, partial(self.peer.ended, how))
+            unread, self._closing = bool(self._arrived), True
+            self._world.within(2 * self.latency, partial(self.peer.ended, "reset" if unread else how))
 
 
 class _Server:

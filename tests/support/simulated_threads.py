@@ -25,6 +25,8 @@ STEP_SECONDS_MAX = 100e-6
 """How long a thread that could run waits for the processor, as a rule."""
 SLOW_STEP_SECONDS_MAX = 0.01
 SLOW_STEP_SHARE = 0.03
+EPOCH = 86_400.0
+"""What the system clock shows at the beginning: enough that it stays positive when it is set back."""
 PAUSE_SHARE = 0.1
 """Of the points at which a thread could be interrupted, those at which it is."""
 
@@ -204,7 +206,7 @@ class SimulatedTime:
         self._world = world
 
     def time(self) -> float:
-        return self._world.now + self._world.clock_ahead
+        return EPOCH + self._world.now + self._world.clock_ahead
 
     def monotonic(self) -> float:
         return self._world.now

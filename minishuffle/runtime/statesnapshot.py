@@ -1,0 +1,41 @@
+"""What one subtask would have to know to go on elsewhere, as of one moment between two elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME
+from minishuffle.operators.state_parts import StatePart, divided
+from minishuffle.wire.packed import SplitPosition
+
+__all__ = ["TaskStateSnapshot"]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStateSnapshot:
+    """The state of one subtask. (Flink: ``TaskStateSnapshot``.)
+
+    Its positions are given to the source as those of an earlier attempt are; the rest is given to the chain.
+    """
+
+    parts: Mapping[str, Sequence[StatePart]] = field(default_factory=dict)
+    """What its operators hold, by their ids; those that hold nothing are left out."""
+    positions: Sequence[SplitPosition] = ()
+    """Where its source is in each split; nothing is leased."""
+    watermark: int = BEGINNING_OF_TIME
+    """The last one that it has passed on."""
+
+    @classmethod
+    def share(cls, snapshots: Iterable[TaskStateSnapshot], index: int, parallelism: int) -> TaskStateSnapshot:
+        """What subtask ``index`` of ``parallelism`` goes on with of all snapshots of a vertex, without the
+        positions, which are dealt out by their source. Event time is where it was in the subtask that was
+        least far; one that has ended holds nobody back."""
+        parts: dict[str, list[StatePart]] = {}
+        watermarks = []
+        for each in snapshots:
+            watermarks.append(each.watermark)
+            for operator, held in each.parts.items():
+                parts.setdefault(operator, []).extend(divided(held, index, parallelism))
+        watermark = min((time for time in watermarks if time < END_OF_TIME), default=BEGINNING_OF_TIME)
+        return cls({id: held for id, held in parts.items() if held}, watermark=watermark)
