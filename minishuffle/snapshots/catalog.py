@@ -23,6 +23,7 @@ from minishuffle.snapshots.segmentindex import checked_segment, read_index
 from minishuffle.snapshots.storage import Entry, Folder
 
 __all__ = [
+    "BEGUN",
     "Listed",
     "commit",
     "expendable",
@@ -35,6 +36,8 @@ __all__ = [
 ]
 
 STATE_SUFFIX: Final = ".state"
+BEGUN: Final = "begun"
+"""The name of a file that may be in a folder before any state is."""
 
 
 def folder_name(job: str, kind: SnapshotKind, number: int) -> str:
@@ -145,7 +148,7 @@ def list_snapshots(directory: Folder, secret: bytes, *, trust: bool = False) -> 
 def _listed(folder: Folder, entries: Sequence[Entry], secret: bytes, *, trust: bool) -> Listed | None:
     """None: it is no snapshot's."""
     names = [entry.name for entry in entries]
-    if MANIFEST not in names and not any(name.endswith(STATE_SUFFIX) for name in names):
+    if not any(name in (MANIFEST, BEGUN) or name.endswith(STATE_SUFFIX) for name in names):
         return None
     size = sum(entry.bytes for entry in entries)
     touched = max(entry.modified for entry in entries)

@@ -116,10 +116,14 @@ class SavedTask(_Saved):
 class SavedSplit(_Saved):
     """How far a source is in one of its splits."""
 
+    number: int
+    """The split's number."""
     rows: int
     """Rows of it that precede the cut."""
     cursor: bytes = b""
-    """The position of the source's own from which it is read on; empty: ``rows`` is the position."""
+    """Of a split with a name, the source's own position from which it is read on."""
+    cursor_rows: int = 0
+    """Rows of it that precede the cursor."""
     ended: bool = False
 
 

@@ -34,7 +34,9 @@ Vector: TypeAlias = "np.ndarray[Any, Any]"
 SEGMENT_ROWS: Final = 8_192
 """Rows of a segment, unless its part has fewer, or one key group has more."""
 _GROUP_SHIFT: Final = np.uint64(65 - KEY_GROUPS.bit_length())
-_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
+_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="zstd")
+"""A million counts by text take a third of their bytes, and with lz4 half. Writing them costs 0.29 s of a
+processor and not 0.22, without compression 0.15; reading is the same with both."""
 
 
 def key_groups(hashes: Vector) -> Vector:

@@ -27,7 +27,7 @@ STATE = WrittenState("1-0-1.state", 300, 100, "ab" * 32, 7)
 FULL = manifest_of(
     vertices=(SavedVertex("é => b", 2, (SavedOperator("b-1", "b", "reduce"),)),),
     tasks=(SavedTask(0, 0, "running", -5, STATE), SavedTask(0, 1, "waiting")),
-    positions={"a": {"0": SavedSplit(3), "x": SavedSplit(1 << 60, bytes(range(256)), ended=True)}},
+    positions={"a": {"0": SavedSplit(0, 3), "x": SavedSplit(1, 1 << 60, bytes(range(256)), 5, ended=True)}},
     committed=bytes(range(256)),
 )
 

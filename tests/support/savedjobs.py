@@ -60,7 +60,7 @@ def save(folder: Folder, keys: Iterable[str] = ("a", "bb", "ccc"), **fields: obj
             SavedVertex("count", 2, (SavedOperator("count-1", "count", "reduce"),)),
         ),
         tasks=tuple(tasks),
-        positions={"words-0": {"0": SavedSplit(3), "b": SavedSplit(2, b"\xff\x00", ended=True)}},
+        positions={"words-0": {"0": SavedSplit(0, 3), "b": SavedSplit(1, 2, b"\xff\x00", 1, ended=True)}},
         committed=b"\x00\xfe",
         **fields,
     )
