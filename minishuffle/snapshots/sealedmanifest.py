@@ -86,6 +86,10 @@ class SavedOperator(_Saved):
     """That of its state, the same in each plan of the job."""
     name: str
     kind: str
+    keys: tuple[str, ...] = ()
+    """The names of the columns that it goes by; none: keys are values of Python."""
+    outputs: tuple[str, ...] = ()
+    """The names of its aggregates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ class SavedSplit(_Saved):
     rows: int
     """Rows of it that precede the cut."""
     cursor: bytes = b""
-    """Of a split with a name, the source's own position from which it is read on."""
+    """The source's own position, from which a split with a name is read on."""
     cursor_rows: int = 0
     """Rows of it that precede the cursor."""
     ended: bool = False
