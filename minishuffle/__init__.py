@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from minishuffle.operators.event_time import EVENT_TIME as EVENT_TIME
     from minishuffle.operators.keyed_process import ProcessContext as ProcessContext
     from minishuffle.plan.graph import JobSettings as JobSettings
+    from minishuffle.snapshots.statetable import SavedState as SavedState
+    from minishuffle.snapshots.statetable import read_state as read_state
 
 __version__: Final = "0.2.0"
 
@@ -118,6 +120,8 @@ _MODULE_OF: Final = {
     "WrongInput": "minishuffle.errors",
     "WrongResult": "minishuffle.errors",
     "LocalCluster": "minishuffle.local",
+    "SavedState": "minishuffle.snapshots.statetable",
+    "read_state": "minishuffle.snapshots.statetable",
 }
 
 __all__ = ["__version__", *_MODULE_OF]

@@ -10,7 +10,8 @@ The first has the version of the format, of this file and of all others. The sec
 :class:`SnapshotManifest`. The third has the checksum of the two, and their HMAC under a key that is derived
 from the secret of the cluster: the manifest has the checksums of the indexes of all files, and these have
 those of the segments, so that the HMAC covers every byte of the snapshot. ``signed_by`` tells keys apart and
-says nothing of the secret. A cluster without a secret does not sign; both are empty then."""
+says nothing of the secret. A cluster without a secret does not sign; both are empty then.
+"""
 
 from __future__ import annotations
 

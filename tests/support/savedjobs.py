@@ -19,7 +19,7 @@ from minishuffle.snapshots.sealedmanifest import (
 from minishuffle.snapshots.statefile import TaskStateWriter
 from minishuffle.snapshots.storage import Folder
 
-__all__ = ["SECRET", "counts", "manifest_of", "save"]
+__all__ = ["SECRET", "counts", "manifest_of", "save", "save_parts"]
 
 SECRET = b"a secret of thirty-two characters"
 
@@ -47,7 +47,18 @@ def manifest_of(**fields: object) -> SnapshotManifest:
     return SnapshotManifest(**usual | {"name": "words"} | fields)  # type: ignore[arg-type]
 
 
-def save(folder: Folder, keys: Iterable[str] = ("a", "bb", "ccc"), **fields: object) -> SnapshotManifest:
+def save_parts(folder: Folder, operator: SavedOperator, parts: Iterable[StatePart]) -> SnapshotManifest:
+    """Write a snapshot with the state of one operator of one subtask."""
+    writer = TaskStateWriter(folder, state_file(0, 0, 1))
+    for part in parts:
+        writer.write(operator.id, part)
+    task = SavedTask(0, 0, "running", None, writer.close())
+    made = manifest_of(vertices=(SavedVertex("v", 1, (operator,)),), tasks=(task,))
+    commit(folder, made, SECRET)
+    return made
+
+
+def save(folder: Folder, keys: Iterable[str] = ("a", "the", "ccc"), **fields: object) -> SnapshotManifest:
     """Write a snapshot into the folder, with the state of two subtasks."""
     keys, tasks = list(keys), [SavedTask(0, 0, "ended", None)]
     for index in range(2):
