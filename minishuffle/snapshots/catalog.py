@@ -122,6 +122,8 @@ class Listed:
     manifest: SnapshotManifest | None = None
     problem: str = ""
     """Why it cannot be used; empty: it can be, or is unfinished."""
+    trusted: bool = True
+    """False: it is not signed under the secret of this cluster, which is the problem."""
 
     @property
     def is_unfinished(self) -> bool:
@@ -156,7 +158,9 @@ def _listed(folder: Folder, entries: Sequence[Entry], secret: bytes, *, trust: b
         return Listed(folder, size, touched)
     try:
         return Listed(folder, size, touched, open_manifest(folder, secret, trust=trust))
-    except (UnreadableSnapshot, UntrustedSnapshot) as error:
+    except UntrustedSnapshot as error:
+        return Listed(folder, size, touched, problem=str(error), trusted=False)
+    except UnreadableSnapshot as error:
         return Listed(folder, size, touched, problem=str(error))
 
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from minishuffle.errors import StorageUnavailable, UnreadableSnapshot, UsageError
 from minishuffle.snapshots.sealedmanifest import MANIFEST
 
-__all__ = ["Entry", "Folder", "OpenFile", "folder_at"]
+__all__ = ["Entry", "Folder", "OpenFile", "folder_at", "folder_above"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,14 @@ def folder_at(where: str | Path) -> Folder:
     if not text or "\0" in text:
         raise UsageError(f"{text!r} cannot be the path of a directory: give another")
     return _Directory(Path(os.path.abspath(Path(text).expanduser())))
+
+
+def folder_above(where: str | Path) -> Folder:
+    """The folder that the folder of a path or URI is in. Raises UsageError as :func:`folder_at`."""
+    parts = urlsplit(str(where))
+    if parts.scheme:
+        return folder_at(parts._replace(path=parts.path.rstrip("/").rpartition("/")[0]).geturl())
+    return folder_at(Path(os.path.abspath(Path(where).expanduser())).parent)
 
 
 # --- directories ------------------------------------------------------------------------------------------
