@@ -28,6 +28,8 @@ __all__ = [
     "SubtaskId",
     "Term",
     "WorkerId",
+    "is_state_edge",
+    "state_edge",
 ]
 
 WorkerId = NewType("WorkerId", int)
@@ -104,6 +106,20 @@ class PartitionId:
 
     def __str__(self) -> str:
         return f"{self.job}/edge{self.edge}.{self.producer}"
+
+
+_STATE_EDGES: Final = 1 << 31
+
+
+def state_edge(operator: int) -> int:
+    """The edge in the :class:`PartitionId` of what an attempt keeps of its state for the next attempt of its
+    subtask: no edge of the graph."""
+    return _STATE_EDGES + operator
+
+
+def is_state_edge(edge: int) -> bool:
+    """Whether it is the edge of an operator's state."""
+    return edge >= _STATE_EDGES
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -91,6 +91,8 @@ class Reconciler:
         term, here = self.term, job.subtasks.on(worker)
         found = self._ends(job, worker)
         wanted = {(*task.key, task.attempt) for task in here if not job.ends.is_spent(task)}
+        held = [(task.key, task.state_held) for task in job.subtasks.values()]
+        wanted |= {(*key, each[1]) for key, each in held if each is not None and each[0] == worker}
         surplus = [
             TaskAttempt(operator=each.subtask.operator, index=each.subtask.index, attempt=each.attempt)
             for each in there

@@ -46,13 +46,11 @@ class BufferBuilder:
 
     Args:
         capacity: bytes that are put into it at most, if there is room; None: until it is full.
-        first_row: the number of the first row that begins in it.
     """
 
     __slots__ = (
         "capacity",
         "drained",
-        "first_row",
         "flush_requested",
         "holder",
         "last_rows",
@@ -70,9 +68,8 @@ class BufferBuilder:
     segments = 1
     """For how many segments it stands in the queue."""
 
-    def __init__(self, segment: Segment, capacity: int | None = None, first_row: int = 0) -> None:
+    def __init__(self, segment: Segment, capacity: int | None = None) -> None:
         self.segment = segment
-        self.first_row = first_row
         room = len(segment.memory) - SEGMENT_HEADROOM_BYTES
         self.capacity = room if capacity is None else min(room, capacity)
         self.shared = segment.readers > 1
@@ -168,17 +165,7 @@ class WholeBatch:
             stopped.
     """
 
-    __slots__ = (
-        "_on_freed",
-        "_on_left",
-        "_parts",
-        "_segment_bytes",
-        "batch",
-        "first_row",
-        "rows",
-        "segments",
-        "size",
-    )
+    __slots__ = ("_on_freed", "_on_left", "_parts", "_segment_bytes", "batch", "rows", "segments", "size")
     next_type = NextType.DATA
 
     def __init__(
@@ -193,8 +180,6 @@ class WholeBatch:
         on_freed: Callable[[WholeBatch], None] = lambda whole: None,
     ) -> None:
         self.batch = batch
-        self.first_row = 0
-        """(Writer.) The number of its first row; set when it is queued."""
         self.rows = rows
         self.size = size
         self.segments = max(1, -(-size // segment_bytes))
@@ -227,7 +212,7 @@ class WholeBatch:
 
     def in_segments(self) -> list[BufferBuilder]:
         """(Reader.) Its bytes instead of it, as a writer would have written them."""
-        builders = [BufferBuilder(LooseSegment(self._segment_bytes), first_row=self.first_row)]
+        builders = [BufferBuilder(LooseSegment(self._segment_bytes))]
         builders[0].begin(self.rows)
         for part in self._parts(self.batch):
             view = memoryview(part)
@@ -235,8 +220,7 @@ class WholeBatch:
             while at < len(view):
                 if builders[-1].length == self._segment_bytes:
                     builders[-1].publish(ends=False)
-                    segment, behind = LooseSegment(self._segment_bytes), self.first_row + self.rows
-                    builders.append(BufferBuilder(segment, first_row=behind))
+                    builders.append(BufferBuilder(LooseSegment(self._segment_bytes)))
                 at += builders[-1].append(view, at)
         builders[-1].publish()
         return builders
@@ -259,7 +243,6 @@ class Slice:
         "flags",
         "memory",
         "next_type",
-        "row",
         "rows",
         "shared",
         "size",
@@ -274,8 +257,6 @@ class Slice:
         self.size = size
         self.data_type = data_type
         self.rows = rows
-        self.row = 0
-        """The number of the first row that begins here, or of the next if none does."""
         self.shared = False
         self.flags = 0
         self.first_start = NO_ELEMENT_START
@@ -310,7 +291,7 @@ class Event:
         barrier: the number of a barrier; ``blocking``: its channel gives nothing more until it is resumed.
     """
 
-    __slots__ = ("barrier", "blocking", "given", "idle", "kind", "marker", "row", "taken", "time")
+    __slots__ = ("barrier", "blocking", "given", "idle", "kind", "marker", "taken", "time")
     next_type = NextType.EVENT
 
     def __init__(
@@ -329,8 +310,6 @@ class Event:
         self.given = 0
         """(Reader.) The number of the barrier as it went out last: the writer may change that meanwhile."""
         self.marker = marker
-        self.row = 0
-        """(Writer.) The number of the next row behind it; set when it is queued."""
         self.time = time
         self.idle = idle
         self.taken = False
@@ -358,9 +337,7 @@ class Event:
         else:
             payload = bytes((self.kind,))
         memory = memoryview(bytearray(SEGMENT_HEADROOM_BYTES) + payload)
-        piece = Slice(memory, SEGMENT_HEADROOM_BYTES, len(payload), DataType.EVENT, 0)
-        piece.row = self.row
-        return piece
+        return Slice(memory, SEGMENT_HEADROOM_BYTES, len(payload), DataType.EVENT, 0)
 
 
 class EventState:

@@ -13,6 +13,7 @@ row has (u8). The formats:
   each) and its base (i64), an Arrow IPC record batch message, and the bytes of the texts in narrowed columns.
   Each element stands for itself; these texts, and columns that were not narrowed (see ``narrowing``), are
   used in place.
+* ``STATE``: a part of a task's state, which no operator is given: see ``worker/tasks/statehandover.py``.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class ElementFormat(IntEnum):
     ROWS = 1
     KEYED_ROWS = 2
     ARROW = 3
+    STATE = 4
 
 
 _FORMATS: Final = frozenset(map(int, ElementFormat))
@@ -317,8 +319,8 @@ def read_header(data: bytes | memoryview, at: int = 0) -> tuple[int, int, int]:
         )
     if kind not in _FORMATS or size > ELEMENT_BYTES_MAX:
         raise RemoteProtocolError(
-            f"an element of {size} bytes, {rows} rows and format {kind}: the formats are 1, 2 and 3, and "
-            f"the limit is {ELEMENT_BYTES_MAX} bytes"
+            f"an element of {size} bytes, {rows} rows and format {kind}: the formats are 1 to "
+            f"{max(_FORMATS)}, and the limit is {ELEMENT_BYTES_MAX} bytes"
         )
     return size, rows, kind | flags << 8
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from minishuffle.counters import GateSnapshot, TaskCounters
-from minishuffle.errors import PeerLost, RemoteProtocolError
+from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError
 from minishuffle.exchange.channels import (
     ChannelEvent,
     Detached,
@@ -90,10 +90,11 @@ class InputGate:
             of its attachment.
         budget: for elements that are being put together.
         tolerant: a channel that fails is left out until it is attached again; else the task fails.
+        tolerates: the kind of errors of which that is so; of others the task fails.
         kept: gives the store in which the elements of a producer wait for the end of its partition, see
             :mod:`~minishuffle.exchange.blocking`; None: they do not wait.
         waits: event time waits for a channel that has failed, since its rows may come once more.
-        strict: the task fails if rows are missing since a link broke: all come again to its next attempt.
+        strict: the task fails if rows may be missing since a link broke: all come again to its next attempt.
         splits: adds and removes its channels, decides when they end, and makes its event time from them, so
             that ``valve`` says nothing; None: they are those of :meth:`add_channel`.
         debloater: says how full producers are to make their buffers; None: as full as they can.
@@ -110,6 +111,7 @@ class InputGate:
         budget: AssemblyBudget,
         counters: TaskCounters,
         tolerant: bool = False,
+        tolerates: type[ShuffleError] = ShuffleError,
         kept: Callable[[int], ElementStore] | None = None,
         waits: bool = False,
         strict: bool = False,
@@ -132,7 +134,7 @@ class InputGate:
         """None in a gate whose channels are no splits."""
         self._give_back = give_back
         self._counters = counters
-        self._tolerant = tolerant
+        self._tolerated: tuple[type[ShuffleError], ...] = (tolerates,) if tolerant else ()
         self._waits = waits or kept is not None
         self._strict = strict
         self._splits = splits
@@ -330,8 +332,6 @@ class InputGate:
         counters = self._counters
         counters.buffers_in += 1
         channel.current = item
-        if not channel.rows.begun:
-            self._on_first(channel, item.row)
         if isinstance(item, LocalBuffer) and item.whole is not None:
             size = item.whole.size
             channel.assembler.put(item.whole.batch, item.rows)
@@ -343,20 +343,6 @@ class InputGate:
         if self.debloater is not None:
             self.debloater.meter.take(size)
         return True
-
-    def _on_first(self, channel: InputChannel, row: int) -> None:
-        """What an attachment delivers begins with that row.
-
-        Raises:
-            PeerLost: rows before it are missing.
-        """
-        missed, half = channel.rows.begin(row)
-        channel.rows_incomplete += half
-        if missed and self._strict and not channel.ended:
-            raise PeerLost(
-                f"{missed} rows of subtask {channel.producer} before row {row} are missing, since a "
-                "connection to it broke: what reads or writes blocking exchanges runs again"
-            )
 
     def _end_turn(self, channel: InputChannel) -> None:
         """Give the current buffer back; the channel goes to the end of the line if it has more."""
@@ -402,8 +388,6 @@ class InputGate:
                     f"the partition of producer {channel.producer} ended in the middle of an element: "
                     f"{lost} rows are lost"
                 )
-            if not (channel.ended or channel.rows.begun):
-                self._on_first(channel, event.row)
             ended_before, channel.ended = channel.ended, True
             self._give_back(event)
             if ended_before:
@@ -445,15 +429,24 @@ class InputGate:
             return
         if (log := self._logs.pop(channel, None)) is not None:
             log.store.forget()
-        if notice.error is not None and not self._tolerant:
+        if notice.error is not None and not isinstance(notice.error, self._tolerated):
             raise notice.error
         if not self._waits:
             self.marked |= self.valve.suspend(channel.number)
         self._give_back(notice)
 
     def _on_attached(self, channel: InputChannel, notice: Attached) -> None:
-        """The producer says anew how far it is."""
-        channel.rows_incomplete += channel.rows.attach(notice.version)
+        """The producer says anew how far it is.
+
+        Raises:
+            PeerLost: rows that it has sent may be missing.
+        """
+        channel.rows_incomplete += channel.rows.attach(notice.writes, silent=notice.silent)
+        if self._strict and channel.rows.gaps and not channel.ended:
+            raise PeerLost(
+                f"the connection to subtask {channel.producer} broke, and rows of it may be missing: what "
+                "reads or writes blocking exchanges runs again"
+            )
         if channel.ended:
             channel.reopened = True
         elif not self._waits:

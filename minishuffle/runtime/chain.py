@@ -261,6 +261,14 @@ class Chain:
         parts = {id: held for id, held in written.items() if held}
         return TaskStateSnapshot(parts, positions, self._outlet.watermark)
 
+    def left_out(self, snapshot: TaskStateSnapshot) -> list[str]:
+        """The names of operators that hold something of which there is nothing in their snapshot."""
+        return [
+            operator.name
+            for operator in self._losing
+            if operator.id not in snapshot.parts and operator.state_rows()
+        ]
+
     def restore(self, snapshot: TaskStateSnapshot) -> None:
         """(After open, before the first element.) Go on with that state, and have consumers go on with its
         event time.

@@ -50,6 +50,12 @@ class TaskStateChanged(ControlMessage):
     traffic: TrafficTable = b""
     positions: PositionTable = b""
     """Final positions of a source, without leases."""
+    moved: bool = False
+    """It ended at the barrier of a move: it had processed all rows before, and holds nothing that is lost."""
+    state_bytes: int = 0
+    """Size of the state that its worker keeps for the next attempt; 0: there is none."""
+    state_lost: str = ""
+    """Why it could not keep its state; of one that runs, why it does not go on with the state kept for it."""
 
     @model_serializer(mode="wrap")
     def _pack(self, pack: SerializerFunctionWrapHandler) -> dict[str, Any]:

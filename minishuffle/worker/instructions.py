@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ShuffleError
@@ -49,6 +49,7 @@ __all__ = [
     "ForgetJob",
     "Instruction",
     "KeepResults",
+    "KeptState",
     "LoadPrograms",
     "MoveTasks",
     "Refuse",
@@ -80,6 +81,14 @@ def state_change(
     """The report of an attempt's new state."""
     fields = {"error": error, "result": result, "counters": counters or TaskCounters()}
     return TaskStateChanged.model_validate({"attempt": key, "state": state, **fields})
+
+
+class KeptState(NamedTuple):
+    """How an attempt ended that was to move: see ``TaskStateChanged``."""
+
+    moved: bool = False
+    bytes: int = 0
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +196,8 @@ class RequestPartition:
     worker: int
     channel: ChannelKey
     request: PartitionRequest
+    base: int = 0
+    """See ``TaskAttempt``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +207,8 @@ class ConnectLocal:
     channel: ChannelKey
     producer: AttemptId
     generation: int
-    version: int
-    """The version of the producer's rows."""
+    base: int = 0
+    """See ``TaskAttempt``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ from minishuffle.worker.instructions import (
     ForgetJob,
     Instruction,
     KeepResults,
+    KeptState,
     LoadPrograms,
     LookThere,
     MoveTasks,
@@ -354,8 +355,8 @@ class Worker:
                 self._start(instruction)
             case LoadPrograms(job, programs):
                 self._programs.load(job, programs)
-            case ConnectLocal(key, producer, generation, version):
-                deployment.connect_local(key, producer, generation, version=version)
+            case ConnectLocal(key, producer, generation, base):
+                deployment.connect_local(key, producer, generation, base=base)
             case RequestPartition():
                 self._peers.request(instruction, deployment.channel(instruction.channel))
                 deployment.count_received(instruction)
@@ -499,10 +500,10 @@ class Worker:
     def _on_report(self, task: Task, outcome: TaskOutcome | None) -> None:
         key = task.attempt_id
         if outcome is None:
-            self._carry_out(self._state.task_running(key))
+            self._carry_out(self._state.task_running(key, state_lost=task.state_handover.lost))
             return
         attempt = self._deployment.attempts.get(key)  # None: it was released meanwhile
-        traffic = attempt.end() if attempt is not None else b""
+        traffic = attempt.end(moved=outcome.moved) if attempt is not None else b""
         self._sender.end(task.outbox, rows=outcome.state != "finished")
         try:
             counters = task.read_counters()
@@ -514,6 +515,7 @@ class Worker:
                 counters,
                 traffic=traffic,
                 positions=outcome.positions,
+                state=KeptState(outcome.moved, task.state_handover.bytes, task.state_handover.lost),
             )
             self._carry_out(ended)
         except Exception as error:

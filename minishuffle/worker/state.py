@@ -67,6 +67,7 @@ from minishuffle.worker.instructions import (
     ForgetJob,
     Instruction,
     KeepResults,
+    KeptState,
     LoadPrograms,
     LookThere,
     MoveTasks,
@@ -84,6 +85,7 @@ from minishuffle.worker.tasks.tasktable import TaskTable
 
 __all__ = ["LEAVE_GRACE_SECONDS", "WorkerState"]
 
+NOTHING_KEPT: Final = KeptState()
 LEAVE_GRACE_SECONDS: Final = 1.2
 """How much longer than ``drain_timeout`` a worker waits for Shutdown: its tasks end meanwhile."""
 
@@ -246,10 +248,13 @@ class WorkerState:
 
     # --- what came of instructions ---------------------------------------------------------------
 
-    def task_running(self, key: AttemptId) -> WorkerStep:
+    def task_running(self, key: AttemptId, *, state_lost: str = "") -> WorkerStep:
+        """The attempt is about to read its inputs; ``state_lost``: why without the state kept for it."""
         if not self.tasks.runs(key):
             return self._step()
-        return self._step([Report(state_change(key, "running"))])
+        self.channels.state_taken(key)
+        running = state_change(key, "running").model_copy(update={"state_lost": state_lost})
+        return self._step([Report(running)])
 
     def first_record(self, key: AttemptId, now: float) -> WorkerStep:
         """The attempt has passed its first batch on."""
@@ -259,20 +264,24 @@ class WorkerState:
     def task_ended(
         self,
         key: AttemptId,
-        state: str,
+        outcome: str,
         error: ErrorInfo | None,
         result: bytes,
         counters: TaskCounters,
         *,
         traffic: bytes = b"",
         positions: bytes = b"",
+        state: KeptState = NOTHING_KEPT,
     ) -> WorkerStep:
         """The attempt's thread came to its end; a second report changes nothing."""
         if not self.tasks.runs(key):
             return self._step()
-        self._end(key, finished=state == "finished")
-        ended = state_change(key, state, error, result, counters=counters)
-        ended = ended.model_copy(update={"traffic": traffic, "positions": positions})
+        self._end(key, finished=outcome == "finished")
+        if state.bytes:
+            self.channels.keep_state(key)
+        ended = state_change(key, outcome, error, result, counters=counters)
+        kept = {"moved": state.moved, "state_bytes": state.bytes, "state_lost": state.lost}
+        ended = ended.model_copy(update={"traffic": traffic, "positions": positions, **kept})
         return self._step([Report(ended), *self._tell_lost(key)])
 
     def partition_lost(self, key: AttemptId, error: PartitionLost) -> WorkerStep:

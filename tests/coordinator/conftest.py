@@ -79,6 +79,8 @@ class FakeWorker:
     prepared: dict[str, dict[int, bytes]] = field(default_factory=dict)
     barriers: dict[str, tuple[int, bool]] = field(default_factory=dict)
     """By job, the last barrier that it has heard of, and whether that is over."""
+    states: set[tuple[str, int, int, int]] = field(default_factory=set)
+    """Attempts whose state it keeps for the next ones."""
 
     def receive(self, message: ControlMessage) -> None:
         self.inbox.append(message)
@@ -110,6 +112,9 @@ class FakeWorker:
                     self.prepared.pop(job, None)
                     self.barriers.pop(job, None)
                 named = {(job, each.operator, each.index, each.attempt) for each in attempts}
+                self.states = {
+                    each for each in self.states if each[0] != job or (named and each not in named)
+                }
                 self.tasks = {
                     key: task
                     for key, task in self.tasks.items()
@@ -193,6 +198,7 @@ class FakeCluster:
             AttemptId.of(job, operator, index, task.attempt)
             for (job, operator, index), task in worker.tasks.items()
         ]
+        held = list(dict.fromkeys([*held, *(AttemptId.of(*each) for each in sorted(worker.states))]))
         fields = {"requested_worker": worker.worker, "epoch": worker.epoch, "attempts": held}
         fields["jobs"] = sorted({*worker.prepared, *(job for job, _, _ in worker.tasks)})
         fields["prepared"] = sorted(worker.prepared)
@@ -323,6 +329,8 @@ class FakeCluster:
         """A task changed its state."""
         report = {name: fields.pop(name) for name in ("number", "term") if name in fields}
         attempt = AttemptId.of(*key, fields.pop("attempt", 1))
+        if fields.get("state_bytes"):
+            worker.states.add((*key, attempt.attempt))
         self.fact(worker, TaskStateChanged(attempt=attempt, state=state, **fields), **report)  # type: ignore[arg-type]
 
     def readable(self, worker: FakeWorker, key: tuple[str, int, int], edge: int) -> None:

@@ -100,6 +100,8 @@ class Outcome(NamedTuple):
     drained: int
     """Attempts that took the place of those whose slots moved."""
     paused: int = 0
+    restored: int = 0
+    """Attempts that have gone on with the state of those that moved."""
 
 
 @cache
@@ -107,7 +109,7 @@ def outcome(seed: int, scenario: Scenario) -> Outcome:
     """Plays a run, each once in a process."""
     run = Run(seed, scenario)
     run.play()
-    return Outcome(run.end, run.rows_skipped, run.handed_over, run.drained, run.paused)
+    return Outcome(run.end, run.rows_skipped, run.handed_over, run.drained, run.paused, run.restored)
 
 
 @pytest.fixture
@@ -230,8 +232,9 @@ def test_jobs_come_to_their_pauses() -> None:
     assert any(outcome(seed, PAUSED[seed % len(PAUSED)]).paused for seed in range(FIRST, 20))
 
 
-def test_slots_of_workers_that_leave_move() -> None:
-    assert any(outcome(seed, LEFT[seed % len(LEFT)]).drained for seed in range(FIRST, 20))
+def test_slots_of_workers_that_leave_move_with_their_state() -> None:
+    runs = [outcome(seed, LEFT[seed % len(LEFT)]) for seed in range(FIRST, 20)]
+    assert any(run.drained for run in runs) and any(run.restored for run in runs)
 
 
 @pytest.mark.parametrize(

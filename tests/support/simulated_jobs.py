@@ -8,7 +8,7 @@ knows of every exchange what was sent, what came, and in which order.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal, TypeAlias
@@ -19,6 +19,7 @@ import pyarrow as pa
 from minishuffle.exchange.batch import Batch
 from minishuffle.operators.base import Emit, Mark, Output, TaskContext, Watermark
 from minishuffle.operators.chained import ChainedOperator
+from minishuffle.operators.state_parts import ORDER, StatePart, in_order, versioned
 from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.programs import ProgramSpec, pack_program
@@ -81,6 +82,10 @@ class Audit:
     """By the operators at both ends, how often each row of sources came, whichever attempts were there."""
     watermarks: dict[tuple[Sender, int], int] = field(default_factory=dict)
     """The last one that an attempt had at an input."""
+    kept: dict[Sender, int] = field(default_factory=dict)
+    """The count of rows that an attempt has written down as its state."""
+    restored: dict[Sender, Sender] = field(default_factory=dict)
+    """The attempt whose state an attempt goes on with."""
     mischief: list[tuple[int, int, Mischief]] = field(default_factory=list)
     """Operator and index of subtasks, and what they are to do."""
 
@@ -128,6 +133,28 @@ class Audit:
         last = self.watermarks.get((receiver, input))
         assert last is None or last < time, f"{receiver} has watermark {time} behind {last}"
         self.watermarks[receiver, input] = time
+
+    def keep(self, me: Sender, count: int) -> None:
+        """An attempt writes down its count of rows."""
+        self.kept[me] = count
+
+    def restore(self, me: Sender, attempt: int, count: int) -> None:
+        """An attempt goes on with the count of an earlier one."""
+        before = (*me[:2], attempt)
+        assert self.kept.get(before) == count, f"{me} reads {count} of {before}, which wrote {self.kept}"
+        self.restored[me] = before
+
+    def check_state(self) -> None:
+        """The state that an attempt goes on with counts each row that earlier ones have received in the line
+        of those that moved."""
+        for me, before in self.restored.items():
+            rows, each = 0, before
+            while True:
+                rows += sum(map(len, self.received.get(each, {}).values()))
+                if each not in self.restored:
+                    break
+                each = self.restored[each]
+            assert self.kept[before] == rows, f"{me} goes on with {self.kept[before]} rows instead of {rows}"
 
     def rows_of(self, operator: int) -> int:
         """Rows that its subtasks have received, or sent if they read no others."""
@@ -268,6 +295,20 @@ class Stage(ChainedOperator):
         self._me = (self._operator, context.index, context.attempt)
         self._audit.do_mischief(self._operator, context.index, "raise in open")
         self._time = 0
+        self._rows = 0
+
+    def state_rows(self) -> int:
+        return self._rows
+
+    def write_state(self) -> Iterator[StatePart]:
+        if self._rows:
+            self._audit.keep(self._me, self._rows)
+            yield versioned("rows", {ORDER: [0], "attempt": [self._me[2]], "rows": [self._rows]})
+
+    def read_state(self, parts: Iterable[StatePart]) -> None:
+        (part,) = in_order(parts)
+        attempt, self._rows = part.batch["attempt"][0].as_py(), part.batch["rows"][0].as_py()
+        self._audit.restore(self._me, attempt, self._rows)
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         rows = as_rows(batch)
@@ -276,6 +317,7 @@ class Stage(ChainedOperator):
             audit.take_side(me, rows)
         elif not self._first:
             audit.take(me, rows)
+            self._rows += len(rows)
         else:
             audit.passed.setdefault(self._operator, set()).update((row[0], row[1]) for row in rows)
         audit.do_mischief(self._operator, me[1], "raise", "stick")
@@ -426,7 +468,7 @@ def make_plan(
 
 
 def _program(source: Any, stage: Stage, outputs: Sequence[Output]) -> ProgramSpec:
-    operator = OperatorSpec("sink", {"sink": stage})
+    operator = OperatorSpec("sink", {"sink": stage}, id=stage.name)
     return ProgramSpec(source, [(stage.name, operator)], outputs)
 
 

@@ -118,6 +118,8 @@ class Run:
         """Batches that consumers on the same worker got as they are."""
         self.drained = 0
         """Attempts that took the place of those whose slots moved."""
+        self.restored = 0
+        """Attempts that have gone on with the state of those that moved."""
         self.paused = 0
         """How often the job was paused."""
         self.excluded: list[int] = []
@@ -210,6 +212,8 @@ class Play:
         self._check_end(info)
         self._check_excluded()
         cluster.audit.check_attempts(run.plan.repeated)
+        cluster.audit.check_state()
+        run.restored = len(cluster.audit.restored)
         cluster.writes.check(run.plan.graph.edges, cluster.audit.received)
         run.rows_skipped = sum(map(len, cluster.writes.skipped.values()))
         run.handed_over = cluster.writes.handed_over
@@ -453,7 +457,7 @@ class Play:
         """Each row is in one place in every worker, and the coordinator's sums are the same."""
         books = [Book.of(attempt) for worker, attempt in self.cluster.attempts if not worker.host.lost]
         specs = [attempt.spec for _, attempt in self.cluster.attempts]
-        again = any(spec.version or any(output.closed for output in spec.outputs) for spec in specs)
+        again = any(spec.base or any(output.closed for output in spec.outputs) for spec in specs)
         for book in books:
             book.check(again)
         self._pass(1.0)  # One that was stopped for long hears that it is lost after its tasks have ended.

@@ -47,7 +47,7 @@ from minishuffle.wire.registration import Registered
 from minishuffle.wire.reports import AttemptReport, Fact
 from minishuffle.wire.requests import JobEvent
 from minishuffle.worker.channels.registry import ChannelKey, Progress
-from minishuffle.worker.instructions import Report, Send, StartTask, WorkerStep, attempt_id
+from minishuffle.worker.instructions import KeptState, Report, Send, StartTask, WorkerStep, attempt_id
 from minishuffle.worker.state import WorkerState
 from support.messagewords import WALL, Words, split_words
 
@@ -564,6 +564,15 @@ class WorkerTranscript(Transcript):
         state = {"finishes": "finished", "fails": "failed", "stops": "canceled"}[what]
         error = ErrorInfo(code=60, text=why) if why else None
         return self._shown(self.state.task_ended(key, state, error, b"", TaskCounters()))
+
+    @event(r"(?P<task>\S+) stops at the barrier of its move(, with (?P<kept>\d+) bytes of state)?")
+    def _moved(self, task: str, kept: str | None) -> list[str]:
+        key, state = self.words.attempt(task), KeptState(True, int(kept or 0))
+        return self._shown(self.state.task_ended(key, "canceled", None, b"", TaskCounters(), state=state))
+
+    @event(r"(?P<task>\S+) runs without the state kept for it: (?P<why>.+)")
+    def _runs_without(self, task: str, why: str) -> list[str]:
+        return self._shown(self.state.task_running(self.words.attempt(task), state_lost=why))
 
     @event(r"what (?P<task>\S+) has stored cannot be read: (?P<why>.+)")
     def _lose(self, task: str, why: str) -> list[str]:

@@ -47,6 +47,7 @@ from minishuffle.coordinator.jobs.lossaccounting import (
 )
 from minishuffle.coordinator.jobs.lostpartitions import Replays, ReplaysRecord
 from minishuffle.coordinator.jobs.manifest import ManifestRecord
+from minishuffle.coordinator.jobs.movedstate import MovedState
 from minishuffle.coordinator.jobs.pausing import JobPause, PauseRecord
 from minishuffle.coordinator.jobs.positions import PositionsRecord
 from minishuffle.coordinator.jobs.progress import JobProgress
@@ -201,6 +202,7 @@ class Job:
         self.deaths = Deaths(graph.settings.restart_failures_max, at)
         self.recoveries, self.links = Recoveries(), JobLinks(self.history)
         self.pause, self.move = JobPause(), JobMove()
+        self.moved_state = MovedState(graph, self.progress, self.slots, self._note)
         self.cancellations = Cancellations(graph, self.replays, self.move, self.subtasks)
         self.history.note(at, "created", f"{name}: {len(self.subtasks)} tasks {self._where(placement)}")
 
@@ -426,6 +428,7 @@ class Job:
             task.counted(message.counters, message.traffic)
             self.progress.moved(task, message, at)
         self._transition(task, message.state, "worker", at, said.text, traceback=said.traceback)
+        self.moved_state.reported(task, message, at)
         if message.state == "finished":
             if not self.subtasks.keep_result(task, message.result):
                 self.fail(results_too_large(task), at)
@@ -864,8 +867,8 @@ class Job:
         self.slots_move(slots, at)
 
     def needs(self, worker: int) -> bool:
-        """Whether a worker is needed: it runs a task, is about to run one, or keeps partitions that others
-        still have to read."""
+        """Whether a worker is needed: it runs a task, is about to run one, or keeps partitions or state that
+        others still have to read."""
         if self.slots.coming(worker):
             return True
         here = set(self.slots.on([worker]))
@@ -877,7 +880,13 @@ class Job:
                 return False
             return task.runs or self._is_stored_for_others(task)
 
-        return worker in self.slots.workers() and any(map(is_needed, self.subtasks.values()))
+        def keeps_state(task: Subtask) -> bool:
+            held = task.state_held
+            return held is not None and held[0] == worker and not self.stopping
+
+        tasks = self.subtasks.values()
+        there = worker in self.slots.workers()
+        return there and any(is_needed(task) or keeps_state(task) for task in tasks)
 
     def _after_the_move(self, task: Subtask) -> str:
         slot = self.slot_of(task.key)
@@ -1034,7 +1043,7 @@ class Job:
         """Begin the next attempt from the state of the last one, whose account is closed."""
         key, worker = task.key, self.slots.placement[self.slot_of(task.key)]
         running_at = self.pause.since if self.pause.phase == "paused" else at
-        resumption = self.progress.next_attempt(task, running_at)
+        resumption = self.moved_state.for_next(task, self.progress.next_attempt(task, running_at), at)
         in_place = task.on_worker and task.worker == worker
         where = "in its slot" if in_place else f"in place of worker {task.worker}"
         self.subtasks.begin_next(task, worker, self.ends.round, resumption)
@@ -1158,7 +1167,7 @@ class Job:
         consumers = [self.subtasks[key] for key in self.graph.consumers(*task.key)]
         lost = change.to == "lost" and bool(consumers)
         unread = lost and all(each.state == WAITING for each in consumers)
-        comes_again = change.before == "finished" or task.version < task.attempt or unread
+        comes_again = change.before == "finished" or task.base < task.attempt or unread
         if task.operator in self.ends.repeating and comes_again:
             left = [each for each in consumers if not self.ends.read_between(task.key, each.key)]
             task.repeats("part" if any(is_stale(each, task) for each in left) else "all")

@@ -90,6 +90,9 @@ class AttemptRecord(Record):
     repeated: Literal["", "all", "part"] = ""
     """Consumers for which the next attempt repeats the rows of this one: all that still have to read them, or
     only a part of these. See :mod:`~minishuffle.coordinator.jobs.consumption`."""
+    moved: bool = False
+    """It had processed all rows sent to it when it ended, and the next attempt has its state: it held nothing
+    that is lost."""
 
     @property
     def key(self) -> TaskKey:
@@ -131,6 +134,10 @@ class AttemptRecord(Record):
     def passed_on(self, most: int | None) -> None:
         """Set ``passed_on_max``."""
         self.passed_on_max = most
+
+    def lose_state(self) -> None:
+        """The state that it kept for the next attempt is lost."""
+        self.moved = False
 
 
 class Totals(NamedTuple):
@@ -252,6 +259,7 @@ class Books:
                 ended.rows_leased,
                 ended.passed_on_max,
                 ended.repeated,
+                ended.moved,
             )
         )
 
@@ -286,6 +294,12 @@ class Books:
                 record.exchanged(traffic, rows_dropped)
                 return True
         return False
+
+    def state_lost(self, key: TaskKey, attempt: int) -> None:
+        """The state that a replaced attempt kept for the next one is lost."""
+        for record in self._ended.get(key, ()):
+            if record.attempt == attempt:
+                record.lose_state()
 
     # --- journal ---------------------------------------------------------------------------------
 
@@ -366,7 +380,7 @@ class Books:
 
     def _state_rows(self, record: AttemptRecord) -> int:
         """State rows lost with an attempt; 0 for a replayed one, whose rows come again."""
-        lost = record.end in ("early", "died") and record.operator not in self._replayed
+        lost = record.end in ("early", "died") and record.operator not in self._replayed and not record.moved
         return record.counters.state_rows if lost else 0
 
     def _rows_unfinished(self, record: AttemptRecord) -> int:
@@ -561,7 +575,7 @@ class _Ledger:
 
     def held_rows(self, record: AttemptRecord) -> bool:
         """Whether an attempt ended before its work was done, and may have held rows then."""
-        if record.operator in self._repeatable or record.repeated == "all":
+        if record.operator in self._repeatable or record.repeated == "all" or record.moved:
             return False
         if record.end == "died":
             sent = self._sent_by_survivors[record.id] or any(self._sent[record.id].values())

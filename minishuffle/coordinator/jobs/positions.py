@@ -21,6 +21,8 @@ class Resumption(NamedTuple):
     files: Mapping[int, int] = MappingProxyType({})
     first_row: int = 0
     committable: bytes = b""
+    state_worker: int = 0
+    state_attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,12 @@ class JobProgress:
     def _count_made(self, task: Subtask) -> None:
         task.may_have_made(self.sources.rows_made(*task.key), self.sources.rows_leased(*task.key))
 
+    def state_lost(self, key: TaskKey, attempt: int) -> None:
+        """The state that a subtask's earlier attempt kept is lost."""
+        self._subtasks.touch(key)
+        self.books.state_lost(key, attempt)
+        self._losses = None
+
     def results_lost(self, rows: int) -> None:
         """Count uncommitted rows kept by a sink as lost with their worker."""
         self.books.lose("result_lost", rows)
@@ -151,6 +157,8 @@ class JobProgress:
             self.sources.reset(*key)
         self.books.repeat(self._rows_again(task))
         resumption = self.sources.resume(*key, at)
+        if task.moved:  # It stood still meanwhile: a source with a rate skips nothing.
+            resumption = resumption._replace(positions_age=0.0)
         self.books.close(task, self._subtasks.values())
         files, committable = self.manifest.counts(*key), self.manifest.committable(*key)
         return resumption._replace(files=files, committable=committable, first_row=task.rows_kept)

@@ -50,15 +50,17 @@ class Subtask(AttemptRecord):
     result: bytes = b""
     announced: int = 0
     """End of the rows announced to readers of a kept result."""
-    version: int = FIRST_ATTEMPT
-    """The attempt that began the version of the rows, which later attempts make again; the attempt itself if
-    it begins one: see :mod:`~minishuffle.coordinator.jobs.consumption`."""
+    base: int = FIRST_ATTEMPT
+    """The first attempt whose rows this one repeats; its own number if it repeats none: see
+    :mod:`~minishuffle.coordinator.jobs.consumption`."""
     round: int = 0
     """The round of deployments, counted for the job, in which this attempt was deployed."""
-    version_round: int = 0
-    """The round in which the attempt was deployed that began the version."""
+    base_round: int = 0
+    """The round of its base."""
     rows_collected: int = 0
     """Rows of the attempt that the client has."""
+    state_bytes: int = 0
+    """Size of the state that its attempt keeps for the next attempt, since it has moved."""
     readable: list[int] = field(default_factory=list)
     """Edges for which the attempt has begun a buffer, if their consumers waited for it."""
 
@@ -67,19 +69,20 @@ class Subtask(AttemptRecord):
 
     def begin_first(self, worker: int, round: int) -> None:
         """Deploy its first attempt on a worker."""
-        self.attempt = self.version = FIRST_ATTEMPT
-        self.round = self.version_round = round
+        self.attempt = self.base = FIRST_ATTEMPT
+        self.round = self.base_round = round
         self.worker, self.on_worker = worker, True
 
     def begin_next(self, worker: int, round: int, resumption: Resumption) -> None:
         """Deploy its next attempt on a worker, with all its counts reset."""
         self.attempt, self.round, self.resumption = self.attempt + 1, round, resumption
         if not self.repeated:
-            self.version, self.version_round = self.attempt, round
+            self.base, self.base_round = self.attempt, round
         self.worker, self.on_worker, self.end = worker, True, ""
         self.counters, self.traffic, self.result, self.rows_made = TaskCounters(), b"", b"", 0
         self.rows_listed, self.rows_leased, self.passed_on_max, self.repeated = 0, 0, None, ""
         self.rows_collected, self.readable = 0, []
+        self.moved, self.state_bytes = False, 0
 
     def record(self) -> Subtask:
         """For the journal. The counts of a running attempt have a record of their own."""
@@ -118,6 +121,24 @@ class Subtask(AttemptRecord):
         """The number of rows it has kept, if it is a sink; its next attempt continues the row numbers from
         there."""
         return max(self.resumption.first_row, self.counters.rows_kept, self.announced)
+
+    @property
+    def state_held(self) -> tuple[int, int] | None:
+        """The worker and the attempt with the state that the next attempt goes on with, or the current one
+        while it has not read the state; None: there is no state."""
+        if self.state_bytes:
+            return self.worker, self.attempt
+        kept = self.resumption
+        return (kept.state_worker, kept.state_attempt) if kept.state_attempt else None
+
+    def keep_state(self, size: int) -> None:
+        """Its attempt ended at the barrier of a move, and keeps ``size`` bytes of state."""
+        self.moved, self.state_bytes = True, size
+
+    def drop_state(self) -> None:
+        """The state kept for it was read, or is lost."""
+        self.state_bytes = 0
+        self.resumption = self.resumption._replace(state_worker=0, state_attempt=0)
 
     def enter(self, state: str) -> None:
         """Set its state."""

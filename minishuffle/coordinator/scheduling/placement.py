@@ -535,11 +535,12 @@ def _neighbour_addresses(
     elsewhere: Mapping[TaskKey, int],
     addresses: Sequence[WorkerAddress],
 ) -> list[WorkerAddress]:
-    """The addresses of the workers of these tasks' producers and consumers."""
+    """The addresses of the workers of these tasks' producers and consumers, and of those that keep their
+    state."""
     ranges = {(firsts[gate.operator] + gate.first, gate.count) for spec in specs for gate in spec.inputs}
     ranges |= {(firsts[each.operator] + each.first, each.count) for spec in specs for each in spec.outputs}
     ends = {worker for first, count in ranges for worker in placement[first : first + count]}
-    ends |= set(elsewhere.values())
+    ends |= {*elsewhere.values(), *(spec.state_worker for spec in specs)}
     return [address for address in addresses if address.worker in ends]
 
 
@@ -601,7 +602,7 @@ def _task(
         stream=vertex.stream,
         sink=vertex.sink,
         bounded=vertex.bounded,
-        version=attempt.version if attempt is not None else 0,
+        base=attempt.base if attempt is not None else 0,
     )
 
 
@@ -612,15 +613,15 @@ def redeployments(
     workers. Returns the messages and their workers, in order.
 
     A worker gets one message of each kind, however many tasks restart: ReleaseJob for previous attempts that
-    it still has; DeployTasks; and TasksRestarted, if it has running attempts that exchange rows with one of
-    the tasks.
+    it still has, unless it keeps their state for the next ones; DeployTasks; and TasksRestarted, if it has
+    running attempts that exchange rows with one of the tasks, or keeps its state.
     """
     released: dict[int, list[TaskAttempt]] = {}
     job.ends.next_round()
     for task in tasks:
         last = TaskAttempt(operator=task.operator, index=task.index, attempt=task.attempt)
         worker = job.deployed(task, at)
-        if worker is not None:
+        if worker is not None and task.resumption.state_attempt != last.attempt:
             released.setdefault(worker, []).append(last)
     messages: list[tuple[int, ControlMessage]] = [
         (worker, ReleaseJob(term=term, job=job.id, attempts=attempts))
@@ -663,9 +664,9 @@ def _named_attempts(job: Job) -> dict[TaskKey, TaskAttempt]:
     for task in job.subtasks.values():
         attempt = task.attempt + (task.state in PENDING or task.state == WAITING)
         if attempt != FIRST_ATTEMPT:
-            version = task.version if task.repeated or task.version < task.attempt else 0
+            base = task.base if task.repeated or task.base < task.attempt else 0
             found[task.key] = TaskAttempt(
-                operator=task.operator, index=task.index, attempt=attempt, version=version
+                operator=task.operator, index=task.index, attempt=attempt, base=base
             )
     return found
 
@@ -676,7 +677,7 @@ def placed_attempt(task: Subtask) -> PlacedAttempt:
         operator=task.operator,
         index=task.index,
         attempt=task.attempt,
-        version=task.version if task.version < task.attempt else 0,
+        base=task.base if task.base < task.attempt else 0,
         worker=task.worker,
     )
 
@@ -684,19 +685,21 @@ def placed_attempt(task: Subtask) -> PlacedAttempt:
 def _neighbour_workers(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
     """For each task, the workers to tell of its new attempt.
 
-    These are its own worker, unless it is the first attempt, and the workers of attempts that exchange rows
-    with it or may be asked for rows. Consumers that have read all its rows are left out, and so are tasks
-    deployed together with it, whose DeployTasks names it.
+    These are its own worker, unless it is the first attempt, the worker that keeps its state, and the workers
+    of attempts that exchange rows with it or may be asked for rows. Consumers that have read all its rows are
+    left out, and so are tasks deployed together with it, whose DeployTasks names it.
     """
     together = {task.key for task in tasks}
+    keepers = [{task.resumption.state_worker} - {0} for task in tasks]
     others: dict[int, list[Subtask]] = {}
     for task in job.subtasks.values():
         live = task.on_worker and task.state in ("created", "running", "finished")
         if live and task.key not in together:
             others.setdefault(task.operator, []).append(task)
     found = []
-    for task in tasks:
-        workers = {task.worker} if task.attempt > FIRST_ATTEMPT else set[int]()
+    for task, workers in zip(tasks, keepers, strict=True):
+        if task.attempt > FIRST_ATTEMPT:
+            workers.add(task.worker)
         for operator, indices in job.graph.neighbours(*task.key):
             workers.update(
                 other.worker
@@ -708,11 +711,13 @@ def _neighbour_workers(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
 
 
 def releases(job: Job, *, term: int) -> list[tuple[int, ControlMessage]]:
-    """Free the partitions of finished tasks that consumers no longer need: messages and their workers."""
+    """Free the partitions of finished tasks that consumers no longer need, and the state of moved ones that
+    was read: messages and their workers."""
     named: dict[int, list[TaskAttempt]] = {}
-    for task in job.ends.take_spent():
-        attempt = TaskAttempt(operator=task.operator, index=task.index, attempt=task.attempt)
-        named.setdefault(task.worker, []).append(attempt)
+    spent = [(task.worker, task.key, task.attempt) for task in job.ends.take_spent()]
+    for worker, (operator, index), number in [*spent, *job.moved_state.take_done()]:
+        attempt = TaskAttempt(operator=operator, index=index, attempt=number)
+        named.setdefault(worker, []).append(attempt)
     return [
         (worker, ReleaseJob(term=term, job=job.id, attempts=attempts))
         for worker, attempts in sorted(named.items())

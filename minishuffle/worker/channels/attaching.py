@@ -13,9 +13,16 @@ from typing import Final
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
-from minishuffle.errors import PeerLost, PeerSuspected, ShuffleError, Superseded, clipped
+from minishuffle.errors import (
+    PartitionLost,
+    PeerLost,
+    PeerSuspected,
+    ShuffleError,
+    Superseded,
+    clipped,
+)
 from minishuffle.exchange.channels import ChannelEvent
-from minishuffle.ids import AttemptId, OperatorId, PartitionId, SubtaskId
+from minishuffle.ids import AttemptId, OperatorId, PartitionId, SubtaskId, is_state_edge, state_edge
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import (
     AskDial,
@@ -152,7 +159,7 @@ class Attaching:
         )  # First, so as not to attach earlier ones.
         for placed, attempt in zip(message.tasks, attempts, strict=True):
             for channel in self.inputs.readers(attempt.subtask):
-                upstream = Upstream(placed.attempt, placed.worker, placed.version or placed.attempt)
+                upstream = Upstream(placed.attempt, placed.worker, placed.base)
                 instructions += self._reattach(channel, upstream, now)
         return [*instructions, *self.serve_waiting(now)]
 
@@ -160,7 +167,7 @@ class Attaching:
 
     def add(self, key: AttemptId, spec: TaskSpec) -> list[Instruction]:
         """An attempt is deployed here: its partitions can be requested."""
-        self.partitions.add(key, spec.outputs, repeats=bool(spec.version))
+        self.partitions.add(key, spec.outputs, repeats=bool(spec.base))
         return self.learn(key)
 
     def end(self, key: AttemptId) -> None:
@@ -170,14 +177,13 @@ class Attaching:
 
     def connect(self, message: DeployTasks, key: AttemptId, spec: TaskSpec, now: float) -> list[Instruction]:
         """Ask for what a task reads, as soon as its producers can be asked."""
-        instructions: list[Instruction] = []
+        instructions = self._connect_state(key, spec, now)
         repairs = message.settings.get("restart_strategy") != "none"
         for gate in spec.inputs:
-            versions, later = message.versions(gate.operator), set(gate.later)
+            bases, later = message.bases(gate.operator), set(gate.later)
             for producer, attempt, worker in message.channels(gate):
                 partition = PartitionId(key.subtask.job, gate.edge, producer)
-                version = versions.get(producer, attempt)
-                request = PartitionRequest(partition, spec.index, attempt, spec.attempt, version=version)
+                request = PartitionRequest(partition, spec.index, attempt, spec.attempt)
                 channel = ChannelKey(key, gate.edge, producer)
                 subtask = SubtaskId(key.subtask.job, OperatorId(gate.operator), producer)
                 is_there = producer not in later
@@ -186,10 +192,36 @@ class Attaching:
                     worker if is_there else NO_WORKER,
                     request,
                     repairs,
+                    base=bases.get(producer, 0),
                 )
                 self.inputs.want(channel, entry)
                 instructions += self._request(channel, entry, now) if is_there else []
         return instructions
+
+    def _connect_state(self, key: AttemptId, spec: TaskSpec, now: float) -> list[Instruction]:
+        """Ask for the state that an earlier attempt of the subtask has kept, if there is any."""
+        if not spec.state_attempt:
+            return []
+        job, edge = key.subtask.job, state_edge(spec.operator)
+        partition = PartitionId(job, edge, spec.index)
+        request = PartitionRequest(partition, spec.index, spec.state_attempt, spec.attempt)
+        # The keeper is no subtask: no later attempt takes the place of the one that has written the state.
+        keeper = SubtaskId(job, OperatorId(edge), spec.index)
+        channel = ChannelKey(key, edge, spec.index)
+        entry = ChannelEntry(keeper, spec.state_worker, request, repairs=True)
+        self.inputs.want(channel, entry)
+        return self._request(channel, entry, now)
+
+    def keep_state(self, key: AttemptId) -> None:
+        """The attempt has ended, and its state can be requested."""
+        self.partitions.add(key, self._tasks.keep_state(key))
+
+    def state_taken(self, key: AttemptId) -> None:
+        """The attempt reads no state any more."""
+        channel = self.inputs.state_of(key)
+        if channel is not None:
+            self.partitions.take_back(self._worker, channel)
+            self.inputs.remove_one(channel)
 
     def channel_event(
         self, channel: ChannelKey, generation: int, event: ChannelEvent, now: float
@@ -201,6 +233,8 @@ class Attaching:
         if entry is None:
             return []
         match event:
+            case ChannelEvent.END if is_state_edge(channel.edge):
+                return []
             case ChannelEvent.END:
                 read = EndsRead(attempt=channel.attempt, edge=channel.edge, producers=[channel.producer])
                 return [Report(read)]
@@ -216,6 +250,8 @@ class Attaching:
         return []
 
     def _attached(self, channel: ChannelKey, entry: ChannelEntry, now: float) -> None:
+        if is_state_edge(channel.edge):
+            return
         producer = AttemptId(entry.producer, entry.request.producer_attempt)
         self.reattachments.attached(channel.attempt, producer, now)
 
@@ -226,10 +262,11 @@ class Attaching:
             self.inputs.move(channel, request.generation, ChannelEvent.REQUEST)
             return self.requested(worker, request, channel, now)
         if self.peers.is_lost(worker):
-            return [self._fail(channel, PeerLost(f"worker {worker} was declared lost"), now)]
+            error = PeerLost(f"worker {worker} was declared lost")
+            return [self._fail(channel, _for_good(channel, error), now)]
         if self.peers.is_up(worker):
             self.inputs.move(channel, request.generation, ChannelEvent.REQUEST)
-            return [RequestPartition(worker, channel, request)]
+            return [RequestPartition(worker, channel, request, entry.base)]
         self.peers.need(worker, now)
         return self._want_link(worker, now)
 
@@ -270,14 +307,17 @@ class Attaching:
 
     # --- peers -----------------------------------------------------------------------------------
 
-    def _abandon_worker(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
+    def _abandon_worker(self, worker: int, error: PeerLost, now: float) -> list[Instruction]:
         """A process is gone for good: nothing is requested of it again."""
         self.partitions.drop_link(worker)
         instructions: list[Instruction] = []
         for channel in self.inputs.of_worker(worker):
             entry = self.inputs[channel]
             if entry.phase in LIVE_PHASES:
-                instructions.append(self._fail(channel, error, now))
+                instructions.append(self._fail(channel, _for_good(channel, error), now))
+            elif is_state_edge(channel.edge) and entry.phase is not ChannelPhase.ENDED:
+                # Asked for once more, it fails for good.
+                instructions += self._renew(channel, entry.upstream, now)
             self.inputs.give_up(channel)
         return instructions
 
@@ -397,7 +437,7 @@ class Attaching:
         entry = self.inputs.move(channel, request.generation, ChannelEvent.ATTACH)
         assert entry is not None
         self._attached(channel, entry, now)
-        return ConnectLocal(channel, answer, request.generation, request.version)
+        return ConnectLocal(channel, answer, request.generation, entry.base)
 
     def serve_waiting(self, now: float) -> list[Instruction]:
         """Answer the requests that waited for what is there by now."""
@@ -456,3 +496,8 @@ class Attaching:
                 there = self.peers.is_up(entry.worker) or self.peers.is_lost(entry.worker)
                 assert entry.worker == NO_WORKER or not there
             assert (key in local) == (is_local and entry.phase is ChannelPhase.REQUESTED)
+
+
+def _for_good(channel: ChannelKey, error: PeerLost) -> ShuffleError:
+    """The error of a channel whose producer's process is gone: nobody will have the state that it kept."""
+    return PartitionLost(str(error)) if is_state_edge(channel.edge) else error

@@ -6,14 +6,21 @@ Both are keyed by attempt: several attempts of a subtask may be on a worker at o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
 from minishuffle.errors import LocalProtocolError, PartitionNotFound, ShuffleError, Superseded
 from minishuffle.exchange.channels import ChannelEvent
-from minishuffle.ids import FIRST_ATTEMPT, AttemptId, OperatorId, PartitionId, SubtaskId
+from minishuffle.ids import (
+    FIRST_ATTEMPT,
+    AttemptId,
+    OperatorId,
+    PartitionId,
+    SubtaskId,
+    is_state_edge,
+)
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import OutputSpec
 from minishuffle.worker.channels.dialing import LINK_BACKOFF
@@ -108,11 +115,11 @@ Progress: TypeAlias = "tuple[float, int, int] | None"
 
 
 class Upstream(NamedTuple):
-    """An attempt of a producer, the worker that runs it, and the version of its rows."""
+    """An attempt of a producer, the worker that runs it, and its base: see ``TaskAttempt``."""
 
     attempt: int
     worker: int
-    version: int
+    base: int = 0
 
 
 @dataclass(slots=True)
@@ -133,12 +140,13 @@ class ChannelEntry:
     """The task's progress at the last check; only while the channel is cached."""
     failures: int = 0
     """Generations in a row that failed before their producer answered."""
+    base: int = 0
+    """See :class:`Upstream`."""
 
     @property
     def upstream(self) -> Upstream:
         """The producer that the channel reads from, or will read from next."""
-        request = self.request
-        return self.cached or Upstream(request.producer_attempt, self.worker, request.version)
+        return self.cached or Upstream(self.request.producer_attempt, self.worker, self.base)
 
 
 class InputRegistry:
@@ -240,13 +248,8 @@ class InputRegistry:
         if upstream.attempt != entry.request.producer_attempt:
             entry.failures = 0
         generation = entry.request.generation + 1
-        entry.request = replace(
-            entry.request,
-            producer_attempt=upstream.attempt,
-            version=upstream.version,
-            generation=generation,
-        )
-        entry.worker, entry.retry_at = upstream.worker, None
+        entry.request = replace(entry.request, producer_attempt=upstream.attempt, generation=generation)
+        entry.worker, entry.retry_at, entry.base = upstream.worker, None, upstream.base
         self._by_worker.setdefault(upstream.worker, {})[key] = None
 
     def _leave_worker(self, key: ChannelKey, worker: int) -> None:
@@ -299,10 +302,24 @@ class InputRegistry:
         del self._undrained[key]
         self._undrained[key] = drain_by
 
+    def state_of(self, attempt: AttemptId) -> ChannelKey | None:
+        """The channel by which it reads the state of an earlier attempt."""
+        keys = self._by_attempt.get(attempt, ())
+        return next((key for key in keys if is_state_edge(key.edge)), None)
+
     def remove(self, attempt: AttemptId) -> list[ChannelKey]:
         """The attempt is terminal; gives the channels that it had."""
         removed = self._by_attempt.pop(attempt, [])
-        for key in removed:
+        self._forget(removed)
+        return removed
+
+    def remove_one(self, key: ChannelKey) -> None:
+        """The attempt does not read that channel any more."""
+        self._by_attempt[key.attempt].remove(key)
+        self._forget([key])
+
+    def _forget(self, keys: Iterable[ChannelKey]) -> None:
+        for key in keys:
             entry = self._entries.pop(key)
             self._leave_worker(key, entry.worker)
             self._undrained.pop(key, None)
@@ -310,7 +327,6 @@ class InputRegistry:
             del of_producer[key]
             if not of_producer:
                 del self._by_producer[entry.producer]
-        return removed
 
     def phases(self) -> Iterator[tuple[ChannelKey, ChannelEntry]]:
         return iter(self._entries.items())

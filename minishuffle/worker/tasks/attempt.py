@@ -31,7 +31,7 @@ from minishuffle.exchange.pipelined import PipelinedPartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
 from minishuffle.exchange.spool import Spool
 from minishuffle.exchange.wholebatches import WholeBatches
-from minishuffle.ids import AttemptId, PartitionId
+from minishuffle.ids import AttemptId, PartitionId, state_edge
 from minishuffle.operators.base import CompleteFile
 from minishuffle.plan.graph import JobSettings
 from minishuffle.wire.messages import (
@@ -64,6 +64,7 @@ from minishuffle.worker.sources.leases import SourceLeases
 from minishuffle.worker.tasks.crashrecord import CrashRecord
 from minishuffle.worker.tasks.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.tasks.latencymarkers import LatencyMarkers
+from minishuffle.worker.tasks.statehandover import StateHandover, StateInput
 from minishuffle.worker.tasks.task import Task, TaskOutcome
 from minishuffle.worker.wallclock import WallClock
 
@@ -173,6 +174,7 @@ class Attempt:
             ),
             self._latency,
             services.wall,
+            self._state_handover(),
             services.record,
             self._spool() if spec.sink else None,
         )
@@ -234,7 +236,7 @@ class Attempt:
             flushing=flushing(self.settings.buffer_timeout),
             drops=self.settings.on_unavailable == "drop",
             full=partial(self.note_limit, "queue"),
-            repeats=bool(self.spec.version),
+            repeats=bool(self.spec.base),
             closed=output.closed,
             whole_batches=WholeBatches(
                 self._services.local, self._services.pool.segment_bytes, paths.wait_until, paths.bell.ring
@@ -259,6 +261,28 @@ class Attempt:
             disk=self._services.disk,
             lost=partial(self._services.partition_lost, self.id),
         )
+
+    def _state_handover(self) -> StateHandover:
+        """Its state: from an earlier attempt, and for the next one."""
+        services, subtask = self._services, self.id.subtask
+        partition_id = PartitionId(subtask.job, state_edge(subtask.operator), subtask.index)
+        make_partition = partial(
+            _state_partition, services, partition_id, self._stored(partition_id, limits.KEPT_MEMORY_BYTES)
+        )
+        if not self.spec.state_attempt:
+            return StateHandover(self.paths, make_partition)
+        key = partition_id.edge, partition_id.producer
+        earlier = StateInput(
+            partition_id,
+            self.paths,
+            services.budget,
+            segment_bytes=services.pool.segment_bytes,
+            store=self._stored(partition_id, limits.KEPT_MEMORY_BYTES),
+            on_event=partial(services.channel_event, ChannelKey(self.id, *key)),
+            clock=services.clock,
+        )
+        self._channels[key] = earlier.channel
+        return StateHandover(self.paths, make_partition, earlier)
 
     def _stored(self, partition_id: PartitionId, memory_bytes: int) -> ElementStore:
         """The store of a partition that this attempt writes or reads."""
@@ -395,10 +419,15 @@ class Attempt:
 
     # --- taking down -----------------------------------------------------------------------------
 
-    def end(self) -> bytes:
-        """The task's thread is done: gives the rows exchanged, as in :meth:`rows`, for its last report."""
+    def end(self, *, moved: bool = False) -> bytes:
+        """The task's thread is done: gives the rows exchanged, as in :meth:`rows`, for its last report. If it
+        has ``moved``, the state that it keeps is all that remains of it."""
         self.close()
         self.reported = self.rows()
+        if moved and (state := self.task.state_handover.kept) is not None:
+            for pool in self.pools.values():
+                pool.destroy()
+            self.partitions[state.id.edge] = state
         return self.reported[0]
 
     def close(self) -> None:
@@ -413,6 +442,8 @@ class Attempt:
         for gate in self.gates:
             gate.close()
         task = self.task
+        if task.state_handover.earlier is not None:
+            task.state_handover.earlier.gate.close()
         if task.state != "finished" and self.settings.restart_strategy != "none":
             error = TaskFailed(f"attempt {self.id.attempt} of {task.name}[{self.spec.index}] is {task.state}")
             for partition in self.partitions.values():
@@ -533,6 +564,22 @@ class Attempt:
             taken=self.has_moved_on,
             outbox=self.task.outbox.unsent_bytes,
         )
+
+
+def _state_partition(
+    services: WorkerServices, partition_id: PartitionId, store: ElementStore
+) -> BlockingPartition:
+    """(Task.) Where an attempt keeps its state. A function, as :func:`_note_limit`."""
+    return BlockingPartition(
+        partition_id,
+        range(partition_id.producer, partition_id.producer + 1),
+        lambda subpartition: None,  # All is written before somebody reads.
+        TaskCounters(),
+        store,
+        shared=False,
+        capacity=services.pool.segment_bytes,
+        disk=services.disk,
+    )
 
 
 def flushing(buffer_timeout: float | Literal["adaptive"]) -> Flush:

@@ -12,8 +12,9 @@ from minishuffle.counters import (
 )
 from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.partition import PartitionView, ResultPartition
+from minishuffle.exchange.repeats import Rendition
 from minishuffle.exchange.spool import Spool
-from minishuffle.ids import AttemptId
+from minishuffle.ids import AttemptId, is_state_edge
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.wire.frames import DataType
 from minishuffle.wire.messages import (
@@ -82,7 +83,7 @@ class Deployment:
         attempt = self.attempts.get(producer)
         return attempt.partitions.get(edge) if attempt is not None else None
 
-    def connect_local(self, key: ChannelKey, producer: AttemptId, generation: int, *, version: int) -> None:
+    def connect_local(self, key: ChannelKey, producer: AttemptId, generation: int, *, base: int = 0) -> None:
         channel, partition = self.channel(key), self.partition(producer, key.edge)
         if channel is None or partition is None:
             return
@@ -94,11 +95,13 @@ class Deployment:
             generation,
             self._handed_over,
             attempt=reader.attempt,
-            version=version,
+            writes=Rendition(producer.attempt, base or producer.attempt),
         )
         view = subpartition.view
         if view is not None and subpartition.error is not None:
             view.fail(subpartition.error)
+        if is_state_edge(key.edge):
+            return
         self.attempts[reader].traffic.receives((key.edge, key.producer, producer.attempt), channel)
         if subpartition.view is not None:
             peer = (key.edge, reader.subtask.index, reader.attempt)
@@ -141,7 +144,7 @@ class Deployment:
     def count_received(self, instruction: RequestPartition) -> None:
         """The channel was attached to a link."""
         channel, request = self.channel(instruction.channel), instruction.request
-        if channel is not None:
+        if channel is not None and not is_state_edge(request.partition.edge):
             peer = (request.partition.edge, request.partition.producer, request.producer_attempt)
             self.attempts[instruction.channel.attempt].traffic.receives(peer, channel)
 
@@ -149,7 +152,8 @@ class Deployment:
         """A peer reads by that view."""
         request = instruction.request
         peer = (request.partition.edge, request.subpartition, request.consumer_attempt)
-        self.attempts[instruction.producer].traffic.sends(peer, view)
+        if not is_state_edge(request.partition.edge):
+            self.attempts[instruction.producer].traffic.sends(peer, view)
 
     def note_limit(self, producer: AttemptId, limit: str) -> None:
         """A connection by which that attempt sends is at a limit."""

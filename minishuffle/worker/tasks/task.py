@@ -61,6 +61,7 @@ from minishuffle.worker.tasks.crashrecord import CrashRecord
 from minishuffle.worker.tasks.handoff import TaskPaths
 from minishuffle.worker.tasks.jobimports import import_from
 from minishuffle.worker.tasks.latencymarkers import LatencyMarkers
+from minishuffle.worker.tasks.statehandover import StateHandover
 from minishuffle.worker.tasks.taskrows import TaskRows
 from minishuffle.worker.wallclock import WallClock
 
@@ -86,6 +87,8 @@ class TaskOutcome:
     result: bytes = b""
     positions: bytes = b""
     """Where a source stands, as a table of positions."""
+    moved: bool = False
+    """It stood at the barrier of a move: its :class:`StateHandover` has its state."""
 
 
 @dataclass(slots=True)
@@ -113,6 +116,7 @@ class Task:
     files: FileReports
     latency: LatencyMarkers
     wall: WallClock
+    state_handover: StateHandover
     record: CrashRecord = field(default_factory=CrashRecord)
     """Where it notes its rows in hand."""
     spool: Spool | None = None
@@ -233,7 +237,7 @@ class Task:
             return TaskOutcome("finished", result=self._execute())
         except BaseException as error:  # whatever user code raises, SystemExit included, ends this task alone
             if isinstance(error, TaskCancelled) and self.paths.cancelled:
-                return TaskOutcome("canceled", result=self._closed_with)
+                return TaskOutcome("canceled", result=self._closed_with, moved=self.state_handover.moved)
             state = "canceled" if self.paths.cancelled else "failed"
             return TaskOutcome(state, self._blame(error))
 
@@ -268,6 +272,8 @@ class Task:
             self.user_metrics = tuple(metrics)
             chain.open(replace(context, metrics=own) for own in metrics)
             self.operators = (*produced, *chain.counters)
+            self.state_handover.take_over(chain)
+            self._count_state(chain)
             self.paths.calls.leave()
             self.paths.post(self._reached, None)
             if self.paths.pause.starts_paused and (barrier := self.paths.pause.due):
@@ -450,9 +456,12 @@ class Task:
             partition.broadcast_barrier(barrier)
         self.outbox.hurry()
         pause = self.paths.pause
+        if pause.moving:
+            self.state_handover.hand_on(chain)
         pause.stop(barrier, unread)
         self.paths.stand(lambda: pause.ended >= barrier)
         pause.go_on()
+        self.state_handover.go_on()
 
     def _divide(self) -> None:
         """Put a barrier before consumers that are to move: they get what was emitted so far, and their next

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minishuffle.errors import PartitionLost
-from minishuffle.ids import AttemptId, SubtaskId
-from minishuffle.wire.messages import ErrorInfo, TaskSpec
+from minishuffle.ids import AttemptId, SubtaskId, state_edge
+from minishuffle.wire.messages import ErrorInfo, OutputSpec, TaskSpec
 
 __all__ = ["TaskTable"]
 
@@ -108,6 +108,15 @@ class TaskTable:
         entry = self._entries[key]
         entry.terminal, entry.finished = True, entry.finished or finished
         self._canceling.pop(key, None)
+
+    def keep_state(self, key: AttemptId) -> list[OutputSpec]:
+        """It has ended and keeps its state for the next attempt of its subtask: gives the partition, which is
+        released with it."""
+        entry = self._entries[key]
+        operator, index = entry.spec.operator, entry.spec.index
+        state = OutputSpec(edge=state_edge(operator), operator=operator, first=index, count=1, kept=True)
+        entry.spec = entry.spec.model_copy(update={"outputs": [*entry.spec.outputs, state]})
+        return [state]
 
     def abandon(self, key: AttemptId) -> None:
         """Abandon an attempt: it is terminal, although its thread still runs."""

@@ -1,0 +1,256 @@
+"""The state of a task that moves: written down by the attempt that ends, and read by the one that begins.
+
+An attempt that stands at the barrier of a move stores its state as a blocking partition of its own
+(:mod:`~minishuffle.exchange.blocking`), which stays on its worker when the attempt has ended. The next
+attempt reads it over a channel like any other, with credit, TLS and all, before its first element. It begins
+with none of it if it cannot have all of it.
+
+The elements are of the format ``STATE``: an Arrow IPC stream of one batch. The metadata of its schema has the
+id of the operator, the name of the part, and the watermark that the task has passed on; a stream without
+columns has the watermark alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import pyarrow as pa
+
+from minishuffle.counters import TaskCounters
+from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, TaskCancelled, described
+from minishuffle.exchange.blocking import BlockingPartition
+from minishuffle.exchange.channels import ChannelEvent, InputChannel
+from minishuffle.exchange.elements import AssemblyBudget, ElementFormat, Part, with_header
+from minishuffle.exchange.elementstore import ElementStore
+from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.gate_buffers import GateBuffers
+from minishuffle.exchange.segments import NetworkBufferPool
+from minishuffle.ids import PartitionId
+from minishuffle.limits import BATCH_BYTES_MAX
+from minishuffle.operators.state_parts import StatePart
+from minishuffle.runtime.chain import Chain
+from minishuffle.runtime.statesnapshot import TaskStateSnapshot
+from minishuffle.worker.tasks.handoff import TaskPaths
+
+__all__ = ["StateHandover", "StateInput", "pack_state", "unpack_state"]
+
+_BUFFERS: Final = 16
+"""Buffers of a channel that reads state, beside the network memory."""
+_EXCLUSIVE: Final = 2
+SILENCE_SECONDS_MAX: Final = 30.0
+"""Without a byte of the state, after which a task begins without it."""
+_LOOK_SECONDS: Final = 1.0
+_OPERATOR: Final = b"minishuffle.operator"
+_PART: Final = b"minishuffle.part"
+_WATERMARK: Final = b"minishuffle.watermark"
+
+
+# --- elements ---------------------------------------------------------------------------------------------
+
+
+def pack_state(snapshot: TaskStateSnapshot) -> Iterator[tuple[int, list[Part]]]:
+    """Rows and bytes of each element, in order; none if there is nothing to go on with.
+
+    Raises:
+        UsageError: a row is longer than an element may be.
+    """
+    if snapshot == TaskStateSnapshot(positions=snapshot.positions):
+        return
+    watermark = {_WATERMARK: str(snapshot.watermark).encode()}
+    yield 0, _element(pa.RecordBatch.from_arrays([], schema=pa.schema([], metadata=watermark)))
+    for operator, parts in snapshot.parts.items():
+        for part in parts:
+            names = {_OPERATOR: operator.encode(), _PART: part.name.encode()}
+            batch = part.batch.replace_schema_metadata({**(part.batch.schema.metadata or {}), **names})
+            rows = max(1, batch.num_rows * BATCH_BYTES_MAX // max(1, batch.nbytes))
+            for begin in range(0, batch.num_rows, rows):
+                piece = batch.slice(begin, rows)
+                yield piece.num_rows, _element(piece)
+
+
+def _element(batch: pa.RecordBatch) -> list[Part]:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return with_header(batch.num_rows, ElementFormat.STATE, [memoryview(sink.getvalue())])
+
+
+def unpack_state(payloads: Iterator[memoryview]) -> TaskStateSnapshot:
+    """The snapshot whose elements have these payloads; without positions, which the coordinator has."""
+    parts: dict[str, list[StatePart]] = {}
+    watermark = TaskStateSnapshot().watermark
+    for payload in payloads:
+        with pa.ipc.open_stream(payload) as stream:
+            batch = stream.read_next_batch()
+        metadata = dict(batch.schema.metadata)
+        if _WATERMARK in metadata:
+            watermark = int(metadata[_WATERMARK])
+            continue
+        operator, name = (metadata.pop(key).decode() for key in (_OPERATOR, _PART))
+        parts.setdefault(operator, []).append(StatePart(name, batch.replace_schema_metadata(metadata)))
+    return TaskStateSnapshot(parts, watermark=watermark)
+
+
+# --- both sides -------------------------------------------------------------------------------------------
+
+
+class StateInput:
+    """Where an attempt reads the state of an earlier one: a gate with one channel, in memory of its own.
+
+    Args:
+        partition_id: what the earlier attempt has written.
+        segment_bytes: payload bytes of a buffer.
+        store: where elements wait until all have come.
+        clock: seconds, of any origin.
+
+    Raises:
+        ResourceExhausted: the system does not give that much memory.
+    """
+
+    def __init__(
+        self,
+        partition_id: PartitionId,
+        paths: TaskPaths,
+        budget: AssemblyBudget,
+        *,
+        segment_bytes: int,
+        store: ElementStore,
+        on_event: Callable[[int, ChannelEvent], object],
+        clock: Callable[[], float],
+    ) -> None:
+        pool = NetworkBufferPool(_BUFFERS, segment_bytes).create_pool("state", _EXCLUSIVE + 1, _BUFFERS)
+        buffers = GateBuffers(pool, segment_bytes, _EXCLUSIVE, _BUFFERS - _EXCLUSIVE)
+        self._counters, self._paths, self._clock = TaskCounters(), paths, clock
+        self.gate = InputGate(
+            partition_id.edge,
+            0,
+            buffers,
+            wake=paths.bell.ring,
+            give_back=paths.give_back,
+            budget=budget,
+            counters=self._counters,
+            tolerant=True,
+            tolerates=PeerLost,
+            kept=lambda producer: store,
+        )
+        self.channel: InputChannel = self.gate.add_channel(partition_id.producer, on_event)
+
+    def read(self) -> Iterator[memoryview]:
+        """(Task.) The payloads of all elements, once they are here.
+
+        Raises:
+            ShuffleError: they cannot be had.
+            TaskCancelled: meanwhile.
+        """
+        gate, paths, counters = self.gate, self._paths, self._counters
+        seen, since = 0, self._clock()
+        while True:
+            paths.check()
+            paths.bell.clear()
+            if (element := gate.poll()) is not None:
+                yield element.payload
+                continue
+            if gate.finished:
+                return
+            if counters.bytes_in > seen:
+                seen, since = counters.bytes_in, self._clock()
+            elif self._clock() - since > SILENCE_SECONDS_MAX:
+                raise PeerLost(f"nothing of it has come for {SILENCE_SECONDS_MAX:g} s")
+            paths.wait(_LOOK_SECONDS)
+
+
+class StateHandover:
+    """The state that an attempt takes over from an earlier one, and hands on to the next attempt.
+
+    Args:
+        make_partition: makes the partition in which it keeps its state.
+        earlier: where it reads state; None: it begins without any.
+    """
+
+    def __init__(
+        self,
+        paths: TaskPaths,
+        make_partition: Callable[[], BlockingPartition],
+        earlier: StateInput | None = None,
+    ) -> None:
+        self.earlier = earlier
+        self.lost = ""
+        """Why it could not take state over, or hand its own on."""
+        self.moved = False
+        """It stands at the barrier of a move, and ``kept`` has all of its state."""
+        self.kept: BlockingPartition | None = None
+        """None: there is no state to go on with."""
+        self._paths, self._make_partition = paths, make_partition
+
+    @property
+    def bytes(self) -> int:
+        """The size of what it keeps."""
+        return 0 if self.kept is None else self.kept.subpartitions[0].log.bytes
+
+    # --- task ------------------------------------------------------------------------------------
+
+    def take_over(self, chain: Chain) -> None:
+        """Read the state of an earlier attempt, if there is any, and have the chain go on with it.
+
+        Raises:
+            TaskCancelled: meanwhile.
+            Exception: what a function of the user raises as its state is read.
+        """
+        if self.earlier is None:
+            return
+        try:
+            snapshot = unpack_state(self.earlier.read())
+        except TaskCancelled:
+            raise
+        except (ShuffleError, pa.ArrowException, OSError) as error:
+            self.lost = described(error)
+            return
+        finally:
+            self._paths.post(self._close_earlier)
+        chain.restore(snapshot)
+
+    def _close_earlier(self) -> None:
+        """(Loop.)"""
+        if self.earlier is not None:
+            self.earlier.gate.close()
+
+    def hand_on(self, chain: Chain) -> None:
+        """The chain stands at the barrier of a move: keep all of its state.
+
+        Raises:
+            TaskCancelled: meanwhile.
+        """
+        try:
+            self.kept = self._written(chain)
+        except TaskCancelled:
+            raise
+        except Exception as error:  # as a function of the user, whose state is pickled: it moves without
+            self.lost = described(error)
+        else:
+            self.moved = True
+
+    def _written(self, chain: Chain) -> BlockingPartition | None:
+        snapshot = chain.snapshot()
+        if missing := chain.left_out(snapshot):
+            raise ResourceExhausted(f"what {', '.join(missing)} holds cannot be taken along")
+        partition: BlockingPartition | None = None
+        try:
+            for rows, element in pack_state(snapshot):
+                self._paths.check()
+                if partition is None:
+                    partition = self._make_partition()
+                partition.write(0, rows, element)
+        except BaseException:
+            if partition is not None:
+                partition.release(False)
+            raise
+        if partition is not None:
+            partition.finish()
+        return partition
+
+    def go_on(self) -> None:
+        """The barrier has ended: it goes on itself."""
+        kept, self.kept, self.moved = self.kept, None, False
+        if kept is not None:
+            kept.release(False)
