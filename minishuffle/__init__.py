@@ -45,11 +45,14 @@ if TYPE_CHECKING:
     from minishuffle.errors import ResourceExhausted as ResourceExhausted
     from minishuffle.errors import RowsLost as RowsLost
     from minishuffle.errors import ShuffleError as ShuffleError
+    from minishuffle.errors import StorageUnavailable as StorageUnavailable
     from minishuffle.errors import Superseded as Superseded
     from minishuffle.errors import TaskCancelled as TaskCancelled
     from minishuffle.errors import TaskFailed as TaskFailed
     from minishuffle.errors import UnknownName as UnknownName
+    from minishuffle.errors import UnreadableSnapshot as UnreadableSnapshot
     from minishuffle.errors import UnserializableRecord as UnserializableRecord
+    from minishuffle.errors import UntrustedSnapshot as UntrustedSnapshot
     from minishuffle.errors import UsageError as UsageError
     from minishuffle.errors import WrongColumns as WrongColumns
     from minishuffle.errors import WrongInput as WrongInput
@@ -63,6 +66,8 @@ if TYPE_CHECKING:
     from minishuffle.operators.event_time import EVENT_TIME as EVENT_TIME
     from minishuffle.operators.keyed_process import ProcessContext as ProcessContext
     from minishuffle.plan.graph import JobSettings as JobSettings
+    from minishuffle.snapshots.statetable import SavedState as SavedState
+    from minishuffle.snapshots.statetable import read_state as read_state
 
 __version__: Final = "0.2.0"
 
@@ -102,16 +107,21 @@ _MODULE_OF: Final = {
     "ResourceExhausted": "minishuffle.errors",
     "RowsLost": "minishuffle.errors",
     "ShuffleError": "minishuffle.errors",
+    "StorageUnavailable": "minishuffle.errors",
     "Superseded": "minishuffle.errors",
     "TaskCancelled": "minishuffle.errors",
     "TaskFailed": "minishuffle.errors",
     "UnknownName": "minishuffle.errors",
+    "UnreadableSnapshot": "minishuffle.errors",
     "UnserializableRecord": "minishuffle.errors",
+    "UntrustedSnapshot": "minishuffle.errors",
     "UsageError": "minishuffle.errors",
     "WrongColumns": "minishuffle.errors",
     "WrongInput": "minishuffle.errors",
     "WrongResult": "minishuffle.errors",
     "LocalCluster": "minishuffle.local",
+    "SavedState": "minishuffle.snapshots.statetable",
+    "read_state": "minishuffle.snapshots.statetable",
 }
 
 __all__ = ["__version__", *_MODULE_OF]

@@ -17,10 +17,13 @@
     |   +-- LocalProtocolError      we misused the machine: a bug here
     |   +-- RemoteProtocolError     the peer sent something that it must not
     +-- AuthenticationError         wrong or missing secret, another cluster, another version
+    |   +-- UntrustedSnapshot       a snapshot that was not signed under this cluster's secret
     +-- PeerLost                    a connection or a process went away
     |   +-- PeerSuspected           or it may have: it answers no Ping
     +-- PartitionNotFound           the requested partition is not (or no longer) registered
     +-- PartitionLost               a partition that was stored cannot be read
+    +-- UnreadableSnapshot          a file of a snapshot is missing, cut, changed or of another format
+    +-- StorageUnavailable          the storage of snapshots cannot be written, or does not answer
     +-- ResourceExhausted           slots, buffers, disk or a limit ran out
     +-- TaskFailed                  the user's function raised, or its process died
     +-- TaskCancelled               a task was cancelled
@@ -55,11 +58,14 @@ __all__ = [
     "ResourceExhausted",
     "RowsLost",
     "ShuffleError",
+    "StorageUnavailable",
     "Superseded",
     "TaskCancelled",
     "TaskFailed",
     "UnknownName",
+    "UnreadableSnapshot",
     "UnserializableRecord",
+    "UntrustedSnapshot",
     "UsageError",
     "WrongColumns",
     "WrongInput",
@@ -206,6 +212,12 @@ class AuthenticationError(ShuffleError):
     code = 30
 
 
+class UntrustedSnapshot(AuthenticationError):
+    """A snapshot was not signed under the secret of this cluster, or its manifest was changed since."""
+
+    code = 31
+
+
 class PeerLost(ShuffleError):
     """A connection or the process at its other end went away."""
 
@@ -236,6 +248,21 @@ class PartitionLost(ShuffleError):
     """What was stored of a partition cannot be read; the text names the block."""
 
     code = 44
+
+
+class UnreadableSnapshot(ShuffleError):
+    """A file of a snapshot is missing, cut, changed, or of a format that this release does not read; the text
+    names the file."""
+
+    code = 45
+
+
+class StorageUnavailable(ShuffleError):
+    """The directory or object store of snapshots cannot be written, or does not answer; the text names the
+    file and what was refused."""
+
+    code = 46
+    retriable = True
 
 
 class ResourceExhausted(ShuffleError):

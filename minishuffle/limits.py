@@ -332,6 +332,8 @@ PROFILE_STACKS_MAX: Final = 2_000
 """Different stacks of one profile; samples beyond these are counted alone."""
 PROFILE_UNASKED_SECONDS_MAX: Final = 10.0
 """A profile that nobody has asked for so long ends, and is dropped."""
+UNFINISHED_SNAPSHOT_SECONDS: Final = 3_600.0
+"""A snapshot without a manifest, to which nothing was added for so long, may be removed."""
 RESULT_SEGMENTS: Final = 2 * RESULT_READERS_MAX
 """A worker's segments for what they read, separate from the memory reserved for jobs."""
 

@@ -28,6 +28,7 @@ LAYERS = (
     names("kernels"),
     names("exchange"),
     names("operators"),
+    names("snapshots"),
     names("connectors"),
     names("plan"),
     names("runtime"),
@@ -44,7 +45,7 @@ LAYERS = (
     names("__main__"),
 )
 """From the bottom up: a file imports only from a row below its own, or from its own package."""
-OBSERVE = 12
+OBSERVE = 13
 """Everything below this row is sans-IO but for the files that follow."""
 
 MAY_BLOCK = frozenset(

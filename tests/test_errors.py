@@ -45,11 +45,14 @@ NUMBERS = {
     "LocalProtocolError": "MS-121",
     "RemoteProtocolError": "MS-122",
     "AuthenticationError": "MS-130",
+    "UntrustedSnapshot": "MS-131",
     "PeerLost": "MS-140",
     "PartitionNotFound": "MS-141",
     "Superseded": "MS-142",
     "PeerSuspected": "MS-143",
     "PartitionLost": "MS-144",
+    "UnreadableSnapshot": "MS-145",
+    "StorageUnavailable": "MS-146",
     "ResourceExhausted": "MS-150",
     "TaskFailed": "MS-160",
     "TaskCancelled": "MS-161",
@@ -83,7 +86,7 @@ def test_subclass_without_a_code_of_its_own_arrives_as_its_base() -> None:
 
 
 def test_only_what_may_pass_by_itself_is_worth_another_try() -> None:
-    passing = {errors.PeerLost, errors.PeerSuspected, errors.PartitionNotFound}
+    passing = {errors.PeerLost, errors.PeerSuspected, errors.PartitionNotFound, errors.StorageUnavailable}
     assert {cls for cls in CLASSES if cls.retriable} == passing
 
 

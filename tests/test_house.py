@@ -173,6 +173,7 @@ SMALL = {
     "operators/time_heap": "what waits for its time",
     "plan/sides": "side outputs of steps, and what is known of their records",
     "runtime/statesnapshot": "what a subtask has to know to go on elsewhere",
+    "snapshots/savedstate": "what a subtask goes on with, out of a snapshot",
     "transport/forks": "sockets that forked processes must not hold",
     "transport/hostlook": "whether the kernel of another host answers",
     "transport/interfaces": "this host as others see it",

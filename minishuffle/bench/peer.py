@@ -94,15 +94,18 @@ class _RingSlice:
         "flags",
         "memory",
         "next_type",
+        "row",
         "rows",
         "shared",
         "size",
         "start",
     )
 
-    def __init__(self, memory: memoryview, start: int, data_type: int, free: list[int], slot: int) -> None:
+    def __init__(
+        self, memory: memoryview, start: int, data_type: int, free: list[int], slot: int, *, row: int
+    ) -> None:
         self.memory, self.start, self.size, self.data_type = memory, start, len(memory) - start, data_type
-        self.flags, self.first_start, self.rows = 0, NO_ELEMENT_START, 1
+        self.flags, self.first_start, self.row, self.rows = 0, NO_ELEMENT_START, row, 1
         self.shared = False
         self.next_type, self.backlog = NextType.NONE, 0
         self._free, self._slot = free, slot
@@ -117,6 +120,7 @@ class _RingView:
 
     def __init__(self, blocks: Blocks, free: list[int], count: int) -> None:
         self._blocks, self._free, self._count, self._ended = blocks, free, count, False
+        self._sent = 0
 
     def hold(self) -> None:
         """Nothing here is partial."""
@@ -141,7 +145,8 @@ class _RingView:
             memory = self._blocks.stamp(slot, self._count)
             self._count -= 1
             start = limits.SEGMENT_HEADROOM_BYTES
-            piece = _RingSlice(memory, start, DataType.DATA, self._free, slot)
+            piece = _RingSlice(memory, start, DataType.DATA, self._free, slot, row=self._sent)
+            self._sent += 1
             piece.next_type, piece.backlog = self.next_type(), self.backlog()
             return piece
         if self._count or self._ended:
@@ -149,7 +154,8 @@ class _RingView:
         self._ended = True
         memory = memoryview(bytearray(limits.SEGMENT_HEADROOM_BYTES + 1))
         memory[-1] = EventKind.END_OF_PARTITION
-        return _RingSlice(memory, limits.SEGMENT_HEADROOM_BYTES, DataType.EVENT, self._free, -1)
+        start = limits.SEGMENT_HEADROOM_BYTES
+        return _RingSlice(memory, start, DataType.EVENT, self._free, -1, row=self._sent)
 
     def release(self, reason: CancelReason) -> None:
         self._count = 0

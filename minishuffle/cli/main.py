@@ -32,6 +32,7 @@ _COMMANDS = {
     "coordinator": "minishuffle.cli.worker:coordinator",
     "submit": "minishuffle.cli.jobs:submit",
     "jobs": "minishuffle.cli.jobs:jobs",
+    "state": "minishuffle.cli.statefolders:saved_state",
     "top": "minishuffle.cli.top:top",
     "diagnose": "minishuffle.cli.diagnose:diagnose",
     "dump": "minishuffle.cli.dump:dump",
@@ -53,7 +54,7 @@ _GROUPS = {
     "Set up": ("doctor", "new", "completion"),
     "Start a cluster": ("demo", "cluster", "worker", "coordinator"),
     "Run jobs on it": ("submit", "schema", "pipeline"),
-    "Watch them": ("top", "diagnose", "profile", "dump", "trace", "tap", "jobs", "explain"),
+    "Watch them": ("top", "diagnose", "profile", "dump", "trace", "tap", "jobs", "state", "explain"),
     "Measure, and cause failures": ("bench", "drill"),
 }
 """The commands by what a user wants, for the help."""

@@ -395,6 +395,7 @@ class BlockingView:
         else:
             self._ended = True
             piece = Event(EventKind.END_OF_PARTITION).slice()
+            piece.row = self.rows_sent
         piece.next_type = self.next_type()
         piece.backlog = self.backlog()
         return piece
@@ -422,10 +423,11 @@ class BlockingView:
             self._rest = self._rest[length:]
             size += length
         self._sent += size
+        row = self.rows_sent
         self.rows_sent += rows_begun
         self._subpartition.buffers_out += 1
         piece = Slice(memoryview(memory), SEGMENT_HEADROOM_BYTES, size, _DATA, rows_begun)
-        piece.first_start = first_start
+        piece.row, piece.first_start = row, first_start
         piece.flags = (_CONTINUES if first_start else 0) | (0 if self._rest else _ENDS)
         piece.flags |= 0 if first_start == NO_ELEMENT_START else _STARTS
         return piece

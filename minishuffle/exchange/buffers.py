@@ -46,11 +46,13 @@ class BufferBuilder:
 
     Args:
         capacity: bytes that are put into it at most, if there is room; None: until it is full.
+        first_row: the number of the first row that begins in it.
     """
 
     __slots__ = (
         "capacity",
         "drained",
+        "first_row",
         "flush_requested",
         "holder",
         "last_rows",
@@ -68,8 +70,9 @@ class BufferBuilder:
     segments = 1
     """For how many segments it stands in the queue."""
 
-    def __init__(self, segment: Segment, capacity: int | None = None) -> None:
+    def __init__(self, segment: Segment, capacity: int | None = None, first_row: int = 0) -> None:
         self.segment = segment
+        self.first_row = first_row
         room = len(segment.memory) - SEGMENT_HEADROOM_BYTES
         self.capacity = room if capacity is None else min(room, capacity)
         self.shared = segment.readers > 1
@@ -165,7 +168,17 @@ class WholeBatch:
             stopped.
     """
 
-    __slots__ = ("_on_freed", "_on_left", "_parts", "_segment_bytes", "batch", "rows", "segments", "size")
+    __slots__ = (
+        "_on_freed",
+        "_on_left",
+        "_parts",
+        "_segment_bytes",
+        "batch",
+        "first_row",
+        "rows",
+        "segments",
+        "size",
+    )
     next_type = NextType.DATA
 
     def __init__(
@@ -180,6 +193,8 @@ class WholeBatch:
         on_freed: Callable[[WholeBatch], None] = lambda whole: None,
     ) -> None:
         self.batch = batch
+        self.first_row = 0
+        """(Writer.) The number of its first row; set when it is queued."""
         self.rows = rows
         self.size = size
         self.segments = max(1, -(-size // segment_bytes))
@@ -212,7 +227,7 @@ class WholeBatch:
 
     def in_segments(self) -> list[BufferBuilder]:
         """(Reader.) Its bytes instead of it, as a writer would have written them."""
-        builders = [BufferBuilder(LooseSegment(self._segment_bytes))]
+        builders = [BufferBuilder(LooseSegment(self._segment_bytes), first_row=self.first_row)]
         builders[0].begin(self.rows)
         for part in self._parts(self.batch):
             view = memoryview(part)
@@ -220,7 +235,8 @@ class WholeBatch:
             while at < len(view):
                 if builders[-1].length == self._segment_bytes:
                     builders[-1].publish(ends=False)
-                    builders.append(BufferBuilder(LooseSegment(self._segment_bytes)))
+                    segment, behind = LooseSegment(self._segment_bytes), self.first_row + self.rows
+                    builders.append(BufferBuilder(segment, first_row=behind))
                 at += builders[-1].append(view, at)
         builders[-1].publish()
         return builders
@@ -243,6 +259,7 @@ class Slice:
         "flags",
         "memory",
         "next_type",
+        "row",
         "rows",
         "shared",
         "size",
@@ -257,6 +274,8 @@ class Slice:
         self.size = size
         self.data_type = data_type
         self.rows = rows
+        self.row = 0
+        """The number of the first row that begins here, or of the next if none does."""
         self.shared = False
         self.flags = 0
         self.first_start = NO_ELEMENT_START
@@ -291,7 +310,7 @@ class Event:
         barrier: the number of a barrier; ``blocking``: its channel gives nothing more until it is resumed.
     """
 
-    __slots__ = ("barrier", "blocking", "given", "idle", "kind", "marker", "taken", "time")
+    __slots__ = ("barrier", "blocking", "given", "idle", "kind", "marker", "row", "taken", "time")
     next_type = NextType.EVENT
 
     def __init__(
@@ -310,6 +329,8 @@ class Event:
         self.given = 0
         """(Reader.) The number of the barrier as it went out last: the writer may change that meanwhile."""
         self.marker = marker
+        self.row = 0
+        """(Writer.) The number of the next row behind it; set when it is queued."""
         self.time = time
         self.idle = idle
         self.taken = False
@@ -337,7 +358,9 @@ class Event:
         else:
             payload = bytes((self.kind,))
         memory = memoryview(bytearray(SEGMENT_HEADROOM_BYTES) + payload)
-        return Slice(memory, SEGMENT_HEADROOM_BYTES, len(payload), DataType.EVENT, 0)
+        piece = Slice(memory, SEGMENT_HEADROOM_BYTES, len(payload), DataType.EVENT, 0)
+        piece.row = self.row
+        return piece
 
 
 class EventState:

@@ -22,12 +22,11 @@ from minishuffle.exchange.elements import Assembler
 from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.notices import Attached, Notice, QueuedLatency, QueuedWatermark
 from minishuffle.exchange.partition import PartitionView, ResultSubpartition
-from minishuffle.exchange.repeats import NEW, Rendition, RowsTaken
+from minishuffle.exchange.rownumbers import NO_VERSION, RowNumbers
 from minishuffle.exchange.segments import Segment
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX
 from minishuffle.protocol.channel import (
-    SEQUENCE_MASK,
     ConsumerChannel,
     FreeBuffer,
     NextType,
@@ -38,7 +37,6 @@ from minishuffle.protocol.oneway import OneWayReceiver
 from minishuffle.wire.frames import (
     BARRIER_EVENT,
     LATENCY_EVENT,
-    NO_SEQUENCE,
     WATERMARK_EVENT,
     CancelReason,
     DataType,
@@ -70,13 +68,14 @@ _DATA = int(DataType.DATA)
 
 
 class QueuedEvent(Notice):
-    """An event of the producer."""
+    """An event of the producer; ``row`` is the number of the row behind it."""
 
-    __slots__ = ("attachment", "payload")
+    __slots__ = ("attachment", "payload", "row")
 
-    def __init__(self, attachment: Attachment, payload: bytes) -> None:
+    def __init__(self, attachment: Attachment, payload: bytes, row: int) -> None:
         self.attachment = attachment
         self.payload = payload
+        self.row = row
 
 
 class QueuedBarrier(Notice):
@@ -109,7 +108,7 @@ class LocalBuffer:
     """A segment of a producer in this process, a piece of one, or a batch. That enters if there is any credit
     and takes as much as it has segments: nothing follows before the debt is repaid."""
 
-    __slots__ = ("attachment", "payload", "piece", "rows", "segments", "whole")
+    __slots__ = ("attachment", "payload", "piece", "row", "rows", "segments", "whole")
 
     def __init__(self, attachment: LocalAttachment, piece: Slice) -> None:
         self.attachment = attachment
@@ -118,6 +117,7 @@ class LocalBuffer:
         self.segments = 1 if piece.whole is None else piece.whole.segments
         self.payload = piece.memory[piece.start : piece.start + piece.size]
         self.rows = piece.rows
+        self.row = piece.row
 
 
 GivenBack: TypeAlias = Received | LocalBuffer | QueuedBarrier | QueuedEvent | Detached
@@ -182,11 +182,6 @@ class Attachment(Protocol):
     """Rows that begin in the buffers that were received."""
 
     @property
-    def last_sequence(self) -> int:
-        """Number of the last buffer or event that was received; ``NO_SEQUENCE`` before the first."""
-        ...
-
-    @property
     def unread(self) -> int:
         """Buffers with data that the producer has yet to send or the task has yet to read."""
         ...
@@ -245,10 +240,6 @@ class RemoteAttachment:
         request = request if size is None else replace(request, buffer_size=size)
         self.link.connection.request_partition(self.consumer, request)
         self.link.flush_soon()
-
-    @property
-    def last_sequence(self) -> int:
-        return (self.consumer.expected - 1) & SEQUENCE_MASK
 
     @property
     def unread(self) -> int:
@@ -329,7 +320,7 @@ class RemoteAttachment:
             if credit.waiting or (not credit.exclusive and self._buffers.credit):
                 self._buffers.note_limits(self.consumer)
         else:
-            self.channel.deliver_event(self, bytes(received.payload))
+            self.channel.deliver_event(self, bytes(received.payload), received.row)
             if self.channel.events_queued > EVENTS_QUEUED_PER_CHANNEL_MAX:
                 text = f"more than {EVENTS_QUEUED_PER_CHANNEL_MAX} events in a row wait to be read"
                 self.channel.detach(RemoteProtocolError(f"producer {self.producer}: {text}"))
@@ -365,14 +356,9 @@ class LocalAttachment:
         self.credit = credit
         self._handed_over = handed_over
         self.outstanding = 0
-        self._pieces = 0
         self._view: PartitionView | None = subpartition.attach(
             generation, self.pump, self.fail, attempt=attempt, whole=True
         )
-
-    @property
-    def last_sequence(self) -> int:
-        return (self._pieces - 1) & SEQUENCE_MASK
 
     @property
     def unread(self) -> int:
@@ -395,7 +381,6 @@ class LocalAttachment:
             piece = view.poll()
             if piece is None:
                 return
-            self._pieces += 1
             self._handed_over(piece)
             if piece.data_type == DataType.DATA:
                 buffer = LocalBuffer(self, piece)
@@ -405,7 +390,7 @@ class LocalAttachment:
             else:
                 payload = bytes(piece.memory[piece.start : piece.start + piece.size])
                 piece.released()
-                self.channel.deliver_event(self, payload)
+                self.channel.deliver_event(self, payload, piece.row)
 
     def consumed(self, buffer: GivenBack) -> None:
         if isinstance(buffer, LocalBuffer):
@@ -467,7 +452,7 @@ class InputChannel:
         """(Task.) The end of the partition was read. Whatever may follow is not new."""
         self.reopened = False
         """(Task.) The producer, or its next attempt, was attached once more all the same."""
-        self.rows = RowsTaken()
+        self.rows = RowNumbers()
         """(Task.) How far it is in what comes, and what of that comes once more."""
         self.barrier = 0
         """(Task.) The last blocking barrier that was read: all that the producer wrote before it was, too."""
@@ -483,8 +468,8 @@ class InputChannel:
         """The last thing in the queue, if that is a watermark."""
         self._latency = QueuedLatency()
         self._events_added = 0
-        self._before: Attachment | None = None
-        """The attachment before the current one."""
+        self._was_attached = False
+        """There was an attachment before the current one."""
         self._detached = 0
         """The last generation whose end stands in the queue, or was read."""
         self._stopped_at = 0
@@ -516,20 +501,16 @@ class InputChannel:
         """Another process sends for credit; else as TCP lets it."""
         return self._buffers.credit
 
-    def attach_remote(self, link: ConsumerLink, request: PartitionRequest, *, base: int = 0) -> None:
+    def attach_remote(self, link: ConsumerLink, request: PartitionRequest) -> None:
         """Read from a producer behind ``link`` from now on; no effect once the channel is closed.
 
-        What the attachment before received is filled in.
-
-        Args:
-            base: see :class:`Rendition`; 0: that attempt itself.
+        The first row that is wanted is filled in.
         """
         if not self._closed:
-            attempt = request.producer_attempt
-            received, last = self._replace(Rendition(attempt, base or attempt))
+            self._replace(request.version)
             attachment = RemoteAttachment(self, self._buffers, link, request.generation)
             self.attachment = attachment
-            attachment.open(replace(request, rows_received=received, last_sequence=last))
+            attachment.open(replace(request, row=self.rows.wanted(request.version)))
 
     def attach_local(
         self,
@@ -538,14 +519,14 @@ class InputChannel:
         handed_over: Callable[[Slice], None],
         *,
         attempt: int = FIRST_ATTEMPT,
-        writes: Rendition = NEW,
+        version: int = NO_VERSION,
     ) -> None:
         """Read from a producer in this process from now on; no effect once the channel is closed.
 
-        Args: those of :class:`LocalAttachment`.
+        Args: those of :class:`LocalAttachment`, and the version of the producer's rows.
         """
         if not self._closed:
-            self._replace(writes)
+            self._replace(version)
             credit = self._buffers.local_credit
             attachment = LocalAttachment(self, subpartition, generation, credit, handed_over, attempt=attempt)
             self.attachment = attachment
@@ -553,15 +534,13 @@ class InputChannel:
                 attachment.resize(self._buffers.buffer_size)
             attachment.pump()
 
-    def _replace(self, writes: Rendition) -> tuple[int, int]:
-        """Make room for an attachment; gives rows and last sequence that the one before received."""
+    def _replace(self, version: int) -> None:
+        """Make room for an attachment, to rows of that version."""
         self.detach()
-        before = self._before
-        if self._detached or before is not None:
-            self.deliver(Attached(writes, silent=before is None or before.last_sequence == NO_SEQUENCE))
+        if self._detached or self._was_attached:
+            self.deliver(Attached(version))
         else:
-            self.rows.attach(writes)
-        return (0, NO_SEQUENCE) if before is None else (before.rows_received, before.last_sequence)
+            self.rows.attach(version)
 
     def detach(self, error: ShuffleError | None = None) -> None:
         """End the current attachment, if there is one; the task sees that behind what was delivered."""
@@ -616,7 +595,7 @@ class InputChannel:
         attachment, self.attachment = self.attachment, None
         self._stopped_at = 0
         if attachment is not None:
-            self._before = attachment
+            self._was_attached = True
             attachment.close(reason)
         return attachment
 
@@ -627,7 +606,7 @@ class InputChannel:
         if self._place and self.claim_place():  # else it stands in line, and the task will find the item
             self._ready.enter(self)
 
-    def deliver_event(self, attachment: Attachment, payload: bytes) -> None:
+    def deliver_event(self, attachment: Attachment, payload: bytes, row: int) -> None:
         """Put an event at the end of the queue; see :class:`QueuedWatermark` and :class:`QueuedLatency`."""
         if payload[0] == EventKind.LATENCY_MARKER and len(payload) == LATENCY_EVENT.size:
             if self._latency.taken:
@@ -641,7 +620,7 @@ class InputChannel:
             return
         if payload[0] != EventKind.WATERMARK or len(payload) != WATERMARK_EVENT.size:
             self._events_added += 1
-            self.deliver(QueuedEvent(attachment, payload))
+            self.deliver(QueuedEvent(attachment, payload, row))
             return
         _, idle, time = WATERMARK_EVENT.unpack(payload)
         if self._mark is None or not self._mark.overtake(time, bool(idle)):
@@ -668,10 +647,13 @@ class InputChannel:
             self._discard(untaken)
             current.attachment.consumed(current)
         for item in queue:
-            if not isinstance(item, Notice):
+            if isinstance(item, Attached):
+                self.rows.attach(item.version)
+            elif not isinstance(item, Notice):
+                if not self.rows.begun:
+                    self.rows.begin(item.row)
                 self._discard(item.rows)
                 item.attachment.consumed(item)
-        self._before = None  # attachments know their channel: nobody replaces one any more
 
     def _discard(self, rows: int) -> None:
         """Count rows that were received and not taken, but for those that come once more."""

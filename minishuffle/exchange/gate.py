@@ -94,7 +94,7 @@ class InputGate:
         kept: gives the store in which the elements of a producer wait for the end of its partition, see
             :mod:`~minishuffle.exchange.blocking`; None: they do not wait.
         waits: event time waits for a channel that has failed, since its rows may come once more.
-        strict: the task fails if rows may be missing since a link broke: all come again to its next attempt.
+        strict: the task fails if rows are missing since a link broke: all come again to its next attempt.
         splits: adds and removes its channels, decides when they end, and makes its event time from them, so
             that ``valve`` says nothing; None: they are those of :meth:`add_channel`.
         debloater: says how full producers are to make their buffers; None: as full as they can.
@@ -332,6 +332,8 @@ class InputGate:
         counters = self._counters
         counters.buffers_in += 1
         channel.current = item
+        if not channel.rows.begun:
+            self._on_first(channel, item.row)
         if isinstance(item, LocalBuffer) and item.whole is not None:
             size = item.whole.size
             channel.assembler.put(item.whole.batch, item.rows)
@@ -343,6 +345,20 @@ class InputGate:
         if self.debloater is not None:
             self.debloater.meter.take(size)
         return True
+
+    def _on_first(self, channel: InputChannel, row: int) -> None:
+        """What an attachment delivers begins with that row.
+
+        Raises:
+            PeerLost: rows before it are missing.
+        """
+        missed, half = channel.rows.begin(row)
+        channel.rows_incomplete += half
+        if missed and self._strict and not channel.ended:
+            raise PeerLost(
+                f"{missed} rows of subtask {channel.producer} before row {row} are missing, since a "
+                "connection to it broke: what reads or writes blocking exchanges runs again"
+            )
 
     def _end_turn(self, channel: InputChannel) -> None:
         """Give the current buffer back; the channel goes to the end of the line if it has more."""
@@ -388,6 +404,8 @@ class InputGate:
                     f"the partition of producer {channel.producer} ended in the middle of an element: "
                     f"{lost} rows are lost"
                 )
+            if not (channel.ended or channel.rows.begun):
+                self._on_first(channel, event.row)
             ended_before, channel.ended = channel.ended, True
             self._give_back(event)
             if ended_before:
@@ -436,17 +454,8 @@ class InputGate:
         self._give_back(notice)
 
     def _on_attached(self, channel: InputChannel, notice: Attached) -> None:
-        """The producer says anew how far it is.
-
-        Raises:
-            PeerLost: rows that it has sent may be missing.
-        """
-        channel.rows_incomplete += channel.rows.attach(notice.writes, silent=notice.silent)
-        if self._strict and channel.rows.gaps and not channel.ended:
-            raise PeerLost(
-                f"the connection to subtask {channel.producer} broke, and rows of it may be missing: what "
-                "reads or writes blocking exchanges runs again"
-            )
+        """The producer says anew how far it is."""
+        channel.rows_incomplete += channel.rows.attach(notice.version)
         if channel.ended:
             channel.reopened = True
         elif not self._waits:

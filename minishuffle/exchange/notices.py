@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minishuffle.exchange.repeats import NEW, Rendition
+from minishuffle.exchange.rownumbers import NO_VERSION
 from minishuffle.wire.frames import LatencyMarker
 
 __all__ = ["Attached", "Notice", "QueuedLatency", "QueuedWatermark"]
@@ -47,11 +47,9 @@ class QueuedLatency(Notice):
 
 
 class Attached(Notice):
-    """What follows comes from a new attachment, and begins with an element."""
+    """What follows comes from a new attachment, is of ``version``, and begins with an element."""
 
-    __slots__ = ("silent", "writes")
+    __slots__ = ("version",)
 
-    def __init__(self, writes: Rendition = NEW, *, silent: bool = False) -> None:
-        self.writes = writes
-        self.silent = silent
-        """Nothing came of the attachment before."""
+    def __init__(self, version: int = NO_VERSION) -> None:
+        self.version = version

@@ -117,11 +117,13 @@ class PipelinedPartition:
             subpartition.finish_open(ends=True)
             self._end_together()
         if subpartition.closed:
+            subpartition.rows += rows
             return True
         if subpartition.suspected:
             self._rows_suspected += rows
         else:
             self._rows_skipped += rows
+        subpartition.rows += rows
         self._counters.records_out += rows
         return True
 
@@ -212,7 +214,7 @@ class PipelinedPartition:
         sizes = [each.buffer_size for each in self._together]
         size = min((size for size in sizes if size is not None), default=None)
         for each in self._together:
-            each.open = BufferBuilder(segment, size)
+            each.open = BufferBuilder(segment, size, first_row=each.rows)
         first = self._together[0].open
         assert first is not None
         return first
@@ -251,7 +253,7 @@ class PipelinedPartition:
             subpartition.unsent_segments() + 1 >= OUTPUT_BUFFERS_PER_SUBPARTITION_MAX
         ):  # with the one that is begun
             self._full()
-        builder = BufferBuilder(self._acquire(), subpartition.buffer_size)
+        builder = BufferBuilder(self._acquire(), subpartition.buffer_size, first_row=subpartition.rows)
         subpartition.open = builder
         return builder
 

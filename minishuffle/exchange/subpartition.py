@@ -21,6 +21,10 @@ maybe from an earlier attempt of the producer.
 What is dropped because the consumer's worker answers no Ping is counted apart, as *suspected*, until another
 view is attached or the coordinator names the consumer's next attempt.
 
+In this order they are numbered, from 0 on, those that nobody wants too: the number of a row is how many were
+written before it. So a number that is missing where a view begins says that rows were dropped, or lost on
+their way to an earlier one.
+
 Rows count where their element begins: if that was sent or discarded, so were they, and the rest of the
 element is left out whenever it comes.
 
@@ -72,6 +76,8 @@ class PipelinedSubpartition:
     and the view passes events on alone; a batch is handed over whole to a view that takes it so, and to any
     other as the segments that its bytes fill.
 
+    ``rows`` is how many were written before the open segment: the number of the first that begins there.
+
     Args:
         consumer: index of the consumer subtask.
         drops: what is written while no consumer is attached is dropped, once there has been one.
@@ -104,6 +110,7 @@ class PipelinedSubpartition:
         "flushing",
         "held",
         "notified",
+        "rows",
         "rows_discarded",
         "rows_suspected",
         "suspected",
@@ -154,7 +161,7 @@ class PipelinedSubpartition:
         self._queue: deque[BufferBuilder | WholeBatch | Event] = deque()
         self._open: BufferBuilder | None = None
         # The writer's.
-        self._written = self._events_added = 0
+        self.rows = self._written = self._events_added = 0
         """Unlike the queue, these may be read at any time."""
         self._mark: Event | None = None
         """The watermark or barrier that is the last thing queued, if any is."""
@@ -189,6 +196,7 @@ class PipelinedSubpartition:
         builder = self._open
         assert builder is not None
         builder.publish(ends)
+        self.rows += builder.rows
         self._queue.append(builder)
         self._open = None
         self._written += 1  # last, so that the reader's backlog never has it twice
@@ -199,6 +207,8 @@ class PipelinedSubpartition:
         if self._open is not None:
             self.finish_open(ends=True)
         self._mark = None
+        batch.first_row = self.rows
+        self.rows += batch.rows
         self._queue.append(batch)
         self._written += batch.segments
         if self._discarded:  # nobody will look into the queue any more
@@ -249,6 +259,7 @@ class PipelinedSubpartition:
         if self._open is not None:
             self.finish_open(ends=True)
         self._mark = None
+        event.row = self.rows
         self._queue.append(event)
         self._notify(self)
 
@@ -638,6 +649,7 @@ class PipelinedView:
         self.rows_sent += batch.rows
         piece = Slice(_NOTHING, 0, batch.size, _DATA, batch.rows)
         piece.flags, piece.first_start, piece.whole = _STARTS | _ENDS, 0, batch
+        piece.row = batch.first_row
         batch.leave()
         return piece
 
@@ -675,6 +687,7 @@ class PipelinedView:
             copied += memory[start : start + size]
             memory, start, holds = memoryview(copied), SEGMENT_HEADROOM_BYTES, None
         piece = Slice(memory, start, size, _DATA, rows_begun)
+        piece.row = builder.first_row + builder.sent_rows
         piece.shared = builder.shared and holds is builder
         piece.flags, piece.first_start = flags, first_start
         piece.view, piece.builder = self, holds

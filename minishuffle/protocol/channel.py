@@ -102,7 +102,7 @@ class Received:
         buffer, kind: the memory of a data payload, and its owner; None for an event.
     """
 
-    __slots__ = ("attachment", "buffer", "data_type", "kind", "payload", "rows")
+    __slots__ = ("attachment", "buffer", "data_type", "kind", "payload", "row", "rows")
 
     def __init__(
         self,
@@ -116,6 +116,7 @@ class Received:
         self.payload = payload
         self.data_type = header[5]
         self.rows = header[8]
+        self.row = header[9]
         self.buffer = buffer
         self.kind = kind
 
@@ -253,7 +254,17 @@ class ProducerChannel:
 class ConsumerChannel:
     """The receiving end. Everything is called on the loop's side."""
 
-    __slots__ = ("_arriving", "attachment", "backlog", "credit", "expected", "id", "segment_bytes", "state")
+    __slots__ = (
+        "_arriving",
+        "attachment",
+        "backlog",
+        "credit",
+        "expected",
+        "id",
+        "row",
+        "segment_bytes",
+        "state",
+    )
 
     def __init__(
         self, attachment: ConsumerAttachment, exclusive: list[FreeBuffer], segment_bytes: int
@@ -266,6 +277,8 @@ class ConsumerChannel:
         self.expected = 0
         """Sequence number of the next buffer or event."""
         self.state = ChannelState.OPEN
+        self.row = -1
+        """Number of the next row; before the first buffer with data it is not known."""
         self._arriving: Received | None = None
         self.backlog = 0
         """Data buffers that the producer had yet to send when it said so last."""
@@ -274,10 +287,11 @@ class ConsumerChannel:
         """A buffer begins to arrive: the memory that its payload goes into.
 
         Raises:
-            RemoteProtocolError: out of sequence, longer than a segment or an event may be, of an
-                unknown type, or without credit. Only the channel ends, the connection stays.
+            RemoteProtocolError: out of sequence, with rows that do not follow those before, longer than a
+                segment or an event may be, of an unknown type, or without credit. Only the channel ends, the
+                connection stays.
         """
-        length, _, _, sequence, backlog, data_type, _, _, _ = header
+        length, _, _, sequence, backlog, data_type, _, _, rows, row = header
         size = length - BUFFER_FIXED_BYTES
         if sequence != self.expected:
             raise RemoteProtocolError(f"buffer {sequence} arrived where {self.expected} was expected")
@@ -285,6 +299,9 @@ class ConsumerChannel:
             raise RemoteProtocolError(f"payload of {size} bytes, a segment holds {self.segment_bytes}")
         self.backlog = backlog
         if data_type == _DATA:
+            if row != self.row >= 0:
+                raise RemoteProtocolError(f"row {row} arrived where row {self.row} was expected")
+            self.row = row + rows
             kind, buffer = self.credit.on_buffer()
             payload = buffer.memory[SEGMENT_HEADROOM_BYTES : SEGMENT_HEADROOM_BYTES + size]
             self._arriving = Received(self.attachment, payload, header, buffer, kind)

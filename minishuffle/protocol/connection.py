@@ -521,7 +521,7 @@ class Connection:
     def buffer_begin(self, header: BufferHeader) -> memoryview | None:
         """(For the decoder.) Memory for an arriving payload, or None for a closed channel's."""
         counters = self._counters
-        _, _, channel, _, _, data_type, _, _, rows = header
+        _, _, channel, _, _, data_type, _, _, rows, _ = header
         consumer = self._consumers.get(channel)
         if consumer is None:
             self._check_id_was_given(channel)

@@ -118,7 +118,7 @@ class _Listener:
             self._behind.buffer_end()
 
     def _note_buffer(self, header: BufferHeader, more: dict[str, Any]) -> None:
-        length, _, channel, sequence, backlog, data_type, flags, first_start, rows = header
+        length, _, channel, sequence, backlog, data_type, flags, first_start, rows, row = header
         fields: dict[str, Any] = {
             "sequence": sequence,
             "backlog": backlog,
@@ -127,7 +127,7 @@ class _Listener:
         }
         if data_type != _EVENT:
             named = [flag.name.lower() for flag in BufferFlags if flag & flags and flag.name]
-            fields |= {"rows": rows, "flags": named}
+            fields |= {"row": row, "rows": rows, "flags": named}
             if first_start != NO_ELEMENT_START:
                 fields["first_start"] = first_start
         self._tap.note(self._way, channel, "buffer_response", fields | more)

@@ -16,11 +16,11 @@ Reject                 acceptor -> dialer      code u16, text
 PartitionRequest       consumer -> producer    job, edge u32, producer u32, subpartition u32,
                                                producer attempt u32, consumer attempt u32,
                                                generation u32, initial credit u32, buffer size u32
-                                               (0: whole segments), rows received u64 and last
-                                               sequence u32 of the generation before, number u32 of the
-                                               one-way connection that carries the answer
+                                               (0: whole segments), version u32, row u64, number u32
+                                               of the one-way connection that carries the answer
 BufferResponse         producer -> consumer    sequence u32, backlog u32, data type u8, flags u8,
-                                               first element start u32, rows begun u32, payload
+                                               first element start u32, rows begun u32, row u64,
+                                               payload
 AddCredit              consumer -> producer    1 … 4096 times: channel u32, credit u32
 BacklogAnnouncement    producer -> consumer    backlog u32
 ResumeConsumption      consumer -> producer    generation u32, barrier u32
@@ -75,7 +75,6 @@ __all__ = [
     "MAGIC",
     "Message",
     "NO_ELEMENT_START",
-    "NO_SEQUENCE",
     "NewBufferSize",
     "OneWay",
     "PROTOCOL_VERSION",
@@ -149,22 +148,20 @@ class BodyReader:
 # --- frames ---------------------------------------------------------------------------------------
 
 MAGIC: Final = 0x4D534846
-PROTOCOL_VERSION: Final = 6
+PROTOCOL_VERSION: Final = 7
 FRAME_HEADER: Final = struct.Struct(">IBI")
 FRAME_HEADER_BYTES: Final = FRAME_HEADER.size
 LENGTH_BYTES: Final = 4
 """The size of a frame's first field, which counts all that follows it."""
-BUFFER_HEADER: Final = struct.Struct(">IBIIIBBII")
+BUFFER_HEADER: Final = struct.Struct(">IBIIIBBIIQ")
 """Frame header and BufferResponse fields as one structure, the size of a segment's headroom use."""
 BUFFER_HEADER_BYTES: Final = BUFFER_HEADER.size
 BUFFER_FIXED_BYTES: Final = BUFFER_HEADER_BYTES - LENGTH_BYTES
 """The part of a BufferResponse's length that is not payload."""
-BufferHeader: TypeAlias = tuple[int, int, int, int, int, int, int, int, int]
+BufferHeader: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int]
 """The fields of :data:`BUFFER_HEADER`: length, type, channel, sequence, backlog, data type, flags, first
-element start, rows. A plain tuple, because one is made for each buffer."""
+element start, rows, row. A plain tuple, because one is made for each buffer."""
 NO_ELEMENT_START: Final = 0xFFFF_FFFF
-NO_SEQUENCE: Final = 0xFFFF_FFFF
-"""The last sequence of a generation in which no buffer arrived."""
 GRANT: Final = struct.Struct(">II")
 """A pair of an AddCredit: channel, credit."""
 WATERMARK_EVENT: Final = struct.Struct(">BBq")
@@ -334,8 +331,7 @@ class Reject:
 class PartitionRequest:
     """Opens a logical channel, from an attempt of a consumer to a partition of a producer's attempt.
 
-    The opener of the channel fills in its id, its initial credit in buffers, and the consumer's position in
-    the previous generation. From this position the producer knows which rows were lost with the last link.
+    The opener of the channel fills in its id, its initial credit in buffers, and the first row that it wants.
     ``buffer_size``: as in NewBufferSize; 0: buffers are as large as segments.
     """
 
@@ -348,8 +344,11 @@ class PartitionRequest:
     channel: int = 0
     initial_credit: int = 0
     buffer_size: int = 0
-    rows_received: int = 0
-    last_sequence: int = NO_SEQUENCE
+    version: int = 0
+    """The attempt that began the version of the producer's rows; 0: that of a producer which never runs
+    again."""
+    row: int = 0
+    """The number, in that version, of the first row that is new to the consumer."""
     one_way: int = 0
     """Number of the one-way connection for the answer; 0: the connection of this request."""
 
@@ -460,7 +459,7 @@ def frame_name(frame: Frame) -> str:
 
 _HELLO: Final = struct.Struct(">IHBIQII32s")
 _WELCOME: Final = struct.Struct(">IQ")
-_REQUEST: Final = struct.Struct(">IIIIIIIIQII")
+_REQUEST: Final = struct.Struct(">IIIIIIIIIQI")
 _ONE_WAY: Final = struct.Struct(">BII")
 _BUFFER_RESPONSE: Final = int(FrameType.BUFFER_RESPONSE)
 
@@ -506,8 +505,8 @@ def _encode_request(f: PartitionRequest) -> bytes:
         f.generation,
         f.initial_credit,
         f.buffer_size,
-        f.rows_received,
-        f.last_sequence,
+        f.version,
+        f.row,
         f.one_way,
     )
     return fixed + _name(f.partition.job)
@@ -564,6 +563,8 @@ class Payload(Protocol):
     flags: int
     first_start: int
     rows: int
+    row: int
+    """The number of the first row that begins here, or of the next if none does; of an event too."""
     shared: bool
     """Other channels send the same memory, each with its own header."""
 
@@ -593,6 +594,7 @@ def write_buffer(
         payload.flags,
         payload.first_start,
         payload.rows,
+        payload.row,
     )
 
 
@@ -614,7 +616,7 @@ def _decode_hello(body: BodyReader) -> Hello:
 
 def _decode_request(channel: int, body: BodyReader) -> PartitionRequest:
     edge, producer, subpartition, producer_attempt, consumer_attempt, *rest = body.unpack(_REQUEST)
-    generation, credit, buffer_size, rows_received, last_sequence, one_way = rest
+    generation, credit, buffer_size, version, row, one_way = rest
     if credit > limits.CREDIT_MAX:
         raise RemoteProtocolError(f"initial credit {credit}, at most {limits.CREDIT_MAX} is allowed")
     if buffer_size:
@@ -628,8 +630,8 @@ def _decode_request(channel: int, body: BodyReader) -> PartitionRequest:
         channel=channel,
         initial_credit=credit,
         buffer_size=buffer_size,
-        rows_received=rows_received,
-        last_sequence=last_sequence,
+        version=version,
+        row=row,
         one_way=one_way,
     )
 

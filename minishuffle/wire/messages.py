@@ -224,8 +224,9 @@ class TaskAttempt(ControlMessage):
     operator: int
     index: int
     attempt: int
-    base: int = 0
-    """The first of the attempts whose rows it repeats; 0: it repeats none."""
+    version: int = 0
+    """The attempt that began the version of its rows: it makes them again, the same and in the same order.
+    0: it begins one."""
 
 
 class PlacedAttempt(TaskAttempt):
@@ -298,7 +299,7 @@ class TaskSpec(ControlMessage):
     """The last commit prepared by an earlier attempt of a sink that commits in two phases."""
     first_row: int = 0
     """The number of the first row that it keeps, if it is a sink whose records external clients read."""
-    base: int = 0
+    version: int = 0
     """See :class:`TaskAttempt`."""
     slot: int = 0
     """The number of its slot among the slots of the job."""
@@ -512,10 +513,11 @@ class DeployTasks(ControlMessage):
             if producer not in ended:
                 yield producer, attempts.get(producer, FIRST_ATTEMPT), worker
 
-    def bases(self, operator: int) -> dict[int, int]:
-        """The base of the attempt, by subtask of a producer or consumer operator, if it is another
-        attempt."""
-        return {each.index: each.base for each in self.attempts if each.operator == operator and each.base}
+    def versions(self, operator: int) -> dict[int, int]:
+        """The version of its rows, by subtask of a producer or consumer operator, if another attempt began
+        it."""
+        attempts = (each for each in self.attempts if each.operator == operator)
+        return {each.index: each.version for each in attempts if each.version}
 
 
 class PauseTasks(ControlMessage):

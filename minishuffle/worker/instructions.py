@@ -196,8 +196,6 @@ class RequestPartition:
     worker: int
     channel: ChannelKey
     request: PartitionRequest
-    base: int = 0
-    """See ``TaskAttempt``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +205,8 @@ class ConnectLocal:
     channel: ChannelKey
     producer: AttemptId
     generation: int
-    base: int = 0
-    """See ``TaskAttempt``."""
+    version: int
+    """The version of the producer's rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -355,8 +355,8 @@ class Worker:
                 self._start(instruction)
             case LoadPrograms(job, programs):
                 self._programs.load(job, programs)
-            case ConnectLocal(key, producer, generation, base):
-                deployment.connect_local(key, producer, generation, base=base)
+            case ConnectLocal(key, producer, generation, version):
+                deployment.connect_local(key, producer, generation, version=version)
             case RequestPartition():
                 self._peers.request(instruction, deployment.channel(instruction.channel))
                 deployment.count_received(instruction)

@@ -41,7 +41,7 @@ def test_help_lists_exactly_the_commands_that_work(run: Run) -> None:
         "Set up:": ["doctor", "new", "completion"],
         "Start a cluster:": ["demo", "cluster", "worker", "coordinator"],
         "Run jobs on it:": ["submit", "schema", "pipeline"],
-        "Watch them:": ["top", "diagnose", "profile", "dump", "trace", "tap", "jobs", "explain"],
+        "Watch them:": ["top", "diagnose", "profile", "dump", "trace", "tap", "jobs", "state", "explain"],
         "Measure, and cause failures:": ["bench", "drill"],
     }
 

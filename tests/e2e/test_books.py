@@ -84,7 +84,7 @@ class Recording:
         self.credits += credit
 
     def buffer_begin(self, header: BufferHeader) -> memoryview:
-        length, _, _, _, _, data_type, _, _, _ = header
+        length, _, _, _, _, data_type, *_ = header
         self.data_buffers += data_type == DataType.DATA
         return memoryview(bytearray(length - BUFFER_FIXED_BYTES))
 

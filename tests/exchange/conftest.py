@@ -158,21 +158,31 @@ class Setup:
         return rows
 
     @staticmethod
-    def arrive(channel: InputChannel, data: bytes, backlog: int = 0, rows: int = 1) -> None:
-        """A data buffer of the network; its producer has heard of all credit."""
+    def arrive(channel: InputChannel, data: bytes, backlog: int = 0, rows: int = 1, row: int = 0) -> None:
+        """A data buffer of the network, whose producer has heard of all credit; ``row``: of its first row, if
+        it is the first of an attachment."""
         consumer = consumer_of(channel)
         if consumer.credit.received == consumer.credit.granted:
             consumer.credit.take_unannounced()
         flags = BufferFlags.STARTS | BufferFlags.ENDS
         at, size = consumer.expected, len(data)
-        header = buffer_header(consumer.id, at, DataType.DATA, size, backlog=backlog, flags=flags, rows=rows)
+        header = buffer_header(
+            consumer.id,
+            at,
+            DataType.DATA,
+            size,
+            backlog=backlog,
+            flags=flags,
+            rows=rows,
+            row=max(row, consumer.row),
+        )
         consumer.begin(header)[:] = data
         consumer.end()
 
     @staticmethod
-    def arrive_event(channel: InputChannel, kind: int) -> None:
+    def arrive_event(channel: InputChannel, kind: int, row: int = 0) -> None:
         consumer = consumer_of(channel)
-        header = buffer_header(consumer.id, consumer.expected, DataType.EVENT, 1)
+        header = buffer_header(consumer.id, consumer.expected, DataType.EVENT, 1, row=row)
         consumer.begin(header)[0] = kind
         consumer.end()
 

@@ -19,7 +19,6 @@ from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import (
-    NO_SEQUENCE,
     BufferFlags,
     CancelPartitionRequest,
     CancelReason,
@@ -79,7 +78,7 @@ def test_what_comes_home_late_credits_no_newer_attachment() -> None:
     exchange.close()
 
 
-def test_a_request_says_how_far_the_attachment_before_came() -> None:
+def test_a_request_says_which_row_of_which_version_is_the_first_that_is_wanted() -> None:
     exchange = Exchange()
     requests: list[PartitionRequest] = []
     exchange.links[-1][0].connection.request_partition = (  # type: ignore[method-assign]
@@ -89,12 +88,12 @@ def test_a_request_says_how_far_the_attachment_before_came() -> None:
     exchange.attach_local(0)
     for _ in range(3):
         exchange.write(0, 100)
-    exchange.partitions[0].broadcast_event(EventKind.END_OF_DATA)
+    exchange.flush(0)
+    exchange.poll_all()
     exchange.attach_remote(0)
-    assert [(request.rows_received, request.last_sequence) for request in requests] == [
-        (0, NO_SEQUENCE),
-        (3, 3),
-    ]
+    other = PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0, version=2)
+    exchange.channels[0].attach_remote(exchange.links[-1][0], other)
+    assert [(request.version, request.row) for request in requests] == [(0, 0), (0, 3), (2, 0)]
     exchange.close()
 
 
@@ -428,7 +427,7 @@ def test_an_element_that_is_cut_at_any_byte_is_thrown_away_and_counted_once(size
         exchange.poll_all()
         assert exchange.gate.rows_dropped()["partial_element"] == (rows if at else 0)
         exchange.attach_remote(0)
-        arrive(exchange.channels[0], again, 1)
+        arrive(exchange.channels[0], again, 1, row=1 + (rows if at else 0))
         exchange.poll_all()
         assert exchange.read == [[0, 9]]
         exchange.gate.close()
@@ -438,12 +437,20 @@ def test_an_element_that_is_cut_at_any_byte_is_thrown_away_and_counted_once(size
         exchange.close()
 
 
-def arrive(channel: InputChannel, data: bytes, rows: int) -> None:
-    """A buffer from the network, in which ``rows`` rows begin."""
+def arrive(channel: InputChannel, data: bytes, rows: int, *, row: int = 0) -> None:
+    """A buffer from the network, in which ``rows`` rows begin; ``row``: of the first of an attachment."""
     consumer = consumer_of(channel)
     consumer.credit.take_unannounced()
     flags = BufferFlags.STARTS
-    header = buffer_header(consumer.id, consumer.expected, DataType.DATA, len(data), flags=flags, rows=rows)
+    header = buffer_header(
+        consumer.id,
+        consumer.expected,
+        DataType.DATA,
+        len(data),
+        flags=flags,
+        rows=rows,
+        row=max(row, consumer.row),
+    )
     consumer.begin(header)[:] = data
     consumer.end()
 

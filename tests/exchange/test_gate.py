@@ -11,7 +11,6 @@ import pytest
 from minishuffle.errors import PeerLost, RemoteProtocolError
 from minishuffle.exchange.channels import Attached, LocalBuffer
 from minishuffle.exchange.elements import ELEMENT_HEADER
-from minishuffle.exchange.repeats import Rendition
 from minishuffle.wire.frames import EventKind
 from support.interleave import interleaved
 from support.links import consumer_of
@@ -287,7 +286,7 @@ def test_half_an_element_before_a_new_attachment_is_counted(make_setup: type[Set
     (channel,) = setup.remotes
     setup.arrive(channel, setup.element(["whole"]) + setup.element(["a", "b"])[:size], rows=3)
     setup.request(channel, generation=2)
-    setup.arrive(channel, setup.element(["again"]))
+    setup.arrive(channel, setup.element(["again"]), row=3)
     assert setup.rows() == ["whole", "again"]
     assert channel.rows_incomplete == 2
 
@@ -322,11 +321,26 @@ def test_a_failure_is_seen_after_what_was_delivered_before_it(make_setup: type[S
 @pytest.mark.parametrize("tolerant", [True, False])
 def test_a_strict_gate_fails_where_rows_may_be_missing(make_setup: type[Setup], tolerant: bool) -> None:
     """The link breaks: what was under way does not come with the next attachment to the same attempt."""
-    setup = make_setup(tolerant=True, strict=not tolerant)
-    channel = setup.gate.add_channel(0)
-    channel.rows.attach(Rendition(1, 1))
-    channel.deliver(Attached(Rendition(2, 2)))
-    assert setup.gate.poll() is None, "another attempt has all of it"
-    channel.deliver(Attached(Rendition(2, 2), silent=True))
-    with nullcontext() if tolerant else pytest.raises(PeerLost, match="subtask 0 broke, and rows of it may"):
-        assert setup.gate.poll() is None
+    setup = make_setup(remote=1, tolerant=True, strict=not tolerant)
+    (channel,) = setup.remotes
+    setup.arrive(channel, setup.element([0, 1, 2]), rows=3)
+    setup.request(channel, generation=2)
+    setup.arrive(channel, setup.element([3]), row=3)
+    assert setup.rows() == [0, 1, 2, 3], "nothing was under way"
+    setup.request(channel, generation=3)
+    setup.arrive(channel, setup.element([7]), row=7)
+    with nullcontext() if tolerant else pytest.raises(PeerLost, match="3 rows of subtask 0 before row 7 are"):
+        assert setup.rows() == [7]
+    setup.gate.close()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_rows_that_are_missing_before_the_end_are_noticed(make_setup: type[Setup], strict: bool) -> None:
+    setup = make_setup(remote=1, tolerant=True, strict=strict)
+    (channel,) = setup.remotes
+    setup.arrive(channel, setup.element([0, 1]), rows=2)
+    setup.request(channel, generation=2)
+    setup.arrive_event(channel, EventKind.END_OF_PARTITION, row=6)
+    with pytest.raises(PeerLost, match="4 rows of subtask 0 before row 6") if strict else nullcontext():
+        assert setup.rows() == [0, 1]
+    setup.gate.close()

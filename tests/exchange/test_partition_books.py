@@ -55,6 +55,8 @@ class TheBooksBalance(RuleBasedStateMachine):
         """By consumer and view."""
         self.times: list[list[list[int]]] = [[], []]
         self.ends: list[list[int]] = [[], []]
+        self.next_row = [0, 0]
+        """By consumer, the number behind the rows that its view has read last."""
         self.attach(0, whole=False)
 
     # --- writer ----------------------------------------------------------------------------------
@@ -176,6 +178,10 @@ class TheBooksBalance(RuleBasedStateMachine):
         if piece.data_type == DataType.DATA:
             if not self.read[position][-1]:
                 assert piece.first_start == 0, "a view begins with an element"
+            else:
+                assert piece.row == self.next_row[position], "within a view rows follow each other"
+            self.next_row[position] = piece.row + piece.rows
+            self.producer.check_number(piece, position)
             self.read[position][-1] += payload
             if piece.whole is not None:
                 view = self.subpartitions[position].view

@@ -53,10 +53,19 @@ Peers = Any
 BLOCK = bytes(range(64))
 
 
-def buffer_for(channel: int, sequence: int, payload: bytes = b"x", data_type: int = DataType.DATA) -> bytes:
+def buffer_for(
+    channel: int,
+    sequence: int,
+    payload: bytes = b"x",
+    data_type: int = DataType.DATA,
+    *,
+    row: int | None = None,
+) -> bytes:
+    """A buffer with one row."""
     memory = memoryview(bytearray(64 + len(payload)))
     memory[64:] = payload
     piece = Piece(memory, len(payload), data_type, BufferFlags.NONE, rows=1)
+    piece.row = sequence if row is None else row
     return b"".join(piece.chunks(channel, sequence, 0))
 
 
@@ -102,9 +111,7 @@ def test_rows_of_a_buffer_that_was_half_there_at_the_cancel_count_as_discarded(
 
 def test_a_request_says_what_the_generation_before_received(peers_of: Callable[..., Peers]) -> None:
     peers = peers_of(channels=1, attach=False)
-    request = PartitionRequest(
-        PartitionId(JobId("j1"), 0, 0), 0, generation=2, rows_received=70, last_sequence=6
-    )
+    request = PartitionRequest(PartitionId(JobId("j1"), 0, 0), 0, generation=2, version=1, row=70)
     peers.consumer.request_partition(peers.gates[0].channel, request)
     peers.settle()
     assert peers.requested[0].request == replace(request, channel=1, initial_credit=2)
@@ -123,6 +130,21 @@ def test_a_gap_in_sequence_numbers_ends_that_channel_alone(peers_of: Callable[..
     assert len(peers.gates[1].queue) == 1
     peers.settle()
     assert peers.partition.subpartitions[0].view is None
+
+
+def test_rows_that_do_not_follow_each_other_end_their_channel_alone(
+    peers_of: Callable[..., Peers],
+) -> None:
+    """The first buffer may begin with any row."""
+    peers = peers_of(channels=2)
+    peers.request_all()
+    peers.settle()
+    for gate, rows in zip(peers.gates, ((7, 8), (7, 9)), strict=True):
+        for sequence, row in enumerate(rows):
+            peers.consumer.receive(buffer_for(gate.channel.id, sequence, row=row), 0.0)
+    assert peers.gates[0].error is None and len(peers.gates[0].queue) == 2
+    assert isinstance(peers.gates[1].error, RemoteProtocolError)
+    assert "row 9 arrived where row 8 was expected" in str(peers.gates[1].error)
 
 
 def test_overdrawn_credit_is_an_error_and_not_a_wait(peers_of: Callable[..., Peers]) -> None:

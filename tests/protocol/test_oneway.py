@@ -308,7 +308,7 @@ def test_nothing_goes_against_its_direction() -> None:
     [
         (encode_frame(Ping(1)), "ping frame has no place on a one-way connection"),
         (encode_frame(AddCredit(((1, 1),))), "add_credit frame has no place"),
-        (BUFFER_HEADER.pack(24, 5, 77, 0, 0, DataType.DATA, 0, 0, 0) + b"x", "never opened"),
+        (BUFFER_HEADER.pack(32, 5, 77, 0, 0, DataType.DATA, 0, 0, 0, 0) + b"x", "never opened"),
     ],
 )
 def test_a_stream_with_what_does_not_belong_there_ends(data: bytes, text: str) -> None:
@@ -319,7 +319,7 @@ def test_a_stream_with_what_does_not_belong_there_ends(data: bytes, text: str) -
 def test_a_buffer_out_of_sequence_ends_its_channel_alone() -> None:
     peers = OneWayPeers(buffers=1)
     channel = peers.gates[0].channel
-    peers.receiver.receive(BUFFER_HEADER.pack(24, 5, channel.id, 5, 0, DataType.DATA, 0, 0, 7) + b"x", 0.0)
+    peers.receiver.receive(BUFFER_HEADER.pack(32, 5, channel.id, 5, 0, DataType.DATA, 0, 0, 7, 0) + b"x", 0.0)
     assert isinstance(peers.gates[0].error, RemoteProtocolError) and peers.pool.in_use == 0
     assert peers.counters[1].rows_discarded == 7
     peers.write(1, 2)

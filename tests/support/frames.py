@@ -39,10 +39,11 @@ def buffer_header(
     flags: int = 0,
     first_start: int = 0,
     rows: int = 0,
+    row: int = 0,
 ) -> BufferHeader:
     """The fields of a BufferResponse with ``size`` bytes of payload."""
     length, kind = BUFFER_FIXED_BYTES + size, int(FrameType.BUFFER_RESPONSE)
-    return (length, kind, channel, sequence, backlog, data_type, flags, first_start, rows)
+    return (length, kind, channel, sequence, backlog, data_type, flags, first_start, rows, row)
 
 
 @dataclass
@@ -55,6 +56,7 @@ class Piece:
     flags: int = 3
     first_start: int = 0
     rows: int = 5
+    row: int = 9
     start: int = 64
     shared: bool = False
 

@@ -16,7 +16,7 @@ from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.exchange.subpartition import PipelinedSubpartition, PipelinedView
 from minishuffle.exchange.wholebatches import WholeBatches
 from minishuffle.ids import JobId, PartitionId
-from minishuffle.wire.frames import DataType
+from minishuffle.wire.frames import NO_ELEMENT_START, DataType
 
 CAPACITY = 16
 """Bytes of a segment."""
@@ -95,6 +95,10 @@ class Producer:
         self.first = self.subpartitions[0]
         self.views: list[list[PipelinedView]] = [[] for _ in range(consumers)]
         self.errors: list[ShuffleError] = []
+        self.rows = [0] * consumers
+        """By position, how many were written or skipped."""
+        self.first_rows: list[dict[int, int]] = [{} for _ in range(consumers)]
+        """By position and element, the number of its first row."""
         self.data: dict[int, bytes] = defaultdict(bytes)
         """What each view of the first subpartition has read, without events."""
 
@@ -121,6 +125,7 @@ class Producer:
 
     def write(self, number: int, size: int, rows: int = 1, position: int = 0) -> None:
         """One element, as a task writes it."""
+        self._number(number, rows, position)
         if self.partition.skips(position, rows):
             return
         element: Any = (number, size, rows)
@@ -130,13 +135,25 @@ class Producer:
     def broadcast(self, number: int, size: int, rows: int = 1) -> None:
         """One element for all consumers, as a task writes it."""
         positions = range(len(self.subpartitions))
+        for position in positions:
+            self._number(number, rows, position)
         to = [position for position in positions if not self.partition.skips(position, rows)]
         if to:
             self.partition.broadcast(to, rows, [bytes([number]) * size])
 
+    def _number(self, number: int, rows: int, position: int) -> None:
+        self.first_rows[position][number] = self.rows[position]
+        self.rows[position] += rows
+
+    def check_number(self, piece: Slice, position: int = 0) -> None:
+        """The element that begins first in a piece with data has the rows that the piece says."""
+        if piece.data_type == DataType.DATA and piece.first_start != NO_ELEMENT_START:
+            assert piece.row == self.first_rows[position][payload_of(piece)[piece.first_start]]
+
     def read_all(self) -> None:
         """The consumer of the first subpartition takes what there is."""
         while self.first.view is not None and (piece := self.first.view.poll()) is not None:
+            self.check_number(piece)
             if piece.data_type == DataType.DATA:
                 self.data[len(self.views[0])] += payload_of(piece)
             piece.released()
@@ -177,6 +194,9 @@ class Producer:
 
     def check_books(self, written: int) -> None:
         assert written == self.sent + sum(self.dropped) + self.suspected + self.queued
+        for subpartition, rows in zip(self.subpartitions, self.rows, strict=True):
+            begun = subpartition.open.rows if subpartition.open is not None else 0
+            assert subpartition.rows + begun == rows, "the number of the next row"
 
     def check_all_home(self) -> None:
         self.partition.release(False)

@@ -457,7 +457,7 @@ class Play:
         """Each row is in one place in every worker, and the coordinator's sums are the same."""
         books = [Book.of(attempt) for worker, attempt in self.cluster.attempts if not worker.host.lost]
         specs = [attempt.spec for _, attempt in self.cluster.attempts]
-        again = any(spec.base or any(output.closed for output in spec.outputs) for spec in specs)
+        again = any(spec.version or any(output.closed for output in spec.outputs) for spec in specs)
         for book in books:
             book.check(again)
         self._pass(1.0)  # One that was stopped for long hears that it is lost after its tasks have ended.

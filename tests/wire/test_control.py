@@ -53,7 +53,7 @@ def test_nothing_but_messages_is_taken(frame: Frame) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        BUFFER_HEADER.pack(BUFFER_HEADER.size - 4, 5, 1, 0, 0, 1, 0, 0, 0),
+        BUFFER_HEADER.pack(BUFFER_HEADER.size - 4, 5, 1, 0, 0, 1, 0, 0, 0, 0),
         FRAME_HEADER.pack(limits.CONTROL_FRAME_BYTES_MAX + 1, 15, 0),
         FRAME_HEADER.pack(5, 99, 0),
         FRAME_HEADER.pack(4, 15, 0),

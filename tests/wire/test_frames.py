@@ -48,8 +48,8 @@ REQUEST = PartitionRequest(
     channel=5,
     initial_credit=2,
     buffer_size=1024,
-    rows_received=258,
-    last_sequence=7,
+    version=7,
+    row=258,
     one_way=8,
 )
 FRAMES: list[tuple[Frame, str]] = [
@@ -68,11 +68,11 @@ FRAMES: list[tuple[Frame, str]] = [
     (
         REQUEST,
         "00000039 04 00000005 00000001 00000002 00000003 00000004 00000005 00000006 00000002"
-        "00000400 0000000000000102 00000007 00000008 0002 6a31",
+        "00000400 00000007 0000000000000102 00000008 0002 6a31",
     ),
     (
         HELLO,
-        "00000072 01 00000000 4d534846 0006 01 00000003 0000000000000009 00000008 00000004"
+        "00000072 01 00000000 4d534846 0007 01 00000003 0000000000000009 00000008 00000004"
         + "6e" * 32
         + "0004 68657265 20"
         + "70" * 32
@@ -80,7 +80,7 @@ FRAMES: list[tuple[Frame, str]] = [
     ),
     (
         replace(HELLO, proof=b"", one_way=OneWay("j1", 2, False, 7)),
-        "00000054 01 00000000 4d534846 0006 01 00000003 0000000000000009 00000008 00000004"
+        "00000054 01 00000000 4d534846 0007 01 00000003 0000000000000009 00000008 00000004"
         + "6e" * 32
         + "0004 68657265 00"
         + "02 00000002 00000007 0002 6a31",
@@ -108,7 +108,7 @@ def test_buffer_header_lies_right_in_front_of_its_payload() -> None:
     (frame,) = Piece(memory, 8, 1, 4, 5, 6).chunks(7, 0xFFFFFFFF, 2)
     assert isinstance(frame, memoryview) and frame.obj is memory.obj
     assert len(frame) == BUFFER_HEADER_BYTES + 8
-    header = buffer_header(7, 0xFFFFFFFF, 1, 8, backlog=2, flags=4, first_start=5, rows=6)
+    header = buffer_header(7, 0xFFFFFFFF, 1, 8, backlog=2, flags=4, first_start=5, rows=6, row=9)
     assert decode(bytes(frame)) == [(header, b"payload!")]
     assert bytes(memory[: 64 - BUFFER_HEADER_BYTES]) == b"." * (64 - BUFFER_HEADER_BYTES)
 
@@ -117,7 +117,7 @@ def test_a_slice_of_a_segment_goes_out_as_one_that_fills_it() -> None:
     """Case 12, NettyMessageClientSideSerializationTest."""
     memory = memoryview(bytearray(b"." * 64 + b"sent" + b"payload!" + b"unsent"))
     (frame,) = Piece(memory, 8, 1, 4, 5, 6, start=68).chunks(7, 1, 2)
-    header = buffer_header(7, 1, 1, 8, backlog=2, flags=4, first_start=5, rows=6)
+    header = buffer_header(7, 1, 1, 8, backlog=2, flags=4, first_start=5, rows=6, row=9)
     assert decode(bytes(frame)) == [(header, b"payload!")]
     assert bytes(memory[76:]) == b"unsent"
 
@@ -130,7 +130,7 @@ def test_nothing_is_written_in_front_of_a_payload_that_other_channels_send_too()
     assert bytes(memory[:64]) == b"." * 64
     for channel, (header, payload) in zip((7, 8), frames, strict=True):
         assert isinstance(payload, memoryview) and payload.obj is memory.obj, "it is not copied"
-        expected = buffer_header(channel, channel + 1, 1, 8, backlog=2, flags=4, first_start=5, rows=6)
+        expected = buffer_header(channel, channel + 1, 1, 8, backlog=2, flags=4, first_start=5, rows=6, row=9)
         assert decode(bytes(header) + payload) == [(expected, b"payload!")]
 
 

@@ -182,7 +182,7 @@ def test_refusals(one: Handshake, other: Handshake, reason: str, text: str) -> N
 @pytest.mark.parametrize(
     ("first", "reason", "text"),
     [
-        (replace(hello_of(dialer().start()), version=PROTOCOL_VERSION + 1), "version", "version 7"),
+        (replace(hello_of(dialer().start()), version=PROTOCOL_VERSION + 1), "version", "version 8"),
         (replace(hello_of(dialer().start()), magic=7), "malformed", "magic is 0x00000007"),
         (replace(hello_of(dialer().start()), role=9), "malformed", "role 9"),
         (replace(hello_of(dialer().start()), proof=b"p" * 32), "malformed", "a proof already"),

@@ -126,7 +126,9 @@ class Site:
             for gate in spec.inputs:
                 for producer, _, _ in message.channels(gate):
                     key = ChannelKey(attempt_id(job, spec), gate.edge, producer)
-                    self.deployment.connect_local(key, attempt(gate.operator, producer, job=job), 1)
+                    self.deployment.connect_local(
+                        key, attempt(gate.operator, producer, job=job), 1, version=1
+                    )
         return self.tasks(job)
 
     def tasks(self, job: str = "j1") -> list[Task]:

@@ -295,7 +295,7 @@ def test_a_local_channel_waits_for_its_producer_as_a_remote_one_does() -> None:
     machine = Machine()
     assert not [i for i in machine.tell(deploy(sink()), now=1.0) if isinstance(i, ConnectLocal)]
     channel = ChannelKey(attempt_of(1), 0, 0)
-    assert machine.tell(deploy(SOURCE), now=2.0)[-1] == ConnectLocal(channel, attempt_of(0), 1)
+    assert machine.tell(deploy(SOURCE), now=2.0)[-1] == ConnectLocal(channel, attempt_of(0), 1, 1)
 
 
 def test_a_local_channel_whose_producer_never_comes_fails_as_a_remote_one_does() -> None:

@@ -158,7 +158,7 @@ class Orders(RuleBasedStateMachine):
                     self.reads(producer, request)
                 case Refuse(link, channel, _):
                     self.answered(link, channel)
-                case ConnectLocal(channel, producer, generation):
+                case ConnectLocal(channel, producer, generation, _):
                     request = self.request_of(channel)
                     assert request.generation == generation
                     self.reads(producer, request)

@@ -12,12 +12,13 @@ holds for all inputs of a *replayed* consumer (:mod:`~minishuffle.coordinator.jo
 producers run again with it.
 
 A finished source whose partition is lost *repeats its rows* if the job waits for unavailable consumers: it
-reads again from its *base*, the position at which the lost attempt began. So does a source that is lost
-before any of its consumers was deployed. Each consumer skips as many of the repeated rows as it has read
-since the base, so that only rows from the lost worker's queues are new to it. This is exact since the same
-rows come in the same order over each channel: a bounded source is read split by split, and its chain must be
-deterministic, like a chain before a kept edge (:meth:`JobGraph.kept_edges`). A consumer that restarted after
-the base does not know the rows that its earlier attempts have read, so it gets only the end of the channel.
+reads again from the position at which the lost attempt began. So does a source that is lost before any of
+its consumers was deployed. Its rows keep their *version*, the attempt that made them first, and have the same
+numbers, by which each consumer leaves out those that it has had: only rows from the lost worker's queues are
+new to it. This is exact since the same rows come in the same order over each channel: a bounded source is
+read split by split, and its chain must be deterministic, like a chain before a kept edge
+(:meth:`JobGraph.kept_edges`). A consumer that restarted after the version began does not know the rows that
+its earlier attempts have read, so it gets only the end of the channel.
 Tasks with inputs do not repeat rows, since their producers do not send the inputs again.
 """
 
@@ -259,7 +260,7 @@ class Ends:
         """The ended channels for the attempt that is deployed now. If it repeats rows, the channels to stale
         consumers (:func:`is_stale`) count as ended."""
         task, done = self._tasks[key], self.done(key)
-        if task.base == task.attempt:
+        if task.version == task.attempt:
             return done
         closed = {edge: list(consumers) for edge, consumers in done.closed.items()}
         for edge in self._graph.outputs_of(task.operator):
@@ -319,9 +320,9 @@ def repeating(graph: JobGraph, kept: frozenset[int]) -> frozenset[int]:
 
 
 def is_stale(consumer: Subtask, producer: Subtask) -> bool:
-    """Whether earlier attempts of a consumer may have read rows of a producer after its base."""
+    """Whether earlier attempts of a consumer may have read rows of the producer's version."""
     if consumer.state == WAITING:
         return False
     if consumer.state in PENDING or consumer.state not in ("created", "running", "finished"):
         return True
-    return consumer.attempt > FIRST_ATTEMPT and consumer.round > producer.base_round
+    return consumer.attempt > FIRST_ATTEMPT and consumer.round > producer.version_round

@@ -1167,7 +1167,7 @@ class Job:
         consumers = [self.subtasks[key] for key in self.graph.consumers(*task.key)]
         lost = change.to == "lost" and bool(consumers)
         unread = lost and all(each.state == WAITING for each in consumers)
-        comes_again = change.before == "finished" or task.base < task.attempt or unread
+        comes_again = change.before == "finished" or task.version < task.attempt or unread
         if task.operator in self.ends.repeating and comes_again:
             left = [each for each in consumers if not self.ends.read_between(task.key, each.key)]
             task.repeats("part" if any(is_stale(each, task) for each in left) else "all")

@@ -50,13 +50,13 @@ class Subtask(AttemptRecord):
     result: bytes = b""
     announced: int = 0
     """End of the rows announced to readers of a kept result."""
-    base: int = FIRST_ATTEMPT
-    """The first attempt whose rows this one repeats; its own number if it repeats none: see
-    :mod:`~minishuffle.coordinator.jobs.consumption`."""
+    version: int = FIRST_ATTEMPT
+    """The attempt that began the version of the rows, which later attempts make again; the attempt itself if
+    it begins one: see :mod:`~minishuffle.coordinator.jobs.consumption`."""
     round: int = 0
     """The round of deployments, counted for the job, in which this attempt was deployed."""
-    base_round: int = 0
-    """The round of its base."""
+    version_round: int = 0
+    """The round in which the attempt was deployed that began the version."""
     rows_collected: int = 0
     """Rows of the attempt that the client has."""
     state_bytes: int = 0
@@ -69,15 +69,15 @@ class Subtask(AttemptRecord):
 
     def begin_first(self, worker: int, round: int) -> None:
         """Deploy its first attempt on a worker."""
-        self.attempt = self.base = FIRST_ATTEMPT
-        self.round = self.base_round = round
+        self.attempt = self.version = FIRST_ATTEMPT
+        self.round = self.version_round = round
         self.worker, self.on_worker = worker, True
 
     def begin_next(self, worker: int, round: int, resumption: Resumption) -> None:
         """Deploy its next attempt on a worker, with all its counts reset."""
         self.attempt, self.round, self.resumption = self.attempt + 1, round, resumption
         if not self.repeated:
-            self.base, self.base_round = self.attempt, round
+            self.version, self.version_round = self.attempt, round
         self.worker, self.on_worker, self.end = worker, True, ""
         self.counters, self.traffic, self.result, self.rows_made = TaskCounters(), b"", b"", 0
         self.rows_listed, self.rows_leased, self.passed_on_max, self.repeated = 0, 0, None, ""

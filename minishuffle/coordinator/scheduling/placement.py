@@ -602,7 +602,7 @@ def _task(
         stream=vertex.stream,
         sink=vertex.sink,
         bounded=vertex.bounded,
-        base=attempt.base if attempt is not None else 0,
+        version=attempt.version if attempt is not None else 0,
     )
 
 
@@ -664,9 +664,9 @@ def _named_attempts(job: Job) -> dict[TaskKey, TaskAttempt]:
     for task in job.subtasks.values():
         attempt = task.attempt + (task.state in PENDING or task.state == WAITING)
         if attempt != FIRST_ATTEMPT:
-            base = task.base if task.repeated or task.base < task.attempt else 0
+            version = task.version if task.repeated or task.version < task.attempt else 0
             found[task.key] = TaskAttempt(
-                operator=task.operator, index=task.index, attempt=attempt, base=base
+                operator=task.operator, index=task.index, attempt=attempt, version=version
             )
     return found
 
@@ -677,7 +677,7 @@ def placed_attempt(task: Subtask) -> PlacedAttempt:
         operator=task.operator,
         index=task.index,
         attempt=task.attempt,
-        base=task.base if task.base < task.attempt else 0,
+        version=task.version if task.version < task.attempt else 0,
         worker=task.worker,
     )
 

@@ -159,7 +159,7 @@ class Attaching:
         )  # First, so as not to attach earlier ones.
         for placed, attempt in zip(message.tasks, attempts, strict=True):
             for channel in self.inputs.readers(attempt.subtask):
-                upstream = Upstream(placed.attempt, placed.worker, placed.base)
+                upstream = Upstream(placed.attempt, placed.worker, placed.version or placed.attempt)
                 instructions += self._reattach(channel, upstream, now)
         return [*instructions, *self.serve_waiting(now)]
 
@@ -167,7 +167,7 @@ class Attaching:
 
     def add(self, key: AttemptId, spec: TaskSpec) -> list[Instruction]:
         """An attempt is deployed here: its partitions can be requested."""
-        self.partitions.add(key, spec.outputs, repeats=bool(spec.base))
+        self.partitions.add(key, spec.outputs, repeats=bool(spec.version))
         return self.learn(key)
 
     def end(self, key: AttemptId) -> None:
@@ -180,10 +180,11 @@ class Attaching:
         instructions = self._connect_state(key, spec, now)
         repairs = message.settings.get("restart_strategy") != "none"
         for gate in spec.inputs:
-            bases, later = message.bases(gate.operator), set(gate.later)
+            versions, later = message.versions(gate.operator), set(gate.later)
             for producer, attempt, worker in message.channels(gate):
                 partition = PartitionId(key.subtask.job, gate.edge, producer)
-                request = PartitionRequest(partition, spec.index, attempt, spec.attempt)
+                version = versions.get(producer, attempt)
+                request = PartitionRequest(partition, spec.index, attempt, spec.attempt, version=version)
                 channel = ChannelKey(key, gate.edge, producer)
                 subtask = SubtaskId(key.subtask.job, OperatorId(gate.operator), producer)
                 is_there = producer not in later
@@ -192,7 +193,6 @@ class Attaching:
                     worker if is_there else NO_WORKER,
                     request,
                     repairs,
-                    base=bases.get(producer, 0),
                 )
                 self.inputs.want(channel, entry)
                 instructions += self._request(channel, entry, now) if is_there else []
@@ -266,7 +266,7 @@ class Attaching:
             return [self._fail(channel, _for_good(channel, error), now)]
         if self.peers.is_up(worker):
             self.inputs.move(channel, request.generation, ChannelEvent.REQUEST)
-            return [RequestPartition(worker, channel, request, entry.base)]
+            return [RequestPartition(worker, channel, request)]
         self.peers.need(worker, now)
         return self._want_link(worker, now)
 
@@ -437,7 +437,7 @@ class Attaching:
         entry = self.inputs.move(channel, request.generation, ChannelEvent.ATTACH)
         assert entry is not None
         self._attached(channel, entry, now)
-        return ConnectLocal(channel, answer, request.generation, entry.base)
+        return ConnectLocal(channel, answer, request.generation, request.version)
 
     def serve_waiting(self, now: float) -> list[Instruction]:
         """Answer the requests that waited for what is there by now."""

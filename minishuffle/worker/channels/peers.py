@@ -319,7 +319,7 @@ class PeerLinks:
             return
         partition = request.partition
         source = link if channel.credit else self.one_way.inlet(link, partition.job, partition.edge)
-        channel.attach_remote(source, request, base=instruction.base)
+        channel.attach_remote(source, request)
 
     def attach(
         self, instruction: Attach, partition: ResultPartition | None, hit: Callable[[str], None]

@@ -115,11 +115,11 @@ Progress: TypeAlias = "tuple[float, int, int] | None"
 
 
 class Upstream(NamedTuple):
-    """An attempt of a producer, the worker that runs it, and its base: see ``TaskAttempt``."""
+    """An attempt of a producer, the worker that runs it, and the version of its rows."""
 
     attempt: int
     worker: int
-    base: int = 0
+    version: int
 
 
 @dataclass(slots=True)
@@ -140,13 +140,12 @@ class ChannelEntry:
     """The task's progress at the last check; only while the channel is cached."""
     failures: int = 0
     """Generations in a row that failed before their producer answered."""
-    base: int = 0
-    """See :class:`Upstream`."""
 
     @property
     def upstream(self) -> Upstream:
         """The producer that the channel reads from, or will read from next."""
-        return self.cached or Upstream(self.request.producer_attempt, self.worker, self.base)
+        request = self.request
+        return self.cached or Upstream(request.producer_attempt, self.worker, request.version)
 
 
 class InputRegistry:
@@ -248,8 +247,13 @@ class InputRegistry:
         if upstream.attempt != entry.request.producer_attempt:
             entry.failures = 0
         generation = entry.request.generation + 1
-        entry.request = replace(entry.request, producer_attempt=upstream.attempt, generation=generation)
-        entry.worker, entry.retry_at, entry.base = upstream.worker, None, upstream.base
+        entry.request = replace(
+            entry.request,
+            producer_attempt=upstream.attempt,
+            version=upstream.version,
+            generation=generation,
+        )
+        entry.worker, entry.retry_at = upstream.worker, None
         self._by_worker.setdefault(upstream.worker, {})[key] = None
 
     def _leave_worker(self, key: ChannelKey, worker: int) -> None:

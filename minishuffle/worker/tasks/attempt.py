@@ -236,7 +236,7 @@ class Attempt:
             flushing=flushing(self.settings.buffer_timeout),
             drops=self.settings.on_unavailable == "drop",
             full=partial(self.note_limit, "queue"),
-            repeats=bool(self.spec.base),
+            repeats=bool(self.spec.version),
             closed=output.closed,
             whole_batches=WholeBatches(
                 self._services.local, self._services.pool.segment_bytes, paths.wait_until, paths.bell.ring

@@ -12,7 +12,6 @@ from minishuffle.counters import (
 )
 from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.partition import PartitionView, ResultPartition
-from minishuffle.exchange.repeats import Rendition
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import AttemptId, is_state_edge
 from minishuffle.protocol.channel import Outgoing
@@ -83,7 +82,7 @@ class Deployment:
         attempt = self.attempts.get(producer)
         return attempt.partitions.get(edge) if attempt is not None else None
 
-    def connect_local(self, key: ChannelKey, producer: AttemptId, generation: int, *, base: int = 0) -> None:
+    def connect_local(self, key: ChannelKey, producer: AttemptId, generation: int, *, version: int) -> None:
         channel, partition = self.channel(key), self.partition(producer, key.edge)
         if channel is None or partition is None:
             return
@@ -95,7 +94,7 @@ class Deployment:
             generation,
             self._handed_over,
             attempt=reader.attempt,
-            writes=Rendition(producer.attempt, base or producer.attempt),
+            version=version,
         )
         view = subpartition.view
         if view is not None and subpartition.error is not None:

@@ -114,11 +114,11 @@ def test_only_those_that_have_yet_to_read_it_get_its_rows_once_more(
     cluster.lose(apart[2])
     (deploy,) = apart[3].got(DeployTasks)
     (task,) = deploy.tasks
-    assert (task.operator, task.index, task.attempt, task.base) == (0, 2, 2, 1)
+    assert (task.operator, task.index, task.attempt, task.version) == (0, 2, 2, 1)
     assert task.outputs[0].closed == [0] and task.positions == b"", "from the first row on"
     assert apart[0].got(TasksRestarted) == [], "it has read the end"
     (restarted,) = apart[1].got(TasksRestarted)
-    assert [(each.operator, each.index, each.attempt, each.base) for each in restarted.tasks] == [
+    assert [(each.operator, each.index, each.attempt, each.version) for each in restarted.tasks] == [
         (0, 2, 2, 1)
     ]
 
@@ -268,7 +268,7 @@ def test_what_was_written_once_more_is_so_as_long_as_it_is_needed(
     fifth = cluster.add(slots=1)
     cluster.lose(apart[3])
     (deploy,) = fifth.got(DeployTasks)
-    assert (deploy.tasks[0].attempt, deploy.tasks[0].base) == (3, 1)
+    assert (deploy.tasks[0].attempt, deploy.tasks[0].version) == (3, 1)
 
 
 def test_a_job_that_drops_writes_nothing_once_more(cluster: FakeCluster, make_graph: MakeGraph) -> None:
@@ -278,7 +278,7 @@ def test_a_job_that_drops_writes_nothing_once_more(cluster: FakeCluster, make_gr
     cluster.report(workers[2], READ2, "finished")
     cluster.lose(workers[2])
     (deploy,) = workers[3].got(DeployTasks)
-    assert (deploy.tasks[0].attempt, deploy.tasks[0].base) == (2, 0)
+    assert (deploy.tasks[0].attempt, deploy.tasks[0].version) == (2, 0)
 
 
 def test_rows_that_come_once_more_are_not_lost(cluster: FakeCluster, apart: list[FakeWorker]) -> None:

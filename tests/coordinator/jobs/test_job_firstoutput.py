@@ -218,7 +218,7 @@ def test_a_source_that_is_lost_before_anybody_has_read_of_it_begins_anew(
         readable(cluster, workers, LATE, FROM_LATE)
     cluster.lose(workers[EARLY])
     spec = spare.tasks["j1", EARLY, 0]
-    assert (spec.attempt, spec.base, bool(spec.positions)) == (2, 1 - deployed, deployed)
+    assert (spec.attempt, spec.version, bool(spec.positions)) == (2, 1 - deployed, deployed)
     assert cluster.show("j1").rows_in_flight == (110 if deployed else 0)
 
 

@@ -203,7 +203,7 @@ def test_a_producer_may_move_here_and_away() -> None:
     source = second(SOURCE.model_copy(update={"index": 1}))
     machine.tell(deploy(source), 1.0)
     moved = machine.happens(REMOTE, ChannelEvent.DRAIN, 2.0)
-    assert moved == [ConnectLocal(REMOTE, attempt_of(0, 1, number=2), 2)]
+    assert moved == [ConnectLocal(REMOTE, attempt_of(0, 1, number=2), 2, 2)]
     assert requests(machine.happens(LOCAL, ChannelEvent.DRAIN, 2.0)) == [(3, 2, 2)]
 
 
@@ -286,10 +286,13 @@ def test_a_source_that_repeats_its_rows_is_fenced_also_if_a_deployment_names_the
 ) -> None:
     """Attempt 1 of the consumer has yet to ask for attempt 2 of the source."""
     machine = Machine()
-    source, consumer = second(SOURCE).model_copy(update={"base": 1}), attempt_of(1, number=2)
+    source, consumer = second(SOURCE).model_copy(update={"version": 1}), attempt_of(1, number=2)
     machine.tell(deploy(source))
     other = sink(2) if here else sink(2).model_copy(update={"index": 1})
-    named = [TaskAttempt(operator=0, index=0, attempt=2, base=1), TaskAttempt(operator=1, index=0, attempt=2)]
+    named = [
+        TaskAttempt(operator=0, index=0, attempt=2, version=1),
+        TaskAttempt(operator=1, index=0, attempt=2),
+    ]
     found = machine.tell(deploy(other).model_copy(update={"attempts": named}), 1.0)
     found += machine.tell(restarted((1, 0, 2, 2 if here else 3)), 1.0)
     fences = [each for each in found if isinstance(each, Fence) and each.consumer == consumer]

@@ -32,7 +32,7 @@ ROADS = {
     ChannelPhase.DOWN: [ChannelEvent.FAIL, ChannelEvent.DRAIN],
     ChannelPhase.ENDED: [ChannelEvent.REQUEST, ChannelEvent.ATTACH, ChannelEvent.END],
 }
-NEXT = Upstream(attempt=2, worker=4)
+NEXT = Upstream(attempt=2, worker=4, version=2)
 
 
 def request(producer: int = 0, generation: int = 1, consumer: int = 0) -> PartitionRequest:
@@ -110,7 +110,7 @@ def test_no_generation_is_requested_before_the_one_before_was_drained() -> None:
 
 def test_the_newest_cached_word_is_applied_once_when_the_channel_is_drained() -> None:
     registry = registry_in(ChannelPhase.CACHED)
-    newer = Upstream(attempt=3, worker=5)
+    newer = Upstream(attempt=3, worker=5, version=3)
     registry.renew(KEY, newer, drain_by=15.0)
     assert (registry[KEY].upstream, registry.drain_by()) == (newer, 11.0), "the task has waited since then"
     assert registry.undrained(10.9) == [] and registry.undrained(11.0) == [KEY]
@@ -145,7 +145,7 @@ def test_a_failed_channel_is_requested_again_once_it_is_drained_and_its_time_has
     assert registry.next_deadline() == registry[first].retry_at == registry[second].retry_at
     assert registry.take_retries(1.0) == []
     assert registry.take_retries(2.0) == [second], "the task has yet to read what the first has"
-    registry.renew(second, Upstream(1, 3), drain_by=9.0)
+    registry.renew(second, Upstream(1, 3, 1), drain_by=9.0)
     assert registry.next_deadline() == registry[third].retry_at
     registry.move(third, 1, ChannelEvent.DRAIN)
     registry.renew(third, NEXT, drain_by=9.0)

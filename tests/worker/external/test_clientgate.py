@@ -127,7 +127,15 @@ def arrive(channel: UpstreamChannel, data: bytes) -> None:
     consumer = consumer_of(channel)
     consumer.credit.take_unannounced()
     flags = BufferFlags.STARTS | BufferFlags.ENDS
-    header = buffer_header(consumer.id, consumer.expected, DataType.DATA, len(data), flags=flags, rows=1)
+    header = buffer_header(
+        consumer.id,
+        consumer.expected,
+        DataType.DATA,
+        len(data),
+        flags=flags,
+        rows=1,
+        row=max(0, consumer.row),
+    )
     consumer.begin(header)[:] = data
     consumer.end()
 

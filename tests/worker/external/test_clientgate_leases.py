@@ -114,7 +114,13 @@ def arrive(channel: UpstreamChannel, *rows: str) -> None:
     consumer.credit.take_unannounced()
     flags = BufferFlags.STARTS | BufferFlags.ENDS
     header = buffer_header(
-        consumer.id, consumer.expected, DataType.DATA, len(data), flags=flags, rows=len(rows)
+        consumer.id,
+        consumer.expected,
+        DataType.DATA,
+        len(data),
+        flags=flags,
+        rows=len(rows),
+        row=max(0, consumer.row),
     )
     consumer.begin(header)[:] = data
     consumer.end()

@@ -105,7 +105,7 @@ async def test_what_nobody_has_read_of_a_task_that_failed_is_discarded_and_count
 async def test_a_consumer_that_asks_an_attempt_that_has_failed_hears_so_at_once(site: Site) -> None:
     source = deploy(site, connect=False)
     await failed(site)
-    site.deployment.connect_local(CHANNEL, attempt(0), 1)
+    site.deployment.connect_local(CHANNEL, attempt(0), 1, version=1)
     channel = channel_of(site)
     assert channel.attachment is None
     link = BareLink()
@@ -182,7 +182,7 @@ async def test_a_local_consumer_reads_until_a_newer_attempt_of_it_is_named(site:
     spec = next(spec for spec in message.tasks if spec.inputs).model_copy(update={"attempt": 2})
     site.deployment.start(StartTask(message, spec))
     second = ChannelKey(attempt(1, number=2), 0, 0)
-    site.deployment.connect_local(second, attempt(0), 1)
+    site.deployment.connect_local(second, attempt(0), 1, version=1)
     channel, partition = site.deployment.channel(second), source.partitions[0]
     assert channel is not None
     for named in (1, 2):

@@ -187,7 +187,7 @@ async def test_channels_are_found_by_their_key(site: Site) -> None:
     task = attempt(1)
     channel = site.deployment.channel(ChannelKey(task, 0, 0))
     assert channel is not None and (channel.producer, channel.attachment) == (0, None)
-    site.deployment.connect_local(ChannelKey(task, 0, 0), attempt(0), 1)
+    site.deployment.connect_local(ChannelKey(task, 0, 0), attempt(0), 1, version=1)
     assert isinstance(channel.attachment, LocalAttachment)
     assert site.deployment.channel(ChannelKey(task, 0, 7)) is None
     assert site.deployment.channel(ChannelKey(task, 5, 0)) is None
@@ -197,8 +197,8 @@ async def test_channels_are_found_by_their_key(site: Site) -> None:
 
 async def test_joining_what_is_gone_does_nothing(site: Site) -> None:
     site.deploy(Stream.items([1]).rebalance().to_count(), connect=False)
-    site.deployment.connect_local(ChannelKey(attempt(1, job="j9"), 0, 0), attempt(0), 1)
-    site.deployment.connect_local(ChannelKey(attempt(1), 0, 0), attempt(0, job="j9"), 1)
+    site.deployment.connect_local(ChannelKey(attempt(1, job="j9"), 0, 0), attempt(0), 1, version=1)
+    site.deployment.connect_local(ChannelKey(attempt(1), 0, 0), attempt(0, job="j9"), 1, version=1)
     partition = site.deployment.partition(attempt(0), 0)
     assert partition is not None and partition.subpartitions[0].view is None
 
@@ -360,7 +360,13 @@ async def test_an_abandoned_task_reports_where_it_is_in_what_external_clients_wr
         data = b"".join(bytes(part) for part in parts)
         flags = BufferFlags.STARTS | BufferFlags.ENDS
         header = buffer_header(
-            consumer.id, consumer.expected, DataType.DATA, len(data), flags=flags, rows=rows
+            consumer.id,
+            consumer.expected,
+            DataType.DATA,
+            len(data),
+            flags=flags,
+            rows=rows,
+            row=max(0, consumer.row),
         )
         consumer.begin(header)[:] = data
         consumer.end()
@@ -427,7 +433,7 @@ async def test_the_rows_of_attachments_that_were_replaced_are_added_up(site: Sit
     before = site.deployment.channel(ChannelKey(attempt(1), 0, 0))
     assert before is not None
     old = before.attachment
-    site.deployment.connect_local(ChannelKey(attempt(1), 0, 0), attempt(0), 2)
+    site.deployment.connect_local(ChannelKey(attempt(1), 0, 0), attempt(0), 2, version=1)
     assert before.attachment is not old
     Held.let_go.set()
     await site.finish()
@@ -481,7 +487,7 @@ async def test_the_first_buffer_of_a_partition_is_announced_and_rows_wait_for_wh
     source, sink = site.deploy(Stream.items(numbers).rebalance().collect(), settings=settings, connect=False)
     await site.until(lambda: source.paths.clock.present()[0] == "backpressured")
     await site.until(lambda: site.readable == [(source.attempt_id, 0)])
-    site.deployment.connect_local(ChannelKey(sink.attempt_id, 0, 0), source.attempt_id, 1)
+    site.deployment.connect_local(ChannelKey(sink.attempt_id, 0, 0), source.attempt_id, 1, version=1)
     await site.finish()
     assert sorted(site.rows) == numbers
     assert not sum(source.read_counters().rows_dropped.values())

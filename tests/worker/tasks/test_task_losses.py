@@ -357,7 +357,7 @@ async def test_a_batch_that_was_read_and_not_taken_counts_as_discarded(
 
     monkeypatch.setattr(Inputs, "_read_gate", read_and_cancel)
     _, sink = site.deploy(Stream.items([1]).rebalance().to_count(), connect=False)
-    site.deployment.connect_local(ChannelKey(sink.attempt_id, 0, 0), attempt(0), 1)
+    site.deployment.connect_local(ChannelKey(sink.attempt_id, 0, 0), attempt(0), 1, version=1)
     await site.until(lambda: sink.attempt_id in site.outcomes)
     counters = sink.read_counters()
     assert (counters.records_in, counters.rows_dropped) == (0, {"queue_discarded": 1})

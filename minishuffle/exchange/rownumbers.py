@@ -1,0 +1,99 @@
+"""The numbers of a channel's rows, on the side of the consumer.
+
+The rows that a producer makes for a consumer over an edge are numbered from 0 on, also those that are dropped
+on the way. Numbers begin anew with each *version*: the rows of one attempt, and of the later ones that make
+the same rows in the same order. So a row is known by version and number, whatever elements and buffers it
+comes in.
+
+Each buffer says the number of the first row that begins in it, and the end of the partition how many rows
+there were. Within one attachment the numbers follow each other. The next attachment may begin further on:
+what lies between was lost with a link. Or it begins before: another attempt makes the version once more, and
+the task leaves out what it has had. What was missed stays missed then: behind rows that follow it, it would
+come in disorder.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["NO_VERSION", "RowNumbers"]
+
+NO_VERSION: Final = 0
+"""That of a producer which never runs again."""
+
+
+class RowNumbers:
+    """How far a task is in the rows of one channel.
+
+    Invariants: ``rows given out of this version + missed ≤ next``; each number of a version is given out at
+    most once, and the numbers that are given out ascend.
+    """
+
+    __slots__ = ("_finished", "_half", "at", "begun", "lost", "missed", "next", "version")
+
+    def __init__(self) -> None:
+        self.version = NO_VERSION
+        self.at = 0
+        """The number of the next row that comes, once the attachment has ``begun``."""
+        self.next = 0
+        """The number of the next row that is new: those before it were given out or missed."""
+        self.begun = False
+        """It is known with which row the attachment begins."""
+        self.missed = 0
+        """Rows before ``next`` that did not come, and have not come once more either."""
+        self.lost = 0
+        """Rows that were missed, and then left out when they came once more; in all versions."""
+        self._half = 0
+        self._finished = False
+
+    def wanted(self, version: int) -> int:
+        """The number from which on rows of that version are new."""
+        return self.next if version == self.version else 0
+
+    def detach(self, half: int) -> None:
+        """Nothing more comes of the attachment, which has begun an element of so many rows."""
+        self._half += half
+
+    def attach(self, version: int) -> int:
+        """What comes now is of that version; gives the rows of the element that was begun last, if it is of
+        another."""
+        self.begun = False
+        if version == self.version:
+            return 0
+        self.version = version
+        self.at = self.next = self.missed = 0
+        return self.close()
+
+    def begin(self, row: int) -> tuple[int, int]:
+        """The attachment begins with that row. Gives how many are missed before it, and the rows of the
+        element that was begun last, if it does not come once more."""
+        half = self.close()
+        if row <= self.at:
+            half = 0
+        missed = max(0, row - self.next)
+        self.missed += max(0, missed - half)  # those of the element have come, and count as incomplete
+        self.next += missed
+        self.at, self.begun = row, True
+        return missed, half
+
+    def close(self) -> int:
+        """Nothing comes any more: gives the rows of the element that was begun last."""
+        half, self._half = self._half, 0
+        return half
+
+    def take(self, rows: int) -> int:
+        """An element with so many rows has come; gives how many of the first of them are left out."""
+        begin, known = self.at, self.next
+        self.at = end = begin + rows
+        if self._finished:
+            return rows
+        if end >= known:
+            self.next = end
+            if self.missed and begin < known:  # those that were missed have come with the others
+                self.lost += self.missed
+                self.missed = 0
+        return min(rows, known - begin) if begin < known else 0
+
+    def finish(self) -> None:
+        """The end has come: whatever comes once more is left out."""
+        self._finished = True

@@ -1,0 +1,82 @@
+"""Folders of snapshots, on disks and in object stores: the same of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minishuffle.errors import StorageUnavailable, UnreadableSnapshot, UsageError
+from minishuffle.snapshots.sealedmanifest import MANIFEST
+from minishuffle.snapshots.storage import folder_at
+
+
+def test_files_are_written_listed_read_and_removed(tmp_path: Path) -> None:
+    top = folder_at(tmp_path / "new" / "place")
+    assert top.entries() == []
+    folder = top.child("s")
+    assert (folder.where, folder.name()) == (f"{tmp_path}/new/place/s", "s")
+    file = folder.create("a.state")
+    file.write(b"0123")
+    file.write(memoryview(b"456"))
+    file.close()
+    folder.publish(MANIFEST, b"all")
+    assert [(each.name, each.is_folder, each.bytes) for each in folder.entries()] == [
+        ("a.state", False, 7),
+        (MANIFEST, False, 3),
+    ]
+    assert [(each.name, each.is_folder, each.bytes) for each in top.entries()] == [("s", True, 0)]
+    assert all(each.modified > 1e9 for each in folder.entries())
+    assert folder.read("a.state") == b"0123456"
+    assert (folder.read("a.state", 2, 3), folder.read("a.state", 5, 9)) == (b"234", b"56")
+    assert folder.read("a.state", 90, 9) == b""
+    with pytest.raises(UnreadableSnapshot, match=f"^there is no {folder.where}/b: it was removed"):
+        folder.read("b")
+    folder.remove()
+    assert top.entries() == []
+
+
+def test_a_file_system_of_pyarrow_is_used_in_the_same_way() -> None:
+    top = folder_at("mock://any/new")
+    folder = top.child("s")
+    file = folder.create("a.state")
+    file.write(b"0123456")
+    file.close()
+    folder.create("b.state").abandon()
+    folder.publish(MANIFEST, b"all")
+    assert [(each.name, each.bytes) for each in folder.entries()] == [
+        ("a.state", 7),
+        ("b.state", 0),
+        (MANIFEST, 3),
+    ]
+    assert [(each.name, each.is_folder) for each in top.entries()] == [("s", True)]
+    assert (folder.read("a.state", 2, 3), folder.read("a.state", 5, 9)) == (b"234", b"56")
+    assert (folder.read("a.state", 90, 9), folder.read("a.state")) == (b"", b"0123456")
+    with pytest.raises(UnreadableSnapshot, match=f"^there is no {folder.where}/c: it was removed"):
+        folder.read("c")
+    folder.remove()
+    assert top.entries() == []
+
+
+@pytest.mark.parametrize("where", ["", "a\0b"])
+def test_what_is_no_path_is_refused(where: str) -> None:
+    with pytest.raises(UsageError, match="cannot be the path of a directory"):
+        folder_at(where)
+
+
+def test_a_uri_of_no_file_system_is_refused_without_its_credentials() -> None:
+    with pytest.raises(
+        UsageError, match="^nowhere://bucket/folder names no file system: .*s3://bucket/folder"
+    ):
+        folder_at("nowhere://key:word@bucket/folder")
+
+
+def test_a_directory_that_refuses_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageUnavailable, match=f"^{tmp_path}/file: Not a directory: see that it is there"):
+        folder_at(tmp_path / "file").entries()
+    with pytest.raises(
+        StorageUnavailable, match=f"^{tmp_path}: Is a directory|^{tmp_path}/s: Is a directory"
+    ):
+        (tmp_path / "s").mkdir()
+        folder_at(tmp_path).read("s")
