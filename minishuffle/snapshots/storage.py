@@ -1,4 +1,5 @@
-"""Where snapshots are: folders of a directory, or of an object store that pyarrow knows (``s3://bucket/folder``).
+"""Where snapshots are: folders of a directory, or of an object store that pyarrow knows
+(``s3://bucket/folder``).
 
 A folder has files and folders; a file is written once, from its beginning to its end, and is never changed.
 """
@@ -12,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from minishuffle.errors import StorageUnavailable, UnreadableSnapshot, UsageError
+from minishuffle.limits import STORE_SECONDS_MAX
 from minishuffle.snapshots.sealedmanifest import MANIFEST
 
 __all__ = ["Entry", "Folder", "OpenFile", "folder_at", "folder_above"]
@@ -219,6 +221,8 @@ def _sync_directory(path: Path) -> None:
 
 _OBJECT_STORES: Final = ("s3", "gcs", "abfs")
 """Kinds of file systems that write a file in one request, and have no directories."""
+_S3_OPTIONS: Final = ("scheme", "endpoint_override", "tls_ca_file_path")
+"""Options of a URI; the region is found by it as well."""
 
 
 def _from_uri(uri: str) -> Folder:
@@ -229,11 +233,32 @@ def _from_uri(uri: str) -> Folder:
     try:
         with _reported(where):
             system, inside = FileSystem.from_uri(uri)
+            if system.type_name == "s3":
+                system = _bounded(system, uri)
     except pa.ArrowInvalid as error:
         raise UsageError(
             f"{where} names no file system: {error}: write a path, or a URI such as s3://bucket/folder"
         ) from error
     return _Objects(system, inside.rstrip("/"), where)
+
+
+def _bounded(system: Any, uri: str) -> Any:
+    """The file system of an ``s3://`` URI, with bounds for its requests: by itself it waits for minutes. A
+    short file is one request."""
+    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
+
+    parts = urlsplit(uri)
+    options = {name: text for name, text in parse_qsl(parts.query) if name in _S3_OPTIONS}
+    return S3FileSystem(
+        access_key=None if parts.username is None else unquote(parts.username),
+        secret_key=None if parts.password is None else unquote(parts.password),
+        region=system.region,
+        request_timeout=STORE_SECONDS_MAX,
+        connect_timeout=STORE_SECONDS_MAX,
+        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=3),
+        allow_delayed_open=True,
+        **options,
+    )
 
 
 def _without_credentials(uri: str) -> str:
