@@ -456,6 +456,8 @@ class InputChannel:
         """(Task.) How far it is in what comes, and what of that comes once more."""
         self.barrier = 0
         """(Task.) The last blocking barrier that was read: all that the producer wrote before it was, too."""
+        self.moved = 0
+        """(Task.) The barrier at which the producer stopped when it moved last."""
         self.events_read = 0
         """(Task.) Of all that were queued, but for watermarks."""
         self.rows_incomplete = 0

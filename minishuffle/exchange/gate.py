@@ -138,7 +138,9 @@ class InputGate:
         self._waits = waits or kept is not None
         self._strict = strict
         self._splits = splits
-        self._barriers_over = 0
+        self._barriers_over = self._move = 0
+        self._movers: set[InputChannel] = set()
+        """(Task.) Channels whose producer has moved, and is not attached again yet."""
         self.debloater = debloater
         if debloater is not None:
             buffers.buffer_size = debloater.size
@@ -187,6 +189,10 @@ class InputGate:
         self._barriers_over = max(barrier, self._barriers_over)
         for channel in self.channels:
             channel.end_barriers(barrier)
+
+    def expect_move(self, barrier: int) -> None:
+        """Producers that stop at that barrier move, and go on with their state: event time waits for them."""
+        self._move = barrier
 
     def debloat(self) -> None:
         """Look at how fast the task consumes, and tell the producers if their buffers are to be of another
@@ -449,7 +455,10 @@ class InputGate:
             log.store.forget()
         if notice.error is not None and not isinstance(notice.error, self._tolerated):
             raise notice.error
-        if not self._waits:
+        if channel.barrier == self._move > channel.moved:
+            channel.moved = channel.barrier
+            self._movers.add(channel)
+        if not (self._waits or channel in self._movers):
             self.marked |= self.valve.suspend(channel.number)
         self._give_back(notice)
 
@@ -458,5 +467,7 @@ class InputGate:
         channel.rows_incomplete += channel.rows.attach(notice.version)
         if channel.ended:
             channel.reopened = True
+        elif channel in self._movers:
+            self._movers.remove(channel)
         elif not self._waits:
             self.marked |= self.valve.rejoin(channel.number)

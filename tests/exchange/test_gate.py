@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -344,3 +344,37 @@ def test_rows_that_are_missing_before_the_end_are_noticed(make_setup: type[Setup
     with pytest.raises(PeerLost, match="4 rows of subtask 0 before row 6") if strict else nullcontext():
         assert setup.rows() == [0, 1]
     setup.gate.close()
+
+
+def test_event_time_waits_for_a_producer_that_moves_and_not_for_one_that_is_lost(
+    make_setup: type[Setup],
+) -> None:
+    setup = make_setup(tolerant=True)
+    gate, partitions = setup.gate, [setup.partition(number) for number in (0, 1, 0, 0)]
+    first, second, third, _ = partitions
+    channel, _ = setup.local(first), setup.local(second)
+    gate.expect_move(3)
+    gate.end_barriers(3)
+    for partition in (first, second):
+        partition.broadcast_watermark(5, False)
+    first.broadcast_barrier(3)
+    assert setup.rows() == [] and gate.valve.watermark == 5
+
+    def gone() -> None:
+        channel.detach(PeerLost("reset by peer"))
+        setup.rows()
+
+    def back(partition: Any, generation: int) -> None:
+        channel.attach_local(partition.subpartitions[0], generation, setup.handed_over.append)
+        setup.rows()
+
+    gone()
+    second.broadcast_watermark(9, False)
+    setup.rows()
+    assert gate.valve.watermark == 5, "it has rows of these times"
+    back(third, 2)
+    third.broadcast_watermark(7, False)
+    setup.rows()
+    assert gate.valve.watermark == 7
+    gone()
+    assert gate.valve.watermark == 9, "it has not moved again"

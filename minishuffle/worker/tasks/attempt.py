@@ -391,6 +391,7 @@ class Attempt:
             pause.move(barrier, moving)
         else:
             for gate in self.gates:
+                gate.expect_move(barrier)
                 gate.end_barriers(barrier)
             fed = {
                 each.edge: {index for operator, index in moving if operator == each.operator}
