@@ -498,6 +498,13 @@ class FileSink(ChainedOperator):
         if self._part is not None and now >= self._part.opened_at + self.roll.seconds:
             self._complete()
 
+    def on_barrier(self, emit: Emit) -> None:
+        """What came before the barrier is complete, and stays whatever comes of the task."""
+        if self._part is not None:
+            self._complete()
+        self._files.wait()
+        self._name_listed()
+
     def finish(self, emit: Emit) -> None:
         has_parts = self._part or self._pending or self._named or any(self._files.listed.values())
         if not has_parts and self._known is not None and self.context.index == 0:

@@ -342,6 +342,19 @@ def test_a_part_is_hidden_until_it_is_listed(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3, "nothing hidden is left"
 
 
+def test_what_precedes_a_barrier_is_complete_and_listed(tmp_path: Path) -> None:
+    """A task that moves, or is paused, leaves no open part."""
+    sink = opened(tmp_path, listing := Listing())
+    sink.on_barrier(nothing)
+    assert not listing.heard, "nothing was written"
+    for batch in ([1, 2], [3]):
+        sink.process(Batch(batch), 0, nothing)
+        sink.on_barrier(nothing)
+    assert [file.rows for file in listing.heard] == [2, 1]
+    assert [row["value"] for row in rows_of(tmp_path)] == [1, 2, 3]
+    assert sink.close() == {"files": 2, "rows": 3}
+
+
 def test_what_is_reported_of_a_part_is_what_is_in_the_file(tmp_path: Path) -> None:
     sink = opened(tmp_path, listing := Listing(), Roll(1e9, 2, 1 << 60))
     sink.process(Batch([1, 2]), 0, nothing)
