@@ -200,6 +200,7 @@ class _Directory:
         with _reported(str(path)):
             hidden.replace(path)
             _sync_directory(self._path)
+            _sync_directory(self._path.parent)
 
     def remove(self) -> None:
         with _reported(self.where):
