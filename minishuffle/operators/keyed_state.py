@@ -20,7 +20,7 @@ reduce, fold             rows     objects, packed       values: numbers, or pack
 count                    rows     objects; slots        values: numbers
 count, aggregate         columns  slots                 columns of the aggregates
 distinct                 columns  slots                 keys alone
-top_n                    columns  slots; TaskState      its rows, by key
+top_n                    columns  TaskState             its rows, by key
 process                  rows     objects; timers, age  values: dicts; with ttl when touched; when timers are
                                                         due
 window fold, reduce,     rows     objects, packed       values by start of window; how many panes were shown,
@@ -38,13 +38,18 @@ all others               both     none                  nothing
 =======================  =======  ====================  ======================================================
 
 Joins number keys in slots of their own (``key_slots``), by which keys of two sides are compared.
-``map_async`` and sinks write nothing so far. ``top_n`` writes the same, from an index of its own.
+``map_async`` and sinks write nothing so far. ``top_n`` numbers keys in an index of its own.
+
+What an operator emits, and in which order, depends on its state and its input alone: not on the store that
+holds the state, on when it grew or was made smaller, on whether it was written and read back, or on the hash
+seed of the process. So no order is that of a set, or of a dict in which entries come or go otherwise than by
+the input; what is due at one time goes by a number or a key that is in the state.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice, repeat
 from operator import itemgetter
@@ -219,10 +224,20 @@ class KeyedState:
         self._last = last
         return tables, places
 
-    def put(self, values: list[Any] | None) -> None:
-        """The values after each record of the last batch; None if some record had none, or nobody knows."""
+    def put(self, values: list[Any] | None, dropped: Collection[int] = frozenset()) -> None:
+        """The values after each record of the last batch; None if some record had none, or nobody knows.
+
+        Args:
+            dropped: numbers of records that had none, and left their key's value as it was.
+        """
         for store, rows in self._last:
-            store.put(values if values is None or rows is None else [values[row] for row in rows])
+            if rows is None:
+                store.put(values, dropped)
+            else:
+                mine = values if values is None else [values[row] for row in rows]
+                store.put(
+                    mine, [number for number, row in enumerate(rows) if row in dropped] if dropped else ()
+                )
 
     def _store(self, namespace: Namespace) -> RowStore:
         store = self._stores.get(namespace)

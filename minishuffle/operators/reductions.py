@@ -172,18 +172,18 @@ class RowFold(Reduction):
         values: list[Any] = []
         records = zip(places, rows, strict=True)
         advance = self._reduce if self._create is None else self._fold
-        has_copies = dropped = False
+        has_copies, dropped = False, set[int]()
         while True:
             try:
                 has_copies |= advance(records, held, values, copies)
                 break
             except Exception as error:
                 failed(error, rows[len(values)])
+                dropped.add(len(values))
                 values.append(ABSENT)
-                dropped = True
         # Whether there are copies before the error is not known.
-        self.state.put(None if dropped or has_copies else values)
-        return values, forms, dropped
+        self.state.put(None if dropped or has_copies else values, dropped)
+        return values, forms, bool(dropped)
 
     def _fold(self, records: Iterator[tuple[Any, Any]], held: Any, values: list[Any], copies: bool) -> bool:
         """Take (place, row) after (place, row), bring ``held[place]`` forward and append the value, or a copy

@@ -9,7 +9,7 @@ that, and a whole batch's values are fetched at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from types import NoneType
 from typing import Any, Final
 
@@ -89,6 +89,8 @@ class _Packed:
         """Type of the values: float, int, or object for any."""
         self._values = np.zeros(0, _DTYPES[kind])
         # The last batch's:
+        self._known = 0
+        """Keys that there were before it."""
         self._slots = np.empty(0, np.int64)
         self._held: list[Any] = []
         self._places: list[int] = []
@@ -103,7 +105,7 @@ class _Packed:
         columns = self._columns(forms)
         if columns is None:
             return None
-        known = len(self._index)
+        self._known = known = len(self._index)
         self._slots = slots = self._index.lookup(columns)
         count = len(self._index)
         self._first = grown(self._first, count, 0)
@@ -157,12 +159,22 @@ class _Packed:
         """Go over to objects."""
         self._kind, self._values = object, self._values.astype(object)
 
-    def items(self) -> Iterator[tuple[Any, Any]]:
-        """As :meth:`RowStore.items`, with canonical keys."""
-        columns = list(map(pa.Array.to_pylist, self._index.keys()))
+    def slots_without(self, dropped: Collection[int]) -> Any:
+        """The slots of the keys that have a value, in the order in which they first had one, where these
+        records of the last batch gave them none; None: it is the order of all slots."""
+        slots = np.delete(self._slots, list(dropped))
+        new = slots[slots >= self._known]
+        new = new[np.sort(np.unique(new, return_index=True)[1])]
+        if len(new) == len(self._index) - self._known and np.all(new[1:] > new[:-1]):
+            return None
+        return np.concatenate((np.arange(self._known), new))
+
+    def items(self, slots: Any = None) -> Iterator[tuple[Any, Any]]:
+        """As :meth:`RowStore.items`, with canonical keys; of some slots, or all."""
+        columns = list(map(pa.Array.to_pylist, self._index.keys(slots)))
         keys = zip(*columns, strict=True) if self._tuples else iter(columns[0])
-        pairs = zip(keys, self._values[: len(self._index)].tolist(), strict=True)
-        return (pair for pair in pairs if pair[1] is not ABSENT)
+        values = self._values[: len(self._index)] if slots is None else self._values[slots]
+        return zip(keys, values.tolist(), strict=True)
 
 
 class RowStore:
@@ -188,7 +200,7 @@ class RowStore:
         """Since the last look."""
 
     def __len__(self) -> int:
-        """How many keys there are; packed ones without a value among them."""
+        """How many keys there are."""
         return len(self._values)
 
     @property
@@ -229,10 +241,17 @@ class RowStore:
             return [(shown.get(form, form), held[place]) for form, place in zip(forms, places, strict=True)]
         return [(shown.get(form, values.stored(form)), values[form]) for form in forms]
 
-    def put(self, values: list[Any] | None) -> None:
-        """The values after each record of the last batch; None if not every record had one."""
-        if isinstance(self._values, _Packed):
-            self._values.put(values)
+    def put(self, values: list[Any] | None, dropped: Collection[int] = ()) -> None:
+        """The values after each record of the last batch; None if not every record had one. Keys are in the
+        order in which they first had a value, as in a dict: where ``dropped``, records that left their key's
+        value as it was, make that another one than that of their slots, nothing is packed from then on."""
+        packed = self._values
+        if isinstance(packed, _Packed):
+            packed.put(values)
+            slots = packed.slots_without(dropped) if dropped else None
+            if slots is not None:
+                self._check_at = math.inf
+                self._values = _Objects(packed.items(slots) if len(slots) else ())
 
     def remember(self, keys: list[Any], forms: list[Any]) -> None:
         """Show new keys as these records brought them; called before they are taken."""

@@ -356,7 +356,7 @@ class WindowFold(WindowValues):
             except Exception as error:
                 failed(error, row)
                 dropped.add(len(rows) - length_hint(left) - 1)
-        self.state.put(None)
+        self.state.put(None, dropped)
         return dropped
 
     def _noted(self, starts: Iterable[int], forms: list[Any], dropped: set[int]) -> Iterable[int]:
