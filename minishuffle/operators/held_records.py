@@ -57,14 +57,14 @@ class Chunk:
         return self.batch.take(numbers - self.first)
 
     def take_until(self, limit: int) -> Numbers:
-        """Let go of the records up to ``limit``, and give their numbers."""
+        """Let go of the records up to ``limit``, and give their numbers, in order."""
         if self._by_time is None:
             self._by_time = np.argsort(self._times, kind="stable")
         before, order = self.gone, self._by_time
         self.gone = int(np.searchsorted(self._times, limit, "right", sorter=order))
         if self.gone < len(order):
             self.earliest = int(self._times[order[self.gone]])
-        return order[before : self.gone] + self.first
+        return np.sort(order[before : self.gone]) + self.first
 
 
 class Held:
@@ -119,24 +119,41 @@ class Held:
 
     def find(self, slots: Numbers, batch: Batch) -> Iterator[tuple[Numbers, Numbers]]:
         """The partners of records of ``batch``, which have times, with these keys (-1: none): (places in it,
-        numbers in order), pairwise, as many at a time as make a batch."""
+        numbers), pairwise, as many at a time as make a batch.
+
+        In order of the places; of one record those of an earlier time bucket first, of one bucket those that
+        came last first. How many make a batch, or a chunk, changes nothing of that.
+        """
         if not self.chunks:
-            return
+            return iter(())
         weight = row_bytes(batch.payload) + max(chunk.row_bytes for chunk in self.chunks)
-        for asked, numbers in self._pairs(slots, batch.times, rows_that_fit(weight)):
-            order = np.argsort(numbers)
-            yield asked[order], numbers[order]
+        return self._pairs(slots, batch.times, rows_that_fit(weight))
 
     def records(self, numbers: Numbers) -> Batch:
-        """Those of these numbers, at least one, which are in order."""
+        """Those of these numbers, at least one, in their order."""
+        for chunk in self.chunks:
+            if chunk.first <= numbers[0] < chunk.end:
+                if chunk.first <= numbers.min() and numbers.max() < chunk.end:
+                    return chunk.records(numbers)
+                break
+        order = np.argsort(numbers, kind="stable")
+        ordered = numbers[order]
         ends = np.array([chunk.end for chunk in self.chunks])
-        cuts = [0, *np.searchsorted(numbers, ends).tolist()]
+        cuts = [0, *np.searchsorted(ordered, ends).tolist()]
         found = [
-            chunk.records(numbers[begin:end])
+            chunk.records(ordered[begin:end])
             for chunk, begin, end in zip(self.chunks, cuts, cuts[1:], strict=False)
             if begin < end
         ]
-        return Batch.concat(found)
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        return Batch.concat(found).take(places)
+
+    def batches(self, numbers: Numbers) -> Iterator[Batch]:
+        """The same, as many at a time as make a batch; also of none."""
+        most = rows_that_fit(max((chunk.row_bytes for chunk in self.chunks), default=0.0))
+        for begin in range(0, len(numbers), most):
+            yield self.records(numbers[begin : begin + most])
 
     def _pairs(self, slots: Numbers, times: Times | None, most: int) -> Iterator[tuple[Numbers, Numbers]]:
         """(Places given, numbers) of all pairs, at most so many at a time."""
@@ -165,7 +182,8 @@ class Held:
                 yield asked[:count], numbers[:count]
 
     def take_until(self, limit: int) -> Iterator[tuple[Chunk, Numbers]]:
-        """Let go of the records up to ``limit``: (chunk, numbers), before the next call of any method."""
+        """Let go of the records up to ``limit``: (chunk, numbers), in order, before the next call of any
+        method."""
         for chunk in self.chunks:
             if chunk.earliest <= limit:
                 gone = chunk.take_until(limit)

@@ -79,18 +79,18 @@ class IntervalJoin(TimedJoin):
         """Put out the pairs of these records with what the other side holds, where their keys have ``slots``
         (-1: none); which of them had a partner."""
         matched = np.zeros(len(slots), dtype=np.bool_)
-        held = self._held[1 - input]
+        held, firsts = self._held[1 - input], list[Numbers]()
         for asked, numbers in held.find(slots, batch) if (slots >= 0).any() else ():
             matched[asked] = True
-            if self.how in ("semi", "anti"):
-                numbers = np.unique(numbers[~held.matched[numbers]])
-                if self.how == "semi" and input == RIGHT and len(numbers):
-                    self._put_out(self._results.alone(held.records(numbers), LEFT), out)
-            else:
+            if self.how not in ("semi", "anti"):
                 self._put_out(self._results.pairs(batch.take(asked), held.records(numbers), input), out)
+            elif self.how == "semi" and input == RIGHT:
+                firsts.append(np.unique(numbers[~held.matched[numbers]]))
             held.matched[numbers] = True
         if self.how == "semi" and input == LEFT and matched.any():
             self._put_out(self._results.alone(batch.take(np.flatnonzero(matched)), LEFT), out)
+        for some in held.batches(np.sort(np.concatenate(firsts))) if firsts else ():
+            self._put_out(self._results.alone(some, LEFT), out)
         return matched
 
     def _put_out_alone(self, batch: Batch, rows: Numbers, input: int, out: BatchesOut) -> None:
