@@ -129,8 +129,8 @@ class OpenWindows:
         return min(last, start - 1 + (max(reached - start + 1, 0) // early + 1) * early)
 
     def to_show(self) -> Iterator[int]:
-        """The starts of windows of which a pane is due; some may have fired."""
-        for _, start in self._to_show.take_until(self._progress.watermark):
+        """The starts of windows of which a pane is due, by when that is, then ascending; some have fired."""
+        for _, start in sorted(self._to_show.take_until(self._progress.watermark)):
             self._changed.discard(start)
             yield start
 
@@ -413,7 +413,7 @@ class WindowFold(WindowValues):
         for start in self.state:
             assert start is not None
             shown, unshown = self._shown.get(start, Counter()), self._unshown.get(start, {})
-            forms = list(dict.fromkeys([*shown, *unshown]))
+            forms = list(dict.fromkeys([*unshown, *shown]))  # The ones in the order in which they will be.
             if forms:
                 held, places, _ = panes.take(list(self.state.shown(forms, start)), start)
                 for place, form in zip(places, forms, strict=True):
