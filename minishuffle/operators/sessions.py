@@ -182,9 +182,11 @@ class SessionFold(SessionValues):
         self.fn = add
         self._create = create
         self._state = KeyedState(packs=False, name="sessions")
-        self._ends: TimeHeap[tuple[Any, list[Any]]] = TimeHeap()
-        """Canonical keys and sessions by the last microsecond that the session had when this was noted; if it
-        ends by time."""
+        self._ends: TimeHeap[tuple[int, Any, list[Any]]] = TimeHeap()
+        """Numbers of sessions, canonical keys and the sessions, by the last microsecond that the session had
+        when this was noted; if it ends by time. Those of one end go out in the order in which they began."""
+        self._begun = 0
+        """How many sessions have a number."""
         self._ended: list[Any] = []
         """What goes out of sessions that have ended."""
 
@@ -213,7 +215,7 @@ class SessionFold(SessionValues):
             if session is ABSENT:
                 held[form] = session = [key, time, time, 0, value]
                 if by_time:
-                    ends.push(time + closing.gap - 1, (form, session))
+                    self._begin(form, session)
             session[_LAST], session[_VALUE] = time, value
             session[_ROWS] += 1
             if session[_ROWS] == closing.size:
@@ -226,12 +228,18 @@ class SessionFold(SessionValues):
 
     def _end_until(self, limit: int) -> None:
         """The sessions have ended whose last microsecond is up to ``limit``."""
-        for noted, (form, session) in self._ends.take_until(limit):
+        for noted, (number, form, session) in self._ends.take_until(limit):
             last = session[_LAST] + self.closing.gap - 1
             if last > noted:
-                self._ends.push(last, (form, session))
+                self._ends.push(last, (number, form, session), number)
             else:
                 self._close(form, session)
+
+    def _begin(self, form: Any, session: list[Any]) -> None:
+        """Note when a session ends by time."""
+        number = self._begun
+        self._begun += 1
+        self._ends.push(session[_LAST] + self.closing.gap - 1, (number, form, session), number)
 
     def _close(self, form: Any, session: list[Any]) -> None:
         self._state.discard(form)
@@ -253,7 +261,7 @@ class SessionFold(SessionValues):
             pairs = list(self._state.items())
             forms = canonical_rows([key for key, _ in pairs])
             for form, (_, session) in zip(forms, pairs, strict=True):
-                self._ends.push(session[_LAST] + self.closing.gap - 1, (form, session))
+                self._begin(form, session)
 
 
 def last_of_session(row: tuple[Any, datetime, datetime, Any]) -> datetime:

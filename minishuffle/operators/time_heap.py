@@ -14,7 +14,8 @@ Thing = TypeVar("Thing")
 
 
 class TimeHeap(Generic[Thing]):
-    """Things by time (microseconds since 1970), given back in its order; those of one time as they came."""
+    """Things by time (microseconds since 1970), given back in its order; those of one time as they came, or by
+    the numbers that they came with, which differ."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, int, Thing]] = []
@@ -27,8 +28,8 @@ class TimeHeap(Generic[Thing]):
         """All of them, in no particular order."""
         return ((time, thing) for time, _, thing in self._entries)
 
-    def push(self, time: int, thing: Thing) -> None:
-        heapq.heappush(self._entries, (time, self._number, thing))
+    def push(self, time: int, thing: Thing, number: int | None = None) -> None:
+        heapq.heappush(self._entries, (time, self._number if number is None else number, thing))
         self._number += 1
 
     @property
