@@ -227,7 +227,8 @@ class KeyCount(Reduction):
 
     def __init__(self) -> None:
         self.state = KeyedState(packs=False)
-        """Keys that came as rows, and in short batches since others are counted as columns."""
+        """Keys that came as rows; while others are counted as columns, in short batches since the last of
+        these: all in ``_columns`` came before them."""
         self._columns: KeyedState | None = None
         self._count = RowCount()
         """The counts of the keys in ``_columns``."""
@@ -274,8 +275,7 @@ class KeyCount(Reduction):
             emit(Batch([(key, counts[form]) for key, form in zip(shown, last, strict=True)]))
 
     def all(self, emit: Emit) -> None:
-        if self._columns is not None and len(self.state):
-            self._put_together()
+        self._put_together()
         pairs = self.state.items() if self._columns is None else _pairs(self._columns)
         _emit_pairs(pairs, emit)
 
@@ -285,12 +285,11 @@ class KeyCount(Reduction):
 
     def write(self) -> Iterator[StatePart]:
         """As rows, whichever way they came."""
-        if self._columns is not None and len(self.state):
-            self._put_together()
+        self._put_together()
         if self._columns is None:
             return self.state.write()
         state = KeyedState(packs=False)
-        _add_counts(state, self._columns)
+        _add_counts(state, _pairs(self._columns))
         return state.write()
 
     def _counted(self, keys: list[Any]) -> tuple[dict[Any, int], list[Any]]:
@@ -304,19 +303,22 @@ class KeyCount(Reduction):
         return held, forms
 
     def _fits(self, kind: pa.DataType) -> bool:
-        """Whether keys of that type are counted as columns."""
+        """Whether keys of that type are counted as columns; those that came before them are in front."""
         if self._columns is None and not self._is_mixed:
             self._count = RowCount()
             self._columns, self._type = KeyedState([("count", "key", self._count)]), kind
         elif kind != self._type:
             self._give_up_columns()
+        self._put_together()
         return self._columns is not None
 
     def _put_together(self) -> None:
-        """Have all counts in one place, as columns if the keys of short batches allow it."""
+        """Have all counts in one place, as columns if there are any and short batches allow it."""
+        if self._columns is None or not len(self.state):
+            return
         pairs = list(self.state.items())
         keys = key_array([key for key, _ in pairs])
-        if keys is None or keys.type != self._type or self._columns is None:
+        if keys is None or keys.type != self._type:
             self._give_up_columns()
         else:
             counts = pa.array([count for _, count in pairs], pa.int64())
@@ -326,7 +328,9 @@ class KeyCount(Reduction):
 
     def _give_up_columns(self) -> None:
         if self._columns is not None:
-            _add_counts(self.state, self._columns)
+            later, self.state = self.state, KeyedState(packs=False)
+            _add_counts(self.state, _pairs(self._columns))
+            _add_counts(self.state, later.items())
         self._columns, self._is_mixed = None, True
 
 
@@ -340,9 +344,8 @@ def _keys_of(batch: Batch, column: pa.Array | None) -> list[Any]:
     return keys
 
 
-def _add_counts(state: KeyedState, columns: KeyedState) -> None:
-    """Add to counts of rows those of columns."""
-    pairs = _pairs(columns)
+def _add_counts(state: KeyedState, pairs: Iterator[tuple[Any, int]]) -> None:
+    """Add to counts of rows these of some keys."""
     while some := list(islice(pairs, BATCH_ROWS_MAX)):
         held, places, _ = state.take([key for key, _ in some])
         for place, (_, count) in zip(places, some, strict=True):
