@@ -16,14 +16,13 @@ from minishuffle.operators.chained import ChainedOperator
 from minishuffle.operators.join_columns import plain_schema
 from minishuffle.operators.key_index import KeyIndex
 from minishuffle.operators.row_order import row_order
-from minishuffle.operators.state_parts import StatePart, by_columns, cut
+from minishuffle.operators.state_parts import StatePart
+from minishuffle.operators.task_state import Holding, Records, TaskState
 from minishuffle.operators.wider_type import in_schema
 
 __all__ = ["TopN"]
 
 Vector = np.ndarray[Any, np.dtype[np.int64]]
-_ROW = "row "
-"""Before the names of columns, in the state."""
 
 
 class TopN(ChainedOperator):
@@ -77,16 +76,20 @@ class TopN(ChainedOperator):
         return self._rows
 
     def write_state(self) -> Iterator[StatePart]:
-        for batch in self._batches:
-            keys = [batch.column(name) for name in self._keys]
-            rows = {f"{_ROW}{name}": column for name, column in zip(batch.schema.names, batch, strict=True)}
-            yield from cut(by_columns("rows", keys, rows))
+        return self._task_state().write(self.context.index)
 
     def read_state(self, parts: Iterable[StatePart]) -> None:
-        for part in parts:
-            names = [name for name in part.batch.schema.names if name.startswith(_ROW)]
-            columns = [part.batch.column(name) for name in names]
-            self._take(pa.RecordBatch.from_arrays(columns, [name.removeprefix(_ROW) for name in names]))
+        self._task_state().read(parts)
+
+    def _task_state(self) -> TaskState:
+        return TaskState({"rows": Holding("key", self._write_rows, self._read_rows)})
+
+    def _write_rows(self) -> Iterator[Records]:
+        for batch in self._batches:
+            yield Records(batch, [batch.column(name) for name in self._keys])
+
+    def _read_rows(self, records: Records) -> None:
+        self._take(records.payload)
 
     def _keep_greatest(self) -> None:
         schema = self._batches[0].schema
