@@ -252,10 +252,15 @@ class AssignEventTime(ForgivingOperator):
         return TaskState({"splits": Holding("all", self._write_splits, self._read_splits)})
 
     def _write_splits(self) -> Iterator[Records]:
-        yield Records([(split, time) for split, time in self._open.items() if split != _NO_SPLIT])
+        yield Records(list(self._open.items()))
 
     def _read_splits(self, records: Records) -> None:
-        self._before.update(records.payload)
+        """Of subtasks that do not read a source the one that was least far counts."""
+        for split, time in records.payload:
+            if split == _NO_SPLIT:
+                self._open[split] = min(time, self._open.get(split, time))
+            else:
+                self._before[split] = time
 
     def write_state(self) -> Iterator[StatePart]:
         return self._task_state().write(self.context.index)
