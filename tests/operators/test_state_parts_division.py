@@ -1,4 +1,5 @@
-"""State written by one subtask, read by three, written by these and read by two: nothing is lost or twice.
+"""State written by one subtask, read by three, written by these and read by two: nothing is lost or twice,
+and what each key gives is in the same order.
 
 Each operator with state takes a third of the records before, between and after, in whichever subtask the
 exchange gives each record to, and gives what one subtask gives that has seen all of them.
@@ -9,11 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from decimal import Decimal
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import pyarrow as pa
@@ -21,14 +18,13 @@ import pytest
 
 from minishuffle import operators
 from minishuffle.exchange.batch import Batch
+from minishuffle.exchange.keys import canonical_rows
 from minishuffle.exchange.partitioner import Partitioner
-from minishuffle.operators.aggregates import Function, outputs_of
-from minishuffle.operators.asof_join import AsOfColumns, AsOfJoin
+from minishuffle.operators.aggregates import Function
 from minishuffle.operators.assign_event_time import AssignEventTime
 from minishuffle.operators.base import (
     END_OF_TIME,
     Mark,
-    Operator,
     Side,
     SplitMark,
     TaskContext,
@@ -44,164 +40,24 @@ from minishuffle.operators.broadcast_join import (
     SmallSide,
 )
 from minishuffle.operators.chained import ChainedOperator
-from minishuffle.operators.distinct import Distinct
-from minishuffle.operators.event_time import EventTime
-from minishuffle.operators.event_time_operator import Late
-from minishuffle.operators.interval_join import IntervalJoin
-from minishuffle.operators.join_columns import JoinColumns
-from minishuffle.operators.join_inputs import Bounds
-from minishuffle.operators.join_results import ColumnResults, RowResults
-from minishuffle.operators.keyed_process import ProcessRows
 from minishuffle.operators.row_conversion import rows_of
-from minishuffle.operators.sessions import Closing, SessionAggregation, SessionFold, SessionOperator
 from minishuffle.operators.state_parts import StatePart, divided
-from minishuffle.operators.top_n import TopN
-from minishuffle.operators.window_assigner import SlidingWindows, WindowAssigner, tumbling
-from minishuffle.operators.windows import Panes, WindowAggregation, WindowFold, WindowOperator, one_more
 from support.batches import as_batch, collecting
-from support.reducing import aggregating, counting, counting_columns, folding, reducing
-
-T = EventTime(column="t")
-KEYS = [0, 1, True, 2.0, 2.5, "a", None, (1, "b"), b"x", datetime(2026, 1, 1, tzinfo=UTC)]
-SCHEMA = pa.schema(
-    {"k": pa.string(), "g": pa.int64(), "t": pa.int64(), "v": pa.int64(), "x": pa.float64(),
-     "d": pa.decimal128(9, 2), "b": pa.bool_(), "n": pa.null()}
-)  # fmt: skip
-RIGHT = pa.schema([field.with_name(f"{field.name}2") for field in SCHEMA])
-AGGREGATES = (
-    {
-        f"{function}_{column}": (column, function)
-        for function in ("sum", "count", "min", "max", "mean", "first", "last", "count_distinct")
-        for column in ("v", "x", "d", "b")
-        if (function, column) != ("mean", "d")
-    }
-    | {"std_b": ("b", "std"), "last_k": ("k", "last")}
-    | {"none": ("n", "max"), "last_text": ("k", "max")}
-)
-OF_EACH_KIND = (
-    "sum_d", "count_x", "min_b", "mean_v", "std_b", "first_x", "last_k", "count_distinct_v", "none",
-    "last_text",
-)  # fmt: skip
-"""One aggregate for each kind of state. An aggregation without windows has them all in its state; to bring
-all forward in each window takes four times as long."""
+from support.stateful import AGGREGATES, CASES, DIVIDED, Case, T, record
 
 
-def record(dice: random.Random, number: int) -> dict[str, Any]:
-    return {
-        "k": dice.choice(["a", "b", "c", None, "x" * 80]),
-        "g": dice.randint(0, 3),
-        "t": number + dice.randint(0, 20),
-        "v": dice.choice([None, dice.randint(-9, 9), 2**62 // 50]),
-        "x": dice.choice([None, dice.randint(-40, 40) / 4]),
-        "d": dice.choice([None, Decimal(dice.randint(-900, 900)) / 100]),
-        "b": dice.choice([None, True, False]),
-        "n": None,
-    }
+def key_of(row: Any) -> Any:
+    """That of a row that an operator emits; None if it has none."""
+    if isinstance(row, dict):
+        return row.get("k", row.get("k2")), row.get("g", row.get("g2"))
+    return canonical_rows([row[0]])[0] if isinstance(row, tuple) else None
 
 
-def rows(records: list[dict[str, Any]], dice: random.Random, side: int) -> Batch:
-    """With more kinds of keys than columns have, and some that are one key."""
-    return Batch(records, [KEYS[(each["t"] + 3 * each["g"]) % len(KEYS)] for each in records])
-
-
-def arrow(records: list[dict[str, Any]], dice: random.Random, side: int) -> pa.RecordBatch:
-    batch = pa.RecordBatch.from_pylist(records, schema=SCHEMA)
-    return batch.rename_columns(RIGHT.names) if side else batch
-
-
-def merged(given: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    return {"v": (given["v"] or 0) + (row["v"] or 0), "seen": [*given.get("seen", [1]), 1]}
-
-
-def listed(given: list[Any], row: dict[str, Any]) -> list[Any]:
-    return sorted([*given, row["t"]])
-
-
-def remember(row: dict[str, Any], context: Any) -> list[Any]:
-    seen = context.state.setdefault("seen", {})
-    seen[row["t"]] = seen.get(row["t"], 0) + 1
-    context.set_timer(row["t"] + 5)
-    context.set_timer(10**9)
-    context.delete_timer(row["t"] + 4)
-    return []
-
-
-def tell(at: datetime, context: Any) -> list[Any]:
-    return [(context.key, at, dict(sorted(context.state["seen"].items())))] if at.year > 1970 else [at]
-
-
-def outputs() -> list[Any]:
-    return outputs_of({name: AGGREGATES[name] for name in OF_EACH_KIND}, T)  # type: ignore[arg-type]
-
-
-def join_rows(how: Any) -> IntervalJoin:
-    return IntervalJoin(RowResults(how), Bounds(5, 5), (T, T))
-
-
-def join_columns(how: Any) -> IntervalJoin:
-    results = ColumnResults(JoinColumns(("k", "g"), ("k2", "g2"), how), (SCHEMA, RIGHT))
-    return IntervalJoin(results, Bounds(5, 3), (T, EventTime(column="t2")))
-
-
-NO_PANES, PANES = Panes(), Panes("panes", lateness=3, early=2)
-
-
-def windows(assigner: WindowAssigner, panes: Panes = NO_PANES) -> WindowOperator:
-    return WindowOperator(WindowFold(assigner, listed, list, panes), T)
-
-
-def windows_arrow(assigner: WindowAssigner, panes: Panes = NO_PANES) -> WindowOperator:
-    return WindowOperator(WindowAggregation(assigner, ("k", "g"), outputs(), panes), T)
-
-
-def sessions(closing: Closing) -> SessionOperator:
-    return SessionOperator(SessionFold(closing, listed, list), T, Late())
-
-
-def sessions_arrow(closing: Closing) -> SessionOperator:
-    return SessionOperator(SessionAggregation(closing, ("k", "g"), outputs()), T, Late())
-
-
-def as_of() -> AsOfJoin:
-    columns = AsOfColumns(("k", "g"), ("k2", "g2"))
-    return AsOfJoin(ColumnResults(columns, (SCHEMA, RIGHT)), 9, (T, EventTime(column="t2")))
-
-
-@dataclass(frozen=True)
-class Case:
-    make: Callable[[], Operator]
-    batch: Callable[[list[dict[str, Any]], random.Random, int], Any]
-    keys: tuple[tuple[str, ...] | None, ...] = (None,)
-    """Columns by which the batches of each input are partitioned; None: rows with keys."""
-
-
-CASES = {
-    "count": Case(lambda: counting("end"), rows),
-    "reduce": Case(lambda: reducing(merged, "end"), rows),
-    "fold": Case(lambda: folding(list, listed, "end"), rows),
-    "fold each": Case(lambda: folding(list, listed, "each"), rows),
-    "window": Case(lambda: windows(tumbling(7)), rows),
-    "window panes": Case(lambda: windows(tumbling(7), PANES), rows),
-    "window panes arrow": Case(lambda: windows_arrow(tumbling(7), PANES), arrow, (("k", "g"),)),
-    "sliding panes arrow": Case(lambda: windows_arrow(SlidingWindows(7, 3), PANES), arrow, (("k", "g"),)),
-    "window count": Case(lambda: WindowOperator(WindowFold(tumbling(7), one_more, int), T), rows),
-    "sliding": Case(lambda: windows(SlidingWindows(7, 3)), rows),
-    "sessions": Case(lambda: sessions(Closing(3)), rows),
-    "counted": Case(lambda: sessions(Closing.with_size(3)), rows),
-    "sessions arrow": Case(lambda: sessions_arrow(Closing(3)), arrow, (("k", "g"),)),
-    "counted arrow": Case(lambda: sessions_arrow(Closing.with_size(3)), arrow, (("k", "g"),)),
-    "process": Case(lambda: ProcessRows(remember, tell, T), rows),
-    "join": Case(lambda: join_rows("full"), rows, (None, None)),
-    "count arrow": Case(lambda: counting_columns(("k",), "end"), arrow, (("k",),)),
-    "aggregate": Case(lambda: aggregating(("k", "g"), AGGREGATES, "end", T), arrow, (("k", "g"),)),
-    "window arrow": Case(lambda: windows_arrow(tumbling(7)), arrow, (("k", "g"),)),
-    "distinct": Case(lambda: Distinct(("k", "g")), arrow, (("k", "g"),)),
-    "top_n": Case(lambda: TopN(("k", "g"), 2, "v", True), arrow, (("k", "g"),)),
-    "inner join arrow": Case(lambda: join_columns("inner"), arrow, (("k", "g"), ("k2", "g2"))),
-    "semi join arrow": Case(lambda: join_columns("semi"), arrow, (("k", "g"), ("k2", "g2"))),
-    "as of": Case(as_of, arrow, (("k", "g"), ("k2", "g2"))),
-    "full join arrow": Case(lambda: join_columns("full"), arrow, (("k", "g"), ("k2", "g2"))),
-}
+def by_key(out: list[tuple[Any, str]]) -> dict[Any, list[str]]:
+    found: dict[Any, list[str]] = {}
+    for key, row in out:
+        found.setdefault(key, []).append(row)
+    return found
 
 
 class Subtasks:
@@ -210,16 +66,17 @@ class Subtasks:
     def __init__(self, case: Case, count: int, parts: list[StatePart]) -> None:
         self.case = case
         self.operators = [case.make() for _ in range(count)]
-        self.out: list[Any] = []
+        self.out: list[tuple[Any, str]] = []
+        """(Side output and key, row as text)."""
         for index, operator in enumerate(self.operators):
             operator.open(TaskContext("job", "task", index, count, 1))
             operator.read_state(divided(parts, index, count))
         self._partitioners = [Partitioner("hash", count, keys, None, 0) for keys in case.keys]
 
     def emit(self, item: Any) -> None:
-        batch = item.batch if isinstance(item, Side) else item
+        batch, tag = (item.batch, item.tag) if isinstance(item, Side) else (item, "")
         if not isinstance(batch, Mark):
-            self.out += map(repr, rows_of(batch))
+            self.out += [((tag, key_of(row)), repr(row)) for row in rows_of(batch)]
 
     def take(self, item: Any, input: int) -> None:
         if isinstance(item, Mark):
@@ -253,10 +110,10 @@ def items(case: Case, dice: random.Random) -> list[tuple[Any, int]]:
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", DIVIDED)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_state_goes_from_one_subtask_to_three_and_to_two(name: str, seed: int) -> None:
-    case, dice = CASES[name], random.Random(f"{name} {seed}")
+    case, dice = DIVIDED[name], random.Random(f"{name} {seed}")
     given = items(case, dice)
     ends = [(Watermark(END_OF_TIME), side) for side in range(len(case.keys))]
     whole = Subtasks(case, 1, [])
@@ -265,7 +122,7 @@ def test_state_goes_from_one_subtask_to_three_and_to_two(name: str, seed: int) -
     whole.finish()
     third = len(given) // 3
     parts: list[StatePart] = []
-    out: list[Any] = []
+    out: list[tuple[Any, str]] = []
     for count, some in ((1, given[:third]), (3, given[third : 2 * third]), (2, given[2 * third :] + ends)):
         tasks = Subtasks(case, count, parts)
         for item in some:
@@ -274,11 +131,11 @@ def test_state_goes_from_one_subtask_to_three_and_to_two(name: str, seed: int) -
             tasks.finish()
         parts, out = list(tasks.parts()), out + tasks.out
     assert whole.out, "the case shows nothing"
-    assert Counter(out) == Counter(whole.out)
+    assert by_key(out) == by_key(whole.out)
 
 
 def test_three_subtasks_have_each_key_once_between_them() -> None:
-    counting = Subtasks(CASES["count"], 1, [])
+    counting = Subtasks(DIVIDED["count"], 1, [])
     counting.take(Batch(list(range(100)), list(range(100))), 0)
     (part,) = counting.parts()
     shares = [list(divided([part], index, 3)) for index in range(3)]
@@ -302,7 +159,7 @@ def test_every_operator_with_state_is_divided_here() -> None:
     for module in pkgutil.iter_modules(operators.__path__, f"{operators.__name__}."):
         importlib.import_module(module.name)
     kinds = {kind for kind in with_state(ChainedOperator) if kind.__module__.startswith(operators.__name__)}
-    shown = {AssignEventTime, BroadcastJoin, *(type(case.make()) for case in CASES.values())}
+    shown = {type(case.make()) for case in CASES.values()}
     missing = [kind.__name__ for kind in kinds if not any(issubclass(each, kind) for each in shown)]
     assert kinds and not missing, "add a case of it to CASES"
 
