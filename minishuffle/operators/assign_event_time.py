@@ -255,7 +255,7 @@ class AssignEventTime(ForgivingOperator):
         yield Records(list(self._open.items()))
 
     def _read_splits(self, records: Records) -> None:
-        """Of subtasks that do not read a source the one that was least far counts."""
+        """Without splits the least time of all subtasks counts."""
         for split, time in records.payload:
             if split == _NO_SPLIT:
                 self._open[split] = min(time, self._open.get(split, time))

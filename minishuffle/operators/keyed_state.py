@@ -138,7 +138,7 @@ class KeyedState:
         """None: nobody has asked for a mark."""
 
     def __len__(self) -> int:
-        """How many values there are, in all namespaces; keys that were only dropped may be among them."""
+        """How many values there are, in all namespaces."""
         if self._moved:
             self._count_moved()
         return self._total + len(self._columns)

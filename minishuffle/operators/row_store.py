@@ -160,8 +160,12 @@ class _Packed:
         self._kind, self._values = object, self._values.astype(object)
 
     def slots_without(self, dropped: Collection[int]) -> Any:
-        """The slots of the keys that have a value, in the order in which they first had one, where these
-        records of the last batch gave them none; None: it is the order of all slots."""
+        """The slots of the keys that have a value, in the order in which keys first had one; None: it is the
+        order of all slots.
+
+        Args:
+            dropped: numbers of records of the last batch that gave their keys none.
+        """
         slots = np.delete(self._slots, list(dropped))
         new = slots[slots >= self._known]
         new = new[np.sort(np.unique(new, return_index=True)[1])]

@@ -14,8 +14,8 @@ Thing = TypeVar("Thing")
 
 
 class TimeHeap(Generic[Thing]):
-    """Things by time (microseconds since 1970), given back in its order; those of one time as they came, or by
-    the numbers that they came with, which differ."""
+    """Things by time (microseconds since 1970), given back in its order; those of one time as they came,
+    or by the numbers that they came with, which differ."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, int, Thing]] = []

@@ -38,3 +38,10 @@ def test_what_is_pushed_while_others_are_taken_comes_in_order_too() -> None:
             heap.push(3, "d")
             heap.push(4, "e")
     assert taken == ["a", "b", "c", "d"]
+
+
+def test_things_of_one_time_come_by_the_numbers_that_they_were_given() -> None:
+    heap: TimeHeap[str] = TimeHeap()
+    for time, number in ((2, 7), (1, 9), (1, 3), (2, 0)):
+        heap.push(time, f"{time}.{number}", number)
+    assert [thing for _, thing in heap.take_until(2)] == ["1.3", "1.9", "2.0", "2.7"]
