@@ -169,14 +169,13 @@ class Attempt:
             services.first_record,
             Outbox(self.id, self.paths, services.said, services.away),
             self._source_leases(),
-            FileReports(
-                self.paths, partial(_report_file, services.fact, self.id), spec.files, spec.committable
-            ),
+            self._file_reports(),
             self._latency,
             services.wall,
             self._state_handover(),
             services.record,
             self._spool() if spec.sink else None,
+            rests=bool(spec.outputs) and self.settings.buffer_timeout == "adaptive",
         )
         try:
             for input_spec in spec.inputs:
@@ -195,6 +194,10 @@ class Attempt:
         bytes_max = None if self.spec.bounded else self._services.spool_bytes_max
         store = partial(ElementStore, f"what {self._where()} keeps for readers", self._services.place)
         return Spool(store, bytes_max, self.spec.first_row)
+
+    def _file_reports(self) -> FileReports:
+        report = partial(_report_file, self._services.fact, self.id)
+        return FileReports(self.paths, report, self.spec.files, self.spec.committable)
 
     def _source_leases(self) -> SourceLeases:
         restarts = self.settings.restart_strategy != "none"

@@ -135,6 +135,7 @@ class TaskPaths:
         self.calls = TaskCalls.private()
         """The task's current batch, for crash reports. Waits here do not count as user code."""
         self.cancelled = False
+        self._cancelling = threading.Event()
         self._closed = False
         self._inbox = inbox
         self._returned: deque[GivenBack] = deque()
@@ -272,6 +273,15 @@ class TaskPaths:
         self.clock.enter("busy")
         self.check()
 
+    def rest(self, seconds: float) -> None:
+        """Wait (idle time, measured) however often it rings, but for a cancel."""
+        self.clock.enter("idle")
+        state = self.calls.pause()
+        self._cancelling.wait(max(seconds, 0.0))
+        self.calls.resume(state)
+        self.clock.enter("busy")
+        self.check()
+
     # --- loop ------------------------------------------------------------------------------------
 
     def record(self, calls: TaskCalls) -> None:
@@ -281,6 +291,7 @@ class TaskPaths:
     def cancel(self) -> None:
         """Wake the task and have it stop at its next look."""
         self.cancelled = True
+        self._cancelling.set()
         self.bell.ring_now()
 
     def close(self) -> None:

@@ -50,6 +50,7 @@ from minishuffle.runtime.asynccalls import CALLS_CODE, LoopCalls
 from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.inputs import Inputs
 from minishuffle.runtime.reader import SourceReader
+from minishuffle.runtime.resting import SourceRest
 from minishuffle.runtime.usererrors import describe_failure
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker.interpreter import compete
@@ -121,6 +122,8 @@ class Task:
     """Where it notes its rows in hand."""
     spool: Spool | None = None
     """Where a sink whose records other programs read keeps them."""
+    rests: bool = False
+    """Its source may be read a little later: see :class:`SourceRest`."""
     state: str = "deploying"
     thread: threading.Thread | None = None
     operators: tuple[OperatorCounters, ...] = ()
@@ -347,6 +350,8 @@ class Task:
     def _read(self, reader: SourceReader, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
         paths, counters, leases, pause = self.paths, self.counters, self.leases, self.paths.pause
         ends_here = not self.partitions
+        consumers = sum(len(each.subpartitions) for each in self.partitions.values())
+        rest = SourceRest(time.monotonic(), self.processor.waited_seconds(), consumers)
         while True:
             paths.check()
             paths.bell.clear()
@@ -380,7 +385,12 @@ class Task:
             if ends_here:
                 counters.records_out += rows
             self._pass(Batch(found, None, reader.times), emit, chain)
-            counters.last_input_at = time.monotonic()
+            counters.last_input_at = now = time.monotonic()
+            if self.rests:
+                if rest.read(rows, now):
+                    rest.look(now, self.processor.waited_seconds())
+                if rest.seconds:
+                    paths.rest(min(rest.seconds, due - pause.now()))
 
     def _leave_out(self, portion: Portion) -> None:
         """Count and report records of the source that it could not read."""

@@ -290,3 +290,15 @@ def test_waiting_for_input_is_idle_time(turns: Turns, long_waits: None, paths_of
     paths.bell.clear()
     paths.wait(-1.0)
     assert paths.clock.read().idle > seconds.idle
+
+
+def test_a_rest_is_idle_time_that_a_cancel_ends_and_no_bell(paths_of: PathsOf) -> None:
+    paths, rested = paths_of(), 0.001
+    paths.bell.ring_now()
+    paths.rest(rested)
+    assert paths.clock.read().idle >= rested
+    paths.rest(-1.0)
+    paths.cancel()
+    with pytest.raises(TaskCancelled):
+        paths.rest(SECONDS_MAX)
+    assert paths.clock.read().idle < SECONDS_MAX

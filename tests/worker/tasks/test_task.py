@@ -22,6 +22,7 @@ from minishuffle.plan.programs import ProgramSpec, pack_program
 from minishuffle.runtime.usererrors import PACKAGE
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker.tasks import task as task_module
+from minishuffle.worker.tasks.handoff import TaskPaths
 from minishuffle.worker.tasks.task import TaskOutcome
 from support.attempts import attempt
 
@@ -243,6 +244,40 @@ async def test_a_source_that_ends_in_a_sink_counts_what_it_made_as_out(site: Sit
     assert (counters.records_in, counters.records_out) == (0, 9)
     found = [(each.name, each.records_in, each.records_out) for each in task.operators]
     assert found == [("items", 0, 9), ("filter", 9, 6), ("to_count", 6, 0)]
+
+
+@pytest.mark.parametrize(("buffer_timeout", "rests"), [("adaptive", 2), (0.1, 0)])
+async def test_a_source_rests_between_two_reads_unless_its_rows_have_a_time(
+    site: Site, monkeypatch: pytest.MonkeyPatch, buffer_timeout: Any, rests: int
+) -> None:
+    rested: list[float] = []
+    monkeypatch.setattr(TaskPaths, "rest", lambda self, seconds: rested.append(seconds))
+    monkeypatch.setattr(task_module, "SourceRest", AlwaysRests)
+    stream = Stream.source(TwoBatches()).rebalance().to_count()
+    await site.run(stream, settings=JobSettings(buffer_timeout=buffer_timeout))
+    assert rested == [0.01] * rests
+
+
+class TwoBatches:
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[list[Any]]:
+        yield [1]
+        yield [2, 3]
+
+
+class AlwaysRests:
+    seconds = 0.01
+
+    def __init__(self, now: float, waited: float, consumers: int) -> None:
+        """The same at any time."""
+
+    def read(self, rows: int, now: float) -> bool:
+        return True
+
+    def look(self, now: float, waited: float) -> None:
+        """Nothing to decide."""
 
 
 async def test_printed_rows_become_log_lines(site: Site) -> None:
