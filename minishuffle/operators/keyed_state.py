@@ -44,6 +44,10 @@ What an operator emits, and in which order, depends on its state and its input a
 holds the state, on when it grew or was made smaller, on whether it was written and read back, or on the hash
 seed of the process. So no order is that of a set, or of a dict in which entries come or go otherwise than by
 the input; what is due at one time goes by a number or a key that is in the state.
+
+Of the input the order of its rows counts, over all channels together, and not how they are cut into batches;
+that counts for values that go out once a batch, for combining, for functions of the user that take a batch,
+for the order of what a batch leads to in left, right, full and semi joins, and for when watermarks go out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """State that another process goes on with, in the same order: for each operator, in both directions.
 
-Bounds that say how state is laid out, as from how many keys on it is packed, are small here, and as they are
-in the other process: what an operator emits does not depend on them.
+States go by files of snapshots. Bounds that say how state is laid out, as from how many keys on it is packed,
+are small here, and as they are in the other process: what an operator emits does not depend on them. Nor does
+it depend on how input is cut into batches, but in the cases that say so.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,7 +31,9 @@ from minishuffle.operators import (
     waiting_batches,
 )
 from minishuffle.operators.state_parts import StatePart
-from support.stateful import CASES, Run, as_read, compacted, goes_on, head, tail
+from minishuffle.snapshots import statefile
+from minishuffle.snapshots.storage import folder_at
+from support.stateful import CASES, Given, Run, compacted, goes_on, head, load, save, tail
 
 TESTS = Path(__file__).parents[1]
 LAYOUT = (
@@ -49,6 +51,7 @@ LAYOUT = (
     (waiting_batches, "_RUN_ROWS_MIN", 16),
     (change_log, "_RECENT_ROWS_MIN", 16),
     (state_parts, "BATCH_ROWS_MAX", 50),
+    (statefile, "SEGMENT_ROWS", 20),
     (column_store, "BATCH_ROWS_MAX", 50),
 )
 
@@ -62,51 +65,52 @@ def other_layout() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Written:
-    """The operator of a case, and what was written after its head: once, and after it was read and written
-    again; with the last watermark that was passed on."""
+class Elsewhere:
+    """What a process with another hash seed gives behind the states that were written here, by case and file,
+    and the states that it has written."""
 
-    run: Run
-    states: list[tuple[list[StatePart], int]]
+    found: dict[tuple[str, str], list[str]]
+    states: dict[str, list[StatePart]]
 
 
 @pytest.fixture(scope="module")
-def here() -> dict[str, Written]:
-    found = {}
-    for name in CASES:
-        run = Run(name)
+def here() -> dict[str, Run]:
+    """The operators of all cases after their heads."""
+    runs = {name: Run(name) for name in CASES}
+    for name, run in runs.items():
         run.take(head(name))
-        parts = as_read(run.operator.write_state())
-        again = as_read(Run(name, parts, run.told).operator.write_state())
-        found[name] = Written(run, [(parts, run.told), (compacted(again), run.told)])
-    return found
+    return runs
 
 
 @pytest.fixture(scope="module")
-def elsewhere(here: dict[str, Written], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a process with another hash seed makes of these states, and the states that it writes."""
-    given, made = (tmp_path_factory.mktemp("states") / name for name in ("given", "made"))
-    given.write_bytes(pickle.dumps({name: written.states for name, written in here.items()}))
+def elsewhere(here: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> Elsewhere:
+    place = tmp_path_factory.mktemp("states")
+    folder = folder_at(place)
+    once = save(folder, "once", {name: run.operator.write_state() for name, run in here.items()})
+    told = {name: run.told for name, run in here.items()}
+    read = {name: Run(name, parts, told[name]) for name, parts in load(folder, once).items()}
+    again = save(folder, "again", {name: compacted(run.operator.write_state()) for name, run in read.items()})
+    folder.publish("given", pickle.dumps(Given({"once": once, "again": again}, told)))
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    command = [sys.executable, "-m", "support.stateful", str(given), str(made)]
+    command = [sys.executable, "-m", "support.stateful", str(place)]
     subprocess.run(command, cwd=TESTS, env={**os.environ, "PYTHONHASHSEED": seed}, check=True, timeout=120)
-    answers: dict[str, Any] = pickle.loads(made.read_bytes())
-    return answers
+    found, own = pickle.loads(folder.read("made"))
+    return Elsewhere(found, load(folder, own))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_state_goes_on_elsewhere_in_the_same_order(
-    name: str, here: dict[str, Written], elsewhere: dict[str, Any]
+    name: str, here: dict[str, Run], elsewhere: Elsewhere
 ) -> None:
-    without, run = Run(name), here[name].run
+    without, run = Run(name), here[name]
     without.take(head(name))
+    told = without.told
     for each in (without, run):
         each.forget()
         each.take(tail(name))
     expected = without.finish()
     assert len(expected) > 5
     assert run.finish() == expected, "writing the state changes it"
-    (once, again), (parts, told) = elsewhere[name]
-    assert once == expected
-    assert again == expected, "what was read is written in another order"
-    assert goes_on(name, parts, told) == expected
+    assert elsewhere.found[name, "once"] == expected
+    assert elsewhere.found[name, "again"] == expected, "when it is written again, or input cut otherwise"
+    assert goes_on(name, elsewhere.states[name], told) == expected

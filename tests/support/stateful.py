@@ -1,22 +1,21 @@
 """Every operator with state, and inputs for it; run as a program, it goes on with states that another process
 has written, and writes its own.
 
-``python -m support.stateful GIVEN MADE`` reads a pickled ``dict[str, list[list[StatePart]]]`` from the one
-path, by the names of :data:`CASES` in their order, and writes a pickled ``dict[str, tuple[list[list[str]],
-list[StatePart]]]`` to the other: what :func:`tail` of the case gives behind each state, and what is written
-after :func:`head` here.
+``python -m support.stateful FOLDER`` reads a pickled :class:`Given` from the file "given" there, and writes a
+pickled ``tuple[dict[tuple[str, str], list[str]], WrittenState]`` to "made": what :func:`tail` gives behind
+each state, by case and file, and the states that are written after :func:`head` here.
 """
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import random
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -60,10 +59,29 @@ from minishuffle.operators.state_parts import StatePart
 from minishuffle.operators.top_n import TopN
 from minishuffle.operators.window_assigner import SlidingWindows, WindowAssigner, tumbling
 from minishuffle.operators.windows import Panes, WindowAggregation, WindowFold, WindowOperator, one_more
+from minishuffle.snapshots.sealedmanifest import WrittenState
+from minishuffle.snapshots.segmentindex import StateSegment, read_index
+from minishuffle.snapshots.statefile import TaskStateWriter, read_parts
+from minishuffle.snapshots.storage import Folder, folder_at
 from support.batches import as_batch
 from support.reducing import aggregating, counting, counting_columns, folding, reducing
 
-__all__ = ["AGGREGATES", "CASES", "DIVIDED", "T", "Case", "Run", "as_read", "head", "record", "tail"]
+__all__ = [
+    "AGGREGATES",
+    "CASES",
+    "DIVIDED",
+    "T",
+    "Case",
+    "Given",
+    "Run",
+    "compacted",
+    "goes_on",
+    "head",
+    "load",
+    "record",
+    "save",
+    "tail",
+]
 
 T = EventTime(column="t")
 KEYS = [0, 1, True, 2.0, 2.5, "a", None, (1, "b"), b"x", datetime(2026, 1, 1, tzinfo=UTC)]
@@ -116,6 +134,10 @@ Records = list[dict[str, Any]]
 def rows(records: Records, dice: random.Random, side: int) -> Any:
     """With more kinds of keys than columns have, and some that are one key."""
     return Batch(records, [dice.choice(KEYS) for _ in records])
+
+
+def words(records: Records, dice: random.Random, side: int) -> Any:
+    return Batch(records, [f"word {dice.randint(0, 300)}" for _ in records])
 
 
 def own_rows(records: Records, dice: random.Random, side: int) -> Any:
@@ -230,8 +252,10 @@ class Case:
     """Columns by which the batches of each input are partitioned; None: rows with keys."""
     sizes: tuple[int, ...] = (1, 5, 20, 60)
     """Rows of a batch, one of these."""
-    records: int = 300
+    records: int = 200
     """In front of the state, and as many behind."""
+    by_batch: bool = False
+    """What comes out, or its order, depends on how the input is cut into batches."""
 
 
 KEYED: Any = (("k", "g"),)
@@ -243,12 +267,12 @@ DIVIDED = {
     "reduce": Case(lambda: reducing(merged, "end"), rows),
     "fold": Case(lambda: folding(list, listed, "end"), rows),
     "fold each": Case(lambda: folding(list, listed, "each"), rows),
-    "fold with errors": Case(lambda: folding(list, refusing, "end", "skip"), rows),
+    "fold with errors": Case(lambda: folding(list, refusing, "end", "skip"), words),
     "window": Case(lambda: windows(tumbling(7)), rows),
     "window panes": Case(lambda: windows(tumbling(7), PANES), rows),
     "slow panes": Case(lambda: windows(SlidingWindows(200, 50), SLOW_PANES), rows),
     "slow panes arrow": Case(lambda: windows_arrow(SlidingWindows(200, 50), SLOW_PANES), arrow, KEYED),
-    "window with errors": Case(lambda: windows(tumbling(40), PANES, refusing), rows),
+    "window with errors": Case(lambda: windows(tumbling(40), PANES, refusing), words),
     "window panes arrow": Case(lambda: windows_arrow(tumbling(7), PANES), arrow, KEYED),
     "sliding panes arrow": Case(lambda: windows_arrow(SlidingWindows(7, 3), PANES), arrow, KEYED),
     "window count": Case(lambda: WindowOperator(WindowFold(tumbling(7), one_more, int), T), rows),
@@ -258,25 +282,21 @@ DIVIDED = {
     "sessions arrow": Case(lambda: sessions_arrow(Closing(3)), arrow, KEYED),
     "counted arrow": Case(lambda: sessions_arrow(Closing.with_size(3)), arrow, KEYED),
     "process": Case(lambda: ProcessRows(remember, tell, T), rows),
-    "join": Case(lambda: join_rows("full"), rows, (None, None)),
+    "join": Case(lambda: join_rows("full"), rows, (None, None), by_batch=True),
     "count arrow": Case(lambda: counting_columns(("k",), "end"), arrow, (("k",),)),
     "aggregate": Case(lambda: aggregating(("k", "g"), AGGREGATES, "end", T), arrow, KEYED),
     "window arrow": Case(lambda: windows_arrow(tumbling(7)), arrow, KEYED),
     "distinct": Case(lambda: Distinct(("k", "g")), arrow, KEYED),
     "top_n": Case(lambda: TopN(("k", "g"), 2, "v", True), arrow, KEYED),
     "inner join arrow": Case(lambda: join_columns("inner"), arrow, BOTH_KEYED),
-    "semi join arrow": Case(lambda: join_columns("semi"), arrow, BOTH_KEYED),
+    "semi join arrow": Case(lambda: join_columns("semi"), arrow, BOTH_KEYED, by_batch=True),
     "as of": Case(as_of, arrow, BOTH_KEYED),
-    "full join arrow": Case(lambda: join_columns("full"), arrow, BOTH_KEYED),
+    "full join arrow": Case(lambda: join_columns("full"), arrow, BOTH_KEYED, by_batch=True),
 }
 """Those whose state any other number of subtasks goes on with."""
 
 
 # --- states that are laid out in another way than they are read -----------------------------------------
-
-
-def words(records: Records, dice: random.Random, side: int) -> Any:
-    return Batch(records, [f"word {dice.randint(0, 300)}" for _ in records])
 
 
 def alone(records: Records, dice: random.Random, side: int) -> Any:
@@ -299,24 +319,42 @@ CASES = DIVIDED | {
     "many distinct": Case(lambda: Distinct(("k", "g", "v")), arrow, (("k", "g", "v"),)),
     "long sessions": Case(lambda: sessions(Closing(150)), words),
     "long sessions arrow": Case(lambda: sessions_arrow(Closing(30)), arrow, KEYED),
-    "reduce batch": Case(lambda: reducing(merged, "batch"), rows),
-    "count batch": Case(lambda: counting("batch"), rows),
+    "reduce batch": Case(lambda: reducing(merged, "batch"), rows, by_batch=True),
+    "count batch": Case(lambda: counting("batch"), rows, by_batch=True),
     "sums": Case(lambda: folding(int, lambda total, row: total + row["t"], "end"), words),
     "sums with errors": Case(lambda: folding(int, added, "end", "skip"), words),
     "sums by window": Case(lambda: windows(tumbling(10**9), NO_PANES, refusing), words),
     "keys alone": Case(lambda: counting("end"), alone, sizes=(10, 2_500), records=4_000),
-    "aggregate batch": Case(lambda: aggregating(("k", "g"), EACH_KIND, "batch", T), arrow, KEYED),
+    "aggregate batch": Case(
+        lambda: aggregating(("k", "g"), EACH_KIND, "batch", T), arrow, KEYED, by_batch=True
+    ),
     "aggregate each": Case(lambda: aggregating(("k", "g"), EACH_KIND, "each", T), arrow, KEYED),
-    "combined": Case(combined, arrow, KEYED),
+    "combined": Case(combined, arrow, KEYED, by_batch=True),
     "clocks": Case(lambda: ProcessRows(by_both_clocks, tell_all, T), rows),
     "clocks and ages": Case(lambda: ProcessRows(by_both_clocks, tell_all, T, ttl=50.0), rows),
-    "event time": Case(lambda: AssignEventTime(T, 5), own_rows),
+    "event time": Case(lambda: AssignEventTime(T, 5), own_rows, by_batch=True),
     "event time each": Case(lambda: AssignEventTime(T, 5, watermarks="each"), own_rows),
     "broadcast rows": Case(lambda: broadcast("rows"), own_rows, (None, None)),
     "broadcast columns": Case(lambda: broadcast("columns"), arrow, (("g",), ("g",))),
-    **{f"{how} join": Case(lambda how=how: join_rows(how), rows, (None, None)) for how in HOWS},
-    **{f"{how} join arrow": Case(lambda how=how: join_columns(how), arrow, BOTH_KEYED) for how in HOWS},
+    **{
+        f"{how} join{kind}": Case(
+            lambda how=how, make=make: make(how), batch, keys, by_batch=how not in ("inner", "anti")
+        )
+        for kind, make, batch, keys in (
+            ("", join_rows, rows, (None, None)),
+            (" arrow", join_columns, arrow, BOTH_KEYED),
+        )
+        for how in HOWS
+    },
 }
+
+
+@dataclass(frozen=True)
+class Given:
+    """States by file, the parts of all cases in each, and the watermark that each case had passed on."""
+
+    states: dict[str, WrittenState]
+    told: dict[str, int]
 
 
 # --- inputs, and what comes out -------------------------------------------------------------------------
@@ -416,21 +454,6 @@ class Run:
             out += [f"{row!r} at {time}" for row, time in zip(rows_of(batch), times, strict=True)]
 
 
-def as_read(parts: Iterable[StatePart]) -> list[StatePart]:
-    """Parts as they come from a file."""
-    return [
-        StatePart(part.name, pa.ipc.read_record_batch(part.batch.serialize(), part.batch.schema))
-        for part in parts
-    ]
-
-
-def goes_on(name: str, parts: Iterable[StatePart], told: int) -> list[str]:
-    """What the tail of a case gives behind such a state."""
-    run = Run(name, parts, told)
-    run.take(tail(name))
-    return run.finish()
-
-
 def compacted(parts: Iterable[StatePart]) -> list[StatePart]:
     """The parts of one name as one, the last name first."""
     found: dict[str, list[pa.RecordBatch]] = {}
@@ -439,20 +462,57 @@ def compacted(parts: Iterable[StatePart]) -> list[StatePart]:
     return [StatePart(name, pa.concat_batches(batches)) for name, batches in reversed(found.items())]
 
 
-def written(name: str) -> tuple[list[StatePart], int]:
-    """The state behind the head of a case, and the last watermark that was passed on."""
-    run = Run(name)
-    run.take(head(name))
-    return as_read(run.operator.write_state()), run.told
+def save(folder: Folder, file: str, states: Mapping[str, Iterable[StatePart]]) -> WrittenState:
+    """Write states by name as those of operators of one task."""
+    writer = TaskStateWriter(folder, file)
+    for name, parts in states.items():
+        for part in parts:
+            writer.write(name, part)
+    return writer.close()
 
 
-def main(given: str, made: str) -> None:
-    states: dict[str, list[tuple[list[StatePart], int]]] = pickle.loads(Path(given).read_bytes())
-    answers = {
-        name: ([goes_on(name, *state) for state in some], written(name)) for name, some in states.items()
+def load(folder: Folder, written: WrittenState) -> dict[str, list[StatePart]]:
+    """The states of all cases that :func:`save` has written."""
+    segments: dict[str, list[StateSegment]] = {name: [] for name in CASES}
+    for segment in read_index(folder, written):
+        segments[segment.operator].append(segment)
+    return {name: list(read_parts(folder, written.file, some)) for name, some in segments.items()}
+
+
+def goes_on(name: str, parts: Iterable[StatePart], told: int, *, is_cut: bool = False) -> list[str]:
+    """What the tail of a case gives behind such a state. ``is_cut``: in shorter batches, if that is to change
+    nothing."""
+    run = Run(name, parts, told)
+    run.take(cut(tail(name)) if is_cut and not CASES[name].by_batch else tail(name))
+    return run.finish()
+
+
+def cut(given: Iterable[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
+    """The same in shorter batches."""
+    for item, input in given:
+        if isinstance(item, Mark | Clock):
+            yield item, input
+            continue
+        batch = as_batch(item)
+        for begin in range(0, len(batch), 7):
+            yield batch.slice(begin, min(begin + 7, len(batch))), input
+
+
+def main(place: str) -> None:
+    folder = folder_at(place)
+    given: Given = pickle.loads(folder.read("given"))
+    found = {
+        (name, file): goes_on(name, parts, given.told[name], is_cut=file == "again")
+        for file, written in given.states.items()
+        for name, parts in load(folder, written).items()
     }
-    Path(made).write_bytes(pickle.dumps(answers))
+    runs = {name: Run(name) for name in CASES}
+    for name, run in runs.items():
+        run.take(head(name))
+    own = save(folder, "own", {name: run.operator.write_state() for name, run in runs.items()})
+    folder.publish("made", pickle.dumps((found, own)))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    # Under its name, by which what it reads was pickled.
+    importlib.import_module("support.stateful").main(*sys.argv[1:])
