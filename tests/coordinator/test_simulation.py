@@ -57,6 +57,10 @@ class Simulation:
 
     def __init__(self, seed: int, cluster: FakeCluster, make_graph: Callable[..., JobGraph]) -> None:
         self.random = random.Random(seed)
+        self.draws = random.Random(f"state {seed}")
+        """Of what tasks that move keep: each seed's events stay what they were."""
+        self.restored = 0
+        """Attempts that have begun with the state of an earlier one."""
         self.cluster = cluster
         self.make_graph = make_graph
         self.submitted: list[str] = []
@@ -377,7 +381,21 @@ class Simulation:
             error = ErrorInfo(code=code, text=event)
             self.cluster.report(worker, key, "failed", error=error, attempt=attempt)
         else:
-            self.cluster.report(worker, key, event, attempt=attempt)
+            self.report(worker, key, event)
+
+    def report(self, worker: FakeWorker, key: tuple[str, int, int], state: str) -> None:
+        """A task that was cancelled may have moved, with state or without any; one that runs has read what
+        is kept for it, if it is still there."""
+        spec, kept = worker.tasks[key], self.draws.choice([0, 100])
+        fields: dict[str, Any] = {}
+        if state == "canceled" and self.draws.random() < 0.7:
+            fields = {"moved": True, "state_bytes": kept}
+        elif state == "running" and spec.state_attempt:
+            keepers = [each for each in self.living() if each.worker == spec.state_worker]
+            is_there = any((*key, spec.state_attempt) in each.states for each in keepers)
+            self.restored += is_there
+            fields = {} if is_there else {"state_lost": "it is gone"}
+        self.cluster.report(worker, key, state, attempt=spec.attempt, **fields)
 
     def stale(self) -> None:
         """A process that is not known any more still talks over its old link."""
@@ -414,8 +432,9 @@ class Simulation:
                     self.cluster.request(CancelJob(job=each.job))
             for worker in self.living():
                 for key, task in list(worker.tasks.items()):
-                    state = "canceled" if worker.is_canceled(key, task.attempt) else "finished"
-                    self.cluster.report(worker, key, state, attempt=task.attempt)
+                    self.report(
+                        worker, key, "canceled" if worker.is_canceled(key, task.attempt) else "finished"
+                    )
             self.obey()
             self.cluster.advance(1.0)
             self.check_ends()
@@ -440,6 +459,8 @@ REASONS: set[str] = set()
 """Of restarts."""
 PAUSED: dict[int, int] = {}
 """By seed, how often a job was seen to be paused."""
+RESTORED: dict[int, int] = {}
+"""By seed, how many attempts have begun with state."""
 
 
 @pytest.fixture
@@ -454,6 +475,7 @@ def play(
         for _ in range(STEPS):
             run.step()
         PAUSED[seed] = run.paused
+        RESTORED[seed] = run.restored
         ENDS[seed] = set(run.over.values()), {run.over[job] for job in run.restarted}
         REASONS.update(reason for job in run.jobs() for reason in job.restarts)
         return run
@@ -472,6 +494,7 @@ def test_every_job_ends_once_its_faults_are_over(seed: int, play: Callable[[int]
     assert all(cluster.reply(wait) is not None for wait in run.waits), f"seed {seed}"
     for worker in run.living():
         assert worker.tasks == {}, f"seed {seed}: worker {worker.worker} was not told to release a job"
+        assert not worker.states, f"seed {seed}: worker {worker.worker} keeps state that nobody reads"
         links = itertools.accumulate(isinstance(message, Registered) for message in worker.inbox)
         whole_jobs = [
             (link, message.type, message.job)
@@ -497,6 +520,7 @@ def test_the_seeds_reach_every_end(play: Callable[[int], Simulation]) -> None:
             play(seed)
         ends = set().union(*(each[0] for each in ENDS.values()))
         after_restarts = set().union(*(each[1] for each in ENDS.values()))
-        if ends == after_restarts == wanted and reasons <= REASONS and any(PAUSED.values()):
+        done = ends == after_restarts == wanted and reasons <= REASONS
+        if done and any(PAUSED.values()) and any(RESTORED.values()):
             return
-    raise AssertionError(f"{ends}, after restarts {after_restarts}, for {REASONS}, and paused {PAUSED}")
+    raise AssertionError(f"{ends}, after restarts {after_restarts}, for {REASONS}, {PAUSED}, {RESTORED}")
