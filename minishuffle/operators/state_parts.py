@@ -29,7 +29,7 @@ import pyarrow as pa
 from minishuffle.errors import UsageError
 from minishuffle.exchange.gather import taken
 from minishuffle.exchange.keys import destination, fixed_values, hash_columns, hash_rows
-from minishuffle.exchange.rows import pack_rows, unpack_rows
+from minishuffle.exchange.rows import pack_each, unpack_rows
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = [
@@ -139,7 +139,7 @@ def _first(part: StatePart) -> int:
 
 def packed(values: Iterable[Any]) -> pa.Array:
     """Values as the bytes in which they cross an exchange. Raises UnserializableRecord as that does."""
-    return pa.array([pack_rows([value]) for value in values], pa.large_binary())
+    return pa.array(pack_each(values), pa.large_binary())
 
 
 def unpacked(column: pa.Array) -> list[Any]:

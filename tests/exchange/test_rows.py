@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from minishuffle.errors import RemoteProtocolError, UnserializableRecord
 from minishuffle.exchange.rows import (
+    pack_each,
     pack_keyed_rows,
     pack_result,
     pack_rows,
@@ -122,6 +123,16 @@ def test_lists_stay_lists_and_tuples_tuples(rows: list[Any], keys: int, times: i
     assert found == (names, rows)
     assert types_in(found) == types_in((names, rows))
     assert types_in(unpack_result(pack_result(rows))) == types_in(rows)
+
+
+@given(st.lists(st.one_of(NESTED, st.tuples(NESTED, NESTED), st.integers(0, 1 << 70)), max_size=20))
+def test_each_value_is_packed_as_it_is_alone(values: list[Any]) -> None:
+    assert pack_each(values) == [pack_rows([value]) for value in values]
+
+
+def test_a_value_that_cannot_be_packed_is_named() -> None:
+    with pytest.raises(UnserializableRecord, match="it holds a"):
+        pack_each(["ada", {1}])
 
 
 @given(st.lists(st.tuples(st.integers()), min_size=60, max_size=60), st.integers(0, 59), NESTED)
