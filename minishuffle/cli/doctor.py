@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import secrets
 import shutil
 import socket
 import sys
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import click
 import psutil
@@ -21,6 +24,7 @@ from minishuffle.cli.session import (
     json_option,
     late_global_options,
     print_json,
+    session_of,
 )
 from minishuffle.errors import (
     ResourceExhausted,
@@ -102,6 +106,7 @@ def require_local(host: str, what: str) -> None:
 OLDEST_PYTHON = (3, 11)
 MEMORY_BYTES = 1 << 30
 OPEN_FILES = 1024
+SNAPSHOT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +120,15 @@ class Check:
     needed: bool = True
 
 
-def checks() -> list[Check]:
-    """Look at everything; changes nothing."""
+def checks(snapshot_dir: str) -> list[Check]:
+    """Look at everything, and whether snapshots can be written there; leaves nothing behind."""
     return [
         _python(),
         _package("uvloop"),
         _package("pyarrow"),
         _memory(),
         _open_files(),
+        _snapshots(snapshot_dir),
         _loopback(),
         _port(DEFAULT_PORT, "--port"),
         _port(DEFAULT_WEB_PORT, "--web-port"),
@@ -158,6 +164,31 @@ def _open_files() -> Check:
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Check("open files", soft >= OPEN_FILES, f"limit {soft}", f"ulimit -n {OPEN_FILES}", needed=False)
+
+
+def _snapshots(where: str) -> Check:
+    """A directory that is not there yet is made by the first snapshot, in one that is."""
+    from minishuffle.cli import tables
+    from minishuffle.snapshots.catalog import probe
+    from minishuffle.snapshots.storage import folder_at
+
+    about = Check(
+        "snapshot_dir", False, "", "name another with snapshot_dir; only for savepoints", needed=False
+    )
+    place = Path(where)
+    while "://" not in where and not place.exists():
+        place = place.parent
+    begun = time.monotonic()
+    try:
+        probe(folder_at(where if "://" in where else place), f".doctor-{secrets.token_hex(4)}")
+    except ShuffleError as error:
+        return replace(about, found=text_of(error))
+    found = f"{where}: written and read in {1000 * (time.monotonic() - begun):.0f} ms"
+    if "://" in where:
+        return replace(about, ok=True, found=found)
+    free = shutil.disk_usage(place).free
+    found = f"{found}, {tables.byte_text(free)} free"
+    return replace(about, ok=free >= SNAPSHOT_BYTES, found=found, fix="make room; only for savepoints")
 
 
 def _loopback() -> Check:
@@ -214,7 +245,7 @@ def _spark() -> Check:
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
     """Look for what minishuffle needs: what is missing, and how to get it."""
-    found = checks()
+    found = checks(session_of(context).snapshot_dir())
     healthy = all(check.ok or not check.needed for check in found)
     if as_json:
         print_json({"ok": healthy, "cpus": os.cpu_count(), "checks": [asdict(check) for check in found]})

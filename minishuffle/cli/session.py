@@ -98,6 +98,10 @@ class Session:
             ) from error
         return path
 
+    def snapshot_dir(self) -> str:
+        """Where snapshots of this cluster are."""
+        return str(self.directory() / "snapshots")
+
     def flags(self) -> str:
         """The global options that find this cluster again, with a blank in front."""
         given = []

@@ -47,14 +47,9 @@ def _secret(session: Session) -> bytes:
     return read_secret(session.secret_path()) if session.secret_path().exists() else b""
 
 
-def _directory(session: Session) -> str:
-    """Where snapshots of this cluster are unless somebody says otherwise."""
-    return str(session.directory() / "snapshots")
-
-
 def _place(session: Session, given: str, *, trust: bool) -> str:
     """The path or URI of a snapshot, which may be given by the id of its job: the newest whole one then."""
-    directory = folder_at(_directory(session))
+    directory = folder_at(session.snapshot_dir())
     if "://" in given or "/" in given or Path(given).exists():
         return given
     try:
@@ -88,7 +83,7 @@ def list_states(context: click.Context, path: str | None, trust: bool, as_json: 
     Without PATH: in the directory 'snapshots' of the cluster's state directory.
     """
     session = session_of(context)
-    directory = folder_at(path or _directory(session))
+    directory = folder_at(path or session.snapshot_dir())
     listed = list_snapshots(directory, _secret(session), trust=trust)
     if as_json:
         print_json({"directory": directory.where, "snapshots": [_listed_map(each) for each in listed]})

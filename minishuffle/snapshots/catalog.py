@@ -31,6 +31,7 @@ __all__ = [
     "list_snapshots",
     "newest_whole",
     "open_manifest",
+    "probe",
     "state_file",
     "verify",
 ]
@@ -105,6 +106,23 @@ def verify(folder: Folder, manifest: SnapshotManifest) -> None:
     for written in manifest.states():
         for segment in read_index(folder, written):
             checked_segment(folder, written.file, segment)
+
+
+def probe(directory: Folder, name: str) -> None:
+    """Write a file into a folder of that name as a snapshot is written, read it, and remove both.
+
+    Raises:
+        StorageUnavailable: the storage refuses one of these.
+        UnreadableSnapshot: what was read is not what was written.
+    """
+    folder = directory.child(name)
+    try:
+        folder.publish(MANIFEST, name.encode())
+        if folder.read(MANIFEST) != name.encode():
+            raise UnreadableSnapshot(f"{folder.where}/{MANIFEST} does not hold what was written to it")
+    finally:
+        if folder.entries():
+            folder.remove()
 
 
 # --- all of a directory -----------------------------------------------------------------------------------

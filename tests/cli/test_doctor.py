@@ -3,6 +3,7 @@ import socket
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -28,6 +29,33 @@ def test_what_is_missing_comes_with_its_fix(run: Run, monkeypatch: pytest.Monkey
     assert result.exit_code == 1
     assert "apt-get install prometheus" in result.stdout
     assert "--network-memory-bytes" in result.stdout
+
+
+def snapshots(run: Run) -> dict[str, Any]:
+    found = json.loads(run("doctor", "--json").stdout)["checks"]
+    check: dict[str, Any] = next(check for check in found if check["name"] == "snapshot_dir")
+    return check
+
+
+def test_whether_snapshots_can_be_written_is_tried(
+    run: Run, own_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = snapshots(run)
+    assert check["ok"]
+    assert check["found"].startswith(f"{own_state}/snapshots: written and read in ")
+    assert check["found"].endswith(" free")
+    assert not own_state.exists()
+    (own_state / "snapshots").mkdir(parents=True)
+    assert snapshots(run)["ok"]
+    assert list((own_state / "snapshots").iterdir()) == []
+    monkeypatch.setattr(doctor, "SNAPSHOT_BYTES", 1 << 80)
+    assert snapshots(run)["fix"] == "make room; only for savepoints"
+    (own_state / "snapshots").rmdir()
+    (own_state / "snapshots").write_text("a file")
+    check = snapshots(run)
+    assert not check["ok"] and not check["needed"]
+    assert f"{own_state}/snapshots/.doctor-" in check["found"]
+    assert "name another with snapshot_dir" in check["fix"]
 
 
 def test_an_optional_gap_is_no_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

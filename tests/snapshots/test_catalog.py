@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minishuffle.errors import UnknownName, UnreadableSnapshot, UntrustedSnapshot
+from minishuffle.errors import StorageUnavailable, UnknownName, UnreadableSnapshot, UntrustedSnapshot
 from minishuffle.limits import UNFINISHED_SNAPSHOT_SECONDS
 from minishuffle.snapshots.catalog import (
     Listed,
@@ -19,6 +19,7 @@ from minishuffle.snapshots.catalog import (
     list_snapshots,
     newest_whole,
     open_manifest,
+    probe,
 )
 from minishuffle.snapshots.sealedmanifest import MANIFEST, SavedTask, WrittenState
 from minishuffle.snapshots.storage import folder_at
@@ -102,6 +103,24 @@ def test_the_one_before_takes_the_place_of_a_broken_one(
     (text,) = passed
     assert text.startswith((f"{directory}/j1-savepoint-3/", f"there is no {directory}/j1-savepoint-3/"))
     assert re.search(why, text)
+
+
+def test_a_probe_leaves_nothing(tmp_path: Path) -> None:
+    probe(folder_at(tmp_path), "trial")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageUnavailable, match=f"^{tmp_path}/file/trial"):
+        probe(folder_at(tmp_path / "file"), "trial")
+
+
+def test_a_storage_that_gives_something_else_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_at(tmp_path)
+    monkeypatch.setattr(type(folder), "read", lambda *_: b"other")
+    with pytest.raises(UnreadableSnapshot, match="does not hold what was written"):
+        probe(folder, "trial")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_whole_snapshot_it_says_why(directory: Path) -> None:
