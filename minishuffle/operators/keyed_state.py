@@ -1,8 +1,8 @@
 """Keyed state: one value for each key, or for each key in each namespace. (Flink: ``KeyedStateBackend``.)
 
 A namespace is the start of a window, in microseconds, or None. Keys are compared in their canonical form
-(``exchange.keys``) and shown as the first record with them brought them. Iteration is in the order in which
-namespaces, and keys in them, first came.
+(``exchange.keys``) and shown as the first record that gave them a value brought them. Iteration is in the
+order in which namespaces, and keys in them, first came.
 
 :class:`KeyedState` has three stores, and no operator knows which one holds what:
 
@@ -186,7 +186,7 @@ class KeyedState:
         if self._log is not None:
             self._log.touch(namespace, forms)
         held, places = store.take(forms)
-        self._last = () if places is forms else ((store, None),)
+        self._last = () if places is keys else ((store, None),)
         return held, places, forms
 
     def take_each(
@@ -223,7 +223,7 @@ class KeyedState:
             held, found = store.take(own)
             for row, place in zip(mine, found, strict=True):
                 tables[row], places[row] = held, place
-            if found is not own:
+            if found is not own or forms is not keys:
                 last.append((store, mine))
         self._last = last
         return tables, places

@@ -40,6 +40,9 @@ _DTYPES: Final[dict[type, Any]] = {float: np.float64, int: np.int64, object: obj
 """How values of a type are kept; integers as objects if one is longer than 64 bits."""
 
 
+_NOTHING: Final[tuple[list[Any], list[Any], dict[Any, Any]]] = ([], [], {})
+
+
 class _Equal:
     """Is equal to a key, and keeps the object in a dict that it was found equal to."""
 
@@ -186,18 +189,21 @@ class RowStore:
 
     :meth:`take` gives what stands for the batch's values and where each record finds its own; :meth:`put`
     takes the values back. They come in the batch's order, so that of several records of one key the last
-    one's value stays. A key is shown as the first record with it brought it.
+    one's value stays. A key is shown as the first record that gave it a value brought it.
 
     Args:
         packs: whether many values are packed; not worth it where a loop of C brings those of a dict forward.
     """
 
-    __slots__ = ("_batches", "_check_at", "_rows", "_shown", "_values")
+    __slots__ = ("_batches", "_brought", "_check_at", "_rows", "_shown", "_values")
 
     def __init__(self, *, packs: bool = True) -> None:
         self._values: _Objects | _Packed = _Objects()
         self._shown: dict[Any, Any] = {}
         """The key to show for a canonical key, where the two differ."""
+        self._brought = _NOTHING
+        """Keys, canonical keys, and those of them that were new, of the last batch until :meth:`put`; nothing
+        if it was not given to :meth:`remember`."""
         self._check_at: float = PACKED_KEYS_MIN if packs else math.inf
         """Look again whether to pack at so many keys; inf: never."""
         self._batches = self._rows = 0
@@ -256,6 +262,20 @@ class RowStore:
             if slots is not None:
                 self._check_at = math.inf
                 self._values = _Objects(packed.items(slots) if len(slots) else ())
+        (keys, forms, new), self._brought = self._brought, _NOTHING
+        if dropped and new:
+            self._show_kept(keys, forms, new, set(dropped))
+
+    def _show_kept(self, keys: list[Any], forms: list[Any], new: Collection[Any], dropped: set[int]) -> None:
+        """Show the new keys of a batch as the first records brought them that were not dropped."""
+        kept: dict[Any, Any] = {}
+        for number, (key, form) in enumerate(zip(keys, forms, strict=True)):
+            if number not in dropped:
+                kept.setdefault(form, key)
+        for form in new:
+            self._shown.pop(form, None)
+            if form in kept and kept[form] is not form:
+                self._shown[form] = kept[form]
 
     def remember(self, keys: list[Any], forms: list[Any]) -> None:
         """Show new keys as these records brought them; called before they are taken."""
@@ -268,9 +288,8 @@ class RowStore:
                 new.setdefault(form, key)
             elif key is not form and form not in self._shown:
                 self._show_stored(form)
-        for form, key in new.items():
-            if form is not key:
-                self._shown.setdefault(form, key)
+        self._shown.update((form, key) for form, key in new.items() if form is not key)
+        self._brought = keys, forms, new
 
     def _show_stored(self, form: Any) -> None:
         """Show a key that is equal to its canonical form in a dict, and another object. None is packed."""
@@ -317,6 +336,7 @@ class RowStore:
         assert isinstance(self._values, _Objects)
         if forms is not keys:
             self.remember(keys, forms)
+            self._brought = _NOTHING
         elif not _LOOK_ALIKE.issuperset(map(type, keys)):
             self._shown.update((key, key) for key in keys if type(key) not in _LOOK_ALIKE)
         self._values.update(zip(forms, values, strict=True))
