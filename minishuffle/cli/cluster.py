@@ -30,6 +30,7 @@ from minishuffle.cli.session import (
     settings_from,
     settings_options,
 )
+from minishuffle.cli.statefolders import snapshot_use
 from minishuffle.cli.terminal import echo
 from minishuffle.client import Client
 from minishuffle.config import ClusterSettings, create_secret, read_token, web_token, with_tls_files
@@ -40,6 +41,7 @@ from minishuffle.local import remove_abandoned_state
 from minishuffle.observe.prometheus import prometheus_command, prometheus_config
 from minishuffle.supervision import Supervisor, how_it_ended
 from minishuffle.transport.credentials import Credentials
+from minishuffle.wire.requests import JOB_LIVE
 
 if TYPE_CHECKING:
     from minishuffle.spark.cluster import WorkerSupplier
@@ -411,10 +413,17 @@ def status(context: click.Context, as_json: bool) -> None:
     session = session_of(context)
     with session.client() as client:
         state = client.status()
+    use = snapshot_use(session, {job.job for job in state.jobs if job.state in JOB_LIVE})
     if as_json:
-        print_json(tables.status_map(state))
-    else:
-        tables.show_status(state, session.flags())
+        print_json({**tables.status_map(state), "snapshots": use})
+        return
+    tables.show_status(state, session.flags())
+    if use:
+        size, ended = tables.byte_text(use["bytes"]), tables.byte_text(use["ended_bytes"])
+        echo(
+            f"\nsnapshots in {use['directory']}: {use['count']:,} with {size}; of jobs that do not run: "
+            f"{use['ended_count']:,} with {ended}"
+        )
 
 
 @cluster.command("events")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,7 +25,7 @@ from minishuffle.snapshots.storage import Folder, folder_above, folder_at
 if TYPE_CHECKING:
     from minishuffle.snapshots.statetable import OperatorState, SavedState
 
-__all__ = ["keys_meant", "saved_state"]
+__all__ = ["keys_meant", "saved_state", "snapshot_use"]
 
 ROWS_SHOWN: Final = 20
 
@@ -66,6 +66,24 @@ def _place(session: Session, given: str, *, trust: bool) -> str:
 def _tell_passed(passed: Sequence[str]) -> None:
     for problem in passed:
         echo(f"passed over: {problem}", err=True)
+
+
+def snapshot_use(session: Session, running: Container[str]) -> dict[str, Any]:
+    """How many snapshots the cluster has in a directory of this machine, with their bytes, and how many of
+    these are of jobs that do not run; nothing if there are none.
+
+    Args:
+        running: ids of the jobs that run.
+    """
+    where = session.snapshot_dir()
+    if "://" in where or not Path(where).is_dir():
+        return {}
+    listed = list_snapshots(folder_at(where), _secret(session), trust=True)
+    ended = [each for each in listed if each.manifest is not None and each.manifest.job not in running]
+    if not listed:
+        return {}
+    found = {"directory": where, "count": len(listed), "bytes": sum(each.bytes for each in listed)}
+    return {**found, "ended_count": len(ended), "ended_bytes": sum(each.bytes for each in ended)}
 
 
 # --- list -------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from uuid import UUID
 import pytest
 from click.testing import Result
 
-from minishuffle.cli.statefolders import keys_meant
+from minishuffle.cli.session import Session
+from minishuffle.cli.statefolders import keys_meant, snapshot_use
 from minishuffle.limits import UNFINISHED_SNAPSHOT_SECONDS
 from minishuffle.snapshots.storage import folder_at
 from support.savedjobs import SECRET, save
@@ -157,6 +158,16 @@ def test_the_newest_of_each_job_are_kept(directory: Path, run: Run) -> None:
     removed = printed(run("state", "rm", str(directory), "--keep", "1", "--json"))["removed"]
     assert sorted(removed) == [f"{directory}/new", f"{directory}/s1"]
     assert run("state", "rm", str(directory), "--keep", "1").stdout == f"nothing to remove in {directory}\n"
+
+
+def test_what_snapshots_take_is_summed(directory: Path, own_state: Path) -> None:
+    session = Session(state_dir=own_state)
+    use = snapshot_use(session, {"j1"})
+    (directory / "other" / "manifest").unlink()
+    assert (use["directory"], use["count"], use["ended_count"]) == (str(directory), 4, 1)
+    assert 0 < use["ended_bytes"] < use["bytes"]
+    assert snapshot_use(session, set())["ended_count"] == 2
+    assert snapshot_use(Session(state_dir=directory), set()) == {}
 
 
 @pytest.mark.parametrize(
