@@ -129,7 +129,26 @@ class Vertex(BaseModel):
     @property
     def is_repeatable(self) -> bool:
         """Whether all that it gives can be made again: it ends, and what it reads from outside is still
-        there."""
+        there.
+
+        Whether it is the same, in the same order, is another matter. It follows from what comes to its
+        operators:
+
+        ==================================================  ================================================
+        operators                                           what they give depends on
+        ==================================================  ================================================
+        map, filter, flat_map, map_async, columns, key_by   each row
+        reduce, fold, count, aggregate, process, windows,   the order of rows, over all channels together:
+        sessions, distinct, top_n, joins                    the same where all come by one channel
+        values once a batch, combining, map_batches; the    that, and how rows are cut into batches: a task
+        order of left, right, full and semi joins           takes small ones together that wait
+        event_time() (when watermarks go out), idle_after,  that, and the clock
+        timers of the wall clock, ttl, timeouts
+        ==================================================  ================================================
+
+        Functions of users are taken to give the same of the same. The proof for operators with state is
+        ``tests/operators/test_state_parts_order.py``.
+        """
         return self.bounded and self.replayable and not self.stream
 
 
