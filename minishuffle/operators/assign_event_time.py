@@ -210,6 +210,8 @@ class AssignEventTime(ForgivingOperator):
             emit(Watermark(watermark))
 
     def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
+        if isinstance(mark, SplitMark):
+            self._open.pop(_NO_SPLIT, None)  # In a state that was written where there were none.
         match mark:
             case SplitMark(split, "open"):
                 self._open.setdefault(split, self._before.get(split, BEGINNING_OF_TIME))

@@ -192,6 +192,23 @@ def test_the_event_time_of_splits_goes_with_them() -> None:
     assert told == [[Watermark(time), Watermark(END_OF_TIME)] for time in (69, 89)]
 
 
+@pytest.mark.parametrize("has_splits", [False, True])
+def test_the_event_time_of_a_stream_without_splits_goes_on_until_it_has_some(has_splits: bool) -> None:
+    parts: list[StatePart] = []
+    for index, time in enumerate((70, 50)):
+        before = AssignEventTime(T)
+        before.open(TaskContext("job", "task", index, 2, 1))
+        before.process(Batch([{"t": time}]), 0, ignore)
+        parts += before.write_state()
+    after, marks = AssignEventTime(T), list[Any]()
+    after.open(TaskContext("job", "task", 0, 1, 2))
+    after.read_state(divided(parts, 0, 1))
+    for mark in (SplitMark(0, "open"), SplitMark(0, "current")) if has_splits else ():
+        after.on_mark(mark, 0, ignore)
+    after.process(Batch([{"t": 40}]), 0, collecting(marks))
+    assert [mark.time for mark in marks if isinstance(mark, Watermark)] == [39 if has_splits else 49]
+
+
 def ignore(item: Any) -> None:
     """What is emitted is not looked at."""
 
