@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -63,6 +63,8 @@ from minishuffle.wire.requests import (
     ListJobs,
     PauseJob,
     ResumeJob,
+    SaveJob,
+    SavepointInfo,
     ShowGraph,
     ShowJob,
     StopCluster,
@@ -70,6 +72,7 @@ from minishuffle.wire.requests import (
     TaskInfo,
     WaitJob,
     WaitPause,
+    WaitSavepoint,
     WorkerInfo,
 )
 
@@ -281,6 +284,21 @@ class JobHandle:
             UsageError: it is not.
         """
         self._client.resume(self.id)
+
+    def savepoint(self, *, stop: bool = False, into: str | Path = "") -> SavepointInfo:
+        """Take a savepoint: all that the job holds, and where its sources are, in one folder, from which
+        another job can begin (``restore_from`` of :meth:`Client.submit`). The job stands while its rows on
+        the way are taken and its state is copied, and goes on while that is written.
+
+        Args:
+            stop: cancel the job behind it; what precedes the cut is in its sinks then, and nothing else.
+            into: the directory in which the folder is made, which the coordinator and all workers share, or
+                ``s3://bucket/folder``; by default ``snapshot_dir``.
+
+        Raises:
+            UsageError: it was refused, or has failed; the job goes on.
+        """
+        return self._client.savepoint(self.id, stop=stop, into=into)
 
     def end_stream(self, name: str) -> None:
         """End a stream of the job that other programs write (``Table.from_spark``), endless or not: what was
@@ -504,6 +522,12 @@ def _first_failure(events: Iterable[JobEvent]) -> str:
     return "the first after: unknown"
 
 
+def _absolute(where: str | Path) -> str:
+    """The path as other processes find it; a URI, or nothing, as it is."""
+    text = str(where)
+    return text if not text or "://" in text else str(Path(text).expanduser().absolute())
+
+
 def new_submission() -> str:
     """An id for a submission that no other has."""
     return secrets.token_hex(16)
@@ -627,8 +651,15 @@ class Client:
         parallelism: int | None = None,
         settings: JobSettings | None = None,
         submission: str = "",
+        restore_from: str | Path = "",
+        drop_state: Sequence[str] = (),
+        trust_snapshot: bool = False,
     ) -> JobHandle:
         """Compile and start a job.
+
+        With ``restore_from``, the folder of a savepoint, it goes on from there, at any parallelism. Operators
+        are matched by the names that they were given, else by their place in the plan; those in
+        ``drop_state`` begin without state. ``trust_snapshot`` opens one of another cluster, which runs code.
 
         ``submission`` is an id of :func:`new_submission`, with which :meth:`cancel_submission` cancels the
         job also before its answer is there. If that does not come, or a signal ends the wait for it, the job
@@ -641,13 +672,14 @@ class Client:
             UsageError: the name does not fit, the dataflow does not make sense, or a function cannot be
                 pickled.
             ResourceExhausted: not enough slots or buffers; with the arithmetic.
+            UnreadableSnapshot: there is no savepoint there, or a file of it is missing, cut or changed.
+            UntrustedSnapshot: it is not signed under the secret of this cluster.
         """
         from minishuffle.plan.arguments import checked_job_name
         from minishuffle.plan.planner import compile_job
 
         name = checked_job_name(name)
-        if parallelism is None:
-            parallelism = workers_at_work(self.status())
+        parallelism = workers_at_work(self.status()) if parallelism is None else parallelism
         graph = compile_job(stream, parallelism=parallelism, settings=settings)
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         submission = submission or new_submission()
@@ -657,6 +689,9 @@ class Client:
             graph=graph.to_bytes(),
             submission=submission,
             releases=releases_here(),
+            restore_from=_absolute(restore_from),
+            drop_state=list(drop_state),
+            trust_snapshot=trust_snapshot,
         )
         self._connected()
         try:
@@ -710,6 +745,22 @@ class Client:
             if info.pause == "none":
                 why = info.pause_problem or "it was paused, and somebody has resumed it"
                 raise UsageError(f"job {info.job} ({info.name}) is not paused: {why}")
+
+    def savepoint(self, job: str, *, stop: bool = False, into: str | Path = "") -> SavepointInfo:
+        """See :meth:`JobHandle.savepoint`."""
+        token = new_submission()
+        request = SaveJob(job=job, token=token, directory=_absolute(into), stop=stop)
+        self._repeated(request, Accepted)
+        while True:
+            wait = WaitSavepoint(job=job, wait_seconds=LONG_POLL_SECONDS)
+            info = self.poll(wait, JobInfo, LONG_POLL_SECONDS)
+            found = info.savepoint
+            if found.token == token and found.phase != "none":
+                continue
+            if found.token != token or found.problem:
+                why = found.problem or "another one was taken behind it, and its own answer is gone"
+                raise UsageError(f"there is no savepoint of job {info.job} ({info.name}): {why}")
+            return found
 
     def resume(self, job: str) -> None:
         """See :meth:`JobHandle.resume`."""

@@ -114,6 +114,11 @@ class ClusterSettings(BaseSettings):
     pause_timeout: float = Field(10.0, gt=0, allow_inf_nan=False)
     """How long the tasks of a job that is to be paused may take until all of them stand. Then the pause
     fails, and they go on."""
+    snapshot_dir: str = ""
+    """Where savepoints are, unless they are put elsewhere: a directory that all workers and the coordinator
+    share, or ``s3://bucket/folder``. Empty: ``snapshots`` in the state directory of the coordinator."""
+    savepoint_timeout: float = Field(600.0, gt=0, allow_inf_nan=False)
+    """How long a savepoint may take until it is complete. Then it fails, and the job goes on."""
     spool_bytes_max: int = Field(limits.SPOOL_BYTES_MAX, ge=64 * 1024)
     """What each sink of a job that does not end keeps on disk for readers, above which it waits."""
     blocking_bytes_max: int = Field(limits.BLOCKING_BYTES_MAX, ge=64 * 1024)

@@ -10,6 +10,7 @@ import shutil
 import signal as signals
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
@@ -373,9 +374,20 @@ class LocalCluster:
         name: str = "job",
         parallelism: int | None = None,
         settings: JobSettings | None = None,
+        restore_from: str | Path = "",
+        drop_state: Sequence[str] = (),
+        trust_snapshot: bool = False,
     ) -> JobHandle:
         """Start a job; see :meth:`Client.submit`."""
-        return self.client.submit(stream, name=name, parallelism=parallelism, settings=settings)
+        return self.client.submit(
+            stream,
+            name=name,
+            parallelism=parallelism,
+            settings=settings,
+            restore_from=restore_from,
+            drop_state=drop_state,
+            trust_snapshot=trust_snapshot,
+        )
 
     def status(self) -> ClusterStatus:
         """Workers with their connections, and jobs."""

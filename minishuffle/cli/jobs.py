@@ -1,4 +1,4 @@
-"""``minishuffle jobs list|show|cancel|pause|resume|events|logs``."""
+"""``minishuffle jobs list|show|cancel|pause|resume|savepoint|events|logs``."""
 
 from __future__ import annotations
 
@@ -72,11 +72,30 @@ RECOVERIES = frozenset({"task restarting", "task waiting for a slot"})
     is_flag=True,
     help="Show the job's parameters, operators, exchanges and stages; run nothing.",
 )
+@click.option(
+    "--from",
+    "restore_from",
+    metavar="PATH",
+    default="",
+    help="Go on from a savepoint: the path of its folder, or s3://bucket/folder.",
+)
+@click.option(
+    "--drop-state",
+    metavar="NAME",
+    multiple=True,
+    help="With --from: have the operator of that name, or id, begin without its state.",
+)
+@click.option(
+    "--trust-snapshot",
+    is_flag=True,
+    help="With --from: open a savepoint that is not signed under this cluster's secret; it can run code.",
+)
 @json_option
 @late_global_options
 @click.pass_context
 def submit(
     context: click.Context,
+    /,
     job: str,
     given: tuple[str, ...],
     name: str | None,
@@ -86,6 +105,7 @@ def submit(
     strict: bool,
     describe: bool,
     as_json: bool,
+    **saved: Any,
 ) -> None:
     """Start JOB: a built-in name (ads, backpressure, keyby, wordcount), or a Stream or Table of your own as
     module:attribute or file.py:attribute.
@@ -100,6 +120,8 @@ def submit(
     if describe:
         _describe(found, parameters, as_json, parallelism=parallelism or 1, settings=settings)
         return
+    if (saved["drop_state"] or saved["trust_snapshot"]) and not saved["restore_from"]:
+        raise click.UsageError("--drop-state and --trust-snapshot go with --from PATH")
     stream = found.build(parameters)
     session = session_of(context)
     with session.client() as client:
@@ -107,7 +129,12 @@ def submit(
         def start(submission: str) -> JobHandle:
             label = found.label if name is None else name
             return client.submit(
-                stream, name=label, parallelism=parallelism, settings=settings, submission=submission
+                stream,
+                name=label,
+                parallelism=parallelism,
+                settings=settings,
+                submission=submission,
+                **saved,
             )
 
         def fewer() -> str:
@@ -402,6 +429,35 @@ def resume(context: click.Context, job: str, as_json: bool) -> None:
         print_json({"job": handle.id, "name": handle.name})
     else:
         echo(f"job {handle.id} ({handle.name}) goes on")
+
+
+@jobs.command()
+@click.argument("job", shell_complete=complete_job)
+@click.option("--stop", is_flag=True, help="Cancel the job behind it.")
+@click.option(
+    "--into",
+    metavar="DIR",
+    default="",
+    help="Where its folder is made, if not in snapshot_dir: a directory that all workers share, or s3://….",
+)
+@json_option
+@late_global_options
+@click.pass_context
+def savepoint(context: click.Context, job: str, stop: bool, into: str, as_json: bool) -> None:
+    """Take a savepoint of a job: its state and the positions of its sources, in one folder.
+
+    'submit --from PATH' has a job go on from there, on this cluster or another, with other code or another
+    parallelism. The job stands while its state is copied, and goes on while that is written. What precedes
+    the savepoint is in its sinks when the command ends.
+    """
+    with session_of(context).client() as client:
+        handle = client.handle(job)
+        found = handle.savepoint(stop=stop, into=into)
+    if as_json:
+        print_json({"job": handle.id, "name": handle.name, **found.model_dump(exclude={"type", "token"})})
+        return
+    echo(found.path)
+    echo(f"savepoint {found.number} of job {handle.id} ({handle.name}): {tables.savepoint_text(found)}")
 
 
 @jobs.command("end-stream")

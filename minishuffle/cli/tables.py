@@ -12,7 +12,7 @@ from minishuffle.console import console, new_table, print_rows
 from minishuffle.counters import LIMITS, TCP_LIMITS, TaskCounters
 from minishuffle.errors import counted, error_from_code
 from minishuffle.ids import Address
-from minishuffle.wire.requests import ClusterStatus, GraphInfo, JobEvent, JobInfo, TaskInfo
+from minishuffle.wire.requests import ClusterStatus, GraphInfo, JobEvent, JobInfo, SavepointInfo, TaskInfo
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +24,7 @@ __all__ = [
     "job_map",
     "limits_hit",
     "lost_text",
+    "savepoint_text",
     "shown_rows",
     "rate_text",
     "seconds_text",
@@ -254,6 +255,16 @@ def files_text(job: JobInfo) -> str:
     return f"files completed: {job.files_listed:,} with {counted(job.file_rows, 'row')}"
 
 
+def savepoint_text(found: SavepointInfo) -> str:
+    """How far a job's last savepoint is, or what it took."""
+    if found.problem:
+        return f"failed: {found.problem}"
+    if found.phase != "none":
+        return f"{found.phase}, into {found.path}"
+    took = f"{found.bytes:,} bytes in {found.seconds:.1f} s"
+    return f"{took}, the job stood {found.stood_seconds:.2f} s: {found.path}"
+
+
 def _show_what_stands(job: JobInfo) -> None:
     """What of the job waits, for what, and what a pause leaves."""
     out = console()
@@ -271,6 +282,8 @@ def _show_what_stands(job: JobInfo) -> None:
         out.print(later.text)
     if job.pause_problem:
         out.print(f"the last pause failed: {job.pause_problem}")
+    if (saved := job.savepoint).number:
+        out.print(f"savepoint {saved.number}: {savepoint_text(saved)}")
     for left in job.pause_left:
         out.print(f"where it is stays {left}")
 

@@ -9,20 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from minishuffle.coordinator.jobs.savepoints import FolderWork
 from minishuffle.errors import ShuffleError
 from minishuffle.ids import Changes
 from minishuffle.wire.messages import ControlMessage, HostLook, WorkerAddress
-from minishuffle.wire.requests import Failure
+from minishuffle.wire.requests import Failure, SubmitJob
 
 __all__ = [
     "CloseLink",
     "Instruction",
     "LookForHost",
+    "ReadSnapshot",
     "Reply",
     "SendToWorker",
     "CoordinatorStep",
     "Stopped",
     "WatchProcess",
+    "WorkInFolder",
     "refusal",
 ]
 
@@ -70,11 +73,31 @@ class LookForHost:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkInFolder:
+    """Prepare or remove the folder of a savepoint, or write its manifest. Answer with ``folder_ready``,
+    unless it is to be removed."""
+
+    work: FolderWork
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSnapshot:
+    """Read the manifest of the savepoint from which a submitted job goes on. Answer with
+    ``snapshot_read``."""
+
+    link: int
+    request: int
+    message: SubmitJob
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """The cluster is shut down: end the process."""
 
 
-Instruction: TypeAlias = SendToWorker | Reply | CloseLink | WatchProcess | LookForHost | Stopped
+Instruction: TypeAlias = (
+    SendToWorker | Reply | CloseLink | WatchProcess | LookForHost | WorkInFolder | ReadSnapshot | Stopped
+)
 
 
 @dataclass(frozen=True, slots=True)

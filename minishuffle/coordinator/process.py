@@ -37,20 +37,25 @@ from minishuffle.coordinator.instructions import (
     CoordinatorStep,
     Instruction,
     LookForHost,
+    ReadSnapshot,
     Reply,
     SendToWorker,
     Stopped,
     WatchProcess,
+    WorkInFolder,
 )
 from minishuffle.coordinator.jobs.job import Job
+from minishuffle.coordinator.jobs.savepoints import FolderWork
 from minishuffle.coordinator.journal.codec import OtherFormat, require_format
 from minishuffle.coordinator.journal.journalrecords import recalled_clock
 from minishuffle.coordinator.journal.store import CoordinatorJournal, JournalLost
+from minishuffle.coordinator.snapshotfolders import do_in_folder, read_manifest
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, error_from_code
 from minishuffle.ids import Address, Changes, RecordKey
+from minishuffle.snapshots.sealedmanifest import SnapshotManifest
 from minishuffle.transport.addresses import cannot_listen
 from minishuffle.transport.admission import RefusalLog
 from minishuffle.transport.control import ControlLink, ControlServer
@@ -141,7 +146,13 @@ class Coordinator:
     """A coordinator process, for one term; created on the loop on which it runs."""
 
     def __init__(
-        self, settings: ClusterSettings, cluster: str, journal: Storage, *, workers_anew: bool = False
+        self,
+        settings: ClusterSettings,
+        cluster: str,
+        journal: Storage,
+        state_dir: Path | None = None,
+        *,
+        workers_anew: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[None] = self._loop.create_future()
@@ -158,7 +169,9 @@ class Coordinator:
             wall_offset=self._clock.read(time.time(), now) - now,
             identity=identity,
             workers_anew=workers_anew,
+            snapshot_dir=settings.snapshot_dir or _snapshots_in(state_dir),
         )
+        self._secret = b""
         self._state = CoordinatorState(settings, facts, journal.records, random.random, now)
         self._journal = journal
         self._cluster = cluster
@@ -199,7 +212,7 @@ class Coordinator:
         Raises:
             UsageError: the port is taken, or the host is not one of this machine's.
         """
-        identity = Identity(Role.COORDINATOR, self._cluster, 0, 0)
+        identity, self._secret = Identity(Role.COORDINATOR, self._cluster, 0, 0), secret
         await self._server.start(
             host,
             port,
@@ -367,6 +380,25 @@ class Coordinator:
         answer = await host_answers(look.addresses, look.times, look.seconds)
         self._carry_out(self._state.host_looked(look.ticket, answer, self._loop.time()))
 
+    async def _work_in_folder(self, work: FolderWork) -> None:
+        error: ShuffleError | None = None
+        try:
+            await asyncio.to_thread(do_in_folder, work, self._secret)
+        except ShuffleError as raised:
+            error = raised
+        if work.work != "discard":
+            self._carry_out(self._state.folder_ready(work, error, self._loop.time()))
+        elif error is not None:
+            _log.warning("what a savepoint has left is not removed: %s", error)
+
+    async def _read_snapshot(self, read: ReadSnapshot) -> None:
+        found: SnapshotManifest | ShuffleError
+        try:
+            found = await asyncio.to_thread(read_manifest, read.message, self._secret)
+        except ShuffleError as error:
+            found = error
+        self._carry_out(self._state.snapshot_read(read, found, self._loop.time()))
+
     def _in_background(self, work: Coroutine[None, None, None], name: str) -> None:
         watch = self._loop.create_task(work, name=name)
         self._watches.add(watch)
@@ -416,6 +448,10 @@ class Coordinator:
                 self._in_background(self._watch(instruction), f"watch {address.worker}")
             case LookForHost(look):
                 self._in_background(self._look_for_host(look), "look for a host")
+            case WorkInFolder(work):
+                self._in_background(self._work_in_folder(work), f"{work.work} {work.folder}")
+            case ReadSnapshot():
+                self._in_background(self._read_snapshot(instruction), "read a snapshot")
             case Stopped():
                 if not self.stopped.done():
                     self.stopped.set_result(None)
@@ -551,6 +587,11 @@ class Coordinator:
             self._carry_out(self._state.handle_timer(self._loop.time()))
 
 
+def _snapshots_in(state_dir: Path | None) -> str:
+    """Where savepoints are if no setting says so; empty: nowhere."""
+    return "" if state_dir is None else str(state_dir.absolute() / "snapshots")
+
+
 def _authorize(peer: Identity) -> str | None:
     if peer.role in (Role.WORKER, Role.CLIENT):
         return None
@@ -633,7 +674,7 @@ async def run_coordinator(
     with CoordinatorJournal(state_dir) as journal, contextlib.closing(JournalThread(journal)) as storage:
         try:
             require_format(journal.records)
-            coordinator = Coordinator(settings, cluster, storage, workers_anew=workers_anew)
+            coordinator = Coordinator(settings, cluster, storage, state_dir, workers_anew=workers_anew)
         except OtherFormat as error:
             raise journal.of_another_release(str(error)) from error
         except ShuffleError as error:

@@ -8,13 +8,13 @@ It registers workers and detects lost ones, admits jobs that fit and places them
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from minishuffle import limits
 from minishuffle.clock import set_by
 from minishuffle.config import ClusterSettings
-from minishuffle.coordinator.clients.longpolls import LongPolls, Poll
+from minishuffle.coordinator.clients.longpolls import LongPolls, Poll, PollRequest
 from minishuffle.coordinator.clients.pending import Pending, PendingRequests
 from minishuffle.coordinator.clients.questions import Questions
 from minishuffle.coordinator.clients.results import GIVEN_UP, ResultRecord, ResultRequest, Results
@@ -33,10 +33,12 @@ from minishuffle.coordinator.instructions import (
     CoordinatorStep,
     Instruction,
     LookForHost,
+    ReadSnapshot,
     Reply,
     SendToWorker,
     Stopped,
     WatchProcess,
+    WorkInFolder,
     refusal,
 )
 from minishuffle.coordinator.jobs.attemptreports import apply_fact, may_wait, moves_only, refuses
@@ -52,6 +54,8 @@ from minishuffle.coordinator.jobs.job import Job
 from minishuffle.coordinator.jobs.jobindex import JobTable
 from minishuffle.coordinator.jobs.joblinks import Exclusion
 from minishuffle.coordinator.jobs.lossaccounting import TaskKey
+from minishuffle.coordinator.jobs.restoring import resumptions_of
+from minishuffle.coordinator.jobs.savepoints import FolderWork
 from minishuffle.coordinator.journal import journalrecords
 from minishuffle.coordinator.journal.writeahead import WriteAhead
 from minishuffle.coordinator.links import ANSWER_SECONDS, Links, PairKey, pair_of
@@ -74,6 +78,8 @@ from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageE
 from minishuffle.ids import Changes, RecordKey
 from minishuffle.plan.graph import JobGraph, Placement
 from minishuffle.releases import compared_releases
+from minishuffle.snapshots.catalog import folder_name
+from minishuffle.snapshots.sealedmanifest import SnapshotManifest
 from minishuffle.wire.clients import ResultExpected, UpstreamExpected, WriteBegun, WriteEnded
 from minishuffle.wire.inquiries import AskWorkers, WorkerAnswered
 from minishuffle.wire.messages import (
@@ -86,6 +92,7 @@ from minishuffle.wire.messages import (
     DeployTasks,
     Dial,
     ErrorInfo,
+    FolderChecked,
     Heartbeat,
     HostLooked,
     Leaving,
@@ -106,15 +113,12 @@ from minishuffle.wire.requests import (
     CancelJob,
     CancelSubmission,
     DrainWorker,
-    GetEvents,
-    GetLogs,
     GetRows,
     PauseJob,
     ResumeJob,
+    SaveJob,
     StopCluster,
     SubmitJob,
-    WaitJob,
-    WaitPause,
     WorkerEnded,
 )
 
@@ -377,6 +381,7 @@ class CoordinatorState:
                 job.give_up_waiting(self._wall(now))
                 job.end_overdue_pause(self._wall(now))
                 job.end_overdue_move(self._wall(now))
+                job.look_at_savepoint(self._wall(now))
                 self._touch(job)
         return self._settle(now)
 
@@ -478,6 +483,7 @@ class CoordinatorState:
             self._heartbeat(worker, message.heartbeat, now)
         for job in self._jobs.active():
             job.restart_undeployed(self._reconciler.missing(job, worker.worker, message), at)
+            job.savepoint.ask_again(worker.worker, job.subtasks)
         desired = self._reconciler.desired(worker, message, since)
         answer = answer.model_copy(update={"desired": desired})
         self._out.insert(first, SendToWorker(worker.worker, worker.link, answer))
@@ -523,6 +529,10 @@ class CoordinatorState:
                 self._host_looked(worker.worker, ticket, answer, now)
             case PeerSuspicion():
                 self._suspected(worker, message, at)
+            case FolderChecked(savepoint=number, problem=problem):
+                if (saved := self._jobs.get(message.job)) is not None:
+                    saved.folder_checked(worker.worker, number, problem, at)
+                    self._touch(saved)
             case ClockSet(seconds=seconds, forward=forward):
                 self._clock_set(worker, seconds if forward else -seconds, at)
             case Leaving(seconds=seconds):
@@ -924,14 +934,8 @@ class CoordinatorState:
         if waits and self._postpone(link, request, message):
             return
         match message:
-            case (
-                GetEvents(job=name)
-                | GetLogs(job=name)
-                | GetRows(job=name)
-                | WaitJob(job=name)
-                | WaitPause(job=name)
-            ):
-                self._out += self._polls.ask(link, request, message, self._jobs.named(name), now)
+            case _ if isinstance(message, PollRequest):
+                self._poll(link, request, message, now)
                 return
             case _ if isinstance(message, StreamRequest):
                 self._out += self._streams.request(link, request, message, self._wall(now))
@@ -942,6 +946,9 @@ class CoordinatorState:
                 return
             case AskWorkers():
                 self._out += self._questions.ask(link, request, message, self._workers.alive(), now)
+                return
+            case SubmitJob() if message.restore_from:
+                self._out.append(ReadSnapshot(link, request, message))
                 return
             case SubmitJob():
                 try:
@@ -956,6 +963,8 @@ class CoordinatorState:
                 reply = self._pause(
                     self._jobs.named(name), self._wall(now), pauses=isinstance(message, PauseJob)
                 )
+            case SaveJob(job=name):
+                reply = self._save(self._jobs.named(name), message, self._wall(now))
             case CancelSubmission(submission=submission):
                 reply = self._cancel_submission(submission, now)
             case _ if isinstance(message, StatusRequest):
@@ -977,6 +986,16 @@ class CoordinatorState:
                 self._out.append(CloseLink(link, why, "malformed"))
                 return
         self._out.append(Reply(link, request, reply))
+
+    def _poll(self, link: int, request: int, message: PollRequest, now: float) -> None:
+        """Answer a long poll now or later. A savepoint may wait for the rows that are fetched."""
+        job = self._jobs.named(message.job)
+        self._out += self._polls.ask(link, request, message, job, now)
+        if job.savepoint.under_way:
+            if isinstance(message, GetRows):
+                job.history.client_has(message.after)
+            job.look_at_savepoint(self._wall(now))
+            self._touch(job)
 
     def _postpone(self, link: int, request: int, message: ControlMessage) -> bool:
         """Keep a request until no worker is awaited; False if it does not need workers.
@@ -1007,6 +1026,51 @@ class CoordinatorState:
         self._touch(job)
         return Accepted(job=job.id)
 
+    def _save(self, job: Job, message: SaveJob, at: float) -> Accepted:
+        """Begin a savepoint. Raises UsageError: it cannot be taken."""
+        directory = message.directory or self._facts.snapshot_dir
+        if not directory:
+            raise UsageError("there is no snapshot_dir: set one, or say where with --into")
+        name = folder_name(job.id, "savepoint", job.savepoint.number + 1)
+        folder = f"{directory.rstrip('/')}/{name}-{int(at)}"
+        within = self._settings.savepoint_timeout, self._settings.pause_timeout
+        job.save_within(*within, folder, at, token=message.token, stops=message.stop)
+        self._touch(job)
+        return Accepted(job=job.id)
+
+    def folder_ready(self, work: FolderWork, error: ShuffleError | None, now: float) -> CoordinatorStep:
+        """The folder of a savepoint is prepared, or its manifest written; or that has failed."""
+        job, at, problem = self._jobs.get(work.job), self._wall(now), "" if error is None else str(error)
+        if job is not None and work.work == "prepare":
+            job.folder_prepared(work.savepoint, problem, at)
+            self._touch(job)
+        elif job is not None:
+            job.savepoint_committed(work.savepoint, problem, at)
+            self._touch(job)
+        return self._settle(now)
+
+    def snapshot_read(
+        self, read: ReadSnapshot, found: SnapshotManifest | ShuffleError, now: float
+    ) -> CoordinatorStep:
+        """The manifest of the savepoint from which a submitted job goes on was read, or cannot be."""
+        try:
+            if isinstance(found, ShuffleError):
+                raise found
+            self._submit(read.link, read.request, read.message, self._wall(now), found)
+        except ShuffleError as error:
+            self._out.append(refusal(read.link, read.request, error))
+        return self._settle(now)
+
+    def _folder_work(self, job: Job) -> list[WorkInFolder]:
+        """Take the work in the folder of a job's savepoint."""
+        found = []
+        for work in job.savepoint.take_work():
+            manifest = work.manifest
+            if manifest is not None:
+                manifest = replace(manifest, cluster=self._facts.cluster, release=self._facts.version)
+            found.append(WorkInFolder(replace(work, manifest=manifest)))
+        return found
+
     def _cancel_submission(self, submission: str, now: float) -> Accepted:
         job = self._jobs.submitted(submission)
         if job is not None:
@@ -1016,16 +1080,26 @@ class CoordinatorState:
 
     # --- submission ------------------------------------------------------------------------------
 
-    def _submit(self, link: int, request: int, message: SubmitJob, at: float) -> None:
+    def _submit(
+        self,
+        link: int,
+        request: int,
+        message: SubmitJob,
+        at: float,
+        manifest: SnapshotManifest | None = None,
+    ) -> None:
         """Journal a job that fits, or raise. A submission that was accepted before gets the same answer."""
         if (job := self._jobs.submitted(message.submission)) is not None:
             self._out.append(Reply(link, request, Accepted(job=job.id)))
             return
         self._submissions.require_not_withdrawn(message.submission)
         graph = checked_graph(message, self._facts.python)
+        resumptions = {} if manifest is None else resumptions_of(graph, manifest, message)
         placement = self._admit(graph, at)
         warning = compared_releases(message.releases, self._workers.releases())
-        submission = self._submissions.accept(link, request, message, graph, at, warning=warning)
+        submission = self._submissions.accept(
+            link, request, message, graph, at, warning=warning, resumptions=resumptions
+        )
         job = submission.make_job(*placement, self._random)
         self._submissions.journal(submission, journalrecords.job_records(job))
 
@@ -1108,7 +1182,7 @@ class CoordinatorState:
             if job.slots.take_gave_back():
                 self._touch(*(each for each in self._jobs.waiting() if each is not job))
             touched.add(job.id)
-            self._out += self._polls.changed(job, now)
+            self._out += [*self._polls.changed(job, now), *self._folder_work(job)]
         return touched
 
     def _record(self, jobs: Iterable[str], clients: Iterable[str] = ()) -> None:

@@ -17,7 +17,7 @@ from minishuffle import limits
 from minishuffle.errors import InvalidGraph
 from minishuffle.wire.control import unpack_bounded
 
-__all__ = ["Edge", "JobGraph", "JobSettings", "PartitionKind", "Placement", "Vertex"]
+__all__ = ["Edge", "JobGraph", "JobSettings", "PartitionKind", "Placement", "StatefulOperator", "Vertex"]
 
 Placement: TypeAlias = tuple[int, ...]
 """The worker id of each slot of a job; see :meth:`JobGraph.first_slots`."""
@@ -100,6 +100,18 @@ class JobSettings(BaseModel):
         return self.start_when or ("any" if self.schedule == "first_output" else "all")
 
 
+class StatefulOperator(BaseModel):
+    """An operator that may hold state, or a source, whose state is where it is in its splits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    """The same in each plan of the job that has the step."""
+    name: str
+    kind: str
+    """What reads that state; ``source``: a source."""
+
+
 class Vertex(BaseModel):
     """A chain of functions that share a thread. ``program`` is as
     :mod:`~minishuffle.plan.programs` packs it; workers open it."""
@@ -125,6 +137,8 @@ class Vertex(BaseModel):
     sink_schema: bytes = b""
     collects: str = ""
     """The name of a sink whose rows the client gets."""
+    states: Annotated[list[StatefulOperator], FailFast()] = Field(default_factory=list)
+    """Those among its operators."""
 
     @property
     def is_repeatable(self) -> bool:

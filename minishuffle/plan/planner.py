@@ -17,7 +17,7 @@ from minishuffle.limits import CONTROL_PAYLOAD_BYTES_MAX, MIB
 from minishuffle.operators.base import Output
 from minishuffle.plan.arguments import checked_parallelism
 from minishuffle.plan.end_steps import ExternalStep, ScanStep, SinkStep
-from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, StatefulOperator, Vertex
 from minishuffle.plan.kinds import OperatorSpec
 from minishuffle.plan.nodes import (
     Exchange,
@@ -69,6 +69,18 @@ class _Chain:
 
     def operator_names(self) -> list[str]:
         return [node.label for node in self.nodes]
+
+    def states(self) -> list[StatefulOperator]:
+        """Its operators that may hold state, and its source."""
+        return [
+            StatefulOperator(
+                id=node.id,
+                name=node.label,
+                kind="source" if node.is_source else _spec(node, self.tags.get(node, {})).kind,
+            )
+            for node in self.nodes
+            if node.is_source or node.step.has_state
+        ]
 
     def program(self) -> ProgramSpec:
         first = self.nodes[0].step
@@ -364,6 +376,7 @@ def _vertex(chain: _Chain) -> Vertex:
         stream_schema=stream.schema_message if stream else b"",
         sink_schema=kept.schema_message if kept else b"",
         collects=sink.collects if sink else "",
+        states=chain.states(),
     )
 
 

@@ -13,6 +13,8 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -286,6 +288,9 @@ class SparkCluster(LocalCluster):
         name: str = "job",
         parallelism: int | None = None,
         settings: JobSettings | None = None,
+        restore_from: str | Path = "",
+        drop_state: Sequence[str] = (),
+        trust_snapshot: bool = False,
     ) -> JobHandle:
         """Start a job; see :meth:`Client.submit`.
 
@@ -294,7 +299,15 @@ class SparkCluster(LocalCluster):
         """
         if self._supplier is not None:
             self._supplier.check()
-        return super().submit(stream, name=name, parallelism=parallelism, settings=settings)
+        return super().submit(
+            stream,
+            name=name,
+            parallelism=parallelism,
+            settings=settings,
+            restore_from=restore_from,
+            drop_state=drop_state,
+            trust_snapshot=trust_snapshot,
+        )
 
     @property
     def workers(self) -> dict[int, int]:

@@ -71,6 +71,7 @@ from minishuffle.wire.requests import (
     ListJobs,
     PauseJob,
     ResumeJob,
+    SaveJob,
     ShowGraph,
     ShowJob,
 )
@@ -130,6 +131,17 @@ class Cancelling(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     give_up_results: bool = False
+
+
+class Saving(BaseModel):
+    """The query of a savepoint. ``stop``: cancel the job behind it. ``into``: where its folder is made, by
+    default in ``snapshot_dir``. ``token``: sent again with the same one, it takes no other."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    stop: bool = False
+    into: str = ""
+    token: str = Field("", max_length=limits.MESSAGE_NAME_CHARS_MAX)
 
 
 class Draining(BaseModel):
@@ -239,6 +251,7 @@ class RestInterface:
             Operation("POST", f"{of_job}/cancel", "Cancel a job", Accepted, self._cancel, Cancelling),
             Operation("POST", f"{of_job}/pause", "Pause a job; its state says when", Accepted, self._pause),
             Operation("POST", f"{of_job}/resume", "Have a paused job go on", Accepted, self._resume),
+            Operation("POST", f"{of_job}/savepoint", "Take a savepoint", Accepted, self._savepoint, Saving),
             Operation(
                 "POST",
                 "/api/v1/workers/{worker}/drain",
@@ -414,6 +427,10 @@ class RestInterface:
 
     async def _pause(self, job: str, _query: Any) -> Accepted:
         return await self._ask(PauseJob(job=job), Accepted)
+
+    async def _savepoint(self, job: str, query: Saving) -> Accepted:
+        token = query.token or secrets.token_hex(8)
+        return await self._ask(SaveJob(job=job, token=token, directory=query.into, stop=query.stop), Accepted)
 
     async def _resume(self, job: str, _query: Any) -> Accepted:
         return await self._ask(ResumeJob(job=job), Accepted)

@@ -275,6 +275,16 @@ class OutputSpec(ControlMessage):
     """Its consumers may wait for deployment: its first buffer is reported to the coordinator."""
 
 
+class Restoration(ControlMessage):
+    """The savepoint from which a task takes its state."""
+
+    path: str
+    trust: bool = False
+    """It need not be signed under the secret of this cluster."""
+    dropped: list[str] = Field(default_factory=list)
+    """Ids of operators that begin without state, although the savepoint has some."""
+
+
 class TaskSpec(ControlMessage):
     operator: int
     name: str
@@ -307,6 +317,10 @@ class TaskSpec(ControlMessage):
     """The worker that keeps the state with which it goes on."""
     state_attempt: int = 0
     """The attempt that wrote this state; 0: there is none."""
+    restoration: Restoration | None = None
+    """Where its first attempt takes its state from; None: it begins without any."""
+    has_ended: bool = False
+    """It had ended before the savepoint that its job goes on from: it gives its consumers the end."""
 
 
 Step: TypeAlias = Literal["inputs", "outputs", "first record"]
@@ -424,6 +438,16 @@ class Probed(ControlMessage):
     why: str = ""
 
 
+class FolderChecked(ControlMessage):
+    """The answer to CheckFolder. ``problem`` is empty if the file is there, else why it is not."""
+
+    type: Literal["folder_checked"] = "folder_checked"
+    term: int
+    job: str
+    savepoint: int
+    problem: str = ""
+
+
 class PeerSuspicion(ControlMessage):
     """The sender suspects ``worker``, which does not answer a Ping; or it trusts it again, since they are
     connected again."""
@@ -529,6 +553,32 @@ class PauseTasks(ControlMessage):
     job: str
     barrier: Annotated[int, Field(ge=1, le=(1 << 32) - 1)]
     paused: bool
+
+
+class CheckFolder(ControlMessage):
+    """Read a file that the coordinator has written, and compare it with ``content``. Answered with
+    FolderChecked."""
+
+    type: Literal["check_folder"] = "check_folder"
+    term: int
+    job: str
+    savepoint: int
+    folder: str
+    file: Name
+    content: str
+
+
+class WriteState(ControlMessage):
+    """Every task of the job on this worker that stands at the barrier must take its state, and then write it
+    into the folder."""
+
+    type: Literal["write_state"] = "write_state"
+    term: int
+    job: str
+    savepoint: int
+    """Its number among those of the job."""
+    barrier: int
+    folder: str
 
 
 class DivideTasks(ControlMessage):

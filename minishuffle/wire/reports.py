@@ -13,6 +13,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
 from minishuffle.wire.messages import (
+    COUNT_MAX,
     AttemptRef,
     ControlMessage,
     Counters,
@@ -30,6 +31,8 @@ __all__ = [
     "FileCompleted",
     "PartitionReadable",
     "SourcePositions",
+    "StateTaken",
+    "StateWritten",
     "TaskReleased",
     "TaskStands",
     "TaskStateChanged",
@@ -157,6 +160,38 @@ class TaskStands(ControlMessage):
     standing: Standing
 
 
+class StateTaken(ControlMessage):
+    """A task that stands has taken its state, which it is about to write: it may go on. With a ``problem`` it
+    has not."""
+
+    kind: Literal["state_taken"] = "state_taken"
+    attempt: AttemptRef
+    savepoint: int
+    positions: PositionTable = b""
+    """Where its source is in each split."""
+    watermark: Annotated[int, Field(ge=-COUNT_MAX)] | None = None
+    """The last one that it has passed on, microseconds since 1970; None: none."""
+    operators: list[str] = Field(default_factory=list)
+    """Ids of its operators that hold anything."""
+    problem: str = ""
+
+
+class StateWritten(ControlMessage):
+    """The state of a task is in a file, see ``WrittenState`` in :mod:`minishuffle.snapshots.sealedmanifest`.
+    With a ``problem`` it is not."""
+
+    kind: Literal["state_written"] = "state_written"
+    attempt: AttemptRef
+    savepoint: int
+    file: Name = ""
+    """Empty: the task has no state."""
+    bytes: int = 0
+    index_bytes: int = 0
+    checksum: Name = ""
+    rows: int = 0
+    problem: str = ""
+
+
 Fact: TypeAlias = (
     TaskStateChanged
     | TaskReleased
@@ -166,6 +201,8 @@ Fact: TypeAlias = (
     | FileCompleted
     | Collected
     | TaskStands
+    | StateTaken
+    | StateWritten
 )
 
 

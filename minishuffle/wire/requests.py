@@ -41,6 +41,8 @@ __all__ = [
     "ListJobs",
     "PauseJob",
     "ResumeJob",
+    "SaveJob",
+    "SavepointInfo",
     "SettingInfo",
     "ShowGraph",
     "ShowJob",
@@ -53,6 +55,7 @@ __all__ = [
     "VertexInfo",
     "WaitJob",
     "WaitPause",
+    "WaitSavepoint",
     "WorkerEnded",
     "WorkerInfo",
 ]
@@ -152,6 +155,12 @@ class SubmitJob(ControlMessage):
     submission: Name = ""
     releases: dict[Name, Name] = Field(default_factory=dict)
     """The client's versions by package, see ``releases_here``."""
+    restore_from: str = ""
+    """The folder of a savepoint from which the job goes on; empty: it begins."""
+    drop_state: list[Name] = Field(default_factory=list)
+    """Ids or names of operators whose state in the savepoint is left out."""
+    trust_snapshot: bool = False
+    """The savepoint need not be signed under the secret of this cluster."""
 
 
 class ListJobs(ControlMessage):
@@ -209,6 +218,45 @@ class WaitPause(ControlMessage):
     type: Literal["wait_pause"] = "wait_pause"
     job: str
     wait_seconds: float
+
+
+class SaveJob(ControlMessage):
+    """Take a savepoint of a job. Answered with Accepted at once; may be sent again with the same ``token``,
+    which takes no other."""
+
+    type: Literal["save_job"] = "save_job"
+    job: str
+    token: Name
+    directory: str = ""
+    """Where its folder is made; empty: in ``snapshot_dir``."""
+    stop: bool = False
+    """The job is cancelled behind it."""
+
+
+class WaitSavepoint(ControlMessage):
+    """Answered with ``JobInfo``, without tasks, when no savepoint of the job is under way, or when
+    ``wait_seconds`` have passed."""
+
+    type: Literal["wait_savepoint"] = "wait_savepoint"
+    job: str
+    wait_seconds: float
+
+
+class SavepointInfo(ControlMessage):
+    """The last savepoint of a job; ``number`` 0: there was none."""
+
+    number: int = 0
+    token: Name = ""
+    phase: Literal["none", "checking", "aligning", "taking", "writing", "committing", "stopping"] = "none"
+    """``none``: it is complete, or has failed."""
+    path: str = ""
+    problem: str = ""
+    """Why it has failed; empty: it has not."""
+    bytes: int = 0
+    seconds: float = 0.0
+    """From its beginning to its manifest."""
+    stood_seconds: float = 0.0
+    """For how long the job stood."""
 
 
 class CancelSubmission(ControlMessage):
@@ -403,6 +451,7 @@ class JobInfo(ControlMessage):
     """Why the last pause failed; empty: it did not."""
     pause_left: list[str] = Field(default_factory=list)
     """Data that stays where it is while the job is paused, in words."""
+    savepoint: SavepointInfo = SavepointInfo()
     links_broken: list[BrokenLink] = Field(default_factory=list)
     flow_control: Literal["credit", "tcp"] = "credit"
 

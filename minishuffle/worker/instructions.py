@@ -21,6 +21,7 @@ from minishuffle.wire.clients import (
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.inquiries import WorkerAsked
 from minishuffle.wire.messages import (
+    CheckFolder,
     ControlMessage,
     DeployTasks,
     ErrorInfo,
@@ -28,6 +29,7 @@ from minishuffle.wire.messages import (
     TaskAttempt,
     TaskSpec,
     WorkerAddress,
+    WriteState,
 )
 from minishuffle.wire.reports import Fact, TaskStateChanged
 from minishuffle.worker.channels.registry import ChannelKey
@@ -57,6 +59,7 @@ __all__ = [
     "Report",
     "RequestPartition",
     "Send",
+    "SaveTasks",
     "ServeStream",
     "SetPause",
     "StartTask",
@@ -271,6 +274,13 @@ class SetPause:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveTasks:
+    """Look into the folder of a savepoint, or have tasks write their state there."""
+
+    message: CheckFolder | WriteState
+
+
+@dataclass(frozen=True, slots=True)
 class MoveTasks:
     """These subtasks of a job, by operator and index, are to move: see ``DivideTasks``."""
 
@@ -326,6 +336,7 @@ Instruction: TypeAlias = (
     | ServeStream
     | KeepResults
     | SetPause
+    | SaveTasks
     | MoveTasks
     | Acknowledged
     | AnswerQuestion

@@ -35,6 +35,7 @@ from minishuffle.wire.advertised import is_loopback, is_wildcard
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
+    CheckFolder,
     ClockSet,
     ControlMessage,
     Heartbeat,
@@ -42,6 +43,7 @@ from minishuffle.wire.messages import (
     HostLooked,
     Probed,
     WorkerAddress,
+    WriteState,
 )
 from minishuffle.wire.registration import Register, Registered
 from minishuffle.wire.reports import (
@@ -83,6 +85,7 @@ from minishuffle.worker.instructions import (
     Release,
     Report,
     RequestPartition,
+    SaveTasks,
     Send,
     ServeStream,
     SetPause,
@@ -108,6 +111,7 @@ from minishuffle.worker.tasks.attempt import Attempt, WorkerServices
 from minishuffle.worker.tasks.deployment import Deployment
 from minishuffle.worker.tasks.handoff import LoopInbox
 from minishuffle.worker.tasks.programcache import ProgramLoader
+from minishuffle.worker.tasks.statewriter import StateWriter
 from minishuffle.worker.tasks.task import Task, TaskOutcome
 from minishuffle.worker.tasks.threadwatchdog import StuckThreads
 from minishuffle.worker.timers import Alarm, Timers
@@ -185,6 +189,7 @@ class Worker:
             self._loop.call_later,
         )
         self._deployment = self._new_deployment(start)
+        self._savepoints = StateWriter(self._deployment.services.disk, self._on_fact, link.send)
         identity = Identity(Role.WORKER, self.endpoint.identity.cluster, worker, epoch)
         self._prober = Prober(
             identity, start.secret, self.endpoint.counters, self.settings.ping_interval, tls=self.endpoint.tls
@@ -256,11 +261,13 @@ class Worker:
             said=self._sender.notify,
             fact=self._on_fact,
             first_record=self._on_first_record,
+            saved=lambda attempt, message, taken: self._savepoints.taken(attempt, message, taken),
             stands=self._on_stands,
             partition_lost=self._on_partition_lost,
             channel_event=self._on_channel_event,
             clock=self._loop.time,
             wall=self._wall,
+            secret=start.secret,
             away=lambda: not self.coordinator.connected,
             record=start.record,
             spool_directory=start.spool_directory,
@@ -373,7 +380,7 @@ class Worker:
                     failed.fail(generation, error)
             case Fence():
                 deployment.fence(instruction)
-            case SetPause() | MoveTasks():
+            case SetPause() | MoveTasks() | SaveTasks():
                 self._stop_tasks(instruction)
             case CloseSubpartitions(producer, edge, consumers):
                 deployment.close_subpartitions(producer, edge, consumers)
@@ -401,6 +408,15 @@ class Worker:
                 self.coordinator.send(self._inspection.answer(question))
             case Exit(reason):
                 self.coordinator.end(reason)
+
+    def _save(self, message: CheckFolder | WriteState) -> None:
+        if isinstance(message, CheckFolder):
+            self._savepoints.check(message)
+            return
+        attempts = self._deployment.attempts.values()
+        self._savepoints.begin(
+            message, [each.paths for each in attempts if each.id.subtask.job == message.job]
+        )
 
     def _attach(self, instruction: Attach) -> None:
         """A peer's request is granted."""
@@ -547,7 +563,10 @@ class Worker:
         if attempt is not None:
             self.coordinator.report(TaskStands(attempt=key, standing=attempt.standing()))
 
-    def _stop_tasks(self, instruction: SetPause | MoveTasks) -> None:
+    def _stop_tasks(self, instruction: SetPause | MoveTasks | SaveTasks) -> None:
+        if isinstance(instruction, SaveTasks):
+            self._save(instruction.message)
+            return
         self._deployment.stop_tasks(instruction)
         self._watch_moves()
 

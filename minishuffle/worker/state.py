@@ -32,6 +32,7 @@ from minishuffle.wire.messages import (
     Acknowledge,
     Advertise,
     CancelTasks,
+    CheckFolder,
     ConsumersEnded,
     ControlMessage,
     DeployTasks,
@@ -49,6 +50,7 @@ from minishuffle.wire.messages import (
     TasksRestarted,
     WorkerAddress,
     WorkerLost,
+    WriteState,
 )
 from minishuffle.wire.registration import Registered
 from minishuffle.worker.channels.attaching import Attaching
@@ -73,6 +75,7 @@ from minishuffle.worker.instructions import (
     MoveTasks,
     Release,
     Report,
+    SaveTasks,
     Send,
     ServeStream,
     SetPause,
@@ -172,6 +175,8 @@ class WorkerState:
                 return [CloseSubpartitions(attempt_id(job, each), each.edge, each.consumers) for each in ends]
             case PauseTasks(job=job, barrier=barrier, paused=paused):
                 return [SetPause(job, barrier, paused)]
+            case CheckFolder() | WriteState():
+                return [SaveTasks(message)]
             case DivideTasks(job=job, barrier=barrier, moving=moving):
                 return [MoveTasks(job, barrier, frozenset((each.operator, each.index) for each in moving))]
             case Dial(peer=peer):

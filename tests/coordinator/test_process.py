@@ -541,7 +541,7 @@ def test_what_is_too_long_for_the_wire_fails_in_order(
             await second.register()
             request = submission(make_graph(2, 1))
             # Room for the submission and for the second worker's one task, but not for the first's two.
-            monkeypatch.setattr(limits, "CONTROL_FRAME_BYTES_MAX", len(request.graph) + 100)
+            monkeypatch.setattr(limits, "CONTROL_FRAME_BYTES_MAX", len(request.graph) + 160)
             await client.request(request, Accepted)
             failure = await client.request(ShowJob(job="j1"), Failure)
             assert "too large for the control plane" in failure.text

@@ -28,14 +28,30 @@ from typing import Any, ClassVar, Final, get_args
 
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.clients.status import CoordinatorFacts
-from minishuffle.coordinator.instructions import CoordinatorStep, Instruction, Reply, SendToWorker
+from minishuffle.coordinator.instructions import (
+    CoordinatorStep,
+    Instruction,
+    ReadSnapshot,
+    Reply,
+    SendToWorker,
+    WorkInFolder,
+)
+from minishuffle.coordinator.jobs.savepoints import FolderWork
 from minishuffle.coordinator.journal.codec import unpack_record
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import PartitionLost, PeerLost, PeerSuspected, ResourceExhausted
+from minishuffle.errors import (
+    PartitionLost,
+    PeerLost,
+    PeerSuspected,
+    ResourceExhausted,
+    StorageUnavailable,
+    UnreadableSnapshot,
+)
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.ids import AttemptId, Changes, PartitionId, RecordKey
-from minishuffle.plan.graph import Edge, JobGraph, JobSettings, Vertex
+from minishuffle.plan.graph import Edge, JobGraph, JobSettings, StatefulOperator, Vertex
+from minishuffle.snapshots.sealedmanifest import SnapshotManifest
 from minishuffle.wire import clients, inquiries, outputs, requests  # noqa: F401  (their messages, by type)
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import (
@@ -211,6 +227,10 @@ class CoordinatorTranscript(Transcript):
         self._links = self._requests = 0
         self._asked: dict[tuple[int, int], str] = {}
         """The types of requests that were not answered."""
+        self._work: FolderWork | None = None
+        """What is to be done in the folder of a savepoint."""
+        self._manifest: SnapshotManifest | None = None
+        self._asked_to_read: ReadSnapshot | None = None
         self._submitted: list[str] = []
         """Names of the operators of the last submission."""
 
@@ -225,7 +245,9 @@ class CoordinatorTranscript(Transcript):
     @property
     def state(self) -> CoordinatorState:
         if self._machine is None:
-            facts = CoordinatorFacts("blue", "1.2.3", "3.13", 4711, self.words.term, WALL, "host")
+            facts = CoordinatorFacts(
+                "blue", "1.2.3", "3.13", 4711, self.words.term, WALL, "host", False, "/snapshots"
+            )
             self._machine = CoordinatorState(self.settings, facts, self._journal, Random(0).random, self.now)
         return self._machine
 
@@ -313,6 +335,9 @@ class CoordinatorTranscript(Transcript):
             else:
                 name = words[0]
                 del values[name]
+                if values.pop("stateful", None):
+                    kind_of = "count" if name in fed else "source"
+                    values["states"] = [StatefulOperator(id=name, name=name, kind=kind_of)]
                 of = {
                     "name": name,
                     "operators": [name],
@@ -366,6 +391,28 @@ class CoordinatorTranscript(Transcript):
         error = ResourceExhausted("the message is too long")
         return self._carry_out(self.state.undeployable(peer.worker, peer.deployed, error, self.now))
 
+    @event(r"the (?:folder|manifest) of the savepoint is there")
+    def _ready(self) -> list[str]:
+        assert self._work is not None
+        return self._carry_out(self.state.folder_ready(self._work, None, self.now))
+
+    @event(r"the (?:folder|manifest) of the savepoint cannot be written: (?P<why>.+)")
+    def _not_ready(self, why: str) -> list[str]:
+        assert self._work is not None
+        return self._carry_out(self.state.folder_ready(self._work, StorageUnavailable(why), self.now))
+
+    @event(r"that savepoint is read")
+    def _read(self) -> list[str]:
+        """That of the last manifest."""
+        assert self._asked_to_read is not None and self._manifest is not None
+        return self._carry_out(self.state.snapshot_read(self._asked_to_read, self._manifest, self.now))
+
+    @event(r"that savepoint cannot be read: (?P<why>.+)")
+    def _not_read(self, why: str) -> list[str]:
+        assert self._asked_to_read is not None
+        found = UnreadableSnapshot(why)
+        return self._carry_out(self.state.snapshot_read(self._asked_to_read, found, self.now))
+
     @event(r"the coordinator is killed and started again")
     def _restart(self) -> list[str]:
         """All links close; the next one knows what the journal has."""
@@ -411,6 +458,11 @@ class CoordinatorTranscript(Transcript):
 
     def _carry_out(self, step: CoordinatorStep) -> list[str]:
         self._due = step.timers
+        for each in step.messages:
+            if isinstance(each, WorkInFolder):
+                self._work, self._manifest = each.work, each.work.manifest or self._manifest
+            elif isinstance(each, ReadSnapshot):
+                self._asked_to_read = each
         lines = self._write(step)
         if lines and self._problem and not self.state.write_ahead.problem:
             (step,) = self.state.write_ahead.failed([step], self._problem)

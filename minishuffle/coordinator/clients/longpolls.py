@@ -9,11 +9,11 @@ from minishuffle.coordinator.clients.pending import Pending, PendingRequests
 from minishuffle.coordinator.instructions import Reply
 from minishuffle.coordinator.jobs.job import Job
 from minishuffle.wire.messages import ControlMessage
-from minishuffle.wire.requests import GetEvents, GetLogs, GetRows, WaitJob, WaitPause
+from minishuffle.wire.requests import GetEvents, GetLogs, GetRows, WaitJob, WaitPause, WaitSavepoint
 
-__all__ = ["LongPolls", "Poll"]
+__all__ = ["LongPolls", "Poll", "PollRequest"]
 
-PollRequest: TypeAlias = GetEvents | GetLogs | GetRows | WaitJob | WaitPause
+PollRequest: TypeAlias = GetEvents | GetLogs | GetRows | WaitJob | WaitPause | WaitSavepoint
 
 WAIT_SECONDS_MAX: Final = 60.0
 POLLS_MAX: Final = 1_024
@@ -65,6 +65,8 @@ def _ready(message: PollRequest, job: Job) -> bool:
             return job.terminal
         case WaitPause():
             return not job.pause.under_way
+        case WaitSavepoint():
+            return not job.savepoint.under_way
 
 
 def _reply(message: PollRequest, job: Job) -> ControlMessage:
@@ -77,5 +79,5 @@ def _reply(message: PollRequest, job: Job) -> ControlMessage:
             return job.rows_after(after)
         case WaitJob():
             return job.info(job.ended_at, results=True)
-        case WaitPause():
+        case WaitPause() | WaitSavepoint():
             return job.info(results=False, tasks=False)

@@ -50,6 +50,8 @@ class CoordinatorFacts:
     """Identity of its host, see ``host_identity``."""
     workers_anew: bool = False
     """All workers, standby workers too, are restarted together with the coordinator."""
+    snapshot_dir: str = ""
+    """Where savepoints are, unless their clients say otherwise."""
 
 
 class ClusterView(NamedTuple):

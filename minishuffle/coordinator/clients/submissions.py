@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from minishuffle.coordinator.jobs.job import Job
+from minishuffle.coordinator.jobs.lossaccounting import TaskKey
+from minishuffle.coordinator.jobs.positions import Resumption
 from minishuffle.errors import TaskCancelled
 from minishuffle.ids import Changes
 from minishuffle.plan.graph import JobGraph, Placement
@@ -35,10 +37,14 @@ class Submission:
     """The changes to journal."""
     warning: str
     """A warning for the client's answer; may be empty."""
+    restored_from: str = ""
+    """The savepoint from which it goes on."""
+    resumptions: Mapping[TaskKey, Resumption] = field(default_factory=dict)
+    """Positions and state for its first attempts, if it goes on from one."""
 
     def make_job(self, placement: Placement, segments: Mapping[int, int], random: Callable[[], float]) -> Job:
         """The job, placed where it fits now; see :class:`Job`."""
-        return Job(
+        job = Job(
             self.job,
             self.name,
             self.graph,
@@ -48,6 +54,9 @@ class Submission:
             random=random,
             submission=self.id,
         )
+        if self.restored_from:
+            job.restore(self.resumptions, self.restored_from)
+        return job
 
 
 class Submissions:
@@ -68,12 +77,31 @@ class Submissions:
         """Ids of the last submissions that were cancelled before they had a job."""
 
     def accept(
-        self, link: int, request: int, message: SubmitJob, graph: JobGraph, at: float, *, warning: str
+        self,
+        link: int,
+        request: int,
+        message: SubmitJob,
+        graph: JobGraph,
+        at: float,
+        *,
+        warning: str,
+        resumptions: Mapping[TaskKey, Resumption],
     ) -> Submission:
         """Give the submission the id of a job; it is to be journaled next."""
         self.accepted += 1
-        job = f"j{self.accepted}"
-        submission = Submission(link, request, job, message.name, graph, message.submission, at, {}, warning)
+        submission = Submission(
+            link,
+            request,
+            f"j{self.accepted}",
+            message.name,
+            graph,
+            message.submission,
+            at,
+            {},
+            warning,
+            message.restore_from,
+            resumptions,
+        )
         self._pending.append(submission)
         return submission
 

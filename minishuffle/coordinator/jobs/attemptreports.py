@@ -19,6 +19,8 @@ from minishuffle.wire.reports import (
     FileCompleted,
     PartitionReadable,
     SourcePositions,
+    StateTaken,
+    StateWritten,
     TaskReleased,
     TaskStands,
     TaskStateChanged,
@@ -26,7 +28,7 @@ from minishuffle.wire.reports import (
 
 __all__ = ["apply_fact", "may_wait", "moves_only", "refuses"]
 
-WHILE_IT_RUNS: Final = (Collected, FileCompleted, SourcePositions, TaskStands)
+WHILE_IT_RUNS: Final = (Collected, FileCompleted, SourcePositions, StateTaken, TaskStands)
 """Facts that are stale once their attempt has ended."""
 FREQUENT: Final = (TaskReport, TaskStands)
 """Reports that come so often while an attempt runs that they alone cause no journal write."""
@@ -63,6 +65,10 @@ def apply_fact(job: Job, worker: int, fact: Fact | TaskReport, at: float) -> boo
             job.ends_read(task, edge, producers)
         case TaskStands(standing=standing):
             job.task_stands(task, standing, at)
+        case StateTaken():
+            job.state_taken(task, fact, at)
+        case StateWritten():
+            job.state_written(task, fact, at)
     return True
 
 

@@ -85,7 +85,7 @@ class History:
         """Number of first batches that are no longer kept."""
         self._lost = 0
         """Number of first batches that were lost with an earlier coordinator."""
-        self._fetched = 0
+        self.fetched = 0
         """Number of first batches that a client has fetched."""
         self.first_failure: JobEvent | None = None
         """The first event of a failed task, even if it is no longer among the kept events."""
@@ -174,7 +174,7 @@ class History:
         """The contents that :meth:`record` leaves out, for the next coordinator: lines, and rows by the
         number of their batch."""
         about = LinesRecord(
-            lost=self._lost, fetched=self._fetched, lines_seen=self._lines_seen, lines=tuple(self._lines)
+            lost=self._lost, fetched=self.fetched, lines_seen=self._lines_seen, lines=tuple(self._lines)
         )
         batches = enumerate(self._batches, self._dropped)
         return about, {number: RowsRecord(sink=sink, rows=rows) for number, (sink, rows) in batches}
@@ -184,7 +184,7 @@ class History:
         for number in sorted(rows):
             self.collect(rows[number].sink, rows[number].rows)
         self._dropped -= len(rows)
-        self._lost, self._fetched = about.lost, about.fetched
+        self._lost, self.fetched = about.lost, about.fetched
         self.log(about.lines)
         self._lines_seen = about.lines_seen
 
@@ -238,6 +238,10 @@ class History:
             events=list(islice(self._events, first, first + REPLY_EVENTS_MAX)), terminal=terminal
         )
 
+    def client_has(self, number: int) -> None:
+        """A client asks for what follows the first ``number`` batches."""
+        self.fetched = max(self.fetched, min(number, self.batches))
+
     def logs_after(self, number: int, terminal: bool) -> JobLogs:
         """The lines after the first ``number``, which the caller has; at most REPLY_LINES_MAX."""
         first = len(self._lines) - max(0, min(self._lines_seen - number, len(self._lines)))
@@ -265,7 +269,7 @@ class History:
                 f"at most {most:,} bytes of rows of all jobs that {which} are "
                 "kept; run the job again and read its rows when it ends, or write them with to_files"
             )
-        self._fetched = max(self._fetched, number)
+        self.client_has(number)
         first = end = number - self._dropped
         size = 0
         for _, batch in self._batches[first:]:
@@ -285,7 +289,7 @@ class History:
 
     def drop_fetched_rows(self) -> int:
         """Drop the fetched batches. Returns their size in bytes."""
-        return self._drop_rows(max(0, self._fetched - self._dropped))
+        return self._drop_rows(max(0, self.fetched - self._dropped))
 
     def drop_rows(self) -> int:
         """Drop all batches. Returns their size in bytes."""
@@ -305,5 +309,5 @@ class History:
         assert sum(map(len, self._lines)) == self._line_chars <= limits.JOB_LOG_CHARS_KEPT
         assert 0 <= self.collected_bytes <= limits.COLLECT_BYTES_MAX
         assert self.collected_bytes == sum(len(batch) for _, batch in self._batches)
-        assert 0 <= self._fetched <= self.batches
+        assert 0 <= self.fetched <= self.batches
         assert len(self._roots) + len(self._followers) <= limits.ERROR_CAUSES_KEPT

@@ -49,10 +49,18 @@ from minishuffle.coordinator.jobs.lostpartitions import Replays, ReplaysRecord
 from minishuffle.coordinator.jobs.manifest import ManifestRecord
 from minishuffle.coordinator.jobs.movedstate import MovedState
 from minishuffle.coordinator.jobs.pausing import JobPause, PauseRecord
-from minishuffle.coordinator.jobs.positions import PositionsRecord
+from minishuffle.coordinator.jobs.positions import PositionsRecord, Resumption
 from minishuffle.coordinator.jobs.progress import JobProgress
 from minishuffle.coordinator.jobs.recoveries import Recoveries
 from minishuffle.coordinator.jobs.restarttimers import RestartTimers
+from minishuffle.coordinator.jobs.savepoints import (
+    FETCH_SECONDS,
+    JobSavepoint,
+    SavepointRecord,
+    never_saved,
+    not_safe,
+    unfetched,
+)
 from minishuffle.coordinator.jobs.subtasks import (
     CountsRecord,
     Subtask,
@@ -88,6 +96,8 @@ from minishuffle.wire.messages import (
 from minishuffle.wire.packed import pack_placement
 from minishuffle.wire.reports import (
     Collected,
+    StateTaken,
+    StateWritten,
     TaskStateChanged,
 )
 from minishuffle.wire.requests import DeployWait, JobInfo, JobRows, SlotWait, UserCall
@@ -138,6 +148,7 @@ class JobRecord(Record):
     manifest: ManifestRecord
     links: LinksRecord
     pause: PauseRecord = field(default_factory=PauseRecord)
+    savepoint: SavepointRecord = field(default_factory=SavepointRecord)
     stages: StagesRecord = ()
 
 
@@ -201,10 +212,19 @@ class Job:
         self._failures = JobFailures(given.restart_failures_max, given.restart_mistakes_max, random)
         self.deaths = Deaths(graph.settings.restart_failures_max, at)
         self.recoveries, self.links = Recoveries(), JobLinks(self.history)
-        self.pause, self.move = JobPause(), JobMove()
+        self.pause, self.move, self.savepoint = JobPause(), JobMove(), JobSavepoint()
         self.moved_state = MovedState(graph, self.progress, self.slots, self._note)
         self.cancellations = Cancellations(graph, self.replays, self.move, self.subtasks)
         self.history.note(at, "created", f"{name}: {len(self.subtasks)} tasks {self._where(placement)}")
+
+    def restore(self, resumptions: Mapping[TaskKey, Resumption], path: str) -> None:
+        """(A new job.) Its first attempts begin with what a savepoint holds for them."""
+        sources = self.progress.sources
+        for key, resumption in resumptions.items():
+            sources.report(*key, resumption.positions, self.submitted_at)
+            sources.resume(*key, self.submitted_at)
+            self.subtasks[key].begin_from(resumption)
+        self.history.note(self.submitted_at, "restored", f"from savepoint {path}")
 
     def _where(self, placement: Placement) -> str:
         workers = ", ".join(map(str, sorted(set(placement))))
@@ -234,6 +254,7 @@ class Job:
             manifest=self.progress.manifest.record(),
             links=self.links.record(),
             pause=self.pause,
+            savepoint=self.savepoint,
             stages=self.stages.record(),
         )
 
@@ -264,6 +285,7 @@ class Job:
         )
         self.links.recall(record.links)
         self.pause = JobPause(**asdict(record.pause))
+        self.savepoint = JobSavepoint(**asdict(record.savepoint))
         self.recoveries.recall_restarts(record.restarts)
         self.progress.books.recall(record.books, past)
         self.subtasks.recall({key: each.task for key, each in tasks.items()}, counts)
@@ -350,6 +372,7 @@ class Job:
             pause=self.pause.phase,
             pause_problem=self.pause.problem,
             pause_left=self._left() if self.pause.phase == "paused" else [],
+            savepoint=self.savepoint.info(),
             links_broken=self.links.infos(),
             flow_control=self.graph.settings.flow_control,
         )
@@ -631,6 +654,10 @@ class Job:
 
     def coordinator_lost(self, at: float) -> None:
         """The next one begins."""
+        if self.savepoint.phase == "stopping":
+            self.cancel(at, f"stopped behind savepoint {self.savepoint.folder}")
+        elif self.savepoint.under_way:
+            self._fail_savepoint("the coordinator was lost meanwhile: take it again", at)
         self.deaths.coordinator_lost(at)
         self.progress.coordinator_lost()
 
@@ -715,6 +742,7 @@ class Job:
         """
         if self.terminal or self.stopping:
             raise UsageError(f"job {self.id} is {self.state}: only one that runs can be paused")
+        self.savepoint.keep_paused()
         self.pause.want(at, seconds)
         self._advance(at)
 
@@ -726,6 +754,9 @@ class Job:
         """
         if self.pause.phase == "none":
             raise UsageError(f"job {self.id} is {self.state}, not paused")
+        if self.savepoint.needs_pause:
+            self.savepoint.keep_paused()
+            self._fail_savepoint("the job was resumed meanwhile", at)
         if self.pause.under_way:
             self._give_pause_up("it was resumed before it was paused", at, by="user")
         else:
@@ -737,6 +768,8 @@ class Job:
         self.history.note(at, "pause failed", problem)
         if self.state == "pausing":
             self._transition_job("running", by, at, "it goes on")
+        if self.savepoint.phase == "aligning":
+            self._fail_savepoint(problem, at)
 
     def end_overdue_pause(self, at: float) -> None:
         """Let the pause fail if its deadline has passed."""
@@ -759,6 +792,122 @@ class Job:
         counts = (self.progress.totals(task).counters.user_errors for task in self.subtasks.values())
         letters = sum(errors.get("dead_letter", 0) for errors in counts)
         return self.pause.left(self.graph, self.subtasks.values(), letters)
+
+    # --- savepoints ------------------------------------------------------------------------------
+
+    def save_within(
+        self, seconds: float, pause_seconds: float, folder: str, at: float, *, token: str, stops: bool
+    ) -> None:
+        """Begin a savepoint with these limits, for it and for its pause.
+
+        Raises:
+            UsageError: the job does not run, cannot be saved, or another savepoint is under way.
+        """
+        if self.savepoint.token == token:
+            return
+        if self.terminal or self.stopping:
+            raise UsageError(f"job {self.id} is {self.state}: a savepoint is taken of one that runs")
+        if self.savepoint.under_way:
+            raise UsageError(
+                f"job {self.id} has a savepoint under way, into {self.savepoint.folder}: wait for that"
+            )
+        if why := never_saved(self.graph):
+            raise UsageError(f"no savepoint of job {self.id} ({self.name}) can be taken: {why}")
+        self.savepoint.begin(self.id, folder, token=token, stops=stops, at=at, seconds=seconds)
+        self.savepoint.pauses_within(pause_seconds)
+        self.history.note(at, "savepoint begun", f"into {folder}")
+
+    def folder_prepared(self, number: int, problem: str, at: float) -> None:
+        """The folder of a savepoint was made by the coordinator, or could not be."""
+        if (self.savepoint.number, self.savepoint.phase) != (number, "checking"):
+            return
+        if problem:
+            self._fail_savepoint(problem, at)
+        else:
+            self.savepoint.prepared(self.subtasks.open_workers())
+        self._advance(at)
+
+    def folder_checked(self, worker: int, number: int, problem: str, at: float) -> None:
+        """A worker has looked for the folder of a savepoint."""
+        if (self.savepoint.number, self.savepoint.phase) != (number, "checking"):
+            return
+        if problem:
+            text = f"worker {worker} does not find what the coordinator has written: {problem}"
+            self._fail_savepoint(f"{text}; snapshot_dir must be a directory that all of them share", at)
+        elif self.savepoint.checked(worker):
+            self.savepoint.align(at, holds=self.pause.phase == "none")
+            self.pause.want(at, self.savepoint.pause_seconds)
+        self._advance(at)
+
+    def state_taken(self, task: Subtask, fact: StateTaken, at: float) -> None:
+        """A task that stands has taken its state; once all have, the job goes on."""
+        if self.savepoint.needs(task.key) and fact.problem and fact.savepoint == self.savepoint.number:
+            self._fail_savepoint(f"{task}: {fact.problem}", at)
+        elif self.savepoint.task_has_taken(task.key, fact):
+            self.savepoint.all_taken(at, self.history.batches)
+            if self.savepoint.holds and not self.savepoint.stops:
+                self._transition_job(
+                    "running", "user", at, f"its state was taken in {self.savepoint.stood:.3f} s"
+                )
+        self._advance(at)
+
+    def state_written(self, task: Subtask, fact: StateWritten, at: float) -> None:
+        """The state of a task is in the folder of a savepoint, or could not be written."""
+        if self.savepoint.needs(task.key) and fact.problem and fact.savepoint == self.savepoint.number:
+            self._fail_savepoint(f"worker {task.worker} cannot write the state of {task}: {fact.problem}", at)
+        else:
+            self.savepoint.task_has_written(task.key, fact)
+        self._advance(at)
+
+    def savepoint_committed(self, number: int, problem: str, at: float) -> None:
+        """The manifest of a savepoint is there, or could not be written."""
+        if (self.savepoint.number, self.savepoint.phase) != (number, "committing"):
+            return
+        if problem:
+            self._fail_savepoint(problem, at)
+            return
+        self.savepoint.committed(at)
+        self.history.note(at, "savepoint complete", self.savepoint.summary())
+        if self.savepoint.stops:
+            self.cancel(at, f"stopped behind savepoint {self.savepoint.folder}")
+
+    def look_at_savepoint(self, at: float) -> None:
+        """Something may have happened that a savepoint waits for, or its deadline has passed."""
+        if self.savepoint.under_way and at >= self.savepoint.until:
+            self._fail_savepoint(self.savepoint.overdue(self.subtasks), at)
+        self._advance(at)
+
+    def _advance_savepoint(self, at: float) -> None:
+        savepoint = self.savepoint
+        if savepoint.phase == "aligning" and self.state == "paused":
+            live = [task for task in self.subtasks.values() if task.state != "finished"]
+            standing = {task.key: self.pause.standing(task.key, task.attempt) for task in live}
+            if why := not_safe(self.graph, self.subtasks, standing, barrier=self.pause.barrier):
+                self._fail_savepoint(why, at)
+            else:
+                savepoint.take(self.pause.barrier, live)
+        elif savepoint.all_written:
+            if (missing := savepoint.collected - self.history.fetched) > 0:
+                savepoint.fetch_by(at + FETCH_SECONDS)
+                if at >= savepoint.fetched_by:
+                    self._fail_savepoint(unfetched(missing), at)
+                return
+            ended = {
+                key: record.splits
+                for key, task in self.subtasks.items()
+                if task.state == "finished" and (record := self.progress.sources.record(*key)) is not None
+            }
+            savepoint.commit(self.id, self.name, savepoint.saved(self.graph, self.subtasks, ended))
+
+    def _fail_savepoint(self, problem: str, at: float) -> None:
+        """Let the savepoint fail; a job that was paused for it goes on."""
+        holds = self.savepoint.holds
+        self.savepoint.fail(self.id, problem)
+        self.history.note(at, "savepoint failed", problem)
+        if holds and self.state == "paused":
+            self._transition_job("running", "user", at, "it goes on")
+        elif holds and self.pause.under_way:
+            self._give_pause_up(problem, at)
 
     def take_stop(self) -> bool:
         """Whether CancelTasks must be sent: True once."""
@@ -984,6 +1133,7 @@ class Job:
             times.append(self.pause.until)
         if self.move.barrier:
             times.append(self.move.until)
+        times.append(self.savepoint.next_time())
         return min((time for time in times if time is not None), default=None)
 
     def _holds_back(self, key: TaskKey) -> bool:
@@ -1043,7 +1193,8 @@ class Job:
         """Begin the next attempt from the state of the last one, whose account is closed."""
         key, worker = task.key, self.slots.placement[self.slot_of(task.key)]
         running_at = self.pause.since if self.pause.phase == "paused" else at
-        resumption = self.moved_state.for_next(task, self.progress.next_attempt(task, running_at), at)
+        resumption = task.begun_again(self.progress.next_attempt(task, running_at))
+        resumption = self.moved_state.for_next(task, resumption, at)
         in_place = task.on_worker and task.worker == worker
         where = "in its slot" if in_place else f"in place of worker {task.worker}"
         self.subtasks.begin_next(task, worker, self.ends.round, resumption)
@@ -1106,6 +1257,7 @@ class Job:
                 self._move_stage(task, change)
             case "settle files":
                 self.progress.manifest.settled(*key)
+                task.has_begun()
             case "end attempt":
                 self._end_attempt(task, change)
             case "end move":
@@ -1154,6 +1306,8 @@ class Job:
             self.cancellations.cancel(self.move.interrupt(change.at))
         if problem := self.pause.interrupted(task):
             self._give_pause_up(problem, change.at)
+        if self.savepoint.phase == "checking" or self.savepoint.needs(task.key):
+            self._fail_savepoint(f"{task} ended before its state was written ({change.text})", change.at)
 
     def _count_restart(self, task: Subtask, change: _Change) -> None:
         self.recoveries.restarts_after(change.reason or change.before)
@@ -1206,6 +1360,8 @@ class Job:
                 self.history.note(at, self.state, text)
             case "end pause":
                 problem = "the job has ended" if self.terminal else f"the job is {self.state}"
+                if self.savepoint.phase not in ("none", "stopping") and self.state != "running":
+                    self._fail_savepoint(problem, at)
                 self.pause.end(problem if self.pause.under_way else "", tells=self.state == "running")
             case "stop tasks":
                 self._stop_tasks(at)
@@ -1216,6 +1372,8 @@ class Job:
             case "end":
                 self.ended_at = at
                 self.links.end()
+                if self.savepoint.phase == "stopping":
+                    self.savepoint.end()
             case _:
                 assert_never(effect)
 
@@ -1240,6 +1398,7 @@ class Job:
             text = "all tasks run" if not states[WAITING] else "all tasks that are deployed run"
             self._transition_job("running", "coordinator", at, text)
         self._advance_pause(at)
+        self._advance_savepoint(at)
         if not self.subtasks.all_ended:
             self._give_slots_back(at)
             return

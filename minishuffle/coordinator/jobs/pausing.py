@@ -152,7 +152,8 @@ class JobPause(PauseRecord):
 
     # --- who stands ------------------------------------------------------------------------------
 
-    def _standing(self, key: TaskKey, attempt: int) -> Standing:
+    def standing(self, key: TaskKey, attempt: int) -> Standing:
+        """How an attempt stands to the current barrier."""
         of, standing = self._stand.get(key, (0, _RUNS))
         return standing if of == attempt else _RUNS
 
@@ -160,7 +161,7 @@ class JobPause(PauseRecord):
         """Tasks that have not stopped yet."""
         moving = {each.key: each for each in _live(tasks)}
         for key, task in list(moving.items()):
-            if self._standing(key, task.attempt).barrier >= self.barrier:
+            if self.standing(key, task.attempt).barrier >= self.barrier:
                 del moving[key]
         blocked = {each.key for each in tasks if each.state == WAITING}
         while found := {key for key, task in moving.items() if self._is_blocked(graph, task, blocked)}:
@@ -172,7 +173,7 @@ class JobPause(PauseRecord):
     def _is_blocked(self, graph: JobGraph, task: Subtask, blocked: Collection[TaskKey]) -> bool:
         """Whether a task waits for consumers, none of which will read from it before the pause ends: each is
         ``blocked`` itself, reads this input later, or is not deployed yet."""
-        if not self._standing(task.key, task.attempt).blocked:
+        if not self.standing(task.key, task.attempt).blocked:
             return False
         consumers = [
             (edge, (graph.edges[edge].target, consumer))
@@ -197,7 +198,7 @@ class JobPause(PauseRecord):
             return f"what is to be deployed did not run {within}"
         moving = {task.key: task for task in self._moving(graph, tasks)}
         # A task that waits for its consumers is not to blame; its consumers are.
-        free = [task for task in moving.values() if not self._standing(task.key, task.attempt).blocked]
+        free = [task for task in moving.values() if not self.standing(task.key, task.attempt).blocked]
         blamed = {task.key: task for task in free} or moving
         first = [task for key, task in blamed.items() if not blamed.keys() & {*graph.producers(*key)}]
         sources = [task for task in first if graph.vertices[task.operator].is_source]
@@ -236,7 +237,7 @@ class JobPause(PauseRecord):
         found += [
             f"{unsent:,} bytes of rows or lines that {task} has yet to send to the coordinator"
             for task in tasks
-            if (unsent := self._standing(task.key, task.attempt).outbox)
+            if (unsent := self.standing(task.key, task.attempt).outbox)
         ]
         found += [f"{dead_letters:,} dead letters, in its log"] if dead_letters else []
         return found

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from minishuffle.coordinator.journal.codec import Record
+from minishuffle.wire.messages import Restoration
 from minishuffle.wire.packed import PositionTable, SplitPosition, pack_positions, unpack_positions
 
 __all__ = ["Resumption", "SourceProgress"]
@@ -23,6 +24,8 @@ class Resumption(NamedTuple):
     committable: bytes = b""
     state_worker: int = 0
     state_attempt: int = 0
+    restoration: Restoration | None = None
+    has_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

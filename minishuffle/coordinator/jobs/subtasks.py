@@ -73,6 +73,19 @@ class Subtask(AttemptRecord):
         self.round = self.version_round = round
         self.worker, self.on_worker = worker, True
 
+    def begin_from(self, resumption: Resumption) -> None:
+        """Its first attempt begins with what a savepoint has for it."""
+        self.resumption = resumption
+
+    def has_begun(self) -> None:
+        """Its attempt runs: what a savepoint had for it is taken."""
+        self.resumption = self.resumption._replace(restoration=None)
+
+    def begun_again(self, resumption: Resumption) -> Resumption:
+        """The state for the next attempt, that of a savepoint included if no attempt has taken it."""
+        before = self.resumption
+        return resumption._replace(restoration=before.restoration, has_ended=before.has_ended)
+
     def begin_next(self, worker: int, round: int, resumption: Resumption) -> None:
         """Deploy its next attempt on a worker, with all its counts reset."""
         self.attempt, self.round, self.resumption = self.attempt + 1, round, resumption

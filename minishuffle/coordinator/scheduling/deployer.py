@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from minishuffle.coordinator.jobs.job import Job
 from minishuffle.coordinator.jobs.lifecycle import WAITING
+from minishuffle.coordinator.jobs.positions import Resumption
 from minishuffle.coordinator.jobs.subtasks import Subtask
 from minishuffle.coordinator.journal.writeahead import WriteAhead
 from minishuffle.coordinator.scheduling.isolation import Isolation
@@ -67,8 +68,17 @@ class Deployer:
         workers = self.workers.alive()
         addresses = [worker.address for worker in workers if worker.worker in held]
         graph, term, placement = job.graph, self.term, job.slots.placement
-        tasks = [task.key for task in job.subtasks.values() if task.state != WAITING]
-        messages = deployments(graph, placement, addresses, term=term, job=job.id, name=job.name, tasks=tasks)
+        tasks = [task for task in job.subtasks.values() if task.state != WAITING]
+        messages = deployments(
+            graph,
+            placement,
+            addresses,
+            term=term,
+            job=job.id,
+            name=job.name,
+            tasks=[task.key for task in tasks],
+            resumptions={task.key: task.resumption for task in tasks if task.resumption != Resumption()},
+        )
         for number, message in messages.items():
             self.send(number, message)
         for number, ahead in self.preparations.job_started(job, workers):
@@ -84,6 +94,8 @@ class Deployer:
         """
         self._send_late_ends(job, at)
         self._send_barriers(job)
+        for number, ask in job.savepoint.take_unsent(self.term, job.id):
+            self.send(number, ask)
         for number, message in [*releases(job, term=self.term), *cancellations(job, term=self.term)]:
             self.send(number, message)
         ready = self._restarted(job, held, at, called)

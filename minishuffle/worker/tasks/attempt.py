@@ -34,6 +34,7 @@ from minishuffle.exchange.wholebatches import WholeBatches
 from minishuffle.ids import AttemptId, PartitionId, state_edge
 from minishuffle.operators.base import CompleteFile
 from minishuffle.plan.graph import JobSettings
+from minishuffle.runtime.statesnapshot import TaskStateSnapshot
 from minishuffle.wire.messages import (
     DeployTasks,
     InputSpec,
@@ -41,6 +42,7 @@ from minishuffle.wire.messages import (
     Standing,
     TaskReport,
     TaskSpec,
+    WriteState,
 )
 from minishuffle.wire.packed import unpack_positions
 from minishuffle.wire.reports import (
@@ -65,6 +67,7 @@ from minishuffle.worker.tasks.crashrecord import CrashRecord
 from minishuffle.worker.tasks.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.tasks.latencymarkers import LatencyMarkers
 from minishuffle.worker.tasks.statehandover import StateHandover, StateInput
+from minishuffle.worker.tasks.statewriter import restoring
 from minishuffle.worker.tasks.task import Task, TaskOutcome
 from minishuffle.worker.wallclock import WallClock
 
@@ -88,6 +91,8 @@ class WorkerServices:
     """Called on the loop once a restarted attempt has passed its first batch on."""
     stands: Callable[[AttemptId], None]
     """Called on the loop when an attempt stops for a pause, or is kept from it: see :class:`TaskPause`."""
+    saved: Callable[[AttemptId, WriteState, TaskStateSnapshot | str], None] = lambda *taken: None
+    """Called on the loop when an attempt has taken its state for a savepoint: see :class:`Task`."""
     partition_lost: Callable[[AttemptId, PartitionLost], None] = lambda attempt, error: None
     """Called on the loop when a blocking partition of an attempt cannot be read."""
     channel_event: Callable[[ChannelKey, int, ChannelEvent], object] = lambda key, generation, event: None
@@ -95,6 +100,8 @@ class WorkerServices:
     clock: Callable[[], float]
     """Seconds, of any origin; called on all threads."""
     wall: WallClock
+    secret: bytes = b""
+    """The cluster's, under which savepoints are signed."""
     away: Callable[[], bool] = lambda: False
     """Whether there is no coordinator; called on any thread."""
     record: CrashRecord = field(default_factory=CrashRecord)
@@ -131,8 +138,7 @@ class Attempt:
     """
 
     def __init__(self, services: WorkerServices, message: DeployTasks, spec: TaskSpec) -> None:
-        self.id = attempt_id(message.job, spec)
-        self.slot = spec.slot
+        self.id, self.slot = attempt_id(message.job, spec), spec.slot
         self.settings = JobSettings.model_validate(message.settings)
         self.counters = TaskCounters()
         self.note_limit = partial(_note_limit, self.counters, services.wall)
@@ -143,8 +149,7 @@ class Attempt:
         """Where external clients write into the task, if they do."""
         self.partitions: dict[int, ResultPartition] = {}
         """By edge."""
-        self.traffic = Traffic()
-        self._flow = FlowTotals()
+        self.traffic, self._flow = Traffic(), FlowTotals()
         source = None if spec.inputs else (spec.operator, spec.index)
         self._latency = LatencyMarkers(self.settings, source, self.partitions, services.wall)
         self.reported: tuple[bytes, dict[str, int]] | None = None
@@ -167,6 +172,7 @@ class Attempt:
             self.counters,
             services.report,
             services.first_record,
+            services.saved,
             Outbox(self.id, self.paths, services.said, services.away),
             self._source_leases(),
             self._file_reports(),
@@ -175,6 +181,8 @@ class Attempt:
             self._state_handover(),
             services.record,
             self._spool() if spec.sink else None,
+            None if spec.restoration is None else restoring(spec.restoration, services.secret),
+            spec.has_ended,
             rests=bool(spec.outputs) and self.settings.buffer_timeout == "adaptive",
         )
         try:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
+from minishuffle.wire.messages import WriteState
+
 __all__ = ["TaskPause"]
 
 
@@ -37,6 +39,10 @@ class TaskPause:
         """(Loop.) Barriers to send to moving consumers, by edge, without stopping; taken by the task."""
         self.unread: Sequence[int] = ()
         """(Task.) Edges of inputs that it reads later, once others have ended; while it stands."""
+        self.saves: WriteState | None = None
+        """(Any thread.) The savepoint for which the task is to take its state, while it stands."""
+        self._saved = 0
+        """The last savepoint of that kind."""
         self._clock = clock
         self._wanted = barrier
         self._over = barrier - 1 if paused else barrier
@@ -63,6 +69,13 @@ class TaskPause:
         """Consumers of the task move, named by edge: it is to send them ``barrier``."""
         self.dividers.append((barrier, consumers))
 
+    def save(self, message: WriteState) -> bool:
+        """If the task stands at that barrier, it is to take its state for the savepoint, once; else False."""
+        if self.at != message.barrier or message.savepoint <= self._saved:
+            return False
+        self.saves, self._saved = message, message.savepoint
+        return True
+
     @property
     def ended(self) -> int:
         """(Any thread.) Barriers up to this one have ended."""
@@ -81,6 +94,11 @@ class TaskPause:
         self.unread = unread
         self._stopped_at = self._clock()
         self.at = barrier
+
+    def take_saves(self) -> WriteState | None:
+        """The savepoint for which the task takes its state now."""
+        message, self.saves = self.saves, None
+        return message
 
     def go_on(self) -> None:
         """The barrier has ended."""

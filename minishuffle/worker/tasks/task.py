@@ -51,8 +51,9 @@ from minishuffle.runtime.chain import Chain
 from minishuffle.runtime.inputs import Inputs
 from minishuffle.runtime.reader import SourceReader
 from minishuffle.runtime.resting import SourceRest
+from minishuffle.runtime.statesnapshot import TaskStateSnapshot
 from minishuffle.runtime.usererrors import describe_failure
-from minishuffle.wire.messages import ErrorInfo
+from minishuffle.wire.messages import ErrorInfo, WriteState
 from minishuffle.worker.interpreter import compete
 from minishuffle.worker.reports.filereports import FileReports
 from minishuffle.worker.reports.outbox import Outbox
@@ -97,7 +98,8 @@ class Task:
     """An attempt of a subtask on this worker.
 
     ``report`` is called on the loop: with None when it runs, and with its outcome; ``first_record`` once an
-    attempt that took the place of another has passed its first batch on.
+    attempt that took the place of another has passed its first batch on; ``saved`` with the state taken for
+    a savepoint, or why there is none.
     """
 
     attempt_id: AttemptId
@@ -112,6 +114,7 @@ class Task:
     counters: TaskCounters
     report: Callable[[Task, TaskOutcome | None], None]
     first_record: Callable[[AttemptId], None]
+    saved: Callable[[AttemptId, WriteState, TaskStateSnapshot | str], None]
     outbox: Outbox
     leases: SourceLeases
     files: FileReports
@@ -122,6 +125,11 @@ class Task:
     """Where it notes its rows in hand."""
     spool: Spool | None = None
     """Where a sink whose records other programs read keeps them."""
+    restored: Callable[[Chain, int, int], None] | None = None
+    """Gives an open chain the state with which the subtask of that index and parallelism begins; None: it
+    begins without."""
+    has_ended: bool = False
+    """It had ended before its job was restored."""
     rests: bool = False
     """Its source may be read a little later: see :class:`SourceRest`."""
     state: str = "deploying"
@@ -132,6 +140,7 @@ class Task:
     _recovers: bool = field(default=False, init=False)
     """No batch was passed on yet since it took the place of another attempt."""
     _inputs: Inputs | None = field(default=None, init=False)
+    _reader: SourceReader | None = field(default=None, init=False)
     _loops: list[LoopCalls] = field(default_factory=list, init=False)
     """The loops of its asynchronous functions."""
     _drop: Drop | None = field(default=None, init=False)
@@ -259,6 +268,10 @@ class Task:
             return ErrorInfo(code=TaskFailed.code, text=text, task=task)
 
     def _execute(self) -> bytes:
+        if self.has_ended:
+            self.paths.post(self._reached, None)
+            self._end_partitions()
+            return b""
         self._recovers = self.attempt_id.attempt > FIRST_ATTEMPT
         self.paths.calls.enter()
         program = open_program(self.program, cloudpickle.loads)
@@ -275,6 +288,8 @@ class Task:
             self.user_metrics = tuple(metrics)
             chain.open(replace(context, metrics=own) for own in metrics)
             self.operators = (*produced, *chain.counters)
+            if self.restored is not None:
+                self.restored(chain, self.attempt_id.subtask.index, self.parallelism)
             self.state_handover.take_over(chain)
             self._count_state(chain)
             self.paths.calls.leave()
@@ -340,7 +355,7 @@ class Task:
         reader = self.leases.open(
             program.source, index, self.parallelism, now, in_turn=in_turn, times=program.times
         )
-        self.counters.rows_skipped = reader.rows_skipped
+        self.counters.rows_skipped, self._reader = reader.rows_skipped, reader
         try:
             self._read(reader, chain, emit, produced)
             self.leases.finish(self.paths.pause.now())
@@ -469,9 +484,28 @@ class Task:
         if pause.moving:
             self.state_handover.hand_on(chain)
         pause.stop(barrier, unread)
-        self.paths.stand(lambda: pause.ended >= barrier)
+        while True:
+            self.paths.stand(lambda: pause.ended >= barrier or pause.saves is not None)
+            if (savepoint := pause.take_saves()) is None:
+                break
+            self._save(chain, savepoint)
         pause.go_on()
         self.state_handover.go_on()
+
+    def _save(self, chain: Chain, savepoint: WriteState) -> None:
+        """Take the state, once the coordinator has all rows and lines that precede it. Sinks have committed
+        at the barrier."""
+        self.paths.calls.enter()
+        self.outbox.drain()
+        taken: TaskStateSnapshot | str
+        try:
+            taken = chain.snapshot([] if self._reader is None else self._reader.snapshot())
+        except UnserializableRecord as error:
+            taken = f"its state cannot be written: {error}"
+        if self._reader is None and not self.gates:
+            taken = "it has restarted while the job was paused, and opens its source once that is resumed"
+        self.paths.calls.leave()
+        self.paths.post(self.saved, self.attempt_id, savepoint, taken)
 
     def _divide(self) -> None:
         """Put a barrier before consumers that are to move: they get what was emitted so far, and their next

@@ -1,0 +1,138 @@
+"""How a job goes on from a savepoint: which of its tasks begins with what. Pure.
+
+Operators are matched by the ids of their state, which are their names where they were given one, else their
+place in the plan. Keys are divided among subtasks by their workers, which read the savepoint themselves;
+sources take their splits from the positions that are dealt out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from minishuffle.coordinator.jobs.lossaccounting import TaskKey
+from minishuffle.coordinator.jobs.positions import Resumption
+from minishuffle.coordinator.jobs.savepoints import sides_of
+from minishuffle.errors import UsageError
+from minishuffle.plan.graph import JobGraph, StatefulOperator
+from minishuffle.snapshots.sealedmanifest import SavedOperator, SavedSplit, SnapshotManifest
+from minishuffle.wire.messages import Restoration
+from minishuffle.wire.packed import Cursor, SplitPosition, pack_positions
+from minishuffle.wire.requests import SubmitJob
+
+__all__ = ["resumptions_of"]
+
+
+def resumptions_of(
+    graph: JobGraph, manifest: SnapshotManifest, message: SubmitJob
+) -> dict[TaskKey, Resumption]:
+    """Positions and state for the first attempts of a submitted job; tasks for which the savepoint has none
+    are left out.
+
+    Raises:
+        UsageError: an operator is not in both, or is another one there, or the job cannot go on from any.
+    """
+    _require_restorable(graph)
+    saved = {each.id: each for vertex in manifest.vertices for each in vertex.operators}
+    dropped = _dropped(saved.values(), message.drop_state)
+    ours = {each.id: each for vertex in graph.vertices for each in vertex.states}
+    _require_match({id: each for id, each in saved.items() if id not in dropped}, ours)
+    taken = saved.keys() & ours.keys() - dropped
+    where = {each.id: number for number, vertex in enumerate(manifest.vertices) for each in vertex.operators}
+    ended = _ended(manifest)
+    restoration = Restoration(
+        path=message.restore_from, trust=message.trust_snapshot, dropped=sorted(dropped)
+    )
+    found = {}
+    again = sides_of(graph)
+    for number, vertex in enumerate(graph.vertices):
+        states = [each for each in vertex.states if each.id in taken]
+        if number in again or not states:
+            continue
+        source = next((each.id for each in states if each.kind == "source"), None)
+        others = [each for each in states if each.kind != "source"]
+        all_ended = bool(others) and all(where[each.id] in ended for each in states)
+        splits = {} if source is None else manifest.positions.get(source, {})
+        for index in range(vertex.parallelism):
+            found[number, index] = Resumption(
+                positions=pack_positions(_dealt(splits, index, vertex.parallelism)),
+                restoration=restoration if others and not all_ended else None,
+                has_ended=all_ended,
+            )
+    return found
+
+
+def _require_restorable(graph: JobGraph) -> None:
+    if any(edge.kind == "blocking" for edge in graph.edges):
+        raise UsageError(
+            "a job with a blocking exchange cannot go on from a savepoint, since what it stores is made "
+            "again from the beginning: leave exchange('blocking') out"
+        )
+
+
+def _dropped(saved: Iterable[SavedOperator], drop: Collection[str]) -> set[str]:
+    """The ids of the operators of these ids or names.
+
+    Raises:
+        UsageError: there are none.
+    """
+    operators = list(saved)
+    for name in drop:
+        if not any(name in (each.id, each.name) for each in operators):
+            raise UsageError(
+                f"the savepoint has no state of {name!r} to drop: it has that of {_named(operators)}"
+            )
+    return {each.id for each in operators if each.id in drop or each.name in drop}
+
+
+def _require_match(saved: Mapping[str, SavedOperator], ours: Mapping[str, StatefulOperator]) -> None:
+    """
+    Raises:
+        UsageError: there is state of an operator that the job does not have, or of another kind.
+    """
+    if gone := [each for id, each in saved.items() if id not in ours]:
+        new = [each for id, each in ours.items() if id not in saved]
+        beside = f"; it has, without state in the savepoint, {_named(new)}" if new else ""
+        drops = " ".join(f"--drop-state {_quoted(each.id)}" for each in gone)
+        raise UsageError(
+            f"the savepoint has state of {_named(gone)}, which the job does not have{beside}: give "
+            f"operators the names that they had with .name(), or leave that state out with {drops}"
+        )
+    for id, each in saved.items():
+        if each.kind != ours[id].kind:
+            raise UsageError(
+                f"{each.name} ({id}) is a {ours[id].kind} in this job and was a {each.kind} in the "
+                f"savepoint, whose state it cannot read: leave that out with --drop-state {_quoted(id)}"
+            )
+
+
+def _named(operators: Sequence[SavedOperator | StatefulOperator]) -> str:
+    return ", ".join(each.name if each.name == each.id else f"{each.name} ({each.id})" for each in operators)
+
+
+def _quoted(id: str) -> str:
+    return id if id.isidentifier() else f"'{id}'"
+
+
+def _ended(manifest: SnapshotManifest) -> set[int]:
+    """Vertices all of whose tasks had ended."""
+    going_on = {task.vertex for task in manifest.tasks if task.state != "ended"}
+    return {task.vertex for task in manifest.tasks} - going_on
+
+
+def _dealt(splits: Mapping[str, SavedSplit], index: int, parallelism: int) -> list[SplitPosition]:
+    """The positions for one subtask. Splits with names go to all subtasks: each asks its source for its
+    own."""
+    return [
+        SplitPosition(
+            each.number,
+            each.rows,
+            done=each.ended,
+            cursor=Cursor(name, each.cursor, each.cursor_rows) if _has_name(name, each) else None,
+        )
+        for name, each in splits.items()
+        if _has_name(name, each) or each.number % parallelism == index
+    ]
+
+
+def _has_name(name: str, split: SavedSplit) -> bool:
+    return name != str(split.number) or bool(split.cursor)

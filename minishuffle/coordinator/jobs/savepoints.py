@@ -1,0 +1,447 @@
+"""The savepoint of one job: at which step it is, and whose answer it waits for. Pure.
+
+::
+
+    none --a client asks--> checking --all workers find the folder--> aligning --all tasks stand--> taking
+         --all have taken their state--> writing --all files are there--> committing --the manifest--> none
+
+The job stands from ``aligning``, which is a pause, until ``taking`` has ended. It stays paused if it was
+paused before. If it is to be stopped, it stays paused until the manifest is there, is cancelled
+(``stopping``), and the savepoint ends with it.
+
+A savepoint fails if a task ends before its state is written, at its deadline, if its coordinator is lost, and
+if a worker cannot read or write the folder. Then there is no manifest, and the job goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from minishuffle.coordinator.jobs.lifecycle import WAITING
+from minishuffle.coordinator.jobs.lossaccounting import TaskKey
+from minishuffle.coordinator.jobs.subtasks import Subtask, names_of
+from minishuffle.coordinator.journal.codec import Record
+from minishuffle.plan.graph import JobGraph
+from minishuffle.snapshots.sealedmanifest import (
+    SavedOperator,
+    SavedSplit,
+    SavedTask,
+    SavedVertex,
+    SnapshotManifest,
+    WrittenState,
+)
+from minishuffle.wire.messages import CheckFolder, Standing, WriteState
+from minishuffle.wire.packed import SplitPosition, unpack_positions
+from minishuffle.wire.reports import StateTaken, StateWritten
+from minishuffle.wire.requests import SavepointInfo
+
+__all__ = [
+    "FETCH_SECONDS",
+    "FolderWork",
+    "JobSavepoint",
+    "SavepointRecord",
+    "never_saved",
+    "not_safe",
+    "sides_of",
+    "unfetched",
+]
+
+Saved: TypeAlias = tuple[tuple[SavedVertex, ...], tuple[SavedTask, ...], dict[str, dict[str, SavedSplit]]]
+"""Vertices, tasks, and positions by source and split."""
+Phase: TypeAlias = Literal["none", "checking", "aligning", "taking", "writing", "committing", "stopping"]
+FETCH_SECONDS: Final = 5.0
+"""How long a savepoint waits for a client to fetch the rows that were collected before it."""
+CHECKED_FILE: Final = "begun"
+"""The file by which workers know that the folder is the coordinator's."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderWork:
+    """Work for the coordinator's process in the folder of a savepoint: ``prepare`` it with a file, ``commit``
+    the manifest, or ``discard`` all of it. The first two are answered."""
+
+    job: str
+    savepoint: int
+    folder: str
+    work: Literal["prepare", "commit", "discard"]
+    content: str = ""
+    manifest: SnapshotManifest | None = None
+
+
+@dataclass(slots=True)
+class SavepointRecord(Record):
+    """The journaled state of the last savepoint of a job. Times are wall clock."""
+
+    phase: Phase = "none"
+    number: int = 0
+    """Number of the last savepoint; 0: there was none."""
+    token: str = ""
+    """The id that its client gave it."""
+    folder: str = ""
+    stops: bool = False
+    """The job is to be stopped behind it."""
+    holds: bool = False
+    """The job was paused for it alone."""
+    began: float = 0.0
+    until: float = 0.0
+    """Its deadline."""
+    problem: str = ""
+    """Why it failed; empty: it has not."""
+    bytes: int = 0
+    seconds: float = 0.0
+    """From its beginning to its manifest."""
+    stood: float = 0.0
+    """Seconds from when its sources were to stop until all state was taken."""
+
+
+@dataclass(slots=True)
+class JobSavepoint(SavepointRecord):
+    """The savepoints of one job, one at a time.
+
+    Invariants: answers are awaited only in the phases that ask for them; each awaited task has a place in
+    ``_tasks``, and none has written before it has taken.
+    """
+
+    work: list[FolderWork] = field(default_factory=list, repr=False)
+    """For the coordinator's process; see :meth:`take_work`."""
+    aligned_at: float = 0.0
+    """When the job was to stand."""
+    pause_seconds: float = 0.0
+    """How long the tasks may take until they stand."""
+    collected: int = 0
+    """Batches of collected rows that precede the cut."""
+    fetched_by: float = math.inf
+    """When a client has to have these at the latest."""
+    _unsent: set[int] = field(default_factory=set, repr=False)
+    """Workers that were not asked yet what the phase asks for."""
+    _unchecked: set[int] = field(default_factory=set, repr=False)
+    """Workers that have yet to look for the folder."""
+    _barrier: int = field(default=0, repr=False)
+    _tasks: dict[TaskKey, int] = field(default_factory=dict, repr=False)
+    """The attempts that hold state, by subtask."""
+    _taken: dict[TaskKey, StateTaken] = field(default_factory=dict, repr=False)
+    _written: dict[TaskKey, StateWritten] = field(default_factory=dict, repr=False)
+
+    # --- moves -----------------------------------------------------------------------------------
+
+    @property
+    def under_way(self) -> bool:
+        return self.phase != "none"
+
+    @property
+    def needs_pause(self) -> bool:
+        """The job is to stand, and not to go on."""
+        return self.phase in ("aligning", "taking") or (
+            self.stops and self.phase in ("writing", "committing")
+        )
+
+    def begin(self, job: str, folder: str, *, token: str, stops: bool, at: float, seconds: float) -> None:
+        """A client asks for a savepoint, within ``seconds``."""
+        self.phase, self.number, self.token, self.folder = "checking", self.number + 1, token, folder
+        self.stops, self.holds, self.problem = stops, False, ""
+        self.began, self.until, self.bytes, self.seconds, self.stood = at, at + seconds, 0, 0.0, 0.0
+        self._forget()
+        self.work.append(FolderWork(job, self.number, folder, "prepare", self._content(job)))
+
+    def pauses_within(self, seconds: float) -> None:
+        """Give the pause its limit."""
+        self.pause_seconds = seconds
+
+    def _content(self, job: str) -> str:
+        return f"savepoint {self.number} of job {job}, begun at {self.began:.6f}"
+
+    def prepared(self, workers: Iterable[int]) -> None:
+        """The file is in the folder: have these workers look for it."""
+        self._unchecked.update(workers)
+        self._unsent.update(self._unchecked)
+
+    def checked(self, worker: int) -> bool:
+        """A worker has found the file; True once all have."""
+        self._unchecked.discard(worker)
+        return self.phase == "checking" and not self._unchecked
+
+    def ask_again(self, worker: int, tasks: Mapping[TaskKey, Subtask]) -> None:
+        """A worker has come back, and may not have got what it was sent."""
+        late = {tasks[key].worker for key in self._tasks.keys() - self._taken.keys()}
+        if worker in self._unchecked or (self.phase == "taking" and worker in late):
+            self._unsent.add(worker)
+
+    def align(self, at: float, *, holds: bool) -> None:
+        """The job is to stand; with ``holds`` it is paused for this alone."""
+        self.phase, self.holds, self.aligned_at = "aligning", holds, at
+
+    def keep_paused(self) -> None:
+        """A user pauses the job, which is paused already: it does not go on by itself."""
+        self.holds = False
+
+    def take(self, barrier: int, tasks: Iterable[Subtask]) -> None:
+        """The job stands at the barrier: have these tasks take their state."""
+        self.phase, self._barrier = "taking", barrier
+        there = list(tasks)
+        self._tasks = {task.key: task.attempt for task in there}
+        self._unsent = {task.worker for task in there}
+
+    def all_taken(self, at: float, collected: int) -> None:
+        """All state is taken, of a job of which so many batches of rows were collected before."""
+        self.phase, self.stood = "writing", at - self.aligned_at
+        self.collected, self.fetched_by = collected, math.inf
+
+    def fetch_by(self, time: float) -> None:
+        """All is written, but for rows that a client has to fetch until then."""
+        self.fetched_by = min(time, self.fetched_by)
+
+    def task_has_taken(self, key: TaskKey, fact: StateTaken) -> bool:
+        """A task has taken its state; True once all have. Facts of other savepoints change nothing."""
+        if self.phase != "taking" or not self._is_awaited(key, fact):
+            return False
+        self._taken[key] = fact
+        return self._taken.keys() == self._tasks.keys()
+
+    def task_has_written(self, key: TaskKey, fact: StateWritten) -> None:
+        """The state of a task is in its file."""
+        if self.phase in ("taking", "writing") and self._is_awaited(key, fact):
+            self._written[key] = fact
+            self.bytes += fact.bytes
+
+    def _is_awaited(self, key: TaskKey, fact: StateTaken | StateWritten) -> bool:
+        return fact.savepoint == self.number and self._tasks.get(key) == fact.attempt.attempt
+
+    @property
+    def all_written(self) -> bool:
+        return self.phase == "writing" and self._written.keys() == self._tasks.keys()
+
+    def commit(self, job: str, name: str, saved: Saved) -> None:
+        """All files are there: have the manifest written. What it says of the cluster is filled in later."""
+        self.phase = "committing"
+        vertices, tasks, positions = saved
+        manifest = SnapshotManifest(
+            "", "savepoint", self.number, self.began, "", job, name, vertices, tasks, positions
+        )
+        self.work.append(FolderWork(job, self.number, self.folder, "commit", manifest=manifest))
+
+    def committed(self, at: float) -> None:
+        """The manifest is there: the savepoint is complete."""
+        self.phase, self.seconds = ("stopping" if self.stops else "none"), at - self.began
+        self._forget()
+
+    def end(self) -> None:
+        """The job has stopped behind it."""
+        self.phase = "none"
+
+    def fail(self, job: str, problem: str) -> None:
+        """It does not come to its end."""
+        self.work.append(FolderWork(job, self.number, self.folder, "discard"))
+        self.phase, self.problem = "none", problem
+        self._forget()
+
+    def _forget(self) -> None:
+        self._unsent.clear()
+        for table in (self._tasks, self._taken, self._written):
+            table.clear()
+        self._unchecked.clear()
+
+    def needs(self, key: TaskKey) -> bool:
+        """Whether an attempt of that subtask must not end now."""
+        return self.phase in ("taking", "writing") and key in self._tasks and key not in self._written
+
+    def overdue(self, tasks: Mapping[TaskKey, Subtask]) -> str:
+        """Why it fails at its deadline."""
+        within = f"within {self.until - self.began:g} s (savepoint_timeout)"
+        if self.phase == "aligning":
+            return f"the job did not stand {within}"
+        if self._unchecked:
+            workers = ", ".join(map(str, sorted(self._unchecked)))
+            return f"worker {workers} did not look for {self.folder} {within}"
+        late = [tasks[key] for key in self._tasks.keys() - self._written.keys()]
+        if self.phase == "taking":
+            late = [tasks[key] for key in self._tasks.keys() - self._taken.keys()]
+        if late:
+            what = "taken" if self.phase == "taking" else "written"
+            return f"{names_of(sorted(late, key=lambda task: task.key))} had not {what} their state {within}"
+        return f"the manifest was not written {within}"
+
+    # --- what follows ----------------------------------------------------------------------------
+
+    def next_time(self) -> float | None:
+        """Its next deadline."""
+        return min(self.until, self.fetched_by) if self.under_way else None
+
+    def summary(self) -> str:
+        """For the event at its end."""
+        what = f"{self.bytes:,} bytes in {self.seconds:.3f} s; the job stood {self.stood:.3f} s"
+        return f"{self.folder}: {what}"
+
+    def take_work(self) -> list[FolderWork]:
+        """Take what the coordinator's process is to do."""
+        work, self.work = self.work, []
+        return work
+
+    def take_unsent(self, term: int, job: str) -> list[tuple[int, CheckFolder | WriteState]]:
+        """Take the messages to send, with their workers."""
+        unsent, self._unsent = sorted(self._unsent), set()
+        message: CheckFolder | WriteState
+        if not unsent:
+            return []
+        if self.phase == "checking":
+            message = CheckFolder(
+                term=term,
+                job=job,
+                savepoint=self.number,
+                folder=f"{self.folder}/{CHECKED_FILE}",
+                file=CHECKED_FILE,
+                content=self._content(job),
+            )
+        else:
+            message = WriteState(
+                term=term, job=job, savepoint=self.number, barrier=self._barrier, folder=self.folder
+            )
+        return [(worker, message) for worker in unsent]
+
+    def info(self) -> SavepointInfo:
+        """For clients."""
+        return SavepointInfo(
+            number=self.number,
+            token=self.token,
+            phase=self.phase,
+            path=self.folder,
+            problem=self.problem,
+            bytes=self.bytes,
+            seconds=self.seconds,
+            stood_seconds=self.stood,
+        )
+
+    def saved(
+        self, graph: JobGraph, tasks: Mapping[TaskKey, Subtask], ended: Mapping[TaskKey, bytes]
+    ) -> Saved:
+        """Vertices, tasks and positions of the manifest.
+
+        Args:
+            ended: positions of sources' subtasks that had ended before, as far as they are known.
+        """
+        again = sides_of(graph)
+        holding = {id for fact in self._taken.values() for id in fact.operators}
+        vertices = tuple(
+            SavedVertex(
+                vertex.name,
+                vertex.parallelism,
+                tuple(
+                    SavedOperator(each.id, each.name, each.kind)
+                    for each in vertex.states
+                    if (each.id in holding or each.kind == "source") and number not in again
+                ),
+            )
+            for number, vertex in enumerate(graph.vertices)
+        )
+        saved = tuple(self._saved_task(task, again) for task in tasks.values())
+        positions: dict[str, dict[str, SavedSplit]] = {}
+        for number, vertex in enumerate(graph.vertices):
+            source = next((each.id for each in vertex.states if each.kind == "source"), None)
+            if source is None or number in again:
+                continue
+            tables = [fact.positions for key, fact in self._taken.items() if key[0] == number]
+            tables += [table for key, table in ended.items() if key[0] == number]
+            entries = [entry for table in tables for entry in unpack_positions(table)]
+            positions[source] = {_split_name(entry): _saved_split(entry) for entry in entries}
+        return vertices, saved, positions
+
+    def _saved_task(self, task: Subtask, again: Collection[int]) -> SavedTask:
+        taken, written = self._taken.get(task.key), self._written.get(task.key)
+        if task.operator in again:
+            return SavedTask(*task.key, "waiting")
+        if taken is None or written is None:
+            return SavedTask(*task.key, "ended")
+        state = None
+        if written.file:
+            state = WrittenState(
+                written.file, written.bytes, written.index_bytes, written.checksum, written.rows
+            )
+        return SavedTask(*task.key, "running", taken.watermark, state)
+
+
+def unfetched(batches: int) -> str:
+    """Why a savepoint fails whose job has collected rows that no client has."""
+    return (
+        f"nobody has fetched rows that were collected before it (batches: {batches}), which this cluster "
+        "alone has: fetch them (JobHandle.rows), or write rows with to_files"
+    )
+
+
+def _split_name(entry: SplitPosition) -> str:
+    return str(entry.split) if entry.cursor is None else entry.cursor.name
+
+
+def _saved_split(entry: SplitPosition) -> SavedSplit:
+    cursor, rows = (b"", 0) if entry.cursor is None else (entry.cursor.position, entry.cursor.rows)
+    return SavedSplit(entry.split, entry.end, cursor, rows, entry.done)
+
+
+def sides_of(graph: JobGraph) -> frozenset[int]:
+    """Vertices that a restored job runs from their beginning: they lead to a broadcast side and nowhere else,
+    and consumers that start anew get all of it again anyway."""
+    kept = graph.kept_edges()
+    return frozenset(
+        vertex
+        for vertex in range(len(graph.vertices))
+        if (outputs := graph.outputs_of(vertex)) and kept.issuperset(outputs)
+    )
+
+
+def never_saved(graph: JobGraph) -> str:
+    """Why no savepoint of a job of this kind can be taken; empty: it can."""
+    for edge in graph.edges:
+        if edge.kind == "blocking":
+            where = f"{graph.vertices[edge.source].name} => {graph.vertices[edge.target].name}"
+            return (
+                f"a blocking exchange stores its rows outside of all tasks ({where}): leave "
+                "exchange('blocking') out, or run the job again from its beginning"
+            )
+    for vertex in graph.vertices:
+        if vertex.stream:
+            return (
+                f"other programs write to its stream {vertex.stream!r}, and what they have sent is known to "
+                "this cluster alone: have the job read a source of its own"
+            )
+        if vertex.sink:
+            return (
+                f"its sink {vertex.sink!r} keeps rows for other programs, on its workers alone: write "
+                "them with to_files, or a sink of your own"
+            )
+    return ""
+
+
+def not_safe(
+    graph: JobGraph,
+    tasks: Mapping[TaskKey, Subtask],
+    standing: Mapping[TaskKey, Standing],
+    *,
+    barrier: int,
+) -> str:
+    """Why a cut of a job that stands would lose rows at this moment; empty: it would not."""
+    for key, stands in standing.items():
+        if stands.unread:
+            edge = graph.edges[stands.unread[0]]
+            name = graph.vertices[edge.target].name
+            return (
+                f"rows before input {edge.input} of {name} are not read yet, since it reads another input to "
+                "its end first: try again once that has ended"
+            )
+        if stands.barrier < barrier and stands.blocked:
+            what = "waits for consumers that read another input first"
+            return f"{tasks[key]} {what}: try again once that has ended"
+        if stands.barrier < barrier:
+            return f"{tasks[key]} has restarted, and does not stand yet: try again"
+    for number, vertex in enumerate(graph.vertices):
+        of = [task for task in tasks.values() if task.operator == number]
+        if any(task.state == WAITING for task in of):
+            return f"{vertex.name} is not deployed yet: try again once it runs"
+        ended = [task for task in of if task.state == "finished"]
+        if len(ended) in (0, len(of)):
+            continue
+        if not vertex.is_source or graph.settings.restart_strategy == "none":
+            return (
+                f"{names_of(ended)} has ended, and the rest of {vertex.name} has not: try again once all have"
+            )
+    return ""

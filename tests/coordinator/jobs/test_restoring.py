@@ -1,0 +1,138 @@
+"""Which tasks of a job begin with what, and what does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minishuffle.coordinator.jobs.restoring import resumptions_of
+from minishuffle.errors import UsageError
+from minishuffle.plan.graph import Edge, JobGraph, StatefulOperator, Vertex
+from minishuffle.snapshots.sealedmanifest import (
+    SavedOperator,
+    SavedSplit,
+    SavedTask,
+    SavedVertex,
+    SnapshotManifest,
+)
+from minishuffle.wire.packed import Cursor, SplitPosition, unpack_positions
+from minishuffle.wire.requests import SubmitJob
+
+SPLITS = {
+    "0": SavedSplit(0, 5),
+    "1": SavedSplit(1, 6, ended=True),
+    "2": SavedSplit(2, 7),
+    "named": SavedSplit(3, 8, b"at 8", 7),
+}
+
+
+def manifest(counts: Any = "running", reads: Any = "running", **positions: Any) -> SnapshotManifest:
+    vertices = (
+        SavedVertex("read", 2, (SavedOperator("read", "read", "source"),)),
+        SavedVertex("count", 2, (SavedOperator("count-1", "count", "count"),)),
+    )
+    tasks = [SavedTask(0, index, reads) for index in (0, 1)] + [
+        SavedTask(1, index, counts) for index in (0, 1)
+    ]
+    given = {"read": SPLITS} | positions
+    return SnapshotManifest("1", "savepoint", 1, 0.0, "c", "j1", "n", vertices, tuple(tasks), given)
+
+
+def graph(
+    parallelism: int = 2, id: str = "count-1", kind: str = "count", edge: Any = "pipelined"
+) -> JobGraph:
+    def vertex(name: str, states: list[StatefulOperator], **fields: Any) -> Vertex:
+        given = {"operators": [name], "program": b"", "is_source": name == "read"} | fields
+        return Vertex(name=name, parallelism=parallelism, states=states, **given)
+
+    read = vertex("read", [StatefulOperator(id="read", name="read", kind="source")])
+    count = vertex("count", [StatefulOperator(id=id, name="count", kind=kind)])
+    return JobGraph(
+        vertices=[read, count, vertex("sink", [])],
+        edges=[
+            Edge(source=0, target=1, partitioner="hash", kind=edge),
+            Edge(source=1, target=2, partitioner="forward"),
+        ],
+    )
+
+
+def message(**fields: Any) -> SubmitJob:
+    return SubmitJob(name="n", python="3", graph=b"", restore_from="/s", **fields)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
+def test_each_split_without_a_name_is_dealt_to_one_subtask_and_one_with_a_name_to_all(
+    parallelism: int,
+) -> None:
+    found = resumptions_of(graph(parallelism), manifest(), message())
+    assert found.keys() == {(vertex, index) for vertex in (0, 1) for index in range(parallelism)}
+    named = SplitPosition(3, 8, cursor=Cursor("named", b"at 8", 7))
+    for index in range(parallelism):
+        table = unpack_positions(found[0, index].positions)
+        assert table[-1] == named
+        assert [each.split for each in table[:-1]] == [*range(3)][index::parallelism]
+        assert all(each.done == (each.split == 1) and each.lease == 0 for each in table[:-1])
+        assert found[0, index].restoration is None
+        assert (found[1, index].positions, found[1, index].has_ended) == (b"", False)
+        restoration = found[1, index].restoration
+        assert restoration is not None and (restoration.path, restoration.dropped) == ("/s", [])
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "text"),
+    [
+        (
+            {"id": "other"},
+            {},
+            r"has state of count \(count-1\), which .* it has, .*, count \(other\): .*--drop-state 'c",
+        ),
+        ({"kind": "fold"}, {}, r"count \(count-1\) is a fold in this job and was a count in the savepoint"),
+        ({}, {"drop_state": ["sum"]}, r"no state of 'sum' to drop: it has that of read, count \(count-1\)"),
+        ({"edge": "blocking"}, {}, "a blocking exchange cannot go on from a savepoint"),
+    ],
+)
+def test_what_does_not_match_is_refused_with_what_to_do(
+    given: dict[str, Any], asked: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(UsageError, match=text):
+        resumptions_of(graph(**given), manifest(), message(**asked))
+
+
+@pytest.mark.parametrize("name", ["count", "count-1"])
+def test_state_that_is_dropped_is_taken_by_nobody(name: str) -> None:
+    for id in ("count-1", "other"):
+        found = resumptions_of(graph(id=id), manifest(), message(drop_state=[name]))
+        assert {key[0] for key in found} == {0}
+
+
+def test_tasks_that_had_ended_give_their_end_and_nothing_else() -> None:
+    """A source knows by its splits, and reads those that are new."""
+    found = resumptions_of(graph(), manifest(counts="ended", reads="ended"), message())
+    assert [found[1, index].has_ended for index in (0, 1)] == [True, True]
+    assert found[1, 0].restoration is None
+    assert not found[0, 0].has_ended
+
+
+def test_a_side_that_is_read_to_its_end_first_runs_from_its_beginning() -> None:
+    def vertex(name: str, source: bool) -> Vertex:
+        kind = "source" if source else "join"
+        states = [StatefulOperator(id=name, name=name, kind=kind)]
+        return Vertex(
+            name=name, parallelism=1, operators=[name], is_source=source, program=b"", states=states
+        )
+
+    joined = JobGraph(
+        vertices=[vertex("read", True), vertex("side", True), vertex("join", False)],
+        edges=[
+            Edge(source=0, target=2, partitioner="rebalance"),
+            Edge(source=1, target=2, input=1, partitioner="broadcast"),
+        ],
+    )
+    saved = SnapshotManifest(
+        "1", "savepoint", 1, 0.0, "c", "j1", "n",
+        (SavedVertex("read", 1, (SavedOperator("read", "read", "source"),)),),
+        (SavedTask(0, 0, "running"),),
+        {"read": {"0": SavedSplit(0, 5)}},
+    )  # fmt: skip
+    assert resumptions_of(joined, saved, message()).keys() == {(0, 0)}

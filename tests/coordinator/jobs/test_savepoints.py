@@ -1,0 +1,198 @@
+"""Savepoints of a job that come to an end, or do not; most of it is in the transcripts ``savepoint*.txt``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minishuffle.coordinator.instructions import CoordinatorStep, WorkInFolder
+from minishuffle.coordinator.jobs.savepoints import FETCH_SECONDS, FolderWork, never_saved
+from minishuffle.errors import StorageUnavailable, UsageError
+from minishuffle.ids import AttemptId
+from minishuffle.plan.graph import Edge, JobGraph, Vertex
+from minishuffle.wire.messages import FolderChecked, WriteState
+from minishuffle.wire.reports import StateTaken, StateWritten
+from minishuffle.wire.requests import CancelJob, GetRows, PauseJob, ResumeJob, SaveJob, WaitSavepoint
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster
+
+Pair = "tuple[FakeWorker, FakeWorker]"
+
+
+@pytest.fixture
+def work(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> list[FolderWork]:
+    """What the coordinator's process was to do in folders."""
+    found: list[FolderWork] = []
+    carry_out = cluster.do
+
+    def do(step: CoordinatorStep) -> None:
+        found.extend(each.work for each in step.messages if isinstance(each, WorkInFolder))
+        carry_out(step)
+
+    monkeypatch.setattr(cluster, "do", do)
+    return found
+
+
+def begin(cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork], **fields: Any) -> None:
+    """Up to the pause."""
+    number = cluster.show(job).savepoint.number + 1
+    cluster.request(SaveJob(job=job, token=f"t{number}", directory="/s", **fields))
+    cluster.do(cluster.state.folder_ready(work[-1], None, cluster.now))
+    for worker in pair:
+        cluster.send(worker, FolderChecked(term=cluster.term, job=job, savepoint=number))
+
+
+def take(cluster: FakeCluster, pair: Pair, job: str, **fields: Any) -> None:
+    tell(cluster, pair, job, StateTaken, **fields)
+
+
+def tell(cluster: FakeCluster, pair: Pair, job: str, kind: Any, **fields: Any) -> None:
+    number = cluster.show(job).savepoint.number
+    for worker in pair:
+        for key, task in worker.tasks.items():
+            attempt = AttemptId.of(*key, task.attempt)
+            cluster.fact(worker, kind(attempt=attempt, savepoint=number, **fields))
+
+
+def end(cluster: FakeCluster, job: str) -> tuple[str, str]:
+    """Where a savepoint is, and why it failed."""
+    found = cluster.show(job).savepoint
+    return found.phase, found.problem
+
+
+def test_a_job_that_a_user_has_paused_stays_paused(
+    cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork]
+) -> None:
+    cluster.request(PauseJob(job=job))
+    cluster.stand_all(job)
+    begin(cluster, pair, job, work)
+    assert all(worker.got(WriteState) for worker in pair)
+    take(cluster, pair, job)
+    tell(cluster, pair, job, StateWritten)
+    cluster.do(cluster.state.folder_ready(work[-1], None, cluster.now))
+    assert (end(cluster, job), cluster.show(job).state) == (("none", ""), "paused")
+    cluster.request(ResumeJob(job=job))
+    begin(cluster, pair, job, work)
+    cluster.request(PauseJob(job=job))
+    cluster.stand_all(job)
+    take(cluster, pair, job)
+    assert cluster.show(job).state == "paused", "it was to be paused meanwhile"
+
+
+@pytest.mark.parametrize("stop", [False, True])
+@pytest.mark.parametrize("at", ["aligning", "taking", "writing", "committing"])
+@pytest.mark.parametrize("what", ["lost worker", "cancel", "deadline", "coordinator", "problem"])
+def test_whatever_ends_it_leaves_no_manifest_and_a_job_that_runs(
+    cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork], stop: bool, at: str, what: str
+) -> None:
+    begin(cluster, pair, job, work, stop=stop)
+    if at != "aligning":
+        cluster.stand_all(job)
+    if at in ("writing", "committing"):
+        take(cluster, pair, job)
+    if at == "committing":
+        tell(cluster, pair, job, StateWritten)
+    assert end(cluster, job) == (at, "")
+    committing = work[-1]
+    match what:
+        case "lost worker":
+            cluster.lose(pair[1])
+        case "cancel":
+            cluster.request(CancelJob(job=job))
+        case "deadline":
+            cluster.advance(cluster.settings.savepoint_timeout + 1.0)
+        case "coordinator":
+            cluster.lose_coordinator()
+        case "problem" if at == "committing":
+            cluster.do(cluster.state.folder_ready(committing, StorageUnavailable("full"), cluster.now))
+        case "problem":
+            kind = StateTaken if at == "taking" else StateWritten
+            tell(cluster, pair, job, kind, problem="full")
+    phase, problem = end(cluster, job)
+    if (at, what) in (("aligning", "lost worker"), ("aligning", "problem"), ("committing", "lost worker")):
+        assert (phase, problem) == (at, ""), "nothing is lost by that"
+        return
+    if (at, what, stop) in (("writing", "cancel", False), ("committing", "cancel", False)):
+        assert work[-1].work == "discard" or phase == at
+        return
+    assert phase == "none" and problem
+    assert work[-1].work == "discard"
+    if what != "cancel":
+        assert cluster.show(job).state in ("running", "created")
+    if at == "committing":  # That was too late.
+        cluster.do(cluster.state.folder_ready(committing, None, cluster.now))
+        assert end(cluster, job) == (phase, problem)
+
+
+def test_rows_that_nobody_has_fetched_are_waited_for_and_then_refused(
+    cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork]
+) -> None:
+    for fetches in (True, False):
+        cluster.collect(pair[0], ("j1", 1, 0), b"rows", rows=1)
+        begin(cluster, pair, job, work)
+        cluster.stand_all(job)
+        take(cluster, pair, job)
+        tell(cluster, pair, job, StateWritten)
+        assert end(cluster, job) == ("writing", "")
+        if fetches:
+            cluster.ask(GetRows(job=job, after=1, wait_seconds=30.0))
+            assert work[-1].work == "commit"
+            cluster.do(cluster.state.folder_ready(work[-1], None, cluster.now))
+        else:
+            cluster.advance(FETCH_SECONDS + 0.5)
+            assert "nobody has fetched rows" in end(cluster, job)[1]
+
+
+def test_a_worker_that_comes_back_is_asked_again(
+    cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork]
+) -> None:
+    begin(cluster, pair, job, work)
+    cluster.stand_all(job)
+    one, other = pair
+    take(cluster, (one,), job)
+    for worker in pair:
+        cluster.break_link(worker)
+        cluster.come_back(worker)
+    assert [len(worker.got(WriteState)) for worker in pair] == [1, 2]
+    take(cluster, (other,), job)
+    assert end(cluster, job) == ("writing", "")
+
+
+def test_who_waits_hears_of_the_end(
+    cluster: FakeCluster, pair: Pair, job: str, work: list[FolderWork]
+) -> None:
+    begin(cluster, pair, job, work)
+    wait = cluster.ask(WaitSavepoint(job=job, wait_seconds=30.0))
+    assert cluster.reply(wait) is None
+    cluster.request(ResumeJob(job=job))
+    assert cluster.reply(wait).savepoint.problem
+    code, text = cluster.refusal(SaveJob(job="j9", token="t"))
+    assert code != UsageError.code and "j9" in text
+
+
+def graph_with(edge: dict[str, Any] | None = None, **fields: Any) -> JobGraph:
+    def vertex(name: str, **fields: Any) -> Vertex:
+        given = {"is_source": name == "read", "program": b"", "operators": [name]} | fields
+        return Vertex(name=name, parallelism=1, **given)
+
+    edges = [Edge(source=0, target=1, partitioner="hash", **edge or {})]
+    return JobGraph(vertices=[vertex("read", **fields), vertex("count")], edges=edges)
+
+
+@pytest.mark.parametrize(
+    ("graph", "text"),
+    [
+        (
+            graph_with({"kind": "blocking"}),
+            "a blocking exchange stores its rows outside of all tasks (read => count)",
+        ),
+        (graph_with(stream="clicks"), "other programs write to its stream 'clicks'"),
+        (graph_with(sink="scores"), "its sink 'scores' keeps rows for other programs"),
+        (graph_with(), ""),
+    ],
+)
+def test_what_is_outside_of_tasks_is_refused(graph: JobGraph, text: str) -> None:
+    assert never_saved(graph).startswith(text)
+    assert bool(never_saved(graph)) == bool(text)

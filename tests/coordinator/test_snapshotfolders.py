@@ -1,0 +1,51 @@
+"""The folders of savepoints, as the coordinator prepares, completes and removes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minishuffle.coordinator.jobs.savepoints import CHECKED_FILE, FolderWork
+from minishuffle.coordinator.snapshotfolders import do_in_folder, read_manifest
+from minishuffle.errors import StorageUnavailable, UnreadableSnapshot, UntrustedSnapshot, UsageError
+from minishuffle.wire.requests import SubmitJob
+from support.savedjobs import SECRET, manifest_of
+
+
+def submitted(path: Path, *, trust: bool = False) -> SubmitJob:
+    return SubmitJob(name="n", python="3", graph=b"", restore_from=str(path), trust_snapshot=trust)
+
+
+def test_a_folder_is_prepared_for_workers_to_find_and_complete_with_its_manifest(tmp_path: Path) -> None:
+    where = tmp_path / "new" / "j1-savepoint-1"
+    do_in_folder(FolderWork("j1", 1, str(where), "prepare", "words"), SECRET)
+    assert (where / CHECKED_FILE / CHECKED_FILE).read_text() == "words"
+    with pytest.raises(UsageError, match="is not empty: say where with --into"):
+        do_in_folder(FolderWork("j1", 1, str(where), "prepare", "words"), SECRET)
+    with pytest.raises(UnreadableSnapshot):
+        read_manifest(submitted(where), SECRET)
+    manifest = manifest_of()
+    do_in_folder(FolderWork("j1", 1, str(where), "commit", manifest=manifest), SECRET)
+    assert [each.name for each in where.iterdir()] == ["manifest"]
+    assert read_manifest(submitted(where), SECRET) == manifest
+    with pytest.raises(UntrustedSnapshot):
+        read_manifest(submitted(where), b"another secret of thirty-two chars")
+    assert read_manifest(submitted(where, trust=True), b"") == manifest
+
+
+def test_what_failed_is_removed_and_nothing_there_is_no_error(tmp_path: Path) -> None:
+    where = tmp_path / "j1-savepoint-1"
+    discard = FolderWork("j1", 1, str(where), "discard")
+    do_in_folder(discard, SECRET)
+    do_in_folder(FolderWork("j1", 1, str(where), "prepare", "words"), SECRET)
+    (where / "0-0-1.state").write_bytes(b"half")
+    do_in_folder(discard, SECRET)
+    assert not where.exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    where = tmp_path / "file" / "j1-savepoint-1"
+    with pytest.raises((StorageUnavailable, UsageError), match="file"):
+        do_in_folder(FolderWork("j1", 1, str(where), "prepare", "words"), SECRET)

@@ -1,0 +1,101 @@
+"""What a worker does for a savepoint: looks for the folder, and writes what its tasks have taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minishuffle.counters import TaskCounters
+from minishuffle.errors import ShuffleError
+from minishuffle.ids import AttemptId
+from minishuffle.operators.base import Program, TaskContext
+from minishuffle.runtime.chain import Chain
+from minishuffle.runtime.statesnapshot import TaskStateSnapshot
+from minishuffle.snapshots.catalog import commit
+from minishuffle.snapshots.savedstate import Snapshot
+from minishuffle.snapshots.sealedmanifest import SavedTask, WrittenState
+from minishuffle.snapshots.storage import folder_at
+from minishuffle.wire.messages import CheckFolder, Restoration, WriteState
+from minishuffle.wire.packed import SplitPosition, unpack_positions
+from minishuffle.worker.tasks.statewriter import StateWriter, restoring
+from support.reducing import counting
+from support.savedjobs import SECRET, counts, manifest_of
+
+ATTEMPT = AttemptId.of("j1", 1, 0, 1)
+
+
+class AtOnce:
+    """Disk threads that have done it when they are asked."""
+
+    def run(self, read: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        try:
+            found = read()
+        except ShuffleError as error:
+            found = error
+        done(found)
+
+
+@pytest.fixture
+def said() -> list[Any]:
+    return []
+
+
+@pytest.fixture
+def writer(said: list[Any]) -> StateWriter:
+    return StateWriter(AtOnce(), said.append, said.append)  # type: ignore[arg-type]
+
+
+def test_a_worker_says_whether_it_finds_what_the_coordinator_has_written(
+    writer: StateWriter, said: list[Any], tmp_path: Path
+) -> None:
+    check = CheckFolder(term=1, job="j1", savepoint=3, folder=str(tmp_path), file="begun", content="words")
+    writer.check(check)
+    (tmp_path / "begun").write_text("others")
+    writer.check(check)
+    (tmp_path / "begun").write_text("words")
+    writer.check(check)
+    assert [each.savepoint for each in said] == [3, 3, 3]
+    assert "begun" in said[0].problem and said[1].problem == f"{tmp_path} has another begun"
+    assert said[2].problem == ""
+
+
+def test_what_a_task_has_taken_is_written_and_a_chain_goes_on_with_it(
+    writer: StateWriter, said: list[Any], tmp_path: Path
+) -> None:
+    message = WriteState(term=1, job="j1", savepoint=3, barrier=1, folder=str(tmp_path))
+    part = counts(["a", "bb"])
+    writer.taken(ATTEMPT, message, TaskStateSnapshot({"count": [part]}, [SplitPosition(0, 7)], 5))
+    taken, written = said
+    assert (unpack_positions(taken.positions), taken.watermark) == ([SplitPosition(0, 7)], 5)
+    assert (taken.operators, written.rows, written.problem) == (["count"], 2, "")
+    state = WrittenState(written.file, written.bytes, written.index_bytes, written.checksum, written.rows)
+    manifest = manifest_of(tasks=(SavedTask(1, 0, "running", 5, state),))
+    commit(folder_at(tmp_path), manifest, SECRET)
+    assert [each.batch for each in Snapshot(folder_at(tmp_path), manifest).parts("count", 0, 1)] == [
+        part.batch
+    ]
+    for dropped, keys in ([], 2), (["count"], 0):
+        operator = counting("end").named("count", "count")
+        chain = Chain(Program(None, [operator], []), {}, 0, TaskCounters())
+        chain.open([TaskContext("j", "count", 0, 1, 1)])
+        restoring(Restoration(path=str(tmp_path), dropped=dropped), SECRET)(chain, 0, 1)
+        assert operator.state_rows() == keys
+
+
+def test_a_task_without_state_writes_nothing_and_one_that_cannot_says_why(
+    writer: StateWriter, said: list[Any], tmp_path: Path
+) -> None:
+    message = WriteState(term=1, job="j1", savepoint=3, barrier=1, folder=str(tmp_path / "file"))
+    writer.taken(ATTEMPT, message, TaskStateSnapshot())
+    assert [each.kind for each in said] == ["state_taken", "state_written"]
+    assert (said[0].watermark, said[1].file, said[1].problem) == (None, "", "")
+    said.clear()
+    writer.taken(ATTEMPT, message, "it cannot be pickled")
+    assert [each.problem for each in said] == ["it cannot be pickled"]
+    said.clear()
+    (tmp_path / "file").write_text("")
+    writer.taken(ATTEMPT, message, TaskStateSnapshot({"count": [counts(["a"])]}))
+    assert "file" in said[-1].problem
