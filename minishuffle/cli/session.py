@@ -99,8 +99,8 @@ class Session:
         return path
 
     def snapshot_dir(self) -> str:
-        """Where snapshots of this cluster are."""
-        return str(self.directory() / "snapshots")
+        """Where snapshots of this cluster are, unless the coordinator was started with another setting."""
+        return checked_settings(None).snapshot_dir or str(self.directory() / "snapshots")
 
     def flags(self) -> str:
         """The global options that find this cluster again, with a blank in front."""

@@ -110,6 +110,10 @@ class StatefulOperator(BaseModel):
     name: str
     kind: str
     """What reads that state; ``source``: a source."""
+    keys: list[str] = Field(default_factory=list)
+    """The names of the columns that it goes by; none: keys are values of Python."""
+    outputs: list[str] = Field(default_factory=list)
+    """The names of its aggregates."""
 
 
 class Vertex(BaseModel):

@@ -73,11 +73,9 @@ class _Chain:
     def states(self) -> list[StatefulOperator]:
         """Its operators that may hold state, and its source."""
         return [
-            StatefulOperator(
-                id=node.id,
-                name=node.label,
-                kind="source" if node.is_source else _spec(node, self.tags.get(node, {})).kind,
-            )
+            StatefulOperator(id=node.id, name=node.label, kind="source")
+            if node.is_source
+            else _stateful(node, _spec(node, self.tags.get(node, {})))
             for node in self.nodes
             if node.is_source or node.step.has_state
         ]
@@ -92,6 +90,13 @@ class _Chain:
 def _spec(node: Node, tags: Mapping[str, str]) -> OperatorSpec:
     spec = node.step.operator(node, tags)
     return replace(spec, id=node.id) if node.step.has_state else spec
+
+
+def _stateful(node: Node, spec: OperatorSpec) -> StatefulOperator:
+    keys = [each for each in spec.parameters.get("keys") or () if isinstance(each, str)]
+    columns = spec.parameters.get("columns")
+    outputs = list(columns) if isinstance(columns, Mapping) else ["count"] if keys else []
+    return StatefulOperator(id=node.id, name=node.label, kind=spec.kind, keys=keys, outputs=outputs)
 
 
 @dataclass(frozen=True, slots=True)
