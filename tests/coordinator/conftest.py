@@ -329,7 +329,7 @@ class FakeCluster:
         """A task changed its state."""
         report = {name: fields.pop(name) for name in ("number", "term") if name in fields}
         attempt = AttemptId.of(*key, fields.pop("attempt", 1))
-        if fields.get("state_bytes"):
+        if fields.get("state_bytes") and key in worker.tasks:
             worker.states.add((*key, attempt.attempt))
         self.fact(worker, TaskStateChanged(attempt=attempt, state=state, **fields), **report)  # type: ignore[arg-type]
 

@@ -23,6 +23,7 @@ from minishuffle.wire.messages import (
     Probed,
     ReleaseJob,
     Shutdown,
+    TaskSpec,
     UnlinkedPeer,
 )
 from minishuffle.wire.registration import Registered
@@ -381,13 +382,12 @@ class Simulation:
             error = ErrorInfo(code=code, text=event)
             self.cluster.report(worker, key, "failed", error=error, attempt=attempt)
         else:
-            self.report(worker, key, event)
+            self.report(worker, key, worker.tasks[key], event)
 
-    def report(self, worker: FakeWorker, key: tuple[str, int, int], state: str) -> None:
+    def report(self, worker: FakeWorker, key: tuple[str, int, int], spec: TaskSpec, state: str) -> None:
         """A task that was cancelled may have moved, with state or without any; one that runs has read what
         is kept for it, if it is still there."""
-        spec, kept = worker.tasks[key], self.draws.choice([0, 100])
-        fields: dict[str, Any] = {}
+        kept, fields = self.draws.choice([0, 100]), dict[str, Any]()
         if state == "canceled" and self.draws.random() < 0.7:
             fields = {"moved": True, "state_bytes": kept}
         elif state == "running" and spec.state_attempt:
@@ -432,9 +432,8 @@ class Simulation:
                     self.cluster.request(CancelJob(job=each.job))
             for worker in self.living():
                 for key, task in list(worker.tasks.items()):
-                    self.report(
-                        worker, key, "canceled" if worker.is_canceled(key, task.attempt) else "finished"
-                    )
+                    state = "canceled" if worker.is_canceled(key, task.attempt) else "finished"
+                    self.report(worker, key, task, state)
             self.obey()
             self.cluster.advance(1.0)
             self.check_ends()
