@@ -293,7 +293,8 @@ class Attempt:
             clock=services.clock,
         )
         self._channels[key] = earlier.channel
-        return StateHandover(self.paths, make_partition, earlier)
+        closed = partial(self._channels.pop, key, None)
+        return StateHandover(self.paths, make_partition, earlier, closed)
 
     def _stored(self, partition_id: PartitionId, memory_bytes: int) -> ElementStore:
         """The store of a partition that this attempt writes or reads."""

@@ -166,6 +166,7 @@ class StateHandover:
     Args:
         make_partition: makes the partition in which it keeps its state.
         earlier: where it reads state; None: it begins without any.
+        closed: called on the loop when ``earlier`` is closed since it was read, or cannot be.
     """
 
     def __init__(
@@ -173,6 +174,7 @@ class StateHandover:
         paths: TaskPaths,
         make_partition: Callable[[], BlockingPartition],
         earlier: StateInput | None = None,
+        closed: Callable[[], object] = lambda: None,
     ) -> None:
         self.earlier = earlier
         self.lost = ""
@@ -181,7 +183,7 @@ class StateHandover:
         """It stands at the barrier of a move, and ``kept`` has all of its state."""
         self.kept: BlockingPartition | None = None
         """None: there is no state to go on with."""
-        self._paths, self._make_partition = paths, make_partition
+        self._paths, self._make_partition, self._closed = paths, make_partition, closed
 
     @property
     def bytes(self) -> int:
@@ -211,9 +213,11 @@ class StateHandover:
         chain.restore(snapshot)
 
     def _close_earlier(self) -> None:
-        """(Loop.)"""
-        if self.earlier is not None:
-            self.earlier.gate.close()
+        """(Loop.) Its memory is free from now on."""
+        earlier, self.earlier = self.earlier, None
+        if earlier is not None:
+            earlier.gate.close()
+            self._closed()
 
     def hand_on(self, chain: Chain) -> None:
         """The chain stands at the barrier of a move: keep all of its state.

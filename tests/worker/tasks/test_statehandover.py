@@ -151,7 +151,11 @@ class Bench:
         )
         self.rows = Rows()
         self.chain = chain_of(self.rows)
-        self.handover = StateHandover(paths, partition, self.input)
+        self.closed = 0
+        self.handover = StateHandover(paths, partition, self.input, self._close)
+
+    def _close(self) -> None:
+        self.closed += 1
 
     def attach(self, kept: BlockingPartition, generation: int = 1) -> None:
         self.input.channel.attach_local(kept.subpartitions[0], generation, lambda piece: None, attempt=2)
@@ -217,6 +221,7 @@ def test_the_next_attempt_goes_on_with_what_the_last_one_kept(count: int) -> Non
     bench.attach(kept(rows))
     bench.take_over()
     assert bench.rows.rows == rows and not bench.handover.lost
+    assert (bench.handover.earlier, bench.closed) == (None, 1), "its memory is free"
 
 
 def test_a_link_that_breaks_is_waited_for_and_all_is_read_once() -> None:
