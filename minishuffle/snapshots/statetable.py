@@ -218,8 +218,9 @@ def _columns(operator: SavedOperator, batches: Sequence[pa.RecordBatch]) -> Iter
     """The columns of a table with the rows of all batches, which need not have the same."""
     raw = list(dict.fromkeys(name for batch in batches for name in batch.schema.names))
     rows = {name.removeprefix(_COLUMN) for name in raw if name.startswith(_COLUMN)}
+    has_keys_in_rows = bool(rows) and not operator.keys and not operator.outputs
     for name in raw:
-        if name in (HASH, ORDER):
+        if name in (HASH, ORDER) or (has_keys_in_rows and _OF_KEY.fullmatch(name)):
             continue
         arrays = [_column(batch, name) for batch in batches]
         if name in (KEY, _ROW, _VALUE):
@@ -243,6 +244,8 @@ def _shown(operator: SavedOperator, name: str, names: Iterable[str]) -> str:
         return operator.keys[number] if number < len(operator.keys) else name
     if found := _OF_AGGREGATE.fullmatch(name):
         number = int(found[1])
+        if name.startswith(_COLUMN) and number >= len(operator.outputs):
+            return name.removeprefix(_COLUMN)
         output = operator.outputs[number] if number < len(operator.outputs) else f"aggregate{number}"
         of_it = [each for each in map(_OF_AGGREGATE.fullmatch, names) if each and int(each[1]) == number]
         return output if len(of_it) == 1 else f"{output}.{found[2]}"

@@ -164,6 +164,15 @@ def test_both_sides_of_a_join_have_their_rows(saved: Saved) -> None:
     }
 
 
+def test_keys_that_are_columns_of_the_rows_are_shown_once(saved: Saved) -> None:
+    given = COLUMNS.rename_columns(["k", "1.5", "v", "t"])
+    results = ColumnResults(JoinColumns(("k",), ("k2",), "inner"), (given.schema, RIGHT.schema))
+    operator = IntervalJoin(results, Bounds(5, 3), (T, EventTime(column="t2")))
+    table = saved(operator, (given, 0)).table("op", "left")
+    assert table.select(given.schema.names).to_pydict() == given.to_pydict()
+    assert "key0" not in table.column_names
+
+
 def test_rows_of_python_are_a_column(saved: Saved) -> None:
     operator = IntervalJoin(RowResults("inner"), Bounds(5, 5), (T, T))
     state = saved(operator, (rows(("a", {"t": 1}), ("b", {"t": 2})), 0))
