@@ -41,12 +41,14 @@ class SplitDiscovery:
     ) -> None:
         self._source = source
         self._index, self._parallelism, self._interval = index, parallelism, interval
-        self._before = {entry.cursor.name: entry for entry in resumed if entry.cursor is not None}
-        """What was not given so far of that."""
+        before = {entry.cursor.name: entry for entry in resumed if entry.cursor is not None}
+        self._before = {name: entry for name, entry in before.items() if self._owns(name)}
+        """What was not given so far of that. A savepoint has the splits of all subtasks."""
         self._numbers = {name: entry.split for name, entry in self._before.items()}
         self._ended = {name: entry for name, entry in self._before.items() if entry.done}
         self._changes: list[SplitPosition] = []
-        self._next = max(self._numbers.values(), default=index - parallelism) + parallelism
+        last = max((entry.split for entry in before.values()), default=-1)
+        self._next = last + 1 + (index - last - 1) % parallelism
         self.due = -math.inf
         """When :meth:`look` is to be called next."""
 
@@ -66,13 +68,17 @@ class SplitDiscovery:
             del self._numbers[name]
             self._changes.append(self._ended.pop(name)._replace(forgotten=True))
         for name in names:
-            if name not in self._numbers and stable_hash(name) % self._parallelism == self._index:
+            if name not in self._numbers and self._owns(name):
                 self._numbers[name] = self._next
                 places[name] = SplitPosition(self._next, 0, cursor=Cursor(name))
                 self._changes.append(places[name])
                 self._next += self._parallelism
         check_count(self._source, len(self._numbers))
         return [NamedSplit(self._source, name, place) for name, place in places.items() if not place.done]
+
+    def _owns(self, name: str) -> bool:
+        """Whether the split of that name is one of this subtask."""
+        return stable_hash(name) % self._parallelism == self._index
 
     def end(self, split: NamedSplit) -> None:
         """A split was read to its end."""

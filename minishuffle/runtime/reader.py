@@ -130,10 +130,10 @@ class SourceReader:
             self.rate = rate / len(everything)
             self._pace = _Pace(self.rate * len(places), self.next_due)
         mine: list[Split] = []
+        _require_unfinished(source, len(everything), before)
         if names_splits(source):
             names = checked_names(source, everything)
             check_count(source, len(places))
-            _require_unfinished(source, names, before)
             mine += (NamedSplit(source, names[each.split], each) for each in places)
         else:
             mine += (Split(source, everything[each.split], each) for each in places)
@@ -278,11 +278,15 @@ class SourceReader:
         self._waiting.clear()
 
 
-def _require_unfinished(source: AnySource, names: Sequence[str], before: Mapping[int, SplitPosition]) -> None:
+def _require_unfinished(source: AnySource, count: int, before: Mapping[int, SplitPosition]) -> None:
     """Raises UsageError: a split is missing that an earlier attempt has not read to its end."""
     for number, entry in before.items():
-        if number >= len(names) and entry.cursor is not None and not entry.done:
+        if number >= count and not entry.done:
+            name, what = f"number {number}", "splits"
+            advice = "or begin without their positions (--drop-state)"
+            if entry.cursor is not None:
+                name, what, advice = repr(entry.cursor.name), "names", "or set discovery_interval"
             raise UsageError(
-                f"{type(source).__name__}.splits() does not give {entry.cursor.name!r} any more, which has "
-                "not ended: give the same names in the same order each time, or set discovery_interval"
+                f"{type(source).__name__}.splits() does not give {name} any more, which has not ended: "
+                f"give the same {what} in the same order each time, {advice}"
             )

@@ -94,3 +94,16 @@ def test_wrong_names_and_too_many_are_refused() -> None:
         SplitDiscovery(Topics("a", "a"), 0, 1, 5.0).look(0.0)
     with pytest.raises(WrongResult, match="8193 splits with names"):
         SplitDiscovery(Topics(*map(str, range(NAMED_SPLITS_MAX + 1))), 0, 1, 5.0).look(0.0)
+
+
+def test_what_a_savepoint_has_of_all_subtasks_is_read_by_one_of_any_number_each() -> None:
+    names = [f"orders-{number}" for number in range(12)]
+    saved = [SplitPosition(number, 1, cursor=Cursor(name, b"1", 1)) for number, name in enumerate(names)]
+    for parallelism in (1, 2, 5):
+        source = Topics(*names)
+        subtasks = [SplitDiscovery(source, index, parallelism, 5.0, saved) for index in range(parallelism)]
+        parts = [found(each, 0.0) for each in subtasks]
+        assert sorted(name for part in parts for name in part.values()) == sorted(names)
+        source.names = [*names, *(f"new-{number}" for number in range(12))]
+        new = [number for each in subtasks for number in found(each, 5.0)]
+        assert len(new) == 12 == len({*new} - {*range(12)}), "no number is that of another split"

@@ -335,3 +335,13 @@ def test_a_snapshot_of_splits_with_names_has_their_positions() -> None:
 
     assert first == ["1"]
     assert sorted(rest(other)) == sorted(rest(reader)) == ["2", "3"]
+
+
+def test_a_split_that_is_gone_and_has_not_ended_is_an_error_with_a_name_or_without() -> None:
+    for ended in (True, False):
+        resumed = [SplitPosition(0, 1), SplitPosition(1, 1, 0, ended)]
+        if ended:
+            assert SourceReader(Fed([["a"], ["b"]]), 0, 1, 0.0, resumed=resumed).poll(0.0) == ["b"]
+        else:
+            with pytest.raises(UsageError, match=r"Fed\.splits\(\) does not give number 1 any more"):
+                SourceReader(Fed([["a"], ["b"]]), 0, 1, 0.0, resumed=resumed)

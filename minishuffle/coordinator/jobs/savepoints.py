@@ -342,8 +342,10 @@ class JobSavepoint(SavepointRecord):
             if source is None or number in again:
                 continue
             tables = [fact.positions for key, fact in self._taken.items() if key[0] == number]
-            tables += [table for key, table in ended.items() if key[0] == number]
             entries = [entry for table in tables for entry in unpack_positions(table)]
+            # What an earlier savepoint had may still be there, of splits that others read.
+            tables = [table for key, table in ended.items() if key[0] == number]
+            entries += [entry for table in tables for entry in unpack_positions(table) if entry.done]
             positions[source] = {_split_name(entry): _saved_split(entry) for entry in entries}
         return vertices, saved, positions
 
