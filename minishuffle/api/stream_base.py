@@ -55,7 +55,8 @@ class StreamBase:
     # --- who gets which record -------------------------------------------------------------------
 
     def rebalance(self) -> Self:
-        """Deal records to all subtasks of the next operator in turn."""
+        """Deal records to all subtasks of the next operator in turn: those of a stream one by one, those of a
+        table by short blocks."""
         return self._exchanged(Exchange("rebalance"))
 
     def rescale(self) -> Self:

@@ -25,8 +25,11 @@ Kind: TypeAlias = Literal["hash", "rebalance", "rescale", "forward", "broadcast"
 Pieces: TypeAlias = "Iterator[tuple[int, Batch]]"
 Vector: TypeAlias = "np.ndarray[Any, Any]"
 
-PIECE_ROWS_MIN: Final = 16
-"""A batch that is dealt out is not cut into pieces of fewer rows."""
+FIRST_ROWS: Final = 16_384
+FIRST_BLOCK_ROWS: Final = 16
+BLOCK_ROWS: Final = 256
+"""Columns are dealt out by so many rows in turn, but the first of them, ``FIRST_ROWS``, by fewer: a short
+table is to keep all consumers busy, and a long one is not to be cut up finely."""
 OWN_PIECE_ROWS_MIN: Final = 8_192
 """Rows of a piece, on the average, that has memory of its own: each gather costs microseconds a column."""
 FEW_ROWS: Final = 8
@@ -42,8 +45,8 @@ class Partitioner:
 
     Args:
         kind: ``hash`` (by key: record batches by the columns ``keys``; None: by the batch's own keys),
-            ``rebalance``, ``rescale`` and ``forward`` (dealt out in turn), ``broadcast``, or
-            ``custom`` (``choose(row, consumers)`` says where each row goes).
+            ``rebalance``, ``rescale`` and ``forward`` (dealt out in turn: see :meth:`_in_turn`),
+            ``broadcast``, or ``custom`` (``choose(row, consumers)`` says where each row goes).
         consumers: how many this producer feeds.
         start: the consumer that is dealt to first; the producer's index, so that not all begin with
             the same.
@@ -69,7 +72,9 @@ class Partitioner:
         self._keys = keys
         self._choose = choose
         self._columns = columns
-        self._next = start % consumers
+        self._start = start
+        self._dealt = 0
+        """Rows that were dealt out in turn."""
         self._hot_keys = hot_keys
         self._schema: pa.Schema | None = None
         self._key_columns: list[int] = []
@@ -110,18 +115,27 @@ class Partitioner:
         return ((position, batch) for position in range(self._consumers))
 
     def _in_turn(self, batch: Batch) -> Pieces:
-        """As many equal slices as there are consumers, or fewer if they would be too small."""
-        rows, consumers = len(batch.payload), self._consumers
-        count = min(consumers, max(1, rows // PIECE_ROWS_MIN))
-        first = self._next
-        # The slices that are one row longer come first: they too go round.
-        self._next = (first + (rows % count if count == consumers else count)) % consumers
-        size, longer = divmod(rows, count)
-        begin = 0
-        for number in range(count):
-            end = begin + size + (number < longer)
-            yield (first + number) % consumers, batch.slice(begin, end)
-            begin = end
+        """Rows one by one, and columns by blocks, as their running number says: whatever batches they come
+        in, each row goes where it would go in any others."""
+        begin = self._dealt
+        self._dealt = end = begin + len(batch.payload)
+        if isinstance(batch.payload, list):
+            return self._rows_in_turn(batch, self._start + begin)
+        return self._blocks_in_turn(batch, begin, end)
+
+    def _rows_in_turn(self, batch: Batch, first: int) -> Pieces:
+        payload, keys, times = batch.payload, batch.keys, batch.times
+        step = self._consumers
+        for at in range(min(len(payload), step)):
+            rows = payload[at::step]
+            own = keys if keys is None else rows if keys is payload else keys[at::step]
+            yield (first + at) % step, Batch(rows, own, None if times is None else times[at::step])
+
+    def _blocks_in_turn(self, batch: Batch, begin: int, end: int) -> Pieces:
+        first = self._start + _block_of(begin)
+        blocks = list(pairwise(bound - begin for bound in _block_bounds(begin, end)))
+        for at in range(min(len(blocks), self._consumers)):
+            yield (first + at) % self._consumers, _joined(batch, blocks[at :: self._consumers])
 
     def _by_key(self, batch: Batch) -> Pieces:
         if isinstance(batch.payload, list):
@@ -212,6 +226,30 @@ _SPLITS: Final[dict[str, Callable[[Partitioner, Batch], Pieces]]] = {
     "custom": Partitioner._as_chosen,
 }
 """By kind. A method of the partitioner itself would keep it, and the user's function, in a circle."""
+
+
+def _joined(batch: Batch, spans: list[tuple[int, int]]) -> Batch:
+    """The rows of these spans of columns, in their order; those of a single one are not copied."""
+    payload, times = batch.payload, batch.times
+    if len(spans) == 1:
+        return batch.slice(*spans[0])
+    if times is not None:
+        times = np.concatenate([times[begin:end] for begin, end in spans])
+    return Batch(pa.concat_batches([payload.slice(one, end - one) for one, end in spans]), None, times)
+
+
+def _block_of(row: int) -> int:
+    """The number of the block that a row is in, by its running number."""
+    small = min(row, FIRST_ROWS)
+    return small // FIRST_BLOCK_ROWS + (row - small) // BLOCK_ROWS
+
+
+def _block_bounds(begin: int, end: int) -> list[int]:
+    """Where the blocks of these rows begin and end."""
+    small = range(begin - begin % FIRST_BLOCK_ROWS, min(end, FIRST_ROWS), FIRST_BLOCK_ROWS)
+    later = max(begin, FIRST_ROWS)
+    large = range(later - later % BLOCK_ROWS, end, BLOCK_ROWS)
+    return [begin, *(bound for bound in (*small, *large) if bound > begin), end]
 
 
 def _with_columns(batch: Batch, names: frozenset[str]) -> Batch:

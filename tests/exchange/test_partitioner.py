@@ -194,35 +194,55 @@ def test_a_key_that_cannot_be_hashed() -> None:
 
 @pytest.mark.parametrize("kind", ["rebalance", "rescale", "forward"])
 @pytest.mark.parametrize("start", [0, 1, 5])
-def test_a_batch_is_dealt_out_in_equal_slices_from_the_start(kind: str, start: int) -> None:
+def test_rows_are_dealt_out_one_by_one_from_the_start(kind: str, start: int) -> None:
     partitioner = Partitioner(kind, 3, None, None, start)
-    rows = list(range(100))
-    pieces = list(partitioner.split(as_batch(rows)))
-    assert [position for position, _ in pieces] == [(start + n) % 3 for n in range(3)]
-    assert [row for _, piece in pieces for row in rows_of(piece)] == rows
-    assert sorted(len(piece) for _, piece in pieces) == [33, 33, 34]
+    found = gathered(
+        piece for rows in ([0, 1], [2], [3, 4, 5, 6, 7]) for piece in partitioner.split(Batch(rows))
+    )
+    assert found == {(start + n) % 3: list(range(n, 8, 3)) for n in range(3)}
 
 
-def test_shares_are_equal_over_many_batches() -> None:
-    partitioner = Partitioner("rebalance", 3, None, None, 0)
-    totals = [0, 0, 0]
-    for _ in range(30):
-        for position, piece in partitioner.split(Batch(list(range(100)))):
-            totals[position] += len(piece)
-    assert totals == [1000, 1000, 1000]
+def test_short_tables_keep_all_consumers_busy_and_long_ones_are_not_cut_finely() -> None:
+    partitioner = Partitioner("rebalance", 4, None, None, 1)
+    first = list(partitioner.split(Batch(pa.record_batch({"v": np.arange(500)}))))
+    assert [(position, len(piece)) for position, piece in first] == [(1, 128), (2, 128), (3, 128), (0, 116)]
+    assert rows_of(first[0][1])[:17] == [*((n,) for n in range(16)), (64,)]
+    for _ in range(3):
+        pieces = list(partitioner.split(Batch(pa.record_batch({"v": np.arange(65_536)}))))
+        assert len(pieces) == 4 and sum(len(piece) for _, piece in pieces) == 65_536
+        assert max(len(piece) for _, piece in pieces) - min(len(piece) for _, piece in pieces) <= 256
 
 
-def test_small_batches_go_round_whole() -> None:
-    partitioner = Partitioner("rebalance", 3, None, None, 1)
-    batches = [Batch([n] * 5) for n in range(7)]
-    dealt = [[(position, piece.payload) for position, piece in partitioner.split(batch)] for batch in batches]
-    assert dealt == [[((1 + n) % 3, batch.payload)] for n, batch in enumerate(batches)]
-
-
-def test_middling_batches_go_to_some_and_the_next_ones_to_the_others() -> None:
-    partitioner = Partitioner("rebalance", 4, None, None, 0)
-    positions = [[position for position, _ in partitioner.split(Batch([0] * 40))] for _ in range(4)]
-    assert positions == [[0, 1], [2, 3], [0, 1], [2, 3]]
+@given(
+    st.lists(st.integers(0, 700), max_size=12),
+    st.lists(st.integers(0, 700), max_size=12),
+    st.integers(2, 5),
+    st.booleans(),
+)
+def test_a_row_goes_to_the_same_consumer_whatever_batches_rows_come_in(
+    one: list[int], other: list[int], consumers: int, columns: bool
+) -> None:
+    """The running number decides; here the blocks become longer behind 512 rows."""
+    rows = min(sum(one), sum(other))
+    dealt = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partitioner_module, "FIRST_ROWS", 512)
+        for sizes in (one, other):
+            partitioner, begin, pieces = Partitioner("rebalance", consumers, None, None, 1), 0, []
+            for size in [*sizes, 0]:
+                numbers = np.arange(begin, min(rows, begin + size))
+                begin += len(numbers)
+                batch = Batch(pa.record_batch({"v": numbers}) if columns else numbers.tolist(), None, numbers)
+                pieces += list(partitioner.split(batch))
+            assert all([n if not columns else n[0] for n in rows_of(p)] == list(p.times) for _, p in pieces)
+            dealt.append(gathered(pieces))
+    assert dealt[0] == dealt[1]
+    assert sorted(row for each in dealt[0].values() for row in each) == sorted(
+        [(n,) if columns else n for n in range(rows)]
+    )
+    assert all(each == sorted(each) for each in dealt[0].values())
+    counts = [len(dealt[0].get(position, ())) for position in range(consumers)]
+    assert max(counts) - min(counts) <= (256 if columns else 1)
 
 
 def test_every_format_is_dealt_out() -> None:
@@ -232,7 +252,7 @@ def test_every_format_is_dealt_out() -> None:
         pieces = list(Partitioner("rebalance", 2, None, None, 0).split(whole))
         assert [len(piece) for _, piece in pieces] == [32, 32]
         assert type(pieces[0][1].payload) is type(whole.payload)
-        assert rows_of(pieces[0][1]) + rows_of(pieces[1][1]) == rows_of(whole)
+        assert sorted(rows_of(pieces[0][1]) + rows_of(pieces[1][1])) == sorted(rows_of(whole))
 
 
 def test_broadcast_gives_each_the_batch() -> None:
