@@ -15,7 +15,7 @@ from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, ShuffleError
 from minishuffle.exchange.channels import ChannelEvent
-from minishuffle.ids import AttemptId, JobId, PartitionId, SubtaskId
+from minishuffle.ids import AttemptId, JobId, PartitionId, SubtaskId, is_state_edge, state_edge
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import (
     CancelTasks,
@@ -43,6 +43,7 @@ from minishuffle.worker.instructions import (
     DialPeer,
     FailChannel,
     Fence,
+    KeptState,
     LoadPrograms,
     Refuse,
     Release,
@@ -99,8 +100,10 @@ class Orders(RuleBasedStateMachine):
         self.ended: Counter[AttemptId] = Counter()
         self.open: set[tuple[int, int]] = set()
         """Requests of peers that were not answered: link and channel id."""
-        self.granted: dict[tuple[AttemptId, int], tuple[int, int]] = {}
-        """By producer and consumer index: attempt and generation that reads."""
+        self.kept: set[AttemptId] = set()
+        """Attempts that have ended and keep their state."""
+        self.granted: dict[tuple[AttemptId, int, int], tuple[int, int]] = {}
+        """By producer, edge and consumer index: attempt and generation that reads."""
         self.known: dict[SubtaskId, int] = {}
         """The highest attempt that the coordinator has named."""
         self.deployed: dict[SubtaskId, int] = {}
@@ -168,9 +171,9 @@ class Orders(RuleBasedStateMachine):
                     self.attach(channel, request, worker, self.links[worker])
                 case FailChannel(channel, generation, _):
                     self.fail(channel, generation)
-                case Fence(producer, _, consumer):
+                case Fence(producer, edge, consumer):
                     assert producer in self.there
-                    read_by = self.granted[producer, consumer.subtask.index][0]
+                    read_by = self.granted[producer, edge, consumer.subtask.index][0]
                     assert read_by < consumer.attempt <= self.known[consumer.subtask]
                 case DialPeer(peer):
                     dial = (peer.worker, peer.epoch)
@@ -223,8 +226,9 @@ class Orders(RuleBasedStateMachine):
         assert producer in self.there
         assert producer.attempt == request.producer_attempt
         reader = request.consumer_attempt, request.generation
-        where = producer, request.subpartition
-        consumer = attempt(1, request.subpartition, job=request.partition.job).subtask
+        where = producer, request.partition.edge, request.subpartition
+        operator = producer.subtask.operator if is_state_edge(request.partition.edge) else 1
+        consumer = attempt(operator, request.subpartition, job=request.partition.job).subtask
         assert request.consumer_attempt == self.known.get(consumer, 1), "an attempt that is not the current"
         assert self.granted.get(where, (0, 0)) < reader, "taken over from a reader that is not older"
         self.granted[where] = reader
@@ -245,12 +249,22 @@ class Orders(RuleBasedStateMachine):
             for each in range(2)
             if newer.draw(st.sampled_from([False, False, True]))
         ]
-        self.deploy_task(job, producers, index, number, seat, attempts)
+        keeper = newer.draw(st.sampled_from([0, 0, 1, ME, 3]))
+        self.deploy_task(job, producers, index, number, seat, attempts, keeper=keeper)
 
     def deploy_task(
-        self, job: str, producers: bool, index: int, number: int, seat: int, attempts: list[TaskAttempt]
+        self,
+        job: str,
+        producers: bool,
+        index: int,
+        number: int,
+        seat: int,
+        attempts: list[TaskAttempt],
+        *,
+        keeper: int = 0,
     ) -> None:
-        """Producer 0 runs here, producer 1 on ``seat``; ``attempts``: of those that are not the first."""
+        """Producer 0 runs here, producer 1 on ``seat``; ``attempts``: of those that are not the first.
+        ``keeper`` has the state of the attempt before, if there was one."""
         output = OutputSpec(edge=0, operator=1, first=0, count=2)
         gate = InputSpec(edge=0, input=0, operator=0, first=0, count=2)
         spec = TaskSpec(
@@ -261,6 +275,8 @@ class Orders(RuleBasedStateMachine):
             attempt=number,
             inputs=[] if producers else [gate],
             outputs=[output] if producers else [],
+            state_worker=keeper,
+            state_attempt=number - 1 if keeper else 0,
         )
         message = DeployTasks(
             term=1,
@@ -281,6 +297,9 @@ class Orders(RuleBasedStateMachine):
             self.deployed[consumer.subtask] = number
             for producer, of_producer, worker in message.channels(gate) if not producers else ():
                 self.shell[ChannelKey(consumer, 0, producer)] = Channel((of_producer, worker))
+            if spec.state_attempt:
+                state = ChannelKey(consumer, state_edge(spec.operator), index)
+                self.shell[state] = Channel((spec.state_attempt, keeper))
         for _ in range(2):
             self.carry_out(self.state.handle(message, self.now))
 
@@ -303,7 +322,8 @@ class Orders(RuleBasedStateMachine):
             self.known[subtask] = max(number, self.known.get(subtask, 1))
             tasks.append(PlacedAttempt(operator=operator, index=index, attempt=number, worker=worker))
             for key, channel in self.shell.items():
-                reads = key.attempt.subtask.job == job and (0, key.producer) == (operator, index)
+                reads = key.attempt.subtask.job == job and (key.edge, operator) == (0, 0)
+                reads = reads and key.producer == index
                 if reads and (number, worker) != channel.reads and number >= channel.reads[0]:
                     channel.reads = (number, worker)
         message = TasksRestarted(
@@ -380,8 +400,25 @@ class Orders(RuleBasedStateMachine):
             if state == "finished" and not all(c.ended for at, c in self.shell.items() if at.attempt == key):
                 state = "failed"
             self.over(key)
+            kept = (
+                KeptState(True, data.draw(st.sampled_from([0, 100]))) if state == "canceled" else KeptState()
+            )
+            if kept.bytes:
+                self.kept.add(key)
             for _ in range(2):
-                self.carry_out(self.state.task_ended(key, state, None, b"", TaskCounters()))
+                self.carry_out(self.state.task_ended(key, state, None, b"", TaskCounters(), state=kept))
+
+    @rule(data=st.data())
+    def task_runs(self, data: st.DataObject) -> None:
+        """It has read its state, or reads none."""
+        if self.live:
+            key = data.draw(st.sampled_from(sorted(self.live)))
+            self.shell = {
+                at: channel
+                for at, channel in self.shell.items()
+                if at.attempt != key or not is_state_edge(at.edge)
+            }
+            self.carry_out(self.state.task_running(key))
 
     @rule(worker=PEERS)
     def link_up(self, worker: int) -> None:
@@ -435,13 +472,15 @@ class Orders(RuleBasedStateMachine):
         """For a producer that is here, most of the time: consumer, its attempt, generation."""
         if worker not in self.links:
             return
-        producers = [key for key in sorted(self.there) if key.subtask.operator == 0]
+        kept = self.kept & self.there
+        producers = [key for key in sorted(self.there) if key.subtask.operator == 0 or key in kept]
         producer = data.draw(st.sampled_from([*producers, attempt(0, 1, 3)]))
         job, index = producer.subtask.job, producer.subtask.index
+        edge = state_edge(producer.subtask.operator) if producer in kept else 0
         for consumer, of_consumer, generation in asked:
             self.channels += 1
             request = PartitionRequest(
-                PartitionId(JobId(job), 0, index),
+                PartitionId(JobId(job), edge, index),
                 consumer,
                 producer.attempt,
                 of_consumer,

@@ -20,6 +20,7 @@ from minishuffle.exchange.channels import InputChannel, LocalAttachment, RemoteA
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition, ResultSubpartition
 from minishuffle.exchange.segments import LocalPool
+from minishuffle.ids import state_edge
 from minishuffle.protocol.channel import ProducerChannel
 from minishuffle.protocol.oneway import OneWayReceiver, OneWaySender
 from minishuffle.transport.tcp import DataLink
@@ -183,8 +184,11 @@ def _task(
     state, _ = clock.present()
     thread = task.thread
     frame = frames.get(thread.ident) if thread is not None and thread.ident is not None else None
-    operators = {each.edge: each.operator for each in spec.inputs}
+    operators = {state_edge(spec.operator): spec.operator}
+    operators |= {each.edge: each.operator for each in spec.inputs}
     operators |= {each.edge: each.operator for each in spec.outputs}
+    earlier = task.state_handover.earlier
+    gates = attempt.gates if earlier is None else [*attempt.gates, earlier.gate]
     return {
         "job": attempt.id.subtask.job,
         "task": f"{spec.name}[{spec.index}]",
@@ -202,7 +206,7 @@ def _task(
         "state_rows": counters.state_rows,
         "outbox_bytes": task.outbox.unsent_bytes,
         "buffers_returned": attempt.paths.returned,
-        "gates": [_gate(gate, attempt, operators, worker.state, room) for gate in attempt.gates],
+        "gates": [_gate(gate, attempt, operators, worker.state, room) for gate in gates],
         "partitions": [
             _partition(partition, attempt.pools.get(edge), operators[edge], served, room)
             for edge, partition in attempt.partitions.items()
