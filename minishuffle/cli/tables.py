@@ -260,9 +260,9 @@ def savepoint_text(found: SavepointInfo) -> str:
     if found.problem:
         return f"failed: {found.problem}"
     if found.phase != "none":
-        return f"{found.phase}, into {found.path}"
+        return f"{found.phase}, for now"
     took = f"{found.bytes:,} bytes in {found.seconds:.1f} s"
-    return f"{took}, the job stood {found.stood_seconds:.2f} s: {found.path}"
+    return f"{took}, the job stood {found.stood_seconds:.2f} s"
 
 
 def _show_what_stands(job: JobInfo) -> None:
@@ -283,7 +283,7 @@ def _show_what_stands(job: JobInfo) -> None:
     if job.pause_problem:
         out.print(f"the last pause failed: {job.pause_problem}")
     if (saved := job.savepoint).number:
-        out.print(f"savepoint {saved.number}: {savepoint_text(saved)}")
+        out.print(f"savepoint {saved.number} ({saved.path}): {savepoint_text(saved)}")
     for left in job.pause_left:
         out.print(f"where it is stays {left}")
 

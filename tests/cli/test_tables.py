@@ -15,6 +15,7 @@ from minishuffle.wire.requests import (
     GraphInfo,
     JobEvent,
     JobInfo,
+    SavepointInfo,
     SlotWait,
     StageInfo,
     TaskInfo,
@@ -313,3 +314,18 @@ def test_a_submission_says_how_many_workers_are_lost() -> None:
     assert (
         tables.lost_text(one.model_copy(update={"workers": [there, *lost]})) == " (2 of 3 workers are lost)"
     )
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (
+            SavepointInfo(number=1, bytes=12_000, seconds=3.25, stood_seconds=0.125),
+            "12,000 bytes in 3.2 s, the job stood 0.12 s",
+        ),
+        (SavepointInfo(number=1, phase="writing"), "writing, for now"),
+        (SavepointInfo(number=1, problem="the disk is full"), "failed: the disk is full"),
+    ],
+)
+def test_a_savepoint_says_what_it_took_or_how_far_it_is(found: SavepointInfo, text: str) -> None:
+    assert tables.savepoint_text(found) == text

@@ -25,6 +25,7 @@ from support.simulated_faults import (
     FORGETFUL,
     HEADLESS,
     PAUSING,
+    SAVING,
 )
 from support.simulated_jobs import Strategy
 from support.simulated_loop import Host, World
@@ -71,6 +72,7 @@ LEFT = [
 PAUSED = [
     Scenario(faults=True, bounded_share=0.6, strategy=strategy, kinds=PAUSING) for strategy in STRATEGIES
 ]
+SAVED = [Scenario(faults=True, bounded_share=0.4, strategy=strategy, kinds=SAVING) for strategy in STRATEGIES]
 CUT_APART = [
     Scenario(faults=True, bounded_share=0.6, strategy=strategy, kinds=APART) for strategy in STRATEGIES
 ]
@@ -102,6 +104,8 @@ class Outcome(NamedTuple):
     paused: int = 0
     restored: int = 0
     """Attempts that have gone on with the state of those that moved."""
+    saved: int = 0
+    """Savepoints that are complete."""
 
 
 @cache
@@ -109,7 +113,8 @@ def outcome(seed: int, scenario: Scenario) -> Outcome:
     """Plays a run, each once in a process."""
     run = Run(seed, scenario)
     run.play()
-    return Outcome(run.end, run.rows_skipped, run.handed_over, run.drained, run.paused, run.restored)
+    counts = run.drained, run.paused, run.restored, run.saved
+    return Outcome(run.end, run.rows_skipped, run.handed_over, *counts)
 
 
 @pytest.fixture
@@ -178,6 +183,13 @@ def test_workers_leave_and_each_row_is_in_one_place(batch: range, play: Play) ->
 @pytest.mark.parametrize("batch", batches(1)[: None if SOAK else 1])
 def test_a_paused_job_takes_no_row_and_goes_on_whatever_happens_meanwhile(batch: range, play: Play) -> None:
     play(batch, PAUSED)
+
+
+@pytest.mark.parametrize("batch", batches(1)[: None if SOAK else 1])
+def test_a_savepoint_that_is_complete_is_whole_and_the_job_goes_on(batch: range, play: Play) -> None:
+    play(batch, SAVED)
+    runs = [outcome(seed, SAVED[seed % len(SAVED)]) for seed in batch]
+    assert any(run.saved for run in runs) or "MINISHUFFLE_SEED" in os.environ
 
 
 @pytest.mark.parametrize("batch", batches(3)[: None if SOAK else 2])

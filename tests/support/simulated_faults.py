@@ -23,6 +23,7 @@ __all__ = [
     "HEADLESS",
     "KINDS",
     "PAUSING",
+    "SAVING",
     "Fault",
     "FaultKind",
     "draw_faults",
@@ -59,6 +60,7 @@ FaultKind: TypeAlias = Literal[
     "term",
     "drain",
     "pause",
+    "savepoint",
 ]
 """A task raises, or does not react; a worker is killed, its machine is gone, or it is cut off from the
 coordinator alone; a link between two workers breaks, loses all that is sent from now on, or is slow for a
@@ -72,7 +74,7 @@ of anything; the coordinator does nothing for a while. The coordinator is killed
 journal; or it is stopped, another takes its place, and it goes on; or it hands over to the next one. Its
 journal cannot be written for a while, at whose end it is killed more often than not. Somebody sets the
 system clock of all hosts, by an hour at most. A worker is sent SIGTERM, or a client asks it to leave.
-The user pauses the job, and has it go on a while later."""
+The user pauses the job, and has it go on a while later, or takes a savepoint of it."""
 KINDS: tuple[FaultKind, ...] = (
     "raise",
     "raise",
@@ -198,6 +200,8 @@ PAUSING: tuple[FaultKind, ...] = (
     "worker",
 )
 """The job is paused, and what befalls it before that, meanwhile, and when it goes on."""
+SAVING: tuple[FaultKind, ...] = (*(("savepoint",) * 16), *PAUSING)
+"""Savepoints are taken, and what befalls the job meanwhile."""
 PAUSED_SECONDS = (0.01, 2.0)
 CANCEL_SHARE = 0.1
 """Of the runs, those with a cancel somewhere."""

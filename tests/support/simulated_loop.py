@@ -155,6 +155,15 @@ class Host:
         self.loop.unwind()
 
 
+DISK_SECONDS = 0.02
+"""Within which a disk has done something."""
+
+
+def _settle(settle: Callable[[Any], None], value: Any, future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        settle(value)
+
+
 class SimulatedLoop(asyncio.AbstractEventLoop):
     """The event loop of a host."""
 
@@ -243,6 +252,23 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def time(self) -> float:
         return self._world.now
+
+    def run_in_executor(self, executor: object, fn: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """What threads do that wait for a disk: at once, a little later."""
+        future = self.create_future()
+
+        def work() -> None:
+            if self.host.dead or future.cancelled():
+                return
+            try:
+                found = fn(*args)
+            except Exception as error:
+                self.call_soon(_settle, future.set_exception, error, future)
+            else:
+                self.call_soon(_settle, future.set_result, found, future)
+
+        self._world.within(DISK_SECONDS, work)
+        return future
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)

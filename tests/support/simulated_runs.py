@@ -12,6 +12,8 @@ from random import Random
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.scheduling.placement import buffers_needed
 from minishuffle.plan.stages import slots_needed
+from minishuffle.snapshots.catalog import open_manifest, verify
+from minishuffle.snapshots.storage import folder_at
 from minishuffle.wire.messages import ControlMessage
 from minishuffle.wire.requests import (
     JOB_LIVE,
@@ -22,14 +24,16 @@ from minishuffle.wire.requests import (
     JobInfo,
     PauseJob,
     ResumeJob,
+    SaveJob,
     ShowJob,
     SubmitJob,
     WaitPause,
+    WaitSavepoint,
 )
 from support.simulated_books import OF_THE_CHAIN, Book
 from support.simulated_faults import KINDS, PAUSED_SECONDS, Fault, FaultKind, draw_faults, inject
 from support.simulated_jobs import Plan, Strategy, is_side, make_plan
-from support.simulation import Cluster, simulated
+from support.simulation import SECRET, Cluster, simulated
 
 __all__ = ["Run", "Scenario"]
 
@@ -122,6 +126,8 @@ class Run:
         """Attempts that have gone on with the state of those that moved."""
         self.paused = 0
         """How often the job was paused."""
+        self.saved = 0
+        """Savepoints that are complete."""
         self.excluded: list[int] = []
         """Workers that were excluded from the job, since another could not reach them."""
         self.random = Random(f"plan {seed}")
@@ -152,6 +158,7 @@ class Run:
             drain_timeout=2.0,
             link_timeout=2.0,
             pause_timeout=2.0,
+            savepoint_timeout=4.0,
         )
 
     def _enough_segments(self) -> int:
@@ -191,6 +198,8 @@ class Play:
         self._resumed = 0
         """How often the user wanted the job to go on."""
         self._helped_at = 0.0
+        self._savepoints = 0
+        """How many the user has asked for."""
 
     def run(self) -> None:
         """From the first worker to the last check."""
@@ -242,6 +251,8 @@ class Play:
             world.note("fault: the user cancels the job")
             cluster.client.ask(CancelJob(job=self._job))
             self._canceled = True
+        elif fault.kind == "savepoint":
+            self._save()
         elif fault.kind == "pause":
             self._pause(world.random.uniform(*PAUSED_SECONDS))
         elif fault.kind == "worker":
@@ -277,6 +288,28 @@ class Play:
 
         look()
         world.at(world.now + seconds, resume)
+
+    def _save(self) -> None:
+        """Take a savepoint. One that is said to be complete is whole."""
+        cluster, world = self.cluster, self._world
+        self._savepoints += 1
+        token = f"t{self._savepoints}"
+        world.note(f"fault: the user takes savepoint {token}")
+        cluster.client.ask(SaveJob(job=self._job, token=token, directory=cluster.snapshots))
+        asked = cluster.client.ask(WaitSavepoint(job=self._job, wait_seconds=60.0))
+
+        def look() -> None:
+            reply = cluster.client.replies.get(asked)
+            if reply is None:
+                world.at(world.now + 0.02, look)
+            elif isinstance(reply, JobInfo) and (saved := reply.savepoint).token == token:
+                if saved.phase == "none" and not saved.problem:
+                    folder = folder_at(saved.path)
+                    verify(folder, open_manifest(folder, SECRET))
+                    self._run.saved += 1
+                world.note(f"savepoint {token}: {saved.phase} {saved.problem or 'is complete'}")
+
+        look()
 
     def _recover_and_cancel(self) -> None:
         """The job does not end by itself: when the faults are over all of it runs, and is cancelled then.

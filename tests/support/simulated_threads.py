@@ -17,9 +17,9 @@ from typing import Any
 from greenlet import getcurrent, greenlet
 
 from minishuffle.errors import TaskCancelled
-from support.simulated_loop import Host, World
+from support.simulated_loop import DISK_SECONDS, Host, World
 
-__all__ = ["SimulatedEvent", "SimulatedThread", "SimulatedTime", "Threads", "running_host"]
+__all__ = ["SimulatedDisk", "SimulatedEvent", "SimulatedThread", "SimulatedTime", "Threads", "running_host"]
 
 STEP_SECONDS_MAX = 100e-6
 """How long a thread that could run waits for the processor, as a rule."""
@@ -191,6 +191,20 @@ class Threads:
         thread = self._world.running
         assert thread is not None, "only task threads sleep"
         thread.wait(SimulatedEvent(self), seconds)
+
+
+class SimulatedDisk:
+    """Stands in for ``ThreadPoolExecutor`` where threads wait for a disk."""
+
+    def __init__(self, *_: object) -> None:
+        self._closed = False
+
+    def submit(self, work: Callable[[], None]) -> None:
+        host = running_host()
+        host.world.within(DISK_SECONDS, lambda: None if host.dead or self._closed else work())
+
+    def shutdown(self, *, wait: bool) -> None:
+        self._closed = True
 
 
 def running_host() -> Host:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.wire.registration import Register, Registered
 from minishuffle.wire.reports import AttemptReport, Fact, TaskStateChanged
-from minishuffle.worker import process, wallclock
+from minishuffle.worker import diskthreads, process, wallclock
 from minishuffle.worker.process import Worker, register
 from minishuffle.worker.registration import UnregisteredWorker
 from minishuffle.worker.reports.workerreports import registration
@@ -51,10 +52,10 @@ from minishuffle.worker.tasks.attempt import Attempt
 from support.simulated_jobs import AUDITS, TAKEN_ROWS, Audit
 from support.simulated_loop import Host, World
 from support.simulated_network import Network
-from support.simulated_threads import SimulatedTime, Threads, running_host
+from support.simulated_threads import SimulatedDisk, SimulatedTime, Threads, running_host
 from support.simulated_writes import WriteLog, log_writes
 
-__all__ = ["Client", "Cluster", "SimulatedWorker", "simulated"]
+__all__ = ["SECRET", "Client", "Cluster", "SimulatedWorker", "simulated"]
 
 CLUSTER = "simulated"
 SECRET = b"s" * 32
@@ -228,9 +229,11 @@ class Cluster:
 
     Args:
         seed: of everything.
+        snapshots: the directory of savepoints.
     """
 
-    def __init__(self, seed: int, settings: ClusterSettings) -> None:
+    def __init__(self, seed: int, settings: ClusterSettings, *, snapshots: str) -> None:
+        self.snapshots = snapshots
         self.world = world = World(seed)
         self.threads = Threads(world)
         self.seed = seed
@@ -435,8 +438,8 @@ def brief(message: ControlMessage) -> str:
 @contextmanager
 def simulated(seed: int, settings: ClusterSettings) -> Iterator[Cluster]:
     """A cluster of which only the coordinator runs so far; everything of it is ended behind the block."""
-    cluster = Cluster(seed, settings)
-    with pytest.MonkeyPatch.context() as patch:
+    with TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+        cluster = Cluster(seed, settings, snapshots=place)
         _simulate_threads_and_clocks(patch, cluster)
         _watch(patch, cluster)
         cluster.writes = log_writes(patch)
@@ -454,6 +457,7 @@ def _simulate_threads_and_clocks(patch: pytest.MonkeyPatch, cluster: Cluster) ->
         patch.setattr(module, "threading", cluster.threads)
         patch.setattr(module, "time", time)
     patch.setattr(coordinator_process, "time", time)
+    patch.setattr(diskthreads, "ThreadPoolExecutor", SimulatedDisk)
     patch.setattr(inputs, "TAKEN_ROWS", TAKEN_ROWS)
     for module in (wallclock, busytime):
         patch.setattr(module, "time", time)
