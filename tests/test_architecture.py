@@ -60,6 +60,7 @@ MAY_BLOCK = frozenset(
         "runtime/asynccalls.py",
         "worker/tasks/busytime.py",
         "worker/diskthreads.py",
+        "worker/sources/leases.py",
         "worker/tasks/handoff.py",
         "worker/tasks/programcache.py",
         "worker/channels/probing.py",

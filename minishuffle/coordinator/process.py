@@ -572,11 +572,11 @@ class Coordinator:
     # --- time ------------------------------------------------------------------------------------
 
     def _set_timer(self, deadline: float | None) -> None:
-        """Call the machine at this time or earlier."""
+        """Call the machine at this time."""
         if deadline is None or self._leaving or self.stopped.done():
             return
         if self._timer is not None:
-            if self._timer_due <= deadline:
+            if self._timer_due == deadline:
                 return
             self._timer.cancel()
         self._timer, self._timer_due = self._loop.call_at(deadline, self._on_timer), deadline

@@ -41,7 +41,13 @@ from minishuffle.coordinator.instructions import (
     WorkInFolder,
     refusal,
 )
-from minishuffle.coordinator.jobs.attemptreports import apply_fact, may_wait, moves_only, refuses
+from minishuffle.coordinator.jobs.attemptreports import (
+    PositionRounds,
+    apply_fact,
+    may_wait,
+    moves_only,
+    refuses,
+)
 from minishuffle.coordinator.jobs.deaths import (
     COUNTS,
     UnexplainedEnd,
@@ -198,6 +204,7 @@ class CoordinatorState:
         """Jobs to settle at the end of this call; ``_jobs.held`` may be out of date for them."""
         self._settle_by: float | None = None
         """Deadline for the consequences of positions and heartbeats; None if there are none."""
+        self._rounds = PositionRounds()
         self._due: float | None = None
         """The deadline that was computed last."""
         self._links = Links(facts.term, max(settings.link_timeout, settings.heartbeat_timeout))
@@ -249,11 +256,14 @@ class CoordinatorState:
             self._out.append(CloseLink(link, why))
         else:
             worker.note_message(now)
+            waiting = len(self._out)
             self._from_worker(worker, message, now)
             if isinstance(message, AttemptReport) and (within := may_wait(message)):
-                return self._wait_for_others(now, within)
-            if isinstance(message, Heartbeat) and self._is_unmoved():
-                return self._wait_for_others(now, TOGETHER_SECONDS_MAX)
+                if self._rounds.note(worker.worker, now):
+                    return self._settle(now)
+                return self._wait_for_others(now, min(within, TOGETHER_SECONDS_MAX))
+            if isinstance(message, Heartbeat) and self._is_unmoved(waiting):
+                return self._wait_for_others(now, limits.JOURNAL_COUNTS_SECONDS)
         return self._settle(now)
 
     def client_request(self, link: int, request: int, message: ControlMessage, now: float) -> CoordinatorStep:
@@ -389,15 +399,17 @@ class CoordinatorState:
         """A step without consequences so far."""
         return CoordinatorStep(timers=self._next_deadline())
 
-    def _is_unmoved(self) -> bool:
-        """Nothing follows from a heartbeat but what it has counted."""
-        if self._out or self._touched or self._workers.changed or self._workers.leaving() or self.stopping:
+    def _is_unmoved(self, waiting: int) -> bool:
+        """Nothing follows from a heartbeat but what it has counted; ``waiting`` instructions did before."""
+        if len(self._out) > waiting or self._touched or self._workers.changed:
+            return False
+        if self._workers.leaving() or self.stopping:
             return False
         return not any(job.subtasks.changed for job in self._jobs.active())
 
     def _wait_for_others(self, now: float, within: float) -> CoordinatorStep:
         """The consequences follow within the given seconds; what was due before still is, or comes later."""
-        due = now + min(within, TOGETHER_SECONDS_MAX)
+        due = now + within
         self._settle_by = due if self._settle_by is None else min(self._settle_by, due)
         return CoordinatorStep(
             timers=self._settle_by if self._due is None else min(self._due, self._settle_by)
@@ -1139,6 +1151,7 @@ class CoordinatorState:
     def _settle(self, now: float) -> CoordinatorStep:
         """Carry out all consequences of an event, and return them as a step."""
         self._settle_by = None
+        self._rounds.end(now)
         self._jobs.held.note(*self._touched.values())
         if self._awaiting and not self._workers.awaited():
             self._all_are_back(now)

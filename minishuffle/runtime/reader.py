@@ -188,8 +188,9 @@ class SourceReader:
 
     @property
     def upcoming(self) -> Iterator[int]:
-        """The splits that have not ended, in the order in which they are read."""
-        return (split.number for split in self._waiting)
+        """(Any thread.) The splits that have not ended, in the order in which they are read."""
+        for split in tuple(self._waiting):  # in one step
+            yield split.number
 
     def poll(self, now: float) -> Payload | None:
         """The next batch; an empty list if there is none now; None after the last split's end. One without

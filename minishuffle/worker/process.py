@@ -27,6 +27,7 @@ from minishuffle.errors import (
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.debloater import DEBLOAT_SECONDS
 from minishuffle.ids import Address, AttemptId
+from minishuffle.limits import LEASE_SECONDS
 from minishuffle.runtime.usererrors import describe_failure
 from minishuffle.transport.control import ControlLink
 from minishuffle.transport.hostlook import host_answers
@@ -580,7 +581,8 @@ class Worker:
     # --- timers and stats ----------------------------------------------------------------------------
 
     def _flush_in_time(self) -> None:
-        """Jobs have come or gone: flush each at its own buffer timeout, and debloat if any wants that."""
+        """Jobs have come or gone: flush each at its own buffer timeout, debloat if any wants that, and renew
+        the leases of sources."""
         intervals = self._deployment.flush_intervals()
         for interval in self._flushing | intervals:
             every = interval if interval in intervals else None
@@ -588,6 +590,12 @@ class Worker:
         self._flushing = intervals
         seconds = DEBLOAT_SECONDS if self._deployment.debloats else None
         self._timers.every("debloat", seconds, self._deployment.debloat)
+        seconds = LEASE_SECONDS if self._deployment.reads_sources else None
+        self._timers.every("leases", seconds, self._renew_leases)
+
+    def _renew_leases(self) -> None:
+        self._deployment.renew_leases()
+        self.coordinator.flush()
 
     def _on_alarm(self) -> None:
         self.coordinator.flush()

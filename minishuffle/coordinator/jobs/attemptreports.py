@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from minishuffle import limits
 from minishuffle.coordinator.jobs.job import Job
 from minishuffle.wire.messages import TaskReport
 from minishuffle.wire.reports import (
@@ -26,7 +27,7 @@ from minishuffle.wire.reports import (
     TaskStateChanged,
 )
 
-__all__ = ["apply_fact", "may_wait", "moves_only", "refuses"]
+__all__ = ["PositionRounds", "apply_fact", "may_wait", "moves_only", "refuses"]
 
 WHILE_IT_RUNS: Final = (Collected, FileCompleted, SourcePositions, StateTaken, TaskStands)
 """Facts that are stale once their attempt has ended."""
@@ -81,6 +82,33 @@ def may_wait(report: AttemptReport) -> float:
     """Seconds within which the consequences of a report are due; 0: at once."""
     seconds = [fact.within if isinstance(fact, SourcePositions) else 0.0 for fact in report.facts]
     return min(seconds, default=0.0)
+
+
+class PositionRounds:
+    """Workers whose positions are journaled together: those of one machine come at the same times."""
+
+    def __init__(self) -> None:
+        self._noted: dict[int, float] = {}
+        """By worker, the time of its last report."""
+        self._missing: set[int] = set()
+        """Workers that have reported lately, and not since the last :meth:`end`."""
+        self._begun = False
+
+    def note(self, worker: int, now: float) -> bool:
+        """A worker has reported positions. Gives whether no other is expected to."""
+        self._noted[worker] = now
+        self._missing.discard(worker)
+        self._begun = True
+        return not self._missing
+
+    def end(self, now: float) -> None:
+        """The reports are journaled: the next round begins. It expects the workers that have reported within
+        two leases."""
+        if self._begun:
+            self._begun = False
+            since = now - 2 * limits.LEASE_SECONDS
+            self._noted = {worker: at for worker, at in self._noted.items() if at > since}
+            self._missing = set(self._noted)
 
 
 def refuses(job: Job | None, fact: Fact) -> bool:

@@ -72,8 +72,8 @@ class AttemptReports:
         self._ends: dict[tuple[AttemptId, int], list[int]] = {}
         """Producers read to the end, by attempt and edge, which are not due so far."""
         self._ends_due: float | None = None
-        self._held: list[SourcePositions] = []
-        """Facts that wait for others; they go before any other fact."""
+        self._held: list[tuple[float, SourcePositions]] = []
+        """Facts that wait for others, and since when; they go before any other fact."""
         self._held_due: float | None = None
         self._unblocked = 0
         """Sources wait for no acknowledgement up to that number."""
@@ -94,12 +94,12 @@ class AttemptReports:
         if isinstance(fact, SourcePositions) and fact.within:
             due = min(now + fact.within / 2, math.ceil(now / HELD_SECONDS) * HELD_SECONDS)
             self._held_due = due if self._held_due is None else min(due, self._held_due)
-            self._held.append(fact.model_copy(update={"within": fact.within / 2}))
+            self._held.append((now, fact))
             return False
         if isinstance(fact, TaskStateChanged) and fact.ends:
             self.forget_ends(fact.attempt)
         is_first = not self._due
-        self._release_held()
+        self._release_held(now)
         self._add_due(fact)
         return is_first
 
@@ -109,9 +109,10 @@ class AttemptReports:
         else:
             self._due.append([fact])
 
-    def _release_held(self) -> None:
-        for fact in self._held:
-            self._add_due(fact)
+    def _release_held(self, now: float) -> None:
+        for since, fact in self._held:
+            left = max(fact.within - max(0.0, now - since), fact.within / 4)
+            self._add_due(fact.model_copy(update={"within": left}))
         self._held.clear()
         self._held_due = None
 
@@ -127,7 +128,7 @@ class AttemptReports:
     def take(self, term: int, now: float) -> AttemptReport | None:
         """The next report that is due, to a coordinator of that term; it is kept if it has a number. What is
         held goes with it, or alone: something else is about to be sent."""
-        self._release_held()
+        self._release_held(now)
         if self._ends_due is not None and now >= self._ends_due:
             for (attempt, edge), read in self._ends.items():
                 self._add_due(EndsRead(attempt=attempt, edge=edge, producers=read))

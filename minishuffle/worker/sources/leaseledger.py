@@ -3,10 +3,10 @@
 A *lease* is a number of rows after a reported position. After a failure the next attempt continues after the
 leases, so that no row is emitted twice, and at most one lease of each split is lost. (With ``source_lease`` 0
 it continues at the positions: no row is lost, and at most a lease is repeated.) The next lease is requested
-before one is used up, so that its acknowledgement arrives in time: when the clock reaches a multiple of
-LEASE_SECONDS, as for all sources of a machine, so that the coordinator journals their reports together; or
-once little of it is left. If the rate of a source is not known yet, or leases have a fixed length, the next
-is requested when half is used.
+before one is used up, so that its acknowledgement arrives in time: when the worker asks for it, which it does
+every LEASE_SECONDS, so that the coordinator journals the reports of all sources together; or once little of
+it is left. If the rate of a source is not known yet, or leases have a fixed length, the next is requested
+when half is used.
 
 Only one report is under way at a time. A source with a rate has many splits whose leases are used one after
 the other: they are requested together.
@@ -39,6 +39,9 @@ LITTLE: Final = 8
 """The next lease is asked for when 1/LITTLE of the current one is left, or less than the next batch, or than
 two batches that come within LITTLE_SECONDS."""
 LITTLE_SECONDS: Final = 0.1
+ANSWERED_SECONDS: Final = LEASE_SECONDS / 10
+"""The lease for which the worker asks next is there so long after it has asked: none is asked for that lasts
+until then."""
 ACKNOWLEDGED_SHARE: Final = 3
 """The acknowledgement should arrive within 1/ACKNOWLEDGED_SHARE of the time that the lease still lasts."""
 ACKNOWLEDGED_SECONDS_MAX: Final = 0.1
@@ -107,8 +110,8 @@ class _Split:
 
 
 class LeaseLedger:
-    """The leases of one attempt. All but ``acknowledged``, ``durable`` and :meth:`exact` belongs to one
-    thread.
+    """The leases of one attempt. All but ``acknowledged``, ``durable``, :meth:`ask` and :meth:`exact` belongs
+    to one thread at a time.
 
     Invariant: of each split, emitted ≤ granted ≤ the end that was reported last; granted is above the end
     reported before that only once the last report was acknowledged.
@@ -163,8 +166,7 @@ class LeaseLedger:
         self._more_ahead = False
         """There are splits that had no lease yet when the last were asked for."""
         self._is_due = True
-        self._look_at = _next_look(now)
-        """When leases are next compared with what is needed."""
+        self._asked_at = -math.inf
         self._together = TOGETHER_SECONDS if rows is None and rate is not None else 0.0
         self._not_before = now
         """When what is due is reported at the earliest, if nobody waits for it."""
@@ -223,6 +225,11 @@ class LeaseLedger:
 
     # --- reports ---------------------------------------------------------------------------------
 
+    def ask(self, now: float) -> None:
+        """(Any thread.) Have leases compared with what is needed at the next report. The worker asks every
+        LEASE_SECONDS."""
+        self._is_due, self._not_before, self._asked_at = True, now, now
+
     def report(self, now: float, upcoming: Iterable[int], need: tuple[int, int] | None = None) -> bytes:
         """The table of positions to report now; empty if nothing is due.
 
@@ -233,10 +240,9 @@ class LeaseLedger:
         self._settle()
         if self._under_way:
             return b""
-        is_due = self._is_due and now >= self._not_before
-        if need is None and not is_due and now < self._look_at:
+        if need is None and not (self._is_due and now >= self._not_before):
             return b""
-        self._is_due, self._look_at, self._not_before = False, _next_look(now), now + self._together
+        self._is_due, self._not_before = False, now + self._together
         wanted = self._look_ahead(upcoming, now)
         needed = dict([need] if need else [])
         for split in needed:
@@ -321,26 +327,30 @@ class LeaseLedger:
         if not each.begun and not need:
             return self._first
         rows = each.window.rows(now, need)
-        return max(rows + (rows - 1) // SPARE if each.window.is_known else rows, each.batch)
+        return max(rows + (rows + 1) // SPARE if each.window.is_known else rows, each.batch)
 
     def _is_short(self, each: _Split, now: float) -> bool:
         """Whether the next lease is to be asked for now."""
         left = each.reported - each.emitted
         if self._rows is not None or not each.window.is_known:
             return 2 * left <= each.lease
+        lasts = self._lasts(each, now, left)
+        if now < self._asked_at + LEASE_SECONDS < now + lasts - ANSWERED_SECONDS:
+            return False
         if LITTLE * left <= each.lease or left < each.batch:
             return True
-        return left < 2 * each.batch and self._lasts(each, now, left) < LITTLE_SECONDS
+        return left < 2 * each.batch and lasts < LITTLE_SECONDS
 
     @staticmethod
     def _lasts(each: _Split, now: float, left: int) -> float:
-        """Seconds until more rows than are ``left`` are emitted: the next batch comes one interval later. 0
-        if that is not known. A split that has ended needs no more."""
+        """Seconds until more rows than are ``left`` are emitted, if one more batch than is known comes in
+        LEASE_SECONDS; 0 if nothing is known. A split that has ended needs no more."""
         if each.done:
             return ACKNOWLEDGED_SECONDS_MAX * ACKNOWLEDGED_SHARE
         if not each.window.is_known:
             return 0.0
-        return (left + each.batch) * LEASE_SECONDS / max(1, each.window.rows(now))
+        batch = max(1, each.batch)
+        return (left // batch + 1) * batch * LEASE_SECONDS / (each.window.rows(now) + batch)
 
     @staticmethod
     def _is_to_change(each: _Split, need: int, wanted: int) -> bool:
@@ -373,8 +383,3 @@ class LeaseLedger:
         notes, splits = list(self._notes.values()), list(self._splits.values())  # each in one step
         exact = (SplitPosition(each.number, each.emitted, 0, each.done, each.cursor) for each in splits)
         return pack_positions([*notes, *exact])
-
-
-def _next_look(now: float) -> float:
-    """All sources of a machine look at the same times, since they have one clock."""
-    return (now // LEASE_SECONDS + 1) * LEASE_SECONDS

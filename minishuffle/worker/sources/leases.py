@@ -1,9 +1,11 @@
-"""The rows that a source task may emit: the ledger is on the task's thread, reports and acknowledgements are
-on the loop. What external clients write is read as splits too (``external/clientgate.py``).
+"""The rows that a source task may emit. The ledger belongs to the task's thread, and every LEASE_SECONDS for
+a moment to the loop; reports and acknowledgements are on the loop. What external clients write is read as
+splits too (``external/clientgate.py``).
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
@@ -87,6 +89,10 @@ class SourceLeases:
         self._passed: dict[str, bytes] = {}
         """Positions that were passed on in a task that never restarts, and were not confirmed so far."""
         self._ledger: LeaseLedger | None = None
+        self._lock = threading.Lock()
+        """Held, for a few steps, by whoever uses the ledger. The loop does not wait for it."""
+        self._posted = self._arrived = 0
+        """Number of reports posted by the task, and number of reports that have arrived on the loop."""
         self._ends: dict[int, Callable[[], None]] = {}
         """By split, the receipt of its end, which is not reported yet."""
         self._receipts: deque[tuple[int, Callable[[], None]]] = deque()
@@ -141,24 +147,26 @@ class SourceLeases:
                 self._passed[cursor.name] = cursor.position
             return
 
-        def ready() -> bool:
-            if not ledger.covers(split, rows):
-                self._send(ledger.report(now, splits.upcoming, (split, rows)))
-                return False
+        def emitted() -> bool:
+            with self._lock:
+                if not ledger.covers(split, rows):
+                    self._post(ledger.report(now, splits.upcoming, (split, rows)))
+                    return False
+                ledger.emit(split, rows, now, cursor)
             return True
 
-        if not ready():
-            self._paths.wait_until(ready)
-        ledger.emit(split, rows, now, cursor)
+        if not emitted():
+            self._paths.wait_until(emitted)
         self.look(now)
 
     def look(self, now: float) -> None:
         """Report what is to be reported by now."""
-        if self._reader is not None:
-            self._note_changes(self._reader)
-        if self._ledger is not None and self._splits is not None:
-            need = next(((split, 0) for split in self._ends), None)
-            self._send(self._ledger.report(now, self._splits.upcoming, need))
+        with self._lock:
+            if self._reader is not None:
+                self._note_changes(self._reader)
+            if self._ledger is not None and self._splits is not None:
+                need = next(((split, 0) for split in self._ends), None)
+                self._post(self._ledger.report(now, self._splits.upcoming, need))
 
     def _note_changes(self, reader: SourceReader) -> None:
         """Note the changes of splits that no read record has shown."""
@@ -187,8 +195,9 @@ class SourceLeases:
         if self._told is not None and ledger is not None:
 
             def ready() -> bool:
-                settled = ledger.is_settled()
-                self._send(ledger.report(now, ()))
+                with self._lock:
+                    settled = ledger.is_settled()
+                    self._post(ledger.report(now, ()))
                 return settled
 
             if not ready():
@@ -198,7 +207,8 @@ class SourceLeases:
     def _confirm(self) -> None:
         """Tell the source what is safe: its batches were passed on, and no later attempt begins before."""
         if self._ledger is not None:
-            safe = self._ledger.take_durable()
+            with self._lock:
+                safe = self._ledger.take_durable()
         else:
             safe, self._passed = self._passed, {}
         if safe and self._told is not None:
@@ -208,9 +218,10 @@ class SourceLeases:
         """All rows of a split were read. ``receipt`` is called on the loop: once the coordinator knows, if it
         is to know."""
         if self._ledger is not None:
-            self._ledger.end(split)
-            if receipt is not None:
-                self._ends[split] = receipt
+            with self._lock:
+                self._ledger.end(split)
+                if receipt is not None:
+                    self._ends[split] = receipt
         elif receipt is not None:
             self._paths.post(receipt)
 
@@ -218,13 +229,41 @@ class SourceLeases:
         """Where the attempt has ended, for its last report; it emits nothing more."""
         return b"" if self._ledger is None else self._ledger.exact()
 
-    def _send(self, table: bytes) -> None:
-        if table and self._report is not None and self._ledger is not None:
-            self._receipts.extend((self._ledger.reports, receipt) for receipt in self._ends.values())
-            self._ends.clear()
-            self._paths.post(self._report, table, self._ledger.within)
+    def _post(self, table: bytes) -> None:
+        if table and self._ledger is not None:
+            self._posted += 1
+            self._note_receipts(self._ledger)
+            self._paths.post(self._take_report, table, self._ledger.within)
+
+    def _note_receipts(self, ledger: LeaseLedger) -> None:
+        """A report has all ends so far."""
+        self._receipts.extend((ledger.reports, receipt) for receipt in self._ends.values())
+        self._ends.clear()
 
     # --- loop ------------------------------------------------------------------------------------
+
+    def _take_report(self, table: bytes, within: float) -> None:
+        self._arrived += 1
+        assert self._report is not None
+        self._report(table, within)
+
+    def renew(self, now: float) -> None:
+        """Report where the source is, and what it may emit from now on, though its thread may be in a long
+        read. While that thread uses the ledger, it does so itself; and nothing overtakes a report of its."""
+        ledger, splits, report = self._ledger, self._splits, self._report
+        if ledger is None or splits is None or report is None:
+            return
+        ledger.ask(now)
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            table = b"" if self._posted > self._arrived else ledger.report(now, splits.upcoming)
+            if table:
+                self._note_receipts(ledger)
+        finally:
+            self._lock.release()
+        if table:
+            report(table, ledger.within)
 
     def acknowledge(self, *, durable: bool = True) -> None:
         """The coordinator has applied the report that was under way; not ``durable``: it does not answer."""

@@ -513,6 +513,11 @@ class Attempt:
             for gate in self.gates:
                 gate.debloat()
 
+    def renew_leases(self) -> None:
+        """Report where its source is; one that stands at a barrier has said so."""
+        if self.task.state == "running" and not self.paths.pause.at:
+            self.task.leases.renew(self.paths.pause.now())
+
     def snapshot(self) -> TaskSnapshot:
         """For ``/metrics``."""
         subtask, task = self.id.subtask, self.task

@@ -222,6 +222,16 @@ class Deployment:
         for attempt in self.attempts.values():
             attempt.debloat()
 
+    @property
+    def reads_sources(self) -> bool:
+        """Whether any of its tasks reads a source, or what external clients write."""
+        return any(not attempt.spec.inputs for attempt in self.attempts.values())
+
+    def renew_leases(self) -> None:
+        """See :meth:`Attempt.renew_leases`."""
+        for attempt in self.attempts.values():
+            attempt.renew_leases()
+
     def snapshots(self) -> tuple[TaskSnapshot, ...]:
         return tuple(attempt.snapshot() for attempt in self.attempts.values())
 

@@ -102,10 +102,10 @@ class TaskPause:
 
     def go_on(self) -> None:
         """The barrier has ended."""
-        self.at = 0
         assert self._stopped_at is not None
         self._stood_seconds += self._clock() - self._stopped_at
         self._stopped_at = None
+        self.at = 0  # last: while the task stands, nobody asks for its time
 
     def now(self) -> float:
         """The clock, without the time for which the task has stood."""

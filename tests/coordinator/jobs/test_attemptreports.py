@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from minishuffle.coordinator.jobs.attemptreports import apply_fact, may_wait, refuses
+from minishuffle.coordinator.jobs.attemptreports import PositionRounds, apply_fact, may_wait, refuses
 from minishuffle.counters import TaskCounters
 from minishuffle.ids import AttemptId
+from minishuffle.limits import LEASE_SECONDS
 from minishuffle.wire.messages import Standing, TaskReport
 from minishuffle.wire.reports import (
     AttemptReport,
@@ -83,3 +84,18 @@ def test_what_waits_for_the_journal_waits_as_long_as_all_may() -> None:
     readable = PartitionReadable(attempt=attempt(), edge=0)
     moved = SourcePositions(attempt=attempt(), within=0.1)
     assert may_wait(AttemptReport(term=1, facts=[moved, readable])) == 0.0
+
+
+def test_a_round_of_positions_is_complete_once_all_that_reported_lately_have_again() -> None:
+    rounds = PositionRounds()
+    assert rounds.note(1, 0.001), "nobody else is known"
+    rounds.end(0.002)
+    assert not rounds.note(2, 0.003)
+    rounds.end(0.01)
+    rounds.end(0.02)
+    for worker, complete in ((2, False), (2, False), (1, True), (2, True)):
+        assert rounds.note(worker, LEASE_SECONDS) is complete
+    rounds.end(LEASE_SECONDS)
+    assert not rounds.note(1, 2 * LEASE_SECONDS)
+    rounds.end(3 * LEASE_SECONDS)
+    assert rounds.note(1, 3 * LEASE_SECONDS), "worker 2 has not reported for two leases"

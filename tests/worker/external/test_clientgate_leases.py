@@ -84,8 +84,9 @@ class Stand:
         """The loop's: what was posted, and the coordinator's acknowledgement of each report."""
         while self._posted:
             (call, *arguments), *self._posted = self._posted
+            reported = len(self.reports)
             call(*arguments)
-            if call == self._report and self.acknowledges:
+            if len(self.reports) > reported and self.acknowledges:
                 self.leases.acknowledge()
 
     def open(self, partition: int = 0, attempt: int = 1, **fields: Any) -> UpstreamChannel:

@@ -102,6 +102,7 @@ class Source(RuleBasedStateMachine):
     @rule(seconds=st.floats(0.0, 3 * LEASE_SECONDS))
     def wait(self, seconds: float) -> None:
         self.now += seconds
+        self.ledger.ask(self.now)
         self.report()
 
     @rule(split=st.integers(0, SPLITS - 1))
@@ -210,7 +211,8 @@ TestSource.settings = settings(max_examples=examples(100), stateful_step_count=3
 
 
 class Told:
-    """A ledger whose reports are acknowledged at once, and what it has reported."""
+    """A ledger whose reports are acknowledged at once, and what it has reported. Its worker asks in time, but
+    not while nothing is emitted."""
 
     def __init__(
         self, rows: int | None = None, rate: float | None = None, splits: int = 1, *, guesses: bool = False
@@ -219,8 +221,12 @@ class Told:
         self.splits = list(range(splits))
         self.entries: list[SplitPosition] = []
         self.waits = 0
+        self.asks_at = LEASE_SECONDS
 
     def report(self, now: float, need: tuple[int, int] | None = None) -> list[SplitPosition]:
+        if now >= self.asks_at:
+            self.asks_at = (now // LEASE_SECONDS + 1) * LEASE_SECONDS
+            self.ledger.ask(now)
         entries = unpack_positions(self.ledger.report(now, self.splits, need))
         self.entries += entries
         self.ledger.acknowledged += bool(entries)
@@ -249,6 +255,23 @@ def test_a_source_asks_for_leases_four_times_a_second_and_never_waits(rate: floa
     assert len(source.entries) <= 5 * 1.1 / LEASE_SECONDS
 
 
+def test_a_slow_source_reports_only_when_it_is_asked() -> None:
+    """As it will be again in time."""
+    source = Told(rate=12.5)
+    source.report(0.0)
+    reports: list[float] = []
+    for turn in range(500):
+        now = turn * 0.08 + 0.01
+        while now > source.asks_at:
+            reports += [source.asks_at] if source.report(source.asks_at) else []
+        before = len(source.entries)
+        source.emit(1, now)
+        reports += [now] if len(source.entries) > before else []
+    assert not source.waits
+    assert all(at % LEASE_SECONDS == 0 for at in reports[5:])
+    assert max(entry.lease for entry in source.entries[5:]) <= 5
+
+
 def test_the_first_leases_of_a_split_grow_fast() -> None:
     """Doubling them took ten reports of the first quarter of a second."""
     source = Told(guesses=True)
@@ -273,7 +296,7 @@ def test_what_a_burst_at_the_beginning_was_given_is_taken_back() -> None:
         source.emit(10_000, 0.0)
     assert source.entries[-1].lease > 60_000
     source.report(LEASE_SECONDS)
-    assert source.entries[-1] == SplitPosition(0, 30_000, 37_499)
+    assert source.entries[-1] == SplitPosition(0, 30_000, 37_500)
 
 
 @pytest.mark.parametrize(("block", "each_lease"), [(15, 5.0), (62, LEASE_SECONDS / TOGETHER_SECONDS)])
@@ -321,6 +344,7 @@ def test_a_lease_that_is_taken_back_covers_nothing_from_then_on() -> None:
         source.emit(100, turn * 0.005)
     source.report(1.0)
     assert source.ledger.covers(0, 1_000)
+    source.ledger.ask(2.0)
     table = source.ledger.report(2.0, [0])
     assert unpack_positions(table) == [SplitPosition(0, 10_000, 100)]
     assert not source.ledger.covers(0, 1_000)

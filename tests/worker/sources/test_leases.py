@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -14,6 +15,7 @@ from minishuffle.operators.base import TimedBatch
 from minishuffle.plan.graph import JobSettings
 from minishuffle.plan.planner import compile_job
 from minishuffle.wire.packed import Cursor, SplitPosition, pack_positions, unpack_positions
+from minishuffle.worker.sources.leases import SourceLeases
 from minishuffle.worker.state import StartTask
 from support.attempts import attempt
 
@@ -51,6 +53,12 @@ class Once(Numbers):
         for first in range(offset, 100, 10):
             yield list(range(first, first + 10))
             assert self.let_go.wait(SECONDS_MAX)
+
+
+class Slow(Once):
+    """As ``Once``, for tests of its own."""
+
+    let_go = threading.Event()
 
 
 def ill_at_55(row: int) -> int:
@@ -92,6 +100,51 @@ async def test_a_source_that_finishes_says_that_its_splits_are_done(site: Site) 
     (outcome,) = await site.run(Stream.items(range(10)).collect())
     last = {entry.split: entry for entry in entries_of([*site.positions[attempt()], outcome.positions])}
     assert last == {split: SplitPosition(split, 1, 0, True) for split in range(10)}
+
+
+async def test_the_loop_says_where_a_source_is_that_reads_for_long(site: Site) -> None:
+    """Once for each report of the task that has arrived before; never while the task stands at a barrier."""
+    (task,) = site.deploy(Stream.source(Slow()).collect(), settings=JobSettings(source_lease=40))
+    reported = site.positions.setdefault(attempt(), [])
+    await site.until(lambda: site.rows == list(range(10)))
+    assert entries_of(reported) == [SplitPosition(0, 0, 40)]
+    assert site.deployment.reads_sources
+    task.paths.pause.at = 1
+    site.deployment.renew_leases()
+    assert len(reported) == 1
+    task.paths.pause.at = 0
+    site.deployment.renew_leases()
+    site.deployment.renew_leases()
+    assert entries_of(reported[1:]) == [SplitPosition(0, 10, 40)], "nothing has changed since"
+    Slow.let_go.set()
+    await site.finish()
+    site.deployment.renew_leases()
+    assert entries_of(reported)[-1] != SplitPosition(0, 100, 40), "an attempt that has ended gets no lease"
+
+
+def test_the_loop_does_not_wait_for_a_task_nor_overtake_it() -> None:
+    posted: list[tuple[Any, ...]] = []
+    reported: list[list[SplitPosition]] = []
+    bell = SimpleNamespace(ring=lambda: None)
+    paths: Any = SimpleNamespace(bell=bell, post=lambda *call: posted.append(call))
+    leases = SourceLeases(paths, lambda table, within: reported.append(unpack_positions(table)), rows=10)
+    leases.renew(0.0)
+    reader = leases.open(Numbers(), 0, 1, 0.0, in_turn=False)
+    leases.renew(0.0)
+    assert not reported, "the task has posted a report before"
+    while posted:
+        call, *arguments = posted.pop(0)
+        call(*arguments)
+        leases.acknowledge()
+    assert reported == [[SplitPosition(0, 0, 10), SplitPosition(1, 0, 10)]]
+    assert len(reader.poll(0.0) or ()) == 10
+    leases.take(10, 0.0)
+    while posted:
+        posted.pop()
+    leases.renew(1.0)
+    assert len(reported) == 1, "nor one that does not come"
+    with leases._lock:
+        leases.renew(1.0)
 
 
 async def test_without_restarts_nothing_is_reported(site: Site) -> None:
