@@ -231,7 +231,7 @@ DISK_THREADS: Final = 4
 """Threads of a worker that read from disks and close files for its loop."""
 SECRET_CHARS_MIN: Final = 32
 """The cluster's secret: 128 bits, written in hexadecimal."""
-JOURNAL_COUNTS_SECONDS: Final = 1.0
+JOURNAL_COUNTS_SECONDS: Final = 2.0
 """Seconds between two journal records of the counts of running attempts."""
 JOURNAL_COUNTS_BYTES_MAX: Final = 2 * MIB
 """Bytes of these records in one write, without the last one; further ones are in the next."""

@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import platform
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
 from minishuffle.clock import AnchoredClock
@@ -110,7 +112,13 @@ class JournalThread:
         self.records = journal.records
         self._journal = journal
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, "journal")
+        self._works = SimpleQueue[Callable[[], None] | None]()
+        self._thread = threading.Thread(target=self._run, name="journal")
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (work := self._works.get()) is not None:
+            work()
 
     def write(self, changes: Changes, done: Callable[[Exception | None], None], *, whole: bool) -> None:
         """See :class:`Storage`."""
@@ -124,11 +132,12 @@ class JournalThread:
             with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits for it.
                 self._loop.call_soon_threadsafe(done, error)
 
-        self._thread.submit(work)
+        self._works.put(work)
 
     def close(self) -> None:
         """Wait for the last write; its ``done`` may not be called."""
-        self._thread.shutdown()
+        self._works.put(None)
+        self._thread.join()
 
 
 class _Silent(asyncio.Protocol):
@@ -528,8 +537,10 @@ class Coordinator:
         """Check periodically, with a write if there was none, whether another coordinator has taken over;
         also tries again to write kept records."""
         if not self.stopped.done():
-            self._look = self._loop.call_later(TERM_SECONDS, self._look_at_term)
             now = self._loop.time()
+            # When heartbeats of this machine arrive, to wake only once. It may come a little early.
+            due = math.ceil(now / TERM_SECONDS + 0.1) * TERM_SECONDS
+            self._look = self._loop.call_at(due, self._look_at_term)
             self._carry_out(self._state.anchor(self._clock.read(time.time(), now) - now))
             self._write_again()
             if not (self._is_writing or self._has_written):

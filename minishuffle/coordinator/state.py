@@ -141,6 +141,9 @@ class _Postponed(Pending):
 TOGETHER_SECONDS_MAX: Final = 0.1
 """Longest time that reports of positions wait for others, to be journaled together."""
 
+COUNTED_SECONDS_MAX: Final = 1.0
+"""Longest time until what only heartbeats have counted is journaled, if its turn has come."""
+
 
 class CoordinatorState:
     """One term of a coordinator.
@@ -263,7 +266,7 @@ class CoordinatorState:
                     return self._settle(now)
                 return self._wait_for_others(now, min(within, TOGETHER_SECONDS_MAX))
             if isinstance(message, Heartbeat) and self._is_unmoved(waiting):
-                return self._wait_for_others(now, limits.JOURNAL_COUNTS_SECONDS)
+                return self._wait_for_others(now, COUNTED_SECONDS_MAX)
         return self._settle(now)
 
     def client_request(self, link: int, request: int, message: ControlMessage, now: float) -> CoordinatorStep:

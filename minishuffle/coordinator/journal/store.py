@@ -23,6 +23,13 @@ __all__ = ["CoordinatorJournal", "JournalLost"]
 FILE_NAME = "journal.sqlite"
 OPEN_BUSY_SECONDS = 5.0
 """Seconds for which another process may hold the file at the start."""
+LOG_PAGES = 100
+"""The log begins again once it has that many pages: to write over a file costs less than to extend it."""
+WRITE = (
+    "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT (kind, name) "
+    "DO UPDATE SET record = excluded.record, checksum = excluded.checksum"
+)
+"""In place: the index and the list of free pages are not written."""
 WRITE_BUSY_SECONDS = 1.0
 """Seconds for which another process may hold the file during a write."""
 
@@ -45,10 +52,13 @@ class CoordinatorJournal:
         self.path = directory / FILE_NAME
         self._file: tuple[int, int] | None = None
         """Device and inode of the file last written; None after an error: it is opened again."""
+        self._is_set_up = False
+        """The connection has its settings, and its file the tables."""
         try:
             self._database = self._connect(OPEN_BUSY_SECONDS)
             try:
                 self.term, self.records = self._begin_term()
+                self._database.execute(f"PRAGMA busy_timeout = {WRITE_BUSY_SECONDS * 1000:.0f}")
                 self._file = self._inode()
             except BaseException:
                 self._database.close()
@@ -83,7 +93,11 @@ class CoordinatorJournal:
         self.close()
 
     def _connect(self, busy_seconds: float) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
+        database = sqlite3.connect(
+            self.path, timeout=busy_seconds, isolation_level=None, check_same_thread=False
+        )
+        self._is_set_up = False
+        return database
 
     def _inode(self) -> tuple[int, int] | None:
         """Device and inode of the file now at ``path``: SQLite would continue to write to a removed file."""
@@ -109,25 +123,33 @@ class CoordinatorJournal:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """A transaction: everything in the block or nothing. The tables exist."""
         database = self._database
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = FULL")
+        if not self._is_set_up:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = FULL")
+            database.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
         database.execute("BEGIN IMMEDIATE")
         try:
-            database.execute(
-                "CREATE TABLE IF NOT EXISTS coordinator "
-                "(one INTEGER PRIMARY KEY CHECK (one = 1), term INTEGER NOT NULL)"
-            )
-            database.execute(
-                "CREATE TABLE IF NOT EXISTS records (kind TEXT NOT NULL, name TEXT NOT NULL, "
-                "record BLOB NOT NULL, checksum INTEGER NOT NULL, PRIMARY KEY (kind, name))"
-            )
-            database.execute("INSERT OR IGNORE INTO coordinator (one, term) VALUES (1, 0)")
+            if not self._is_set_up:
+                self._make_tables(database)
             yield database
             database.execute("COMMIT")
+            self._is_set_up = True
         except BaseException:
             if database.in_transaction:
                 database.execute("ROLLBACK")
             raise
+
+    @staticmethod
+    def _make_tables(database: sqlite3.Connection) -> None:
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS coordinator "
+            "(one INTEGER PRIMARY KEY CHECK (one = 1), term INTEGER NOT NULL)"
+        )
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS records (kind TEXT NOT NULL, name TEXT NOT NULL, "
+            "record BLOB NOT NULL, checksum INTEGER NOT NULL, PRIMARY KEY (kind, name))"
+        )
+        database.execute("INSERT OR IGNORE INTO coordinator (one, term) VALUES (1, 0)")
 
     def write(self, changes: Mapping[RecordKey, bytes | None], *, whole: bool = False) -> None:
         """Store records durably, and delete others (None); may be repeated after an error.
@@ -145,7 +167,6 @@ class CoordinatorJournal:
                 self._database.close()
                 self._database = self._connect(WRITE_BUSY_SECONDS)
             self._file = None
-            self._database.execute(f"PRAGMA busy_timeout = {WRITE_BUSY_SECONDS * 1000:.0f}")
             with self._transaction() as database:
                 self._require_term(database, whole)
                 for key, record in changes.items():
@@ -153,7 +174,7 @@ class CoordinatorJournal:
                         database.execute("DELETE FROM records WHERE kind = ? AND name = ?", key)
                     else:
                         row = (*key, record, _checksum(key, record))
-                        database.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", row)
+                        database.execute(WRITE, row)
         except sqlite3.Error as error:
             raise ResourceExhausted(
                 f"the journal {self.path} cannot be written ({error}): make room on its disk or see to its "
