@@ -146,19 +146,25 @@ def test_positions_are_acknowledged_like_every_report(
 def test_positions_that_need_no_acknowledgement_at_once_are_journaled_together(
     cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: Callable[..., JobGraph]
 ) -> None:
-    """One that is needed at once, or anything else that happens, takes the others along."""
+    """One that is needed at once, or anything else that happens, takes the others along. So does the last
+    worker of those that have reported lately."""
     cluster.submit(make_graph())
+    cluster.fact(pair[0], moved(5, within=0.05), 1)
+    assert pair[0].got(Acknowledge), "no other worker is known to report"
     decisions, journal = cluster.decisions, dict(cluster.journal)
-    for index in (0, 1):
-        cluster.fact(pair[index], moved(10, index=index, within=0.05 + index), 1)
-    assert cluster.journal == journal and not pair[0].got(Acknowledge)
+    cluster.fact(pair[1], moved(10, index=1, within=0.05), 1)
+    assert cluster.journal == journal and not pair[1].got(Acknowledge)
     cluster.advance(0.049, heartbeats=False)
-    assert cluster.decisions == decisions + 2, "nothing was due"
+    assert cluster.decisions == decisions + 1, "nothing was due"
     cluster.advance(0.001, heartbeats=False)
     cluster.check_journal()
     assert cluster.journal != journal
     assert [message.number for worker in pair for message in worker.got(Acknowledge)] == [1, 1]
-    for number, within in ((2, 0.05), (3, 0.0)):
+    for index in (0, 1):
+        assert len(pair[0].got(Acknowledge)) == 1
+        cluster.fact(pair[index], moved(15, index=index, within=0.05), 2)
+    assert [message.number for worker in pair for message in worker.got(Acknowledge)] == [1, 2, 1, 2]
+    for number, within in ((3, 0.05), (4, 0.0)):
         cluster.fact(pair[0], moved(10 * number, within=within), number)
     cluster.check_journal()
-    assert [message.number for message in pair[0].got(Acknowledge)] == [1, 3], "one stands for both"
+    assert [message.number for message in pair[0].got(Acknowledge)] == [1, 2, 4], "one stands for both"
