@@ -240,6 +240,12 @@ class CoordinatorLink:
             self._loop.call_soon(self.flush)
         self._call_by(self.reports.next_deadline())
 
+    def report_at_once(self, facts: list[SourcePositions]) -> None:
+        """Report positions with all that is due or held."""
+        for fact in facts:
+            self.reports.add(fact, self._loop.time(), held=False)
+        self.flush()
+
     def flush(self) -> None:
         """Send the reports that are due. Without a coordinator they are kept for the next one, which takes
         the worker back only if they can be sent."""

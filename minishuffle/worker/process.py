@@ -594,8 +594,7 @@ class Worker:
         self._timers.every("leases", seconds, self._renew_leases)
 
     def _renew_leases(self) -> None:
-        self._deployment.renew_leases()
-        self.coordinator.flush()
+        self.coordinator.report_at_once(self._deployment.renew_leases())
 
     def _on_alarm(self) -> None:
         self.coordinator.flush()

@@ -12,7 +12,8 @@ a task stands at a barrier      with others of its kind, and once: heartbeats re
 ends read                       together, ENDS_WAIT_SECONDS after the first of them; not at all if the
                                 attempt itself ends within this time, since its end implies them
 positions that may wait         together, when the clock reaches a multiple of HELD_SECONDS; or within half of
-                                the time they have, or with an earlier report
+                                the time they have, or with an earlier report; those of all sources, which the
+                                worker asks for every LEASE_SECONDS, at once
 all others                      together
 ==============================  ======================================================================
 
@@ -84,14 +85,14 @@ class AttemptReports:
 
     # --- facts -----------------------------------------------------------------------------------
 
-    def add(self, fact: Fact, now: float) -> bool:
+    def add(self, fact: Fact, now: float, *, held: bool = True) -> bool:
         """Something is to be reported, ``now`` in seconds of any clock. Gives whether it is the first of what
-        is due at the end of the loop's turn."""
+        is due at the end of the loop's turn. Not ``held``: it waits for nothing else."""
         if isinstance(fact, EndsRead):
             self._ends.setdefault((fact.attempt, fact.edge), []).extend(fact.producers)
             self._ends_due = now + ENDS_WAIT_SECONDS if self._ends_due is None else self._ends_due
             return False
-        if isinstance(fact, SourcePositions) and fact.within:
+        if held and isinstance(fact, SourcePositions) and fact.within:
             due = min(now + fact.within / 2, math.ceil(now / HELD_SECONDS) * HELD_SECONDS)
             self._held_due = due if self._held_due is None else min(due, self._held_due)
             self._held.append((now, fact))

@@ -247,23 +247,23 @@ class SourceLeases:
         assert self._report is not None
         self._report(table, within)
 
-    def renew(self, now: float) -> None:
-        """Report where the source is, and what it may emit from now on, though its thread may be in a long
-        read. While that thread uses the ledger, it does so itself; and nothing overtakes a report of its."""
-        ledger, splits, report = self._ledger, self._splits, self._report
-        if ledger is None or splits is None or report is None:
-            return
+    def renew(self, now: float) -> tuple[bytes, float]:
+        """The table of positions to report now, though the thread may be in a long read, and the seconds
+        within which its acknowledgement is needed. The table is empty if nothing is due, while the thread
+        uses the ledger, which then reports itself, and while a report of the thread is on its way here."""
+        ledger, splits = self._ledger, self._splits
+        if ledger is None or splits is None:
+            return b"", 0.0
         ledger.ask(now)
         if not self._lock.acquire(blocking=False):
-            return
+            return b"", 0.0
         try:
             table = b"" if self._posted > self._arrived else ledger.report(now, splits.upcoming)
             if table:
                 self._note_receipts(ledger)
+            return table, ledger.within
         finally:
             self._lock.release()
-        if table:
-            report(table, ledger.within)
 
     def acknowledge(self, *, durable: bool = True) -> None:
         """The coordinator has applied the report that was under way; not ``durable``: it does not answer."""

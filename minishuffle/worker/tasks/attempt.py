@@ -513,10 +513,12 @@ class Attempt:
             for gate in self.gates:
                 gate.debloat()
 
-    def renew_leases(self) -> None:
-        """Report where its source is; one that stands at a barrier has said so."""
-        if self.task.state == "running" and not self.paths.pause.at:
-            self.task.leases.renew(self.paths.pause.now())
+    def renew_leases(self) -> SourcePositions | None:
+        """Ask its source for what is to be reported; one that stands at a barrier has said where it is."""
+        if self.task.state != "running" or self.paths.pause.at:
+            return None
+        table, within = self.task.leases.renew(self.paths.pause.now())
+        return _positions(self.id, bool(self.spec.stream), table, within) if table else None
 
     def snapshot(self) -> TaskSnapshot:
         """For ``/metrics``."""
@@ -621,7 +623,11 @@ def _acquire_first(
 def _report_positions(
     report: Callable[[Fact], None], attempt: AttemptId, waits: bool, positions: bytes, within: float
 ) -> None:
-    report(SourcePositions(attempt=attempt, positions=positions, within=within, waits=waits))
+    report(_positions(attempt, waits, positions, within))
+
+
+def _positions(attempt: AttemptId, waits: bool, positions: bytes, within: float) -> SourcePositions:
+    return SourcePositions(attempt=attempt, positions=positions, within=within, waits=waits)
 
 
 def _report_file(report: Callable[[Fact], None], attempt: AttemptId, file: CompleteFile) -> None:

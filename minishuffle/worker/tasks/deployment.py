@@ -19,6 +19,7 @@ from minishuffle.wire.frames import DataType
 from minishuffle.wire.messages import (
     TaskReport,
 )
+from minishuffle.wire.reports import SourcePositions
 from minishuffle.worker.channels.registry import ChannelKey, Progress
 from minishuffle.worker.instructions import (
     Attach,
@@ -227,10 +228,10 @@ class Deployment:
         """Whether any of its tasks reads a source, or what external clients write."""
         return any(not attempt.spec.inputs for attempt in self.attempts.values())
 
-    def renew_leases(self) -> None:
-        """See :meth:`Attempt.renew_leases`."""
-        for attempt in self.attempts.values():
-            attempt.renew_leases()
+    def renew_leases(self) -> list[SourcePositions]:
+        """Ask all sources for what is to be reported."""
+        found = (attempt.renew_leases() for attempt in self.attempts.values())
+        return [fact for fact in found if fact is not None]
 
     def snapshots(self) -> tuple[TaskSnapshot, ...]:
         return tuple(attempt.snapshot() for attempt in self.attempts.values())

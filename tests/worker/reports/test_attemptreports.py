@@ -141,6 +141,10 @@ def test_positions_that_may_wait_go_together_in_time_and_before_what_follows() -
     facts = [fact for fact in report.facts if isinstance(fact, SourcePositions)]
     assert [fact.within for fact in facts] == pytest.approx([0.091, 0.008, 0.093]), "what is left of it"
     assert [fact.positions for fact in facts] == [fact.positions for fact in waiting]
+    assert not reports.add(waiting[0], 2.0) and reports.add(waiting[1], 2.01, held=False)
+    (report,) = taken(reports, 2.01)
+    assert [fact.attempt for fact in report.facts] == [each.attempt for each in waiting[:2]]
+    assert reports.next_deadline() is None, "nothing is to be called for it"
     assert not reports.add(waiting[0], 2.0) and reports.add(FINISHED, 2.0)
     (report,) = taken(reports, 2.0)
     assert [fact.kind for fact in report.facts] == ["source_positions", "task_state"]

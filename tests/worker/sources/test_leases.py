@@ -103,23 +103,23 @@ async def test_a_source_that_finishes_says_that_its_splits_are_done(site: Site) 
 
 
 async def test_the_loop_says_where_a_source_is_that_reads_for_long(site: Site) -> None:
-    """Once for each report of the task that has arrived before; never while the task stands at a barrier."""
+    """Not while the task stands at a barrier."""
     (task,) = site.deploy(Stream.source(Slow()).collect(), settings=JobSettings(source_lease=40))
     reported = site.positions.setdefault(attempt(), [])
     await site.until(lambda: site.rows == list(range(10)))
     assert entries_of(reported) == [SplitPosition(0, 0, 40)]
     assert site.deployment.reads_sources
     task.paths.pause.at = 1
-    site.deployment.renew_leases()
-    assert len(reported) == 1
+    assert site.deployment.renew_leases() == []
     task.paths.pause.at = 0
-    site.deployment.renew_leases()
-    site.deployment.renew_leases()
-    assert entries_of(reported[1:]) == [SplitPosition(0, 10, 40)], "nothing has changed since"
+    (fact,) = site.deployment.renew_leases()
+    assert entries_of([fact.positions]) == [SplitPosition(0, 10, 40)]
+    assert site.deployment.renew_leases() == [], "it is under way"
+    task.leases.acknowledge()
+    assert site.deployment.renew_leases() == [], "nothing has changed since"
     Slow.let_go.set()
     await site.finish()
-    site.deployment.renew_leases()
-    assert entries_of(reported)[-1] != SplitPosition(0, 100, 40), "an attempt that has ended gets no lease"
+    assert site.deployment.renew_leases() == []
 
 
 def test_the_loop_does_not_wait_for_a_task_nor_overtake_it() -> None:
@@ -128,23 +128,21 @@ def test_the_loop_does_not_wait_for_a_task_nor_overtake_it() -> None:
     bell = SimpleNamespace(ring=lambda: None)
     paths: Any = SimpleNamespace(bell=bell, post=lambda *call: posted.append(call))
     leases = SourceLeases(paths, lambda table, within: reported.append(unpack_positions(table)), rows=10)
-    leases.renew(0.0)
+    assert leases.renew(0.0) == (b"", 0.0)
     reader = leases.open(Numbers(), 0, 1, 0.0, in_turn=False)
-    leases.renew(0.0)
-    assert not reported, "the task has posted a report before"
+    assert leases.renew(0.0)[0] == b"", "the task has posted a report before"
     while posted:
         call, *arguments = posted.pop(0)
         call(*arguments)
         leases.acknowledge()
     assert reported == [[SplitPosition(0, 0, 10), SplitPosition(1, 0, 10)]]
     assert len(reader.poll(0.0) or ()) == 10
-    leases.take(10, 0.0)
-    while posted:
-        posted.pop()
-    leases.renew(1.0)
-    assert len(reported) == 1, "nor one that does not come"
     with leases._lock:
-        leases.renew(1.0)
+        assert leases.renew(1.0)[0] == b"", "its thread uses the ledger"
+    leases.take(10, 1.0)
+    assert len(posted) == 1
+    leases.acknowledge()
+    assert leases.renew(1.25)[0] == b"", "its report has not arrived"
 
 
 async def test_without_restarts_nothing_is_reported(site: Site) -> None:
