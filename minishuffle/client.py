@@ -659,7 +659,7 @@ class Client:
 
         With ``restore_from``, the folder of a savepoint, it goes on from there, at any parallelism. Operators
         are matched by the names that they were given, else by their place in the plan; those in
-        ``drop_state`` begin without state. ``trust_snapshot`` opens one of another cluster, which runs code.
+        ``drop_state`` begin without state. ``trust_snapshot`` opens one that another cluster has signed.
 
         ``submission`` is an id of :func:`new_submission`, with which :meth:`cancel_submission` cancels the
         job also before its answer is there. If that does not come, or a signal ends the wait for it, the job

@@ -88,7 +88,8 @@ RECOVERIES = frozenset({"task restarting", "task waiting for a slot"})
 @click.option(
     "--trust-snapshot",
     is_flag=True,
-    help="With --from: open a savepoint that is not signed under this cluster's secret; it can run code.",
+    help="With --from: open a savepoint that is not signed under this cluster's secret; what is in it counts "
+    "as the job's own.",
 )
 @json_option
 @late_global_options

@@ -98,7 +98,7 @@ def snapshot_use(session: Session, running: Container[str]) -> dict[str, Any]:
 def list_states(context: click.Context, path: str | None, trust: bool, as_json: bool) -> None:
     """List the snapshots in a directory or at s3://bucket/folder, oldest first.
 
-    Without PATH: in the directory 'snapshots' of the cluster's state directory.
+    Without PATH: in snapshot_dir, by default 'snapshots' in the cluster's state directory.
     """
     session = session_of(context)
     directory = folder_at(path or session.snapshot_dir())

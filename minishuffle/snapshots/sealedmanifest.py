@@ -233,7 +233,7 @@ def _verify(body: bytes, found: dict[str, str], where: str, secret: bytes) -> No
         if found["signed_by"]:
             raise UntrustedSnapshot(
                 f"{where} is signed, and there is no secret here to verify it with: name the "
-                f"secret of its cluster with --secret-file, or, {fix}"
+                f"secret of its cluster with --secret-file (secret_file=), or, {fix}"
             )
         return
     if not found["signed_by"]:

@@ -64,6 +64,15 @@ def test_the_snapshots_of_a_directory_are_listed(directory: Path, run: Run) -> N
     assert whole["path"] == str(directory / "s2")
 
 
+def test_the_setting_says_where_they_are(
+    directory: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (directory / "s2").rename(tmp_path / "s2")
+    monkeypatch.setenv("MINISHUFFLE_SNAPSHOT_DIR", str(tmp_path))
+    assert [each["number"] for each in printed(run("state", "list", "--json"))["snapshots"]] == [2]
+    assert run("state", "show", "j1").stdout.startswith("savepoint 2 of job j1")
+
+
 def test_an_empty_directory_says_so(tmp_path: Path, run: Run) -> None:
     assert run("state", "list", str(tmp_path)).stdout == f"there are no snapshots in {tmp_path}\n"
 
