@@ -86,6 +86,7 @@ from minishuffle.plan.graph import JobGraph, Placement
 from minishuffle.releases import compared_releases
 from minishuffle.snapshots.catalog import folder_name
 from minishuffle.snapshots.sealedmanifest import SnapshotManifest
+from minishuffle.snapshots.storage import place_below
 from minishuffle.wire.clients import ResultExpected, UpstreamExpected, WriteBegun, WriteEnded
 from minishuffle.wire.inquiries import AskWorkers, WorkerAnswered
 from minishuffle.wire.messages import (
@@ -1047,7 +1048,7 @@ class CoordinatorState:
         if not directory:
             raise UsageError("there is no snapshot_dir: set one, or say where with --into")
         name = folder_name(job.id, "savepoint", job.savepoint.number + 1)
-        folder = f"{directory.rstrip('/')}/{name}-{int(at)}"
+        folder = place_below(directory, f"{name}-{int(at)}")
         within = self._settings.savepoint_timeout, self._settings.pause_timeout
         job.save_within(*within, folder, at, token=message.token, stops=message.stop)
         self._touch(job)

@@ -19,7 +19,7 @@ from minishuffle.errors import StorageUnavailable, UnreadableSnapshot, UsageErro
 from minishuffle.limits import STORE_SECONDS_MAX
 from minishuffle.snapshots.sealedmanifest import MANIFEST
 
-__all__ = ["Entry", "Folder", "OpenFile", "folder_at", "folder_above"]
+__all__ = ["Entry", "Folder", "OpenFile", "folder_at", "folder_above", "place_below"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,12 @@ def folder_at(where: str | Path) -> Folder:
     if not text or "\0" in text:
         raise UsageError(f"{text!r} cannot be the path of a directory: give another")
     return _Directory(Path(os.path.abspath(Path(text).expanduser())))
+
+
+def place_below(where: str, name: str) -> str:
+    """The path or URI of a folder in that of another, with its options. Pure."""
+    head, question, options = where.partition("?") if "://" in where else (where, "", "")
+    return f"{head.rstrip('/')}/{name}{question}{options}"
 
 
 def folder_above(where: str | Path) -> Folder:

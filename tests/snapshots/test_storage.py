@@ -8,7 +8,7 @@ import pytest
 
 from minishuffle.errors import StorageUnavailable, UnreadableSnapshot, UsageError
 from minishuffle.snapshots.sealedmanifest import MANIFEST
-from minishuffle.snapshots.storage import folder_at
+from minishuffle.snapshots.storage import folder_above, folder_at, place_below
 
 
 def test_files_are_written_listed_read_and_removed(tmp_path: Path) -> None:
@@ -62,6 +62,21 @@ def test_a_file_system_of_pyarrow_is_used_in_the_same_way() -> None:
 def test_what_is_no_path_is_refused(where: str) -> None:
     with pytest.raises(UsageError, match="cannot be the path of a directory"):
         folder_at(where)
+
+
+@pytest.mark.parametrize(
+    ("where", "below"),
+    [
+        ("/a/b", "/a/b/c"),
+        ("/a/b?/", "/a/b?/c"),
+        ("s3://bucket/a", "s3://bucket/a/c"),
+        ("s3://bucket/a/?region=here", "s3://bucket/a/c?region=here"),
+    ],
+)
+def test_a_folder_in_another_has_its_options(where: str, below: str) -> None:
+    assert place_below(where, "c") == below
+    if "://" not in where:
+        assert folder_above(below).where == where.rstrip("/")
 
 
 def test_a_uri_of_no_file_system_is_refused_without_its_credentials() -> None:

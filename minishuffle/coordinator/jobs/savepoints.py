@@ -33,6 +33,7 @@ from minishuffle.snapshots.sealedmanifest import (
     SnapshotManifest,
     WrittenState,
 )
+from minishuffle.snapshots.storage import place_below
 from minishuffle.wire.messages import CheckFolder, Standing, WriteState
 from minishuffle.wire.packed import SplitPosition, unpack_positions
 from minishuffle.wire.reports import StateTaken, StateWritten
@@ -290,7 +291,7 @@ class JobSavepoint(SavepointRecord):
                 term=term,
                 job=job,
                 savepoint=self.number,
-                folder=f"{self.folder}/{CHECKED_FILE}",
+                folder=place_below(self.folder, CHECKED_FILE),
                 file=CHECKED_FILE,
                 content=self._content(job),
             )
