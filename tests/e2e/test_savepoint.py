@@ -56,9 +56,19 @@ def pipelines(gate: Path, out: Path) -> dict[str, Stream[Any]]:
         "count": source.key_by("k").count(emit="end").map(list),
         "windows": keyed.window(MOMENT).count().map(shown),
         "sessions": keyed.session_window(MOMENT).count().map(shown),
+        "ended": source.map(key_of).union(Stream.items(range(KEYS)).key_by(same).count(emit="end").map(list)),
+        "side": source.broadcast_join(Stream.items([{"k": 3, "x": 1}, {"k": 4, "x": 2}]), on="k").map(shown),
         "joined": keyed.join(small, within=timedelta(seconds=9)).map(shown),
     }
     return {name: stream.to_files(out / name) for name, stream in made.items()}
+
+
+def key_of(row: dict[str, Any]) -> list[int]:
+    return [row["k"], row["t"]]
+
+
+def same(number: int) -> int:
+    return number
 
 
 def shown(row: Any) -> list[str]:
@@ -88,7 +98,8 @@ def test_a_job_goes_on_elsewhere_as_if_nothing_had_happened(
         for name, handle in handles.items():
             wait_until(partial(at_the_gate, handle), f"{name} to wait for the file")
             going_on = handle.savepoint(into=tmp_path / "snapshots")
-            assert going_on.bytes and handle.info().state == "running"
+            assert bool(going_on.bytes) == (name not in ("ended", "side"))
+            assert handle.info().state == "running"
             saved[name] = handle.savepoint(stop=True, into=tmp_path / "snapshots")
             assert handle.info().state == "canceled"
         with pytest.raises(UsageError, match="job j1 is canceled"):
