@@ -85,8 +85,7 @@ class ReadSnapshot:
     """Read the manifest of the savepoint from which a submitted job goes on. Answer with
     ``snapshot_read``."""
 
-    link: int
-    request: int
+    ticket: int
     message: SubmitJob
 
 

@@ -406,7 +406,7 @@ class Coordinator:
             found = await asyncio.to_thread(read_manifest, read.message, self._secret)
         except ShuffleError as error:
             found = error
-        self._carry_out(self._state.snapshot_read(read, found, self._loop.time()))
+        self._carry_out(self._state.snapshot_read(read.ticket, found, self._loop.time()))
 
     def _in_background(self, work: Coroutine[None, None, None], name: str) -> None:
         watch = self._loop.create_task(work, name=name)

@@ -139,6 +139,13 @@ class _Postponed(Pending):
     message: ControlMessage
 
 
+@dataclass(slots=True, eq=False)
+class _Restored(Pending):
+    """A submission whose savepoint is being read."""
+
+    message: SubmitJob
+
+
 TOGETHER_SECONDS_MAX: Final = 0.1
 """Longest time that reports of positions wait for others, to be journaled together."""
 
@@ -964,7 +971,7 @@ class CoordinatorState:
                 self._out += self._questions.ask(link, request, message, self._workers.alive(), now)
                 return
             case SubmitJob() if message.restore_from:
-                self._out.append(ReadSnapshot(link, request, message))
+                self._read_snapshot(link, request, message)
                 return
             case SubmitJob():
                 try:
@@ -1065,16 +1072,32 @@ class CoordinatorState:
             self._touch(job)
         return self._settle(now)
 
+    def _read_snapshot(self, link: int, request: int, message: SubmitJob) -> None:
+        """Have the savepoint read from which a submitted job goes on.
+
+        Raises:
+            ResourceExhausted: too many submissions of this link wait for that.
+        """
+        self._pending.require_room(_Restored, link)
+        waiting = self._pending.add(_Restored(link, request, message))
+        ticket = next(self._pending.tickets)
+        self._pending.expect(ticket, waiting, waiting)
+        self._out.append(ReadSnapshot(ticket, message))
+
     def snapshot_read(
-        self, read: ReadSnapshot, found: SnapshotManifest | ShuffleError, now: float
+        self, ticket: int, found: SnapshotManifest | ShuffleError, now: float
     ) -> CoordinatorStep:
-        """The manifest of the savepoint from which a submitted job goes on was read, or cannot be."""
-        try:
-            if isinstance(found, ShuffleError):
-                raise found
-            self._submit(read.link, read.request, read.message, self._wall(now), found)
-        except ShuffleError as error:
-            self._out.append(refusal(read.link, read.request, error))
+        """The manifest for a :class:`ReadSnapshot` was read, or cannot be. Nothing follows if the client has
+        gone."""
+        waiting = self._pending.question(ticket, _Restored)
+        if waiting is not None:
+            self._pending.remove(waiting)
+            try:
+                if isinstance(found, ShuffleError):
+                    raise found
+                self._submit(waiting.link, waiting.request, waiting.message, self._wall(now), found)
+            except ShuffleError as error:
+                self._out.append(refusal(waiting.link, waiting.request, error))
         return self._settle(now)
 
     def _folder_work(self, job: Job) -> list[WorkInFolder]:

@@ -405,13 +405,13 @@ class CoordinatorTranscript(Transcript):
     def _read(self) -> list[str]:
         """That of the last manifest."""
         assert self._asked_to_read is not None and self._manifest is not None
-        return self._carry_out(self.state.snapshot_read(self._asked_to_read, self._manifest, self.now))
+        return self._carry_out(self.state.snapshot_read(self._asked_to_read.ticket, self._manifest, self.now))
 
     @event(r"that savepoint cannot be read: (?P<why>.+)")
     def _not_read(self, why: str) -> list[str]:
         assert self._asked_to_read is not None
         found = UnreadableSnapshot(why)
-        return self._carry_out(self.state.snapshot_read(self._asked_to_read, found, self.now))
+        return self._carry_out(self.state.snapshot_read(self._asked_to_read.ticket, found, self.now))
 
     @event(r"the coordinator is killed and started again")
     def _restart(self) -> list[str]:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.coordinator.instructions import CoordinatorStep, WorkInFolder
+from minishuffle.coordinator.instructions import CoordinatorStep, ReadSnapshot, WorkInFolder
 from minishuffle.coordinator.jobs.savepoints import FETCH_SECONDS, FolderWork, never_saved
 from minishuffle.errors import StorageUnavailable, UsageError
 from minishuffle.ids import AttemptId
 from minishuffle.plan.graph import Edge, JobGraph, Vertex
+from minishuffle.snapshots.sealedmanifest import SnapshotManifest
 from minishuffle.wire.messages import FolderChecked, WriteState
 from minishuffle.wire.reports import StateTaken, StateWritten
-from minishuffle.wire.requests import CancelJob, GetRows, PauseJob, ResumeJob, SaveJob, WaitSavepoint
+from minishuffle.wire.requests import (
+    CancelJob,
+    GetRows,
+    PauseJob,
+    ResumeJob,
+    SaveJob,
+    SubmitJob,
+    WaitSavepoint,
+)
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -196,3 +206,20 @@ def graph_with(edge: dict[str, Any] | None = None, **fields: Any) -> JobGraph:
 def test_what_is_outside_of_tasks_is_refused(graph: JobGraph, text: str) -> None:
     assert never_saved(graph).startswith(text)
     assert bool(never_saved(graph)) == bool(text)
+
+
+def test_a_client_that_goes_while_its_savepoint_is_read_starts_no_job(
+    cluster: FakeCluster, pair: Pair, make_graph: Callable[..., JobGraph]
+) -> None:
+    graph = make_graph(1, 1).to_bytes()
+    read: list[ReadSnapshot] = []
+    for goes in (True, False):
+        submit = SubmitJob(name="n", python="3.11", graph=graph, restore_from="/s")
+        step = cluster.state.client_request(1_000 + goes, 70, submit, cluster.now)
+        read += [each for each in step.messages if isinstance(each, ReadSnapshot)]
+        cluster.do(step)
+        if goes:
+            cluster.do(cluster.state.link_closed(1_000 + goes, cluster.now))
+        manifest = SnapshotManifest("1", "savepoint", 1, 0.0, "c", "j1", "n")
+        cluster.do(cluster.state.snapshot_read(read[-1].ticket, manifest, cluster.now))
+        assert len(cluster.jobs_journaled()) == (not goes)
