@@ -207,6 +207,12 @@ class InputGate:
             for each in attachments:
                 each.resize(size)
 
+    @property
+    def unused(self) -> bool:
+        """Nothing waits to be read, and no channel for a buffer: none but free ones, if the loop has taken
+        back what was read."""
+        return not (self.ready.line or self.buffers.line)
+
     def snapshot(self) -> GateSnapshot:
         """Exclusive buffers count as long as their attachment lasts; a closed one has given them up."""
         remote = [

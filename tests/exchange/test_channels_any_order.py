@@ -199,6 +199,13 @@ class AnyOrder:
         assert buffers.exclusive_held == snapshot.exclusive_capacity < buffers.pool.minimum
         assert 0 <= snapshot.exclusive_used <= snapshot.exclusive_capacity <= 2 * EXCLUSIVE
         assert 0 <= snapshot.floating_used <= buffers.pool.size
+        if self.exchange.gate.unused:
+            attachments = (each.attachment for each in self.exchange.channels)
+            remote = [each for each in attachments if isinstance(each, RemoteAttachment)]
+            arriving = sum(each.consumer._arriving is not None for each in remote)
+            used = snapshot.exclusive_used + snapshot.floating_used
+            assert used <= len(self.exchange.returned) + arriving
+            assert snapshot.queue_buffers == snapshot.channels_starved == 0
 
     def rows_come_once_and_in_order(self) -> None:
         for read in self.exchange.read:

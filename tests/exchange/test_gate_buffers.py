@@ -186,7 +186,9 @@ def test_snapshot_says_what_is_used_and_who_starves(make_setup: type[Setup]) -> 
     setup.arrive(setup.remotes[1], setup.element([9]))
     snapshot = setup.gate.snapshot()
     assert (snapshot.queue_buffers, snapshot.exclusive_used, snapshot.floating_used) == (4, 1, 3)
+    assert not setup.gate.unused
     setup.rows()
+    assert setup.gate.unused
     snapshot = setup.gate.snapshot()
     assert (snapshot.queue_buffers, snapshot.exclusive_used, snapshot.floating_used) == (0, 0, 0)
     setup.gate.close()

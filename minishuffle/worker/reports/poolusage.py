@@ -30,12 +30,18 @@ class FlowTotals:
 
     def look(
         self,
-        gates: Iterable[InputGate],
+        gates: Collection[InputGate],
         partitions: Collection[ResultPartition],
         pools: Collection[LocalPool],
     ) -> None:
         """Add what is true now."""
         self._add("looks", 1.0)
+        if not all(gate.unused for gate in gates):
+            self._look_at_input(gates)
+        self._add("output", _share(sum(p.in_use for p in pools), sum(p.size for p in pools)))
+        self._look_at_credit(partitions)
+
+    def _look_at_input(self, gates: Collection[InputGate]) -> None:
         used = dict.fromkeys(("exclusive", "floating"), 0)
         capacity = dict.fromkeys(("exclusive", "floating"), 0)
         starved = queued = False
@@ -52,8 +58,6 @@ class FlowTotals:
         self._add("input", _share(sum(used.values()), sum(capacity.values())))
         self._add("starved", starved)
         self._add("queued", queued)
-        self._add("output", _share(sum(p.in_use for p in pools), sum(p.size for p in pools)))
-        self._look_at_credit(partitions)
 
     def _look_at_credit(self, partitions: Iterable[ResultPartition]) -> None:
         uncredited = unsent = False
